@@ -1,0 +1,175 @@
+"""The seam between torchloom and its message bus.
+
+Owns what a bus promises. `memory.py` and `nats.py` keep these promises and pass the same contract tests.
+It knows nothing of jobs, events or encodings: subjects are strings, data is bytes.
+
+Three kinds of traffic:
+
+* **messages** (`publish`, `subscribe`, `request`, `respond`): at most once, lossy while disconnected;
+* **events** (`append`, `read`): one durable, totally ordered stream over `loom.v1.event.>`;
+* **state** (`lease`, `put_object`, `get_object`): who acts, and snapshots of any size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+EVENT_SUBJECTS = "loom.v1.event.>"
+"""What the event stream holds. `append` to any other subject is a mistake."""
+
+MAX_MESSAGE_BYTES = 1024 * 1024
+"""Limit of one message or event (nats-server's default). Larger things go to `put_object`."""
+
+REQUEST_TIMEOUT_S = 5.0
+"""How long an operation waits for the server before it raises `BusUnavailable`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message as a subscriber sees it."""
+
+    subject: str
+    data: bytes
+    reply: str = ""
+    """Where an answer goes; empty when none is expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """An event as the stream kept it."""
+
+    seq: int
+    """Place in the stream: 1, 2, 3 … with no promise that there are no gaps."""
+    subject: str
+    data: bytes
+    at_ns: int
+    """When the server stored it, nanoseconds since 1970 on the server's clock. The only `now` of an event."""
+
+
+Handler = Callable[[Message], Awaitable[None]]
+"""Called with one message at a time, in order. An exception is logged and the next message is delivered."""
+
+
+class Subscription(Protocol):
+    async def unsubscribe(self) -> None:
+        """No handler call begins after this returns."""
+        ...
+
+
+class Lease(Protocol):
+    """The right to act alone. Keep one object per candidate and call `acquire` every fraction of the TTL."""
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch this candidate holds, or None. Other holders' epochs are never equal to it."""
+        ...
+
+    async def acquire(self) -> int | None:
+        """Try once. The epoch, or None while somebody else holds the lease.
+
+        The epoch is strictly greater than that of every earlier acquisition, whoever made it.
+        """
+        ...
+
+    async def renew(self) -> bool:
+        """Hold it for another TTL. False: the lease is lost for good, stop acting at once.
+
+        Raises BusUnavailable when the server cannot be asked: stop acting when the TTL has passed since the
+        start of the last successful call (`expired`).
+        """
+        ...
+
+    @property
+    def expired(self) -> bool:
+        """True when the TTL has passed on our own clock since the last success, or if never held."""
+        ...
+
+    async def release(self) -> None:
+        """Give it up so that the next candidate need not wait. Does nothing if it is not held."""
+        ...
+
+
+class Bus(Protocol):
+    @property
+    def connected(self) -> bool: ...
+
+    @property
+    def on_reconnect(self) -> list[Callable[[], Awaitable[None]]]:
+        """Called one after the other each time the connection is back. Append to it."""
+        ...
+
+    async def provision(self) -> None:
+        """Create stream, lease bucket and object store if they are missing. Weaver only; idempotent."""
+        ...
+
+    async def publish(self, subject: str, data: bytes) -> None:
+        """Send and forget. Never waits for the server; dropped silently while disconnected."""
+        ...
+
+    async def subscribe(self, subject: str, handler: Handler) -> Subscription:
+        """Receive what is published from now on: the server knows of us when this returns. `*` and a final
+        `>` are wildcards. Lasts over reconnects; what was published meanwhile is lost."""
+        ...
+
+    async def request(self, subject: str, data: bytes, timeout_s: float = REQUEST_TIMEOUT_S) -> bytes:
+        """Publish and wait for the first answer.
+
+        Raises NoResponder at once when nobody listens, TimedOut when nobody answers, BusUnavailable while
+        disconnected.
+        """
+        ...
+
+    async def respond(self, message: Message, data: bytes) -> None:
+        """Answer a request. A message that asks for no answer gets none. Lossy like `publish`."""
+        ...
+
+    async def append(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        id: str,
+        expect_last: int | None = None,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> int:
+        """Store an event durably and return its sequence.
+
+        The same `id` again returns the first sequence and stores nothing (within the de-duplication window of
+        an hour; beyond it the reducer de-duplicates). `expect_last` is the sequence of the last event *on this
+        subject* (0: none yet); Conflict when it is another. Raises BusUnavailable when no acknowledgement came
+        in time: the event may or may not be stored, so repeat with the same id.
+        """
+        ...
+
+    def read(self, after: int) -> AsyncIterator[Record]:
+        """Every event with a sequence greater than `after`, in order, then live, for ever.
+
+        Survives reconnects and server restarts without loss or duplicate. Where history was cut off it begins
+        with the oldest event there is: compare `first_seq()`. Raises StreamRewound when the stream ends before
+        `after`.
+        """
+        ...
+
+    async def first_seq(self) -> int:
+        """Sequence of the oldest event kept; 1 when there never was one."""
+        ...
+
+    async def last_seq(self, subject: str | None = None) -> int:
+        """Sequence of the newest event, of the stream or of one subject; 0 when there is none."""
+        ...
+
+    def lease(self, name: str, holder: str, ttl_s: float) -> Lease:
+        """A candidate for the lease `name`. `holder` must be unique to this process."""
+        ...
+
+    async def put_object(self, name: str, data: bytes) -> None:
+        """Store under a name, replacing what was there: readers see the old or the new, whole."""
+        ...
+
+    async def get_object(self, name: str) -> bytes | None: ...
+
+    async def close(self) -> None:
+        """End every subscription and reader. Idempotent."""
+        ...

@@ -1,0 +1,114 @@
+"""Every error a user of torchloom can meet, in one tree.
+
+    LoomError                  1  root; never raised itself
+    ├── UsageError             2  the command, script or setting makes no sense as given
+    │   └── BusUnsuitable      2  a NATS server without JetStream, or too old
+    ├── NotFound               3  no such job, worker, device, file
+    ├── NotAllowed             4  wrong token, wrong credentials, not this role's right
+    │   └── HomeUnusable       4  LOOM_HOME is read-only, full, or not ours
+    ├── Conflict               5  somebody else was first, or the state moved on
+    │   ├── StoreInUse         5  a second server on one JetStream store
+    │   ├── PortTaken          5  another program listens there
+    │   └── StreamRewound      5  the event stream is shorter than what was already read
+    ├── TimedOut               6  no answer in time
+    │   ├── BusUnavailable     6  NATS is not reachable now; the same call may be repeated
+    │   └── NoResponder        6  nobody listens on that subject
+    ├── JobFailed              1  the job ended in FAILED
+    │   └── SpawnFailed        1  a worker could not be started
+    └── BlackBoxDamaged        1  a black box that cannot be read
+
+The number is the exit code of the `loom` command. A message is one sentence that says what is wrong; `hint`
+says what to do about it. No message ever holds a password or a token.
+
+This module owns names and exit codes. It neither logs nor prints: whoever is at the top does.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class LoomError(Exception):
+    """Root of the tree. `str(error)` is the whole sentence, with the next step."""
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        """What is wrong, without the next step."""
+        self.hint = hint
+        """What the reader can do now, as an imperative; empty if there is nothing to do."""
+
+    def __str__(self) -> str:
+        return f"{self.message}: {self.hint}" if self.hint else self.message
+
+
+class UsageError(LoomError):
+    """The command, script or setting makes no sense as given."""
+
+    exit_code = 2
+
+
+class BusUnsuitable(UsageError):
+    """The NATS server cannot carry torchloom: too old a version, or no JetStream."""
+
+
+class NotFound(LoomError):
+    """The thing named does not exist."""
+
+    exit_code = 3
+
+
+class NotAllowed(LoomError):
+    """The credentials are wrong, or this role has no right to do that."""
+
+    exit_code = 4
+
+
+class HomeUnusable(NotAllowed):
+    """The directory that holds our state is read-only, full, or belongs to somebody else."""
+
+
+class Conflict(LoomError):
+    """Somebody else was first, or the state is not what the caller expected."""
+
+    exit_code = 5
+
+
+class StoreInUse(Conflict):
+    """Another server runs on the same JetStream store."""
+
+
+class PortTaken(Conflict):
+    """Another program listens on the port we must use."""
+
+
+class StreamRewound(Conflict):
+    """The event stream ends before the place a reader has already reached: its store was replaced."""
+
+
+class TimedOut(LoomError):
+    """No answer came in time; the outcome is unknown."""
+
+    exit_code = 6
+
+
+class BusUnavailable(TimedOut):
+    """NATS is not reachable now. Queue, and repeat the call with the same id."""
+
+
+class NoResponder(TimedOut):
+    """Nobody is subscribed to the subject of a request; known at once, not after the timeout."""
+
+
+class JobFailed(LoomError):
+    """The job ended in FAILED; the message says why."""
+
+
+class SpawnFailed(JobFailed):
+    """A worker could not be started."""
+
+
+class BlackBoxDamaged(LoomError):
+    """A black box is truncated, of another layout, or not a black box."""
