@@ -1,0 +1,33 @@
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.torchloom-ready
+
+.PHONY: help setup demo test check bench clean
+
+help:            ## show this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+setup: $(STAMP)  ## virtual environment, packages, native recorder
+
+$(STAMP): pyproject.toml constraints.txt scripts/setup.sh $(wildcard src/torchloom/probe/native/*.cpp)
+	PYTHON=$(PYTHON) VENV=$(VENV) bash scripts/setup.sh
+	@touch $(STAMP)
+
+demo: setup      ## a real job on 2 workers, with a real fault on the way
+	$(BIN)/loom demo
+
+test: setup      ## all tests
+	$(BIN)/python -m pytest -q
+
+check: setup     ## ruff, mypy --strict, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: setup     ## every benchmark, as tables
+	for b in bench/*.py; do $(BIN)/python $$b || exit 1; done
+
+clean:           ## remove everything make made
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Makes the virtual environment and everything in it. Idempotent; called by `make setup`.
+set -euo pipefail
+PYTHON=${PYTHON:-python3}
+VENV=${VENV:-.venv}
+if ! "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+  echo "torchloom needs Python 3.11 or newer; set PYTHON=/path/to/python3.11 and try again." >&2
+  exit 2
+fi
+[ -x "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV"
+echo "installing packages (a minute the first time)…"
+"$VENV/bin/python" -m pip install -q --disable-pip-version-check -c constraints.txt torch==2.13.0
+"$VENV/bin/python" -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+"$VENV/bin/python" -m torchloom.probe.native

@@ -1,0 +1,87 @@
+"""Effects: what the core wants done, in the imperative. Every one has an id, a cause and a reason.
+
+An effect is open until an event names its id as done; the weaver resends it until then, and the agent
+does it at most once.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from torchloom.model.job import Program, SpawnMode
+from torchloom.model.node import StoreAddress, StoreRef
+from torchloom.model.worker import WorkerRef
+
+
+class EffectBase(Struct, frozen=True, kw_only=True, tag_field="do"):
+    id: str
+    cause: int
+    """Sequence number of the event that led to it."""
+    reason: str
+    """One sentence a person can read."""
+    node: str
+    """The node whose agent acts."""
+
+
+class StartStore(EffectBase, frozen=True, kw_only=True, tag="start-store"):
+    """Start a fresh c10d store for a generation and report its address."""
+
+    store: StoreRef
+    host: str
+    interpreter: str
+    spawn: SpawnMode
+    preload: tuple[str, ...] = ()
+    env_of: str = ""
+    """Job whose environment decides which spawner serves it."""
+
+
+class StopStore(EffectBase, frozen=True, kw_only=True, tag="stop-store"):
+    """End the store of a generation that is over."""
+
+    store: StoreRef
+
+
+class Launch(Struct, frozen=True):
+    """One worker to start."""
+
+    ref: WorkerRef
+    local_rank: int
+
+
+class StartWorkers(EffectBase, frozen=True, kw_only=True, tag="start-workers"):
+    """Start these workers of one generation on one node."""
+
+    job: str
+    generation: int
+    program: Program
+    cwd: str
+    interpreter: str
+    spawn: SpawnMode
+    preload: tuple[str, ...]
+    launches: tuple[Launch, ...]
+    world_size: int
+    local_world_size: int
+    group_rank: int
+    group_world_size: int
+    replicas: int
+    restart_count: int
+    max_restarts: int
+    store: StoreAddress
+    pin_cores: bool = False
+    expected_steps: int | None = None
+
+
+class StopWorkers(EffectBase, frozen=True, kw_only=True, tag="stop-workers"):
+    """End these workers: by request at a step boundary, then SIGTERM, then SIGKILL."""
+
+    workers: tuple[WorkerRef, ...]
+    at_step: int | None = None
+    """Ask for an end at the boundary before this step first, and wait `boundary_wait_s` for it."""
+    boundary_wait_s: float = 0.0
+    grace_s: float = 0.0
+    """Time between SIGTERM and SIGKILL; 0 means SIGKILL at once."""
+    kill_in_collective: bool = False
+    """SIGKILL at once whoever is inside a collective, because the group is broken and it can only wait."""
+
+
+Effect = StartStore | StopStore | StartWorkers | StopWorkers

@@ -1,0 +1,193 @@
+"""Events: what happened, in the past tense. The stream of events is the only truth.
+
+`now` is not in here: it is the stream's own stamp of the message, made once by the server.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from torchloom.model.effects import Effect
+from torchloom.model.job import JobSpec
+from torchloom.model.node import Inventory, StoreAddress, StoreRef
+from torchloom.model.worker import DeviceUse, EndRecord, Exit, WorkerRef
+
+
+class EventBase(Struct, frozen=True, kw_only=True, tag_field="event"):
+    """Common root, so that every event is tagged the same way."""
+
+
+class JobSubmitted(EventBase, frozen=True, kw_only=True, tag="job-submitted"):
+    job: str
+    spec: JobSpec
+    by: str
+
+
+class WorkerProgress(Struct, frozen=True):
+    """How far a worker is, as the weaver's live view knew it: an input to a decision."""
+
+    rank: int
+    steps: int
+    step_s: float
+
+
+class StopRequested(EventBase, frozen=True, kw_only=True, tag="stop-requested"):
+    job: str
+    by: str
+    kill: bool = False
+    """No boundary and no grace: SIGKILL."""
+    grace_s: float | None = None
+    progress: tuple[WorkerProgress, ...] = ()
+
+
+class JobDeleted(EventBase, frozen=True, kw_only=True, tag="job-deleted"):
+    job: str
+    by: str
+
+
+class NodeJoined(EventBase, frozen=True, kw_only=True, tag="node-joined"):
+    """An agent started or is connected again; its inventory is the whole truth of its host."""
+
+    node: str
+    session: str
+    """Changes when the agent's process does."""
+    inventory: Inventory
+
+
+class NodeUnreachable(EventBase, frozen=True, kw_only=True, tag="node-unreachable"):
+    """Heartbeats are missing. That is a suspicion about the way to the node, not about its workers."""
+
+    node: str
+    silent_s: float
+
+
+class NodeLeft(EventBase, frozen=True, kw_only=True, tag="node-left"):
+    """The agent ended on request. Its workers, if any, go on."""
+
+    node: str
+
+
+class StoreStarted(EventBase, frozen=True, kw_only=True, tag="store-started"):
+    node: str
+    effect: str
+    store: StoreRef
+    address: StoreAddress
+
+
+class StoreLost(EventBase, frozen=True, kw_only=True, tag="store-lost"):
+    """A store ended that nobody stopped. Running groups do not need it; new groups would."""
+
+    node: str
+    store: StoreRef
+    exit: Exit
+
+
+class StartedWorker(Struct, frozen=True):
+    ref: WorkerRef
+    pid: int
+    devices: tuple[DeviceUse, ...] = ()
+    blind: str = ""
+    """Why this worker has no black box, if it has none."""
+
+
+class WorkersStarted(EventBase, frozen=True, kw_only=True, tag="workers-started"):
+    node: str
+    effect: str
+    workers: tuple[StartedWorker, ...]
+
+
+class EffectFailed(EventBase, frozen=True, kw_only=True, tag="effect-failed"):
+    """An agent could not do what it was told; nothing of the effect is left behind."""
+
+    node: str
+    effect: str
+    why: str
+
+
+class EffectDone(EventBase, frozen=True, kw_only=True, tag="effect-done"):
+    """An effect without a more telling result was carried out."""
+
+    node: str
+    effect: str
+
+
+class WorkerRegistered(EventBase, frozen=True, kw_only=True, tag="worker-registered"):
+    """A worker told which devices it really uses."""
+
+    node: str
+    ref: WorkerRef
+    devices: tuple[DeviceUse, ...]
+
+
+class FirstStep(EventBase, frozen=True, kw_only=True, tag="first-step"):
+    """An incarnation completed its first training step."""
+
+    node: str
+    ref: WorkerRef
+    at_ns: int
+    training_step: int | None = None
+
+
+class WorkerExited(EventBase, frozen=True, kw_only=True, tag="worker-exited"):
+    node: str
+    ref: WorkerRef
+    exit: Exit
+    at_ns: int
+    """Wall-clock time at which the process was seen to end."""
+    steps: int = 0
+    training_step: int | None = None
+    ran_s: float = 0.0
+    end: EndRecord | None = None
+    activity: str = ""
+    """The last thing it was recorded doing, in words."""
+    log_tail: tuple[str, ...] = ()
+
+
+class TimerFired(EventBase, frozen=True, kw_only=True, tag="timer-fired"):
+    timer: str
+
+
+class LeaseTaken(EventBase, frozen=True, kw_only=True, tag="lease-taken"):
+    weaver: str
+    epoch: int
+
+
+class Decided(EventBase, frozen=True, kw_only=True, tag="decided"):
+    """The active weaver's record of the effects it is about to send; appended before they are sent."""
+
+    epoch: int
+    effects: tuple[Effect, ...]
+
+
+Event = (
+    JobSubmitted
+    | StopRequested
+    | JobDeleted
+    | NodeJoined
+    | NodeUnreachable
+    | NodeLeft
+    | StoreStarted
+    | StoreLost
+    | WorkersStarted
+    | EffectFailed
+    | EffectDone
+    | WorkerRegistered
+    | FirstStep
+    | WorkerExited
+    | TimerFired
+    | LeaseTaken
+    | Decided
+)
+
+
+class Envelope(Struct, frozen=True):
+    """An event on its way: who says it, and under which id it is known."""
+
+    id: str
+    source: str
+    body: Event
+
+
+JobEnd = Literal["completed", "failed", "stopped"]

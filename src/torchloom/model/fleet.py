@@ -1,0 +1,186 @@
+"""The state of everything, as the core keeps it. Changed only by core.apply; rebuilt by replay."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct, field
+
+from torchloom.model.effects import Effect
+from torchloom.model.job import JobSpec
+from torchloom.model.node import Inventory, StoreAddress
+from torchloom.model.worker import DeviceUse, EndRecord, Exit, WorkerRef
+
+
+class JobState(StrEnum):
+    WAITING = "waiting"
+    """Cannot be placed now; the reason says why. Goes on by itself."""
+    STARTING = "starting"
+    RUNNING = "running"
+    RECOVERING = "recovering"
+    """A worker failed; the rest of its generation is being ended."""
+    BACKOFF = "backoff"
+    """Waits before the next try, because the tries before brought no progress."""
+    STOPPING = "stopping"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.STOPPED})
+
+
+class WorkerState(StrEnum):
+    ASSIGNED = "assigned"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    EXITED = "exited"
+
+
+class NodeState(StrEnum):
+    READY = "ready"
+    UNREACHABLE = "unreachable"
+    LEFT = "left"
+
+
+class Worker(Struct, kw_only=True):
+    """One rank of the job's current generation."""
+
+    ref: WorkerRef
+    node: str
+    local_rank: int
+    replica: int
+    state: WorkerState = WorkerState.ASSIGNED
+    pid: int = 0
+    devices: tuple[DeviceUse, ...] = ()
+    blind: str = ""
+    started_at_ns: int = 0
+    first_step_at_ns: int = 0
+    exit: Exit | None = None
+    exited_at_ns: int = 0
+    steps: int = 0
+
+    @property
+    def alive(self) -> bool:
+        """Whether a process of this incarnation may exist."""
+        return self.state is not WorkerState.EXITED
+
+
+class ExitReport(Struct, frozen=True, kw_only=True):
+    """One exit as an incident keeps it."""
+
+    rank: int
+    node: str
+    exit: Exit
+    at_ns: int
+    steps: int
+    training_step: int | None = None
+    ran_s: float = 0.0
+    end: EndRecord | None = None
+    activity: str = ""
+    log_tail: tuple[str, ...] = ()
+    devices: tuple[DeviceUse, ...] = ()
+    after_stop: bool = False
+    """It ended because we told it to, so it cannot be the culprit."""
+    secondary: bool = False
+
+
+class Timeline(Struct, kw_only=True):
+    """When each phase of a recovery was reached; 0 means not (yet). Wall-clock nanoseconds."""
+
+    fault_ns: int = 0
+    detected_ns: int = 0
+    decided_ns: int = 0
+    stopped_ns: int = 0
+    spawned_ns: int = 0
+    first_step_ns: int = 0
+
+
+class Incident(Struct, kw_only=True):
+    """Something went wrong: what, where, why, what was done, how long it took."""
+
+    id: str
+    job: str
+    generation: int
+    kind: str
+    verdict: str
+    culprit: int | None = None
+    exits: list[ExitReport] = field(default_factory=list)
+    decision: str = ""
+    timeline: Timeline = field(default_factory=Timeline)
+    lost_steps: int | None = None
+    """Training steps to be repeated; None when the script does not tell its step."""
+    open: bool = True
+
+
+class Plan(Struct, frozen=True):
+    """What follows once the failed generation is gone."""
+
+    restart: bool
+    delay_s: float
+    reason: str
+
+
+class Job(Struct, kw_only=True):
+    id: str
+    spec: JobSpec
+    by: str
+    state: JobState
+    reason: str
+    submitted_at_ns: int
+    started_at_ns: int = 0
+    ended_at_ns: int = 0
+    generation: int = 0
+    generation_at_ns: int = 0
+    next_incarnation: int = 1
+    workers: list[Worker] = field(default_factory=list)
+    """By rank, of the current generation only."""
+    store: StoreAddress | None = None
+    store_generation: int = 0
+    """Generation for which a store was asked for last; it runs ahead of `generation` during a recovery."""
+    store_node: str = ""
+    restarts: int = 0
+    fruitless: int = 0
+    restarts_by_rank: dict[int, int] = field(default_factory=dict)
+    plan: Plan | None = None
+    incident: str = ""
+    """The open incident, if any."""
+    incidents: list[str] = field(default_factory=list)
+    down_ns: int = 0
+    """Time without training between a fault and the first step after it, over closed incidents."""
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+
+class Node(Struct, kw_only=True):
+    id: str
+    session: str
+    state: NodeState
+    inventory: Inventory
+    joined_at_ns: int
+    reason: str = ""
+
+
+class Timer(Struct, frozen=True, kw_only=True):
+    id: str
+    at_ns: int
+    job: str
+
+
+class Fleet(Struct, kw_only=True):
+    """Everything. `seq` is the last event applied, so a snapshot knows where replay goes on."""
+
+    seq: int = 0
+    now_ns: int = 0
+    epoch: int = 0
+    leader: str = ""
+    jobs: dict[str, Job] = field(default_factory=dict)
+    nodes: dict[str, Node] = field(default_factory=dict)
+    incidents: dict[str, Incident] = field(default_factory=dict)
+    outbox: dict[str, Effect] = field(default_factory=dict)
+    """Effects that no event has closed yet."""
+    timers: dict[str, Timer] = field(default_factory=dict)
+    seen: dict[str, None] = field(default_factory=dict)
+    """Ids of the newest events, so that a doubled one has no effect."""

@@ -1,0 +1,69 @@
+"""What a user asks for: the specification of a job."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+MAX_WORKERS = 4096
+"""Largest world size that is accepted at all."""
+
+SpawnMode = Literal["warm", "cold"]
+
+
+class Program(Struct, frozen=True, forbid_unknown_fields=True):
+    """What each worker runs."""
+
+    kind: Literal["script", "module", "command"]
+    target: str
+    """Path of the script, dotted module name, or the executable."""
+    args: tuple[str, ...] = ()
+
+
+class RestartLimits(Struct, frozen=True, forbid_unknown_fields=True):
+    """How often and how fast a job may be restarted."""
+
+    max_restarts: int = 10
+    """Restarts in the life of the job."""
+    max_restarts_per_worker: int = 10
+    """Restarts that the same rank may cause."""
+    max_fruitless: int = 3
+    """Restarts in a row without real progress; the one after that gives up."""
+    progress_steps: int = 20
+    """Completed steps that count as real progress …"""
+    progress_s: float = 60.0
+    """… or seconds of running."""
+    backoff_base_s: float = 0.5
+    backoff_cap_s: float = 30.0
+    jitter: float = 0.25
+    """Share by which a delay is spread around its value."""
+
+
+class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A job: which program, how many workers, and within which limits it may be recovered."""
+
+    program: Program
+    cwd: str
+    workers_per_node: int = 1
+    nodes: int = 1
+    replicas: int = 1
+    interpreter: str = ""
+    """Python of the job; empty means the agent's own."""
+    spawn: SpawnMode = "warm"
+    preload: tuple[str, ...] = ()
+    """Modules that a warm spawner imports in addition to torch."""
+    restarts: RestartLimits = RestartLimits()
+    stop_grace_s: float = 10.0
+    """Time a worker has between SIGTERM and SIGKILL."""
+    pin_cores: bool = False
+    """Give each worker its own share of the node's cores."""
+    expected_steps: int | None = None
+    """Known end of the job in steps, for the ETA only."""
+    env_names: tuple[str, ...] = ()
+    """Names of the job's environment variables. The values are kept apart and never shown."""
+    labels: dict[str, str] = {}
+
+    @property
+    def world_size(self) -> int:
+        return self.workers_per_node * self.nodes

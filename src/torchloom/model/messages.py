@@ -1,0 +1,104 @@
+"""Messages that are not events: commands and queries to an agent, and lossy telemetry from it."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from torchloom.model.effects import Effect
+from torchloom.model.worker import WorkerRef
+
+
+class Command(Struct, frozen=True):
+    """An effect on its way to the agent that shall do it."""
+
+    epoch: int
+    effect: Effect
+    env: dict[str, str] = {}
+    """The job's environment, attached at sending so that it is in no event."""
+
+
+class Receipt(Struct, frozen=True):
+    """The agent's immediate answer: the result follows as an event."""
+
+    accepted: bool
+    highest_epoch: int
+    why: str = ""
+
+
+class ReadLog(Struct, frozen=True, tag_field="ask", tag="read-log"):
+    """Ask for a piece of a worker's log."""
+
+    job: str
+    rank: int
+    offset: int = 0
+    """Position to read from; negative: this many lines before the end."""
+    max_bytes: int = 262144
+
+
+class LogPiece(Struct, frozen=True):
+    """A piece of log, whole lines only unless the job has ended."""
+
+    data: bytes
+    offset: int
+    next_offset: int
+    lost_bytes: int = 0
+    """Bytes before `offset` that were asked for and had been dropped to bound the log."""
+    ended: bool = False
+
+
+class ReadBox(Struct, frozen=True, tag_field="ask", tag="read-box"):
+    """Ask for what a worker's black box holds now."""
+
+    ref: WorkerRef
+    collectives: int = 32
+    steps: int = 32
+
+
+class BoxReading(Struct, frozen=True, kw_only=True):
+    """A black box in words: enough to show, and to judge by."""
+
+    found: bool
+    collectives: list[dict[str, object]] = []
+    steps: list[dict[str, int]] = []
+    groups: list[dict[str, object]] = []
+    hyperparameters: dict[str, object] | list[object] = {}
+    metrics: dict[str, object] = {}
+    torn: int = 0
+
+
+Query = ReadLog | ReadBox
+
+
+class WorkerPulse(Struct, frozen=True, kw_only=True):
+    """What one worker did lately. A pulse means progress: `idle_s` counts from the last sign of it."""
+
+    ref: WorkerRef
+    pid: int
+    steps: int
+    step_s: float
+    """Median of the newest steps; 0 when there are none."""
+    idle_s: float
+    phase: str
+    phase_s: float
+    training_step: int | None = None
+    total_steps: int | None = None
+    data_wait_s: float = 0.0
+    collectives: int = 0
+    collective: str = ""
+    """The newest collective in words, for example `all_reduce #412 (group 0)`; empty when none."""
+    in_collective_s: float = 0.0
+    """For how long the newest collective has been under way; 0 when it has finished."""
+    recorder: str = "none"
+    metrics: dict[str, float] = {}
+    hyperparameters: str = ""
+    """JSON as the probe wrote it; sent only when it changed."""
+
+
+class Telemetry(Struct, frozen=True, kw_only=True):
+    """The agent's heartbeat: batched, lossy, never in the stream."""
+
+    node: str
+    session: str
+    at_ns: int
+    epoch: int
+    workers: tuple[WorkerPulse, ...] = ()

@@ -1,0 +1,45 @@
+"""What an agent says about its host."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from torchloom.model.worker import DeviceUse, WorkerRef
+
+
+class StoreRef(Struct, frozen=True):
+    """The c10d store of one generation of a job."""
+
+    job: str
+    generation: int
+
+
+class StoreAddress(Struct, frozen=True):
+    """Where the workers of a generation meet."""
+
+    host: str
+    port: int
+
+
+class LiveWorker(Struct, frozen=True):
+    """A worker process that runs now."""
+
+    ref: WorkerRef
+    pid: int
+    devices: tuple[DeviceUse, ...] = ()
+
+
+class Inventory(Struct, frozen=True, kw_only=True):
+    """Everything an agent knows about its host, sent when it starts and whenever it is connected again."""
+
+    hostname: str
+    address: str
+    """Address at which other nodes reach this one; 127.0.0.1 on a single machine."""
+    boot_id: str
+    max_workers: int
+    devices: tuple[DeviceUse, ...] = ()
+    workers: tuple[LiveWorker, ...] = ()
+    exits_to_come: tuple[WorkerRef, ...] = ()
+    """Workers that have ended and whose exit events follow."""
+    stores: tuple[StoreRef, ...] = ()
+    highest_epoch: int = 0

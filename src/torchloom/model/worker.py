@@ -1,0 +1,67 @@
+"""Facts about one worker process: who it is, how it ended, what it was doing."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+
+class WorkerRef(Struct, frozen=True, order=True):
+    """One incarnation of one rank. What comes from an older incarnation has no effect."""
+
+    job: str
+    rank: int
+    generation: int
+    incarnation: int
+
+
+class DeviceUse(Struct, frozen=True):
+    """A device that a worker runs on. On a host without GPUs a set of CPU cores stands in."""
+
+    device: str
+    """Unique in the fleet: a GPU's UUID, or `cpu-<node>-<cores>`."""
+    kind: Literal["gpu", "cpu"]
+    name: str = ""
+
+
+class EndRecord(Struct, frozen=True):
+    """What the probe wrote as its script ended."""
+
+    how: str
+    code: int | None = None
+    exception: str = ""
+    message: str = ""
+    traceback: str = ""
+    connection_lost: bool = False
+    """The script died of a peer's death: a secondary exit."""
+    at_ns: int = 0
+    """Wall-clock time of the exception, which comes before the exit of the process."""
+
+
+class Exit(Struct, frozen=True):
+    """How a process ended, and from whom we know."""
+
+    code: int | None
+    signal: int | None
+    source: Literal["spawner", "pidfd", "end-record", "inventory", "unknown"]
+
+    @property
+    def ok(self) -> bool:
+        return self.code == 0
+
+    def describe(self) -> str:
+        if self.signal is not None:
+            return f"was killed by signal {self.signal} ({signal_name(self.signal)})"
+        if self.code is not None:
+            return f"exited with code {self.code}"
+        return "ended, nobody saw how"
+
+
+_SIGNALS = {1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE",
+            9: "SIGKILL", 11: "SIGSEGV", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM", 24: "SIGXCPU"}  # fmt: skip
+
+
+def signal_name(number: int) -> str:
+    """Linux names of the signals that end processes (this module may not import `signal` to stay pure)."""
+    return _SIGNALS.get(number, f"signal {number}")

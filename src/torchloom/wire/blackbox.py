@@ -1,0 +1,492 @@
+"""The black box: one shared-memory file per worker incarnation. This module owns its layout.
+
+The writer is the worker (and, for the header and the mailbox, the spawner and the agent); the reader is
+the agent. Only the standard library is used, because the probe imports this inside the user's process.
+This module neither opens files nor reads clocks: it packs into and unpacks from a buffer it is given.
+
+Three rules keep a reader safe without locks:
+
+* a *word* is an aligned 8-byte store through ``memoryview.cast("Q")``; a reader sees the old or the new one;
+* a *record* (rings) is invalidated (seq = 0), written with a checksum, then its sequence number is written;
+* a *blob* (text) has a version that is odd while it is being written, a length and a checksum.
+
+All times are CLOCK_MONOTONIC nanoseconds of the worker's host; 0 means "not yet". The native recorder
+(probe/native/recorder.cpp) writes the same layout; tests/unit/test_blackbox.py keeps both in step.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+MAGIC = int.from_bytes(b"TLOOMBX1", "little")
+LAYOUT_VERSION = 1
+MASK = (1 << 64) - 1
+NO_PEER = MASK
+"""Peer word of a collective that has no single peer."""
+
+
+class Header(IntEnum):
+    """Word indexes of the header. Written by the spawner before the fork, pid and start time after it."""
+
+    MAGIC = 0
+    LAYOUT = 1
+    SIZE = 2
+    BOOT_ID_HIGH = 3
+    BOOT_ID_LOW = 4
+    PID = 5
+    PID_NAMESPACE = 6
+    START_TICKS = 7
+    """Field 22 of /proc/<pid>/stat: with the boot id and the pid it identifies a process for good."""
+    INCARNATION = 8
+    GENERATION = 9
+    RANK = 10
+    WORLD_SIZE = 11
+    LOCAL_RANK = 12
+    REALTIME_NS = 13
+    """CLOCK_REALTIME at the instant MONOTONIC_NS was read, so that a reader can show wall-clock times."""
+    MONOTONIC_NS = 14
+    LIFE = 15
+
+
+class Life(IntEnum):
+    """Value of Header.LIFE: the journal of a worker's start."""
+
+    CREATED = 1
+    FORKED = 2
+    RUNNING = 3
+    ENDED = 4
+
+
+class Progress(IntEnum):
+    """Word indexes relative to PROGRESS_AT. Each word stands alone."""
+
+    STEPS = 0
+    """Steps of the anchor optimizer completed by this incarnation."""
+    STEP_ENTERED_NS = 1
+    STEP_ENDED_NS = 2
+    STEP_NS = 3
+    """Duration from the end of the step before to the end of this one."""
+    PHASE = 4
+    PHASE_SINCE_NS = 5
+    DATA_WAIT_NS = 6
+    """Total time this incarnation waited for its data loaders."""
+    COLLECTIVES_ENTERED = 7
+    COLLECTIVES_FINISHED = 8
+    RECORDER = 9
+    OPTIMIZERS = 10
+    OTHER_STEPS = 11
+    """Steps of all optimizers that are not the anchor."""
+    TRAINING_STEP = 12
+    """The script's own step number + 1, or 0 when it never told (loom.step)."""
+    TOTAL_STEPS = 13
+    """The script's own last step, or 0 when unknown."""
+    LAST_ACTIVITY_NS = 14
+    """Newest sign of progress of any kind: step, collective, data batch, phase."""
+    FIRST_STEP_NS = 15
+    COLLECTIVES_SKIPPED = 16
+    """Collectives a sampling recorder passed over."""
+    GUARD_TRIPS = 17
+    """Times the probe caught an error of its own and went on."""
+
+
+class Recorder(IntEnum):
+    """Value of Progress.RECORDER: who records collectives."""
+
+    NONE = 0
+    NATIVE = 1
+    PYTHON = 2
+
+
+class Phase(IntEnum):
+    """Value of Progress.PHASE. For USER the name is in the PHASE blob."""
+
+    NONE = 0
+    STARTING = 1
+    TRAINING = 2
+    DATA_WAIT = 3
+    USER = 4
+    CONTROL_WAIT = 5
+    PAUSED = 6
+    COMPILING = 7
+    ENDING = 8
+
+
+class Mailbox(IntEnum):
+    """Word indexes relative to MAILBOX_AT; written by the agent. VERSION is written last."""
+
+    VERSION = 0
+    COMMAND = 1
+    AT_STEP = 2
+
+
+class Command(IntEnum):
+    """Value of Mailbox.COMMAND."""
+
+    NOTHING = 0
+    STOP = 1
+    """End the script at the boundary before step AT_STEP (or the next boundary, if that is past)."""
+
+
+class Answer(IntEnum):
+    """Word indexes relative to ANSWER_AT; written by the worker. VERSION is written last."""
+
+    VERSION = 0
+    STEP = 1
+
+
+class Blob(NamedTuple):
+    """A place for text: version, length, checksum (three words), then up to `capacity` bytes."""
+
+    at: int
+    capacity: int
+
+
+HEADER_AT = 0
+PROGRESS_AT = 1024
+MAILBOX_AT = 2048
+ANSWER_AT = 3072
+GROUPS_AT = 4096
+GROUP_SLOTS = 64
+GROUP_WORDS = 16
+STEPS_AT = GROUPS_AT + GROUP_SLOTS * GROUP_WORDS * 8
+STEP_SLOTS = 256
+STEP_WORDS = 8
+COLLECTIVES_AT = STEPS_AT + STEP_SLOTS * STEP_WORDS * 8
+COLLECTIVE_SLOTS = 1024
+COLLECTIVE_WORDS = 16
+_BLOBS_AT = COLLECTIVES_AT + COLLECTIVE_SLOTS * COLLECTIVE_WORDS * 8
+IDENTITY = Blob(_BLOBS_AT, 4096 - 24)
+"""JSON of who this worker is (job, replica, rank, log paths…), written by the spawner before the fork."""
+PHASE_NAME = Blob(IDENTITY.at + 4096, 512 - 24)
+DEVICE = Blob(PHASE_NAME.at + 512, 3584 - 24)
+"""JSON of the device the worker uses, as far as the worker can tell."""
+HYPERPARAMETERS = Blob(DEVICE.at + 3584, 16384 - 24)
+METRICS = Blob(HYPERPARAMETERS.at + 16384, 16384 - 24)
+END = Blob(METRICS.at + 16384, 16384 - 24)
+"""JSON end record: how the script ended, with the traceback's tail."""
+MAIL = Blob(END.at + 16384, 16384 - 24)
+"""JSON payload of the mailbox, written by the agent."""
+SIZE = MAIL.at + 16384
+
+
+OPS = (
+    "unknown",
+    "allreduce_",
+    "allreduce_coalesced_",
+    "broadcast_",
+    "reduce_",
+    "allgather_",
+    "_allgather_base_",
+    "allgather_coalesced_",
+    "allgather_into_tensor_coalesced_",
+    "reduce_scatter_",
+    "_reduce_scatter_base_",
+    "reduce_scatter_tensor_coalesced_",
+    "gather_",
+    "scatter_",
+    "alltoall_",
+    "alltoall_base_",
+    "barrier",
+    "monitored_barrier_",
+    "send",
+    "recv_",
+    "recv_any_source_",
+)
+"""What a collective record is about: the index is the OP word, the name is torch's c10d operator."""
+
+DTYPES = {
+    0: "none",
+    1: "uint8",
+    2: "int8",
+    3: "int16",
+    4: "int32",
+    5: "int64",
+    6: "float16",
+    7: "float32",
+    8: "float64",
+    9: "complex32",
+    10: "complex64",
+    11: "complex128",
+    12: "bool",
+    16: "bfloat16",
+}
+"""dtype field of a collective record: torch's ScalarType number + 1, 0 when there is no tensor."""
+
+
+class Source(IntEnum):
+    """How the completion of a collective was learned; detectors compare only like with like."""
+
+    NONE = 0
+    CALLBACK = 1
+    """The work's own future, on the backend's thread."""
+    HOST_WAIT = 2
+    """The call returned after it had completed (a synchronous operation)."""
+    DEVICE_EVENT = 3
+
+
+class CollectiveWord(IntEnum):
+    """Word indexes inside a collective record."""
+
+    SEQ = 0
+    """Number of the record in this incarnation, from 1; 0 while it is being written."""
+    OP = 1
+    GROUP = 2
+    """Key of the group in the group table."""
+    GROUP_SEQ = 3
+    """Number of the operation within its group, from 1, counted by the recorder."""
+    BYTES = 4
+    PACKED = 5
+    """dtype | source << 8 | flags << 16 | group size << 32"""
+    PEER = 6
+    ENTERED_NS = 7
+    CHECKSUM = 8
+    """Over words 1 to 7."""
+    FINISHED_NS = 9
+    """Outside the checksum: written once, later, by whoever sees the completion. 0 while in flight."""
+
+
+FLAG_ASYNC = 1
+FLAG_COALESCED = 2
+FLAG_FAILED = 4
+"""The operation raised before it was under way."""
+
+
+class GroupWord(IntEnum):
+    """Word indexes inside a group slot. KEY is written last."""
+
+    KEY = 0
+    SIZE = 1
+    ENTERED = 2
+    """Newest GROUP_SEQ entered."""
+    FINISHED = 3
+    """Number of operations of the group seen to finish."""
+    NAME_LENGTH = 4
+    NAME = 5
+    """First of 11 words of UTF-8 name bytes."""
+
+
+GROUP_NAME_BYTES = (GROUP_WORDS - GroupWord.NAME) * 8
+
+
+class StepWord(IntEnum):
+    """Word indexes inside a step record."""
+
+    SEQ = 0
+    """Step count of the anchor optimizer, from 1."""
+    ENDED_NS = 1
+    STEP_NS = 2
+    DATA_WAIT_NS = 3
+    COLLECTIVES = 4
+    """Collectives entered during the step."""
+    CHECKSUM = 7
+    """Over words 1 to 6."""
+
+
+def checksum(words: Sequence[int]) -> int:
+    """A cheap mix of 64-bit words; the native recorder computes the same. Never 0."""
+    h = 0x9E3779B97F4A7C15
+    for w in words:
+        h = ((h ^ w) * 0xFF51AFD7ED558CCD) & MASK
+        h ^= h >> 32
+    return h or 1
+
+
+def group_key(name: str) -> int:
+    """FNV-1a of a group's name; never 0, because 0 marks an empty slot."""
+    h = 0xCBF29CE484222325
+    for b in name.encode():
+        h = ((h ^ b) * 0x100000001B3) & MASK
+    return h or 1
+
+
+class Collective(NamedTuple):
+    """One collective record, unpacked."""
+
+    seq: int
+    op: int
+    group: int
+    group_seq: int
+    bytes: int
+    dtype: int
+    source: int
+    flags: int
+    group_size: int
+    peer: int | None
+    entered_ns: int
+    finished_ns: int
+
+
+class Step(NamedTuple):
+    """One step record, unpacked."""
+
+    seq: int
+    ended_ns: int
+    step_ns: int
+    data_wait_ns: int
+    collectives: int
+
+
+class Group(NamedTuple):
+    """One process group as the recorder knows it."""
+
+    key: int
+    name: str
+    size: int
+    entered: int
+    finished: int
+
+
+class View:
+    """Reads and writes a black box in a buffer. Cheap to make; holds no resources of its own."""
+
+    def __init__(self, buffer: memoryview) -> None:
+        if len(buffer) < SIZE:
+            raise ValueError(f"a black box has {SIZE} bytes, this buffer {len(buffer)}")
+        self.raw = buffer
+        self.words = buffer.cast("Q")
+
+    # -- words ----------------------------------------------------------------------------------
+    def header(self, index: Header) -> int:
+        return self.words[HEADER_AT // 8 + index]
+
+    def set_header(self, index: Header, value: int) -> None:
+        self.words[HEADER_AT // 8 + index] = value
+
+    def progress(self, index: Progress) -> int:
+        return self.words[PROGRESS_AT // 8 + index]
+
+    def set_progress(self, index: Progress, value: int) -> None:
+        self.words[PROGRESS_AT // 8 + index] = value
+
+    def is_valid(self) -> bool:
+        """Whether this is a black box of the layout this code knows."""
+        return (
+            self.header(Header.MAGIC) == MAGIC
+            and self.header(Header.LAYOUT) == LAYOUT_VERSION
+            and self.header(Header.SIZE) == SIZE
+        )
+
+    # -- blobs ----------------------------------------------------------------------------------
+    def write_blob(self, blob: Blob, data: bytes) -> None:
+        """Replace a blob. Too long a text is the caller's mistake: cut it before."""
+        if len(data) > blob.capacity:
+            raise ValueError(f"{len(data)} bytes do not fit into a blob of {blob.capacity}")
+        word = blob.at // 8
+        version = self.words[word] | 1
+        self.words[word] = version
+        start = blob.at + 24
+        self.raw[start : start + len(data)] = data
+        self.words[word + 1] = len(data)
+        self.words[word + 2] = _text_checksum(data)
+        self.words[word] = (version + 1) & MASK
+
+    def read_blob(self, blob: Blob) -> bytes | None:
+        """The blob's bytes, b"" when never written, None when torn or damaged (try again later)."""
+        word = blob.at // 8
+        for _ in range(8):
+            before = self.words[word]
+            if before == 0:
+                return b""
+            length = self.words[word + 1]
+            if before & 1 or length > blob.capacity:
+                continue
+            data = bytes(self.raw[blob.at + 24 : blob.at + 24 + length])
+            good = self.words[word + 2] == _text_checksum(data)
+            if good and self.words[word] == before:
+                return data
+        return None
+
+    def blob_version(self, blob: Blob) -> int:
+        """Changes whenever the blob does; cheap to poll."""
+        return self.words[blob.at // 8]
+
+    # -- rings ----------------------------------------------------------------------------------
+    def write_step(self, seq: int, ended_ns: int, step_ns: int, data_wait_ns: int, collectives: int) -> None:
+        at = STEPS_AT // 8 + (seq - 1) % STEP_SLOTS * STEP_WORDS
+        words = self.words
+        body = (ended_ns, step_ns, data_wait_ns, collectives, 0, 0)
+        words[at] = 0
+        for i, w in enumerate(body, 1):
+            words[at + i] = w
+        words[at + StepWord.CHECKSUM] = checksum(body)
+        words[at] = seq
+
+    def read_step(self, seq: int) -> Step | None:
+        """The record of step `seq`, or None when it is overwritten, unwritten or torn."""
+        at = STEPS_AT // 8 + (seq - 1) % STEP_SLOTS * STEP_WORDS
+        for _ in range(4):
+            w = self.words[at : at + STEP_WORDS].tolist()
+            if w[0] == seq and self.words[at] == seq and w[StepWord.CHECKSUM] == checksum(w[1:7]):
+                return Step(seq, w[1], w[2], w[3], w[4])
+        return None
+
+    def steps(self, last: int = STEP_SLOTS) -> Iterator[Step]:
+        """The newest step records, oldest first; torn ones are left out."""
+        newest = self.progress(Progress.STEPS)
+        for seq in range(max(1, newest - min(last, STEP_SLOTS) + 1), newest + 1):
+            step = self.read_step(seq)
+            if step is not None:
+                yield step
+
+    def read_collective(self, seq: int) -> Collective | None:
+        """The record number `seq`, or None when it is overwritten, unwritten or torn."""
+        at = COLLECTIVES_AT // 8 + (seq - 1) % COLLECTIVE_SLOTS * COLLECTIVE_WORDS
+        for _ in range(4):
+            w = self.words[at : at + COLLECTIVE_WORDS].tolist()
+            if w[0] == seq and self.words[at] == seq and w[CollectiveWord.CHECKSUM] == checksum(w[1:8]):
+                return _collective(w)
+        return None
+
+    def collectives(self, last: int = 32) -> Iterator[Collective]:
+        """The newest collective records, oldest first; torn ones are left out."""
+        newest = self.progress(Progress.COLLECTIVES_ENTERED)
+        for seq in range(max(1, newest - min(last, COLLECTIVE_SLOTS) + 1), newest + 1):
+            record = self.read_collective(seq)
+            if record is not None:
+                yield record
+
+    def groups(self) -> dict[int, Group]:
+        """The process groups seen so far, by key."""
+        found: dict[int, Group] = {}
+        for slot in range(GROUP_SLOTS):
+            at = GROUPS_AT // 8 + slot * GROUP_WORDS
+            key = self.words[at]
+            if key == 0:
+                continue
+            length = min(self.words[at + GroupWord.NAME_LENGTH], GROUP_NAME_BYTES)
+            start = (at + GroupWord.NAME) * 8
+            name = bytes(self.raw[start : start + length]).decode("utf-8", "replace")
+            found[key] = Group(
+                key,
+                name,
+                self.words[at + GroupWord.SIZE],
+                self.words[at + GroupWord.ENTERED],
+                self.words[at + GroupWord.FINISHED],
+            )
+        return found
+
+
+def _collective(w: Sequence[int]) -> Collective:
+    packed = w[CollectiveWord.PACKED]
+    peer = w[CollectiveWord.PEER]
+    return Collective(
+        seq=w[CollectiveWord.SEQ],
+        op=w[CollectiveWord.OP],
+        group=w[CollectiveWord.GROUP],
+        group_seq=w[CollectiveWord.GROUP_SEQ],
+        bytes=w[CollectiveWord.BYTES],
+        dtype=packed & 0xFF,
+        source=packed >> 8 & 0xFF,
+        flags=packed >> 16 & 0xFFFF,
+        group_size=packed >> 32,
+        peer=None if peer == NO_PEER else peer,
+        entered_ns=w[CollectiveWord.ENTERED_NS],
+        finished_ns=w[CollectiveWord.FINISHED_NS],
+    )
+
+
+def _text_checksum(data: bytes) -> int:
+    return zlib.crc32(data) | len(data) << 32

@@ -1,0 +1,32 @@
+"""Bytes to records and back: MessagePack through msgspec, one encoder and decoder per kind of message."""
+
+from __future__ import annotations
+
+import msgspec
+
+from torchloom.model.events import Envelope
+from torchloom.model.fleet import Fleet
+from torchloom.model.messages import BoxReading, Command, LogPiece, Query, Receipt, Telemetry
+
+_encoder = msgspec.msgpack.Encoder()
+_envelope = msgspec.msgpack.Decoder(Envelope)
+_command = msgspec.msgpack.Decoder(Command)
+_receipt = msgspec.msgpack.Decoder(Receipt)
+_query = msgspec.msgpack.Decoder(Query)
+_telemetry = msgspec.msgpack.Decoder(Telemetry)
+_log_piece = msgspec.msgpack.Decoder(LogPiece)
+_box_reading = msgspec.msgpack.Decoder(BoxReading)
+_fleet = msgspec.msgpack.Decoder(Fleet)
+
+DecodeError = msgspec.DecodeError
+"""Raised by every decode function on bytes that are not such a message."""
+
+encode = _encoder.encode
+decode_envelope = _envelope.decode
+decode_command = _command.decode
+decode_receipt = _receipt.decode
+decode_query = _query.decode
+decode_telemetry = _telemetry.decode
+decode_log_piece = _log_piece.decode
+decode_box_reading = _box_reading.decode
+decode_fleet = _fleet.decode

@@ -1,0 +1,41 @@
+"""Every NATS subject of torchloom is built and parsed here, and nowhere else."""
+
+from __future__ import annotations
+
+ROOT = "loom.v1"
+EVENTS = f"{ROOT}.event.>"
+TELEMETRY = f"{ROOT}.telemetry.*"
+DECISIONS = f"{ROOT}.event.weaver.decision"
+"""Appended to only by the weaver that holds the lease, each time with the expected last sequence."""
+
+
+def node_event(node: str) -> str:
+    """Where the agent of `node` appends its events; it may append nowhere else."""
+    return f"{ROOT}.event.node.{node}.report"
+
+
+def weaver_event(kind: str) -> str:
+    """Where a weaver appends requests, timers and findings."""
+    return f"{ROOT}.event.weaver.{kind}"
+
+
+def telemetry(node: str) -> str:
+    return f"{ROOT}.telemetry.{node}"
+
+
+def command(node: str) -> str:
+    return f"{ROOT}.command.{node}"
+
+
+def query(node: str) -> str:
+    return f"{ROOT}.query.{node}"
+
+
+def node_of(subject: str) -> str | None:
+    """The node an event or a telemetry message came from, told by the subject that the server enforces."""
+    parts = subject.split(".")
+    if parts[:4] == ["loom", "v1", "event", "node"] and len(parts) > 5:
+        return parts[4]
+    if parts[:3] == ["loom", "v1", "telemetry"] and len(parts) == 4:
+        return parts[3]
+    return None
