@@ -12,7 +12,7 @@ Three kinds of traffic:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -136,19 +136,20 @@ class Bus(Protocol):
     ) -> int:
         """Store an event durably and return its sequence.
 
-        The same `id` again returns the first sequence and stores nothing (within the de-duplication window of
-        an hour; beyond it the reducer de-duplicates). `expect_last` is the sequence of the last event *on this
-        subject* (0: none yet); Conflict when it is another. Raises BusUnavailable when no acknowledgement came
-        in time: the event may or may not be stored, so repeat with the same id.
+        The same `id` again returns the first sequence and stores nothing, whatever `expect_last` says (within
+        the de-duplication window of an hour; beyond it the reducer de-duplicates). `expect_last` is the
+        sequence of the last event *on this subject* (0: none yet); Conflict when it is another. Raises
+        BusUnavailable when no acknowledgement came in time: the event may or may not be stored, so repeat with
+        the same id.
         """
         ...
 
-    def read(self, after: int) -> AsyncIterator[Record]:
+    def read(self, after: int) -> AsyncGenerator[Record, None]:
         """Every event with a sequence greater than `after`, in order, then live, for ever.
 
         Survives reconnects and server restarts without loss or duplicate. Where history was cut off it begins
-        with the oldest event there is: compare `first_seq()`. Raises StreamRewound when the stream ends before
-        `after`.
+        with the oldest event there is: compare `first_seq()`. Raises StreamRewound when the stream ends
+        before `after`. Ends when the bus is closed. Leave it with `contextlib.aclosing` when breaking out.
         """
         ...
 

@@ -1,0 +1,54 @@
+"""Where a bus is and who we are on it, with the secret kept out of everything that can be printed.
+
+Owns the split of a URL into servers and credentials. Does not connect.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit
+
+from torchloom.errors import UsageError
+
+DEFAULT_PORT = 4222
+SCHEMES = ("nats", "tls")
+
+
+@dataclass(frozen=True, slots=True)
+class BusAddress:
+    """One NATS account as one role sees it. Its repr and its `servers` hold no secret."""
+
+    servers: tuple[str, ...]
+    """`nats://host:port` or `tls://host:port`, without credentials; several for a cluster."""
+    user: str = ""
+    password: str = field(default="", repr=False)
+    inbox_prefix: str = "_INBOX"
+    """Where answers to this client go. Agents have one of their own, which nobody else may read."""
+
+    @classmethod
+    def from_url(cls, url: str, *, inbox_prefix: str = "_INBOX") -> BusAddress:
+        """Take `nats://user:password@host:port[,host:port…]` apart. Only the first may carry credentials."""
+        servers: list[str] = []
+        user = password = ""
+        for part in filter(None, (piece.strip() for piece in url.split(","))):
+            split = urlsplit(part if "://" in part else f"nats://{part}")
+            try:
+                port = split.port or DEFAULT_PORT
+            except ValueError:
+                port = 0
+            if split.scheme not in SCHEMES or not split.hostname or not port:
+                # The URL itself is not repeated: it may hold a password.
+                raise UsageError(
+                    "the NATS address is not of the form nats://host:port",
+                    hint="correct --nats or LOOM_NATS_URL",
+                )
+            host = f"[{split.hostname}]" if ":" in split.hostname else split.hostname
+            servers.append(f"{split.scheme}://{host}:{port}")
+            user = user or unquote(split.username or "")
+            password = password or unquote(split.password or "")
+        if not servers:
+            raise UsageError("the NATS address is empty", hint="give --nats nats://host:port")
+        return cls(tuple(servers), user, password, inbox_prefix)
+
+    def __str__(self) -> str:
+        return ", ".join(self.servers)
