@@ -16,6 +16,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from torchloom.errors import UsageError
+
 EVENT_SUBJECTS = "loom.v1.event.>"
 """What the event stream holds. `append` to any other subject is a mistake."""
 
@@ -24,6 +26,23 @@ MAX_MESSAGE_BYTES = 1024 * 1024
 
 REQUEST_TIMEOUT_S = 5.0
 """How long an operation waits for the server before it raises `BusUnavailable`."""
+
+
+def check_event(subject: str, data: bytes) -> None:
+    """What every bus refuses to append, because no server could ever take it."""
+    if not subject.startswith(EVENT_SUBJECTS[:-1]) or "*" in subject or ">" in subject:
+        raise UsageError(
+            f"{subject} is not a subject of the event stream", hint=f"append under {EVENT_SUBJECTS}"
+        )
+    check_size(subject, data)
+
+
+def check_size(subject: str, data: bytes) -> None:
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise UsageError(
+            f"a message of {len(data)} bytes on {subject} is over the limit of {MAX_MESSAGE_BYTES}",
+            hint="store it with put_object and send its name",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +158,8 @@ class Bus(Protocol):
         The same `id` again returns the first sequence and stores nothing, whatever `expect_last` says (within
         the de-duplication window of an hour; beyond it the reducer de-duplicates). `expect_last` is the
         sequence of the last event *on this subject* (0: none yet); Conflict when it is another. Raises
-        BusUnavailable when no acknowledgement came in time: the event may or may not be stored, so repeat with
-        the same id.
+        BusUnavailable when no acknowledgement came in time: the event may or may not be stored, so repeat
+        with the same id.
         """
         ...
 
