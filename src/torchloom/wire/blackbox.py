@@ -217,13 +217,17 @@ DTYPES = {
 
 
 class Source(IntEnum):
-    """How the completion of a collective was learned; detectors compare only like with like."""
+    """How the completion of a collective was learned; detectors compare only like with like.
+
+    In a record that is in flight it says how the completion *will* be learned.
+    """
 
     NONE = 0
+    """It cannot be learned: such a record is in flight for ever, which says nothing about the operation."""
     CALLBACK = 1
     """The work's own future, on the backend's thread."""
     HOST_WAIT = 2
-    """The call returned after it had completed (a synchronous operation)."""
+    """The caller's thread came back from the call, or from waiting for the work (gloo's send and recv)."""
     DEVICE_EVENT = 3
 
 
@@ -236,22 +240,38 @@ class CollectiveWord(IntEnum):
     GROUP = 2
     """Key of the group in the group table."""
     GROUP_SEQ = 3
-    """Number of the operation within its group, from 1, counted by the recorder."""
+    """Number of the operation within its group, from 1; the same on all ranks. 0 when unknown.
+
+    A send or recv does not count for the group, because only two ranks take part: its number is that of the
+    sends to (receives from) this peer, so the n-th send of one rank meets the n-th recv of the other, as
+    long as they use one tag. A receive from any source has no number.
+    """
     BYTES = 4
+    """Size of the part that is the same on every rank: of a gather the input, of a scatter the output."""
     PACKED = 5
-    """dtype | source << 8 | flags << 16 | group size << 32"""
+    """dtype | flags << 16 | group size << 32"""
     PEER = 6
+    """Rank within the group: the other side of a send or recv, the root of a rooted operation."""
     ENTERED_NS = 7
     CHECKSUM = 8
-    """Over words 1 to 7."""
-    FINISHED_NS = 9
-    """Outside the checksum: written once, later, by whoever sees the completion. 0 while in flight."""
+    """Over words 0 to 7, so that a late writer of an older record cannot vouch for a newer body."""
+    COMPLETION = 9
+    """Outside the checksum. Ended: time << 3 | source << 1 | failed. Before: IN_FLIGHT | seq << 3 | source << 1.
 
+    It changes only by compare-and-set from the value that carries the record's own number, so a completion
+    that arrives after the slot was reused changes nothing.
+    """
+
+
+IN_FLIGHT = 1 << 63
+TIME_SHIFT = 3
 
 FLAG_ASYNC = 1
 FLAG_COALESCED = 2
 FLAG_FAILED = 4
-"""The operation raised before it was under way."""
+"""The operation raised, at once or later; its finished_ns is when that was known."""
+FLAG_BACKEND_SEQ = 8
+"""GROUP_SEQ is the backend's own count (a sampling recorder cannot count): gloo's includes sends and recvs."""
 
 
 class GroupWord(IntEnum):
@@ -259,10 +279,11 @@ class GroupWord(IntEnum):
 
     KEY = 0
     SIZE = 1
+    """size | this worker's rank within the group << 32"""
     ENTERED = 2
-    """Newest GROUP_SEQ entered."""
+    """Newest GROUP_SEQ entered; sends and recvs are not counted."""
     FINISHED = 3
-    """Number of operations of the group seen to finish."""
+    """Number of operations of the group seen to finish, well or not; sends and recvs are not counted."""
     NAME_LENGTH = 4
     NAME = 5
     """First of 11 words of UTF-8 name bytes."""
@@ -337,6 +358,8 @@ class Group(NamedTuple):
     size: int
     entered: int
     finished: int
+    rank: int
+    """This worker's rank within the group."""
 
 
 class View:
@@ -436,7 +459,7 @@ class View:
         at = COLLECTIVES_AT // 8 + (seq - 1) % COLLECTIVE_SLOTS * COLLECTIVE_WORDS
         for _ in range(4):
             w = self.words[at : at + COLLECTIVE_WORDS].tolist()
-            if w[0] == seq and self.words[at] == seq and w[CollectiveWord.CHECKSUM] == checksum(w[1:8]):
+            if w[0] == seq and self.words[at] == seq and w[CollectiveWord.CHECKSUM] == checksum(w[:8]):
                 return _collective(w)
         return None
 
@@ -462,9 +485,10 @@ class View:
             found[key] = Group(
                 key,
                 name,
-                self.words[at + GroupWord.SIZE],
+                self.words[at + GroupWord.SIZE] & 0xFFFFFFFF,
                 self.words[at + GroupWord.ENTERED],
                 self.words[at + GroupWord.FINISHED],
+                self.words[at + GroupWord.SIZE] >> 32,
             )
         return found
 
@@ -472,6 +496,8 @@ class View:
 def _collective(w: Sequence[int]) -> Collective:
     packed = w[CollectiveWord.PACKED]
     peer = w[CollectiveWord.PEER]
+    completion = w[CollectiveWord.COMPLETION]
+    failed = FLAG_FAILED if completion & 1 else 0
     return Collective(
         seq=w[CollectiveWord.SEQ],
         op=w[CollectiveWord.OP],
@@ -479,12 +505,12 @@ def _collective(w: Sequence[int]) -> Collective:
         group_seq=w[CollectiveWord.GROUP_SEQ],
         bytes=w[CollectiveWord.BYTES],
         dtype=packed & 0xFF,
-        source=packed >> 8 & 0xFF,
-        flags=packed >> 16 & 0xFFFF,
+        source=completion >> 1 & 3,
+        flags=packed >> 16 & 0xFFFF | failed,
         group_size=packed >> 32,
         peer=None if peer == NO_PEER else peer,
         entered_ns=w[CollectiveWord.ENTERED_NS],
-        finished_ns=w[CollectiveWord.FINISHED_NS],
+        finished_ns=0 if completion & IN_FLIGHT else completion >> TIME_SHIFT,
     )
 
 
