@@ -72,7 +72,11 @@ class StartWorkers(EffectBase, frozen=True, kw_only=True, tag="start-workers"):
 
 
 class StopWorkers(EffectBase, frozen=True, kw_only=True, tag="stop-workers"):
-    """End these workers: by request at a step boundary, then SIGTERM, then SIGKILL."""
+    """End these workers: by request at a step boundary, then SIGTERM, then SIGKILL.
+
+    For an incarnation the agent does not know it reports WorkerExited with an unknown exit (source
+    "inventory", activity "never started") and never starts that incarnation afterwards.
+    """
 
     workers: tuple[WorkerRef, ...]
     at_step: int | None = None

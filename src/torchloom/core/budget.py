@@ -1,0 +1,51 @@
+"""Whether a failed job is tried again, and after which delay. Randomness is an argument."""
+
+from __future__ import annotations
+
+from torchloom.model.fleet import Job, Plan
+from torchloom.model.job import RestartLimits
+
+
+def backoff_s(limits: RestartLimits, fruitless: int, chance: float) -> float:
+    """Delay before the next try after `fruitless` tries in a row without progress.
+
+    The first restart after real progress has no delay; from then on it doubles up to the cap, spread by
+    the jitter so that many jobs that failed together do not come back together.
+    """
+    if fruitless == 0:
+        return 0.0
+    delay = min(limits.backoff_cap_s, limits.backoff_base_s * 2.0 ** min(fruitless - 1, 32))
+    return delay * (1 + limits.jitter * (2 * chance - 1))
+
+
+def made_progress(limits: RestartLimits, steps: int, ran_s: float) -> bool:
+    return steps >= limits.progress_steps or ran_s >= limits.progress_s
+
+
+def plan_restart(job: Job, rank: int, progress: bool, chance: float) -> Plan:
+    """Decide what follows a failure that `rank` seems to have caused."""
+    limits = job.spec.restarts
+    fruitless = 0 if progress else job.fruitless + 1
+    by_rank = job.restarts_by_rank.get(rank, 0)
+    if job.restarts >= limits.max_restarts:
+        return Plan(False, 0.0, f"the budget of {limits.max_restarts} restarts is used up")
+    if by_rank >= limits.max_restarts_per_worker:
+        return Plan(
+            False,
+            0.0,
+            f"rank {rank} has caused {by_rank} restarts, its budget is {limits.max_restarts_per_worker}",
+        )
+    if fruitless > limits.max_fruitless:
+        return Plan(
+            False,
+            0.0,
+            f"{job.fruitless} restarts in a row brought no progress "
+            f"(less than {limits.progress_steps} steps and {limits.progress_s:g} s)",
+        )
+    delay = backoff_s(limits, fruitless, chance)
+    number = f"restart {job.restarts + 1} of at most {limits.max_restarts}"
+    if delay == 0.0:
+        return Plan(True, 0.0, f"{number}, at once because the job had made progress")
+    return Plan(
+        True, delay, f"{number}, in {delay:.1f} s because there was no progress ({fruitless} in a row)"
+    )

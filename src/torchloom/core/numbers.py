@@ -1,0 +1,37 @@
+"""Numbers shown to people, derived from the state: goodput, recovery times, time to the end."""
+
+from __future__ import annotations
+
+from torchloom.model.fleet import Fleet, Incident, Job
+
+
+def goodput(fleet: Fleet, job: Job, now_ns: int) -> float | None:
+    """Share of the time since the first start in which the job was not down because of a fault.
+
+    Steps that had to be repeated are not in it: an incident's `lost_steps` tells them where known.
+    """
+    if not job.started_at_ns:
+        return None
+    wall = (job.ended_at_ns or now_ns) - job.started_at_ns
+    if wall <= 0:
+        return None
+    down = job.down_ns
+    incident = fleet.incidents.get(job.incident)
+    if incident is not None and incident.timeline.fault_ns and not incident.timeline.first_step_ns:
+        down += max(0, (job.ended_at_ns or now_ns) - incident.timeline.fault_ns)
+    return max(0.0, min(1.0, 1 - down / wall))
+
+
+def recovery_s(incident: Incident) -> float | None:
+    """From the fault to the first step after it."""
+    line = incident.timeline
+    if not line.fault_ns or not line.first_step_ns:
+        return None
+    return (line.first_step_ns - line.fault_ns) / 1e9
+
+
+def eta_s(step: int, total: int | None, step_s: float) -> float | None:
+    """Time to the end, when the end and the pace are known."""
+    if total is None or step_s <= 0 or step > total:
+        return None
+    return (total - step) * step_s

@@ -1,0 +1,54 @@
+"""A person wants a job to end: at a step boundary if it trains, at once if it does not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+
+from torchloom.core.ending import end_job, settle, stop_workers
+from torchloom.core.lifecycle import move_job
+from torchloom.core.turn import Turn
+from torchloom.model.events import StopRequested, WorkerProgress
+from torchloom.model.fleet import JobState
+
+LEAD_S = 0.25
+"""How far ahead a boundary must lie so that every rank reads the request before it gets there."""
+MOST_WAIT_S = 60.0
+
+
+def stop_requested(turn: Turn, event: StopRequested) -> None:
+    job = turn.fleet.jobs.get(event.job)
+    if job is None or job.ended:
+        return
+    reason = f"stopped by {event.by}" + (" (killed)" if event.kill else "")
+    match job.state:
+        case JobState.WAITING | JobState.BACKOFF:
+            end_job(turn, job, JobState.STOPPED, reason)
+            return
+        case JobState.STOPPING:
+            if event.kill:
+                job.reason = reason
+        case _:
+            move_job(job, JobState.STOPPING, reason, turn.now_ns)
+    job.plan = None
+    turn.cancel_timers(job.id)
+    alive = [w for w in job.workers if w.alive]
+    at_step, wait_s = (None, 0.0) if event.kill else boundary(event.progress, len(job.workers))
+    grace_s = 0.0 if event.kill else (job.spec.stop_grace_s if event.grace_s is None else event.grace_s)
+    if alive:
+        stop_workers(turn, alive, reason=reason, grace_s=grace_s, at_step=at_step, boundary_wait_s=wait_s)
+    settle(turn, job)
+
+
+def boundary(progress: Sequence[WorkerProgress], world: int) -> tuple[int | None, float]:
+    """The step all ranks can still agree to stop before, and how long to wait for it.
+
+    None when not every rank is known to step: then there is no boundary to wait for.
+    """
+    if len(progress) < world or not world or any(p.steps == 0 or p.step_s <= 0 for p in progress):
+        return None, 0.0
+    step_s = median(p.step_s for p in progress)
+    lead = 2 + math.ceil(LEAD_S / step_s)
+    at_step = max(p.steps for p in progress) + lead
+    return at_step, min(MOST_WAIT_S, 2.0 + 4 * lead * step_s)
