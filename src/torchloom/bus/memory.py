@@ -288,10 +288,11 @@ class MemoryBus:
         while not self._closed:
             if self.connected and after < self.hub.last:
                 index = bisect_right(self.hub.records, after, key=lambda record: record.seq)
-                record = self.hub.records[index]
-                after = record.seq
-                yield record
-                continue
+                if index < len(self.hub.records):
+                    record = self.hub.records[index]
+                    after = record.seq
+                    yield record
+                    continue
             await self.hub.change()
 
     async def first_seq(self) -> int:

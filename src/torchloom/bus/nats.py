@@ -1,0 +1,184 @@
+"""The real bus, on NATS and JetStream.
+
+Owns nothing but the assembly: the connection is `nats_link`, storing `nats_stream`, reading `nats_reader`,
+the lease `nats_lease`. Objects go through nats-py's object store. An agent uses `publish`, `subscribe`,
+`respond` and `append` only: its credentials allow no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, TypeVar
+
+import nats.errors
+import nats.js.errors
+
+from torchloom.bus import nats_stream
+from torchloom.bus.address import BusAddress
+from torchloom.bus.nats_lease import NatsLease
+from torchloom.bus.nats_link import Link, LinkSubscription
+from torchloom.bus.nats_reader import read_events
+from torchloom.bus.nats_stream import EVENT_STREAM, NO_MESSAGE_FOUND, OBJECT_BUCKET
+from torchloom.bus.protocol import REQUEST_TIMEOUT_S, Handler, Message, Record, check_event, check_size
+from torchloom.bus.pump import HandlerPump
+from torchloom.errors import BusUnavailable, TimedOut
+
+T = TypeVar("T")
+
+OBJECT_TIMEOUT_S = 60.0
+"""For a whole object, in chunks of 128 KiB that are each synced to disk."""
+
+
+class NatsSubscription:
+    def __init__(self, pump: HandlerPump, inner: LinkSubscription) -> None:
+        self._pump = pump
+        self._inner = inner
+
+    async def unsubscribe(self) -> None:
+        self._pump.stop()
+        await self._inner.unsubscribe()
+
+
+class NatsBus:
+    """Made by `connect`."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._pumps: list[HandlerPump] = []
+
+    @classmethod
+    async def connect(cls, address: BusAddress, *, name: str, wait_s: float = 0.0) -> NatsBus:
+        """Connect as `name` (shown by NATS's own tools).
+
+        A server that is not there yet is tried again for `wait_s` seconds. Raises BusUnavailable (nobody
+        there), NotAllowed (wrong credentials) or BusUnsuitable (too old). Once connected, a lost connection
+        is mended for ever.
+        """
+        link = Link(address, name)
+        await link.open(wait_s)
+        return cls(link)
+
+    @property
+    def connected(self) -> bool:
+        return self._link.connected
+
+    @property
+    def on_reconnect(self) -> list[Callable[[], Awaitable[None]]]:
+        return self._link.on_reconnect
+
+    async def provision(self, *, replicas: int = 1) -> None:
+        """`replicas` copies of everything, on a cluster of at least so many servers."""
+        await nats_stream.provision(self._link, REQUEST_TIMEOUT_S, replicas)
+
+    async def publish(self, subject: str, data: bytes) -> None:
+        check_size(subject, data)
+        await self._link.publish(subject, data)
+
+    async def subscribe(self, subject: str, handler: Handler) -> NatsSubscription:
+        await self._link.wait_connected(REQUEST_TIMEOUT_S)
+        pump = HandlerPump(subject, handler)
+
+        async def receive(message: Any) -> None:
+            pump.deliver(Message(message.subject, message.data, message.reply))
+
+        try:
+            inner = await self._link.subscribe(subject, receive)
+        except BaseException:
+            pump.cancel()
+            raise
+        self._pumps.append(pump)
+        return NatsSubscription(pump, inner)
+
+    async def request(self, subject: str, data: bytes, timeout_s: float = REQUEST_TIMEOUT_S) -> bytes:
+        check_size(subject, data)
+        answer: bytes = (await self._link.request(subject, data, timeout_s)).data
+        return answer
+
+    async def respond(self, message: Message, data: bytes) -> None:
+        if message.reply:
+            await self.publish(message.reply, data)
+
+    async def append(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        id: str,
+        expect_last: int | None = None,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> int:
+        check_event(subject, data)
+        return await nats_stream.store(
+            self._link, subject, data, id=id, expect_last=expect_last, timeout_s=timeout_s
+        )
+
+    def read(self, after: int) -> AsyncGenerator[Record, None]:
+        return read_events(self._link, after)
+
+    async def first_seq(self) -> int:
+        # An empty stream says 0 before its first event, and last + 1 when its history was cut off.
+        return max(1, int((await self._state())["first_seq"]))
+
+    async def last_seq(self, subject: str | None = None) -> int:
+        if subject is None:
+            return int((await self._state())["last_seq"])
+        await self._link.wait_connected(REQUEST_TIMEOUT_S)
+        try:
+            answer = await self._link.api(
+                f"STREAM.MSG.GET.{EVENT_STREAM}", {"last_by_subj": subject}, REQUEST_TIMEOUT_S
+            )
+        except TimedOut as error:
+            raise BusUnavailable(error.message) from None
+        if nats_stream.error_code(answer) == NO_MESSAGE_FOUND:
+            return 0
+        nats_stream.raise_error(answer, self._link)
+        return int(answer["message"]["seq"])
+
+    async def _state(self) -> dict[str, Any]:
+        info = await nats_stream.api(self._link, f"STREAM.INFO.{EVENT_STREAM}", None, REQUEST_TIMEOUT_S)
+        state: dict[str, Any] = info["state"]
+        return state
+
+    def lease(self, name: str, holder: str, ttl_s: float) -> NatsLease:
+        return NatsLease(self._link, name, holder, ttl_s)
+
+    async def put_object(self, name: str, data: bytes) -> None:
+        async def put(store: Any) -> None:
+            await store.put(name, bytes(data))
+
+        await self._with_objects(put)
+
+    async def get_object(self, name: str) -> bytes | None:
+        async def get(store: Any) -> bytes | None:
+            try:
+                return bytes((await store.get(name)).data)
+            except nats.js.errors.NotFoundError:
+                return None
+
+        return await self._with_objects(get)
+
+    async def _with_objects(self, use: Callable[[Any], Awaitable[T]]) -> T:
+        """Use nats-py's object store, which would wait for ever for a chunk that never comes."""
+
+        async def open_and_use() -> T:
+            return await use(await self._link.client.jetstream().object_store(OBJECT_BUCKET))
+
+        await self._link.wait_connected(REQUEST_TIMEOUT_S)
+        using = asyncio.ensure_future(open_and_use())
+        lost = asyncio.ensure_future(self._link.until_lost())
+        try:
+            await asyncio.wait([using, lost], timeout=OBJECT_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+            if not using.done():
+                raise BusUnavailable("the object store did not answer in time")
+            return using.result()
+        except nats.errors.Error as error:
+            raise BusUnavailable(f"the object store cannot be used now ({error})") from None
+        finally:
+            using.cancel()
+            lost.cancel()
+
+    async def close(self) -> None:
+        for pump in self._pumps:
+            pump.cancel()
+        await self._link.close()

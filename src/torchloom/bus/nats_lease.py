@@ -1,0 +1,131 @@
+"""A lease on a NATS key-value bucket.
+
+Owns the rule who may take it: each write is conditional on the last revision, the last value is never
+deleted, and the epoch is the revision of the acquisition, so epochs only grow. A candidate may take over when
+the holder's last write is older than its TTL, by the server's clock or because the candidate itself has
+watched it unchanged for so long. Clocks that jump can therefore cost a takeover too early, never two holders with the
+same epoch: whoever obeys commands refuses the lower one.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from torchloom.bus.nats_link import Link
+from torchloom.bus.nats_stream import LEASE_BUCKET, NO_MESSAGE_FOUND, NS_PER_S, api, parse_time_ns, store
+from torchloom.bus.protocol import REQUEST_TIMEOUT_S
+from torchloom.errors import BusUnavailable, Conflict, TimedOut
+
+STREAM = f"KV_{LEASE_BUCKET}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    revision: int
+    token: str
+    """Unique to one candidate; empty after a release."""
+    ttl_s: float
+    at_ns: int
+
+
+class NatsLease:
+    def __init__(self, link: Link, name: str, holder: str, ttl_s: float) -> None:
+        self._link = link
+        self._subject = f"$KV.{LEASE_BUCKET}.{name}"
+        self._holder = holder
+        self._token = f"{holder}#{secrets.token_hex(8)}"
+        self._ttl_s = ttl_s
+        self._timeout_s = min(REQUEST_TIMEOUT_S, ttl_s)
+        """An answer that comes after the TTL is worth nothing."""
+        self._epoch: int | None = None
+        self._revision = 0
+        self._until_s = 0.0
+        self._watched: tuple[int, float] = (0, 0.0)
+        """The other holder's revision, and when we first saw it."""
+
+    @property
+    def epoch(self) -> int | None:
+        return self._epoch
+
+    @property
+    def expired(self) -> bool:
+        return self._epoch is None or time.monotonic() >= self._until_s
+
+    async def acquire(self) -> int | None:
+        if self._epoch is not None and await self.renew():
+            return self._epoch
+        entry = await self._read()
+        # Our own token without an epoch: an earlier acquisition arrived but its answer did not.
+        if entry is not None and entry.token not in ("", self._token) and not await self._stale(entry):
+            return None
+        try:
+            revision = await self._write(self._token, entry.revision if entry else 0)
+        except Conflict:
+            return None
+        self._epoch = revision
+        return revision
+
+    async def renew(self) -> bool:
+        if self._epoch is None:
+            return False
+        try:
+            await self._write(self._token, self._revision)
+            return True
+        except Conflict:
+            # Perhaps our last renewal arrived and only its answer was lost: then the entry is still ours.
+            entry = await self._read()
+        if entry is not None and entry.token == self._token:
+            try:
+                await self._write(self._token, entry.revision)
+                return True
+            except Conflict:
+                pass
+        self._epoch = None
+        return False
+
+    async def release(self) -> None:
+        if self._epoch is None:
+            return
+        self._epoch = None
+        try:
+            await self._write("", self._revision)
+        except (Conflict, BusUnavailable):
+            return  # taken over, or nobody can be told: the TTL will do it
+
+    async def _write(self, token: str, expect: int) -> int:
+        began_s = time.monotonic()
+        value = json.dumps({"holder": self._holder, "token": token, "ttl_s": self._ttl_s}).encode()
+        self._revision = await store(
+            self._link, self._subject, value, timeout_s=self._timeout_s, expect_last=expect
+        )
+        self._until_s = began_s + self._ttl_s
+        return self._revision
+
+    async def _read(self) -> _Entry | None:
+        verb, body = f"STREAM.MSG.GET.{STREAM}", {"last_by_subj": self._subject}
+        await self._link.wait_connected(self._timeout_s)
+        try:
+            answer = await self._link.api(verb, body, self._timeout_s)
+        except TimedOut as error:
+            raise BusUnavailable(f"the lease cannot be read now ({error.message})") from None
+        if answer.get("error", {}).get("err_code") == NO_MESSAGE_FOUND:
+            return None
+        if "error" in answer:
+            raise BusUnavailable(f"the lease cannot be read now ({answer['error'].get('description')})")
+        message: dict[str, Any] = answer["message"]
+        value = json.loads(base64.b64decode(message["data"]))
+        return _Entry(message["seq"], value["token"], float(value["ttl_s"]), parse_time_ns(message["time"]))
+
+    async def _stale(self, entry: _Entry) -> bool:
+        now_s = time.monotonic()
+        if self._watched[0] != entry.revision:
+            self._watched = (entry.revision, now_s)
+        if now_s - self._watched[1] >= entry.ttl_s:
+            return True
+        info = await api(self._link, f"STREAM.INFO.{STREAM}", None, self._timeout_s)
+        return parse_time_ns(info["ts"]) - entry.at_ns >= entry.ttl_s * NS_PER_S

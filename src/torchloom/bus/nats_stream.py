@@ -1,0 +1,184 @@
+"""The JetStream side of the bus: what is created, how an event is stored, what the server's errors mean.
+
+Owns the configuration of the event stream, the lease bucket and the object bucket, and the one function that
+stores a message with a condition. Reading is in `nats_reader.py`, leases in `nats_lease.py`.
+
+The plain JSON API is used instead of nats-py's wrappers: its parts that matter here (timestamps, error codes,
+conditions) are hidden there or differ between versions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import datetime
+from typing import Any
+
+from torchloom.bus.nats_link import Link
+from torchloom.bus.protocol import EVENT_SUBJECTS, MAX_MESSAGE_BYTES
+from torchloom.errors import (
+    BusUnavailable,
+    BusUnsuitable,
+    Conflict,
+    LoomError,
+    NoResponder,
+    NotFound,
+    TimedOut,
+)
+
+EVENT_STREAM = "LOOM_EVENTS"
+LEASE_BUCKET = "LOOM_LEASE"
+OBJECT_BUCKET = "LOOM_OBJECTS"
+
+NS_PER_S = 1_000_000_000
+DEDUPLICATION_S = 3600
+RETRY_AFTER_S = 0.05
+
+JS_NOT_ENABLED = (10039, 10076)
+NO_MESSAGE_FOUND = 10037
+STREAM_NOT_FOUND = 10059
+STREAM_NAME_IN_USE = 10058
+WRONG_LAST_SEQUENCE = (10071, 10164)
+"""The second is the constant's form that newer servers use for the same refusal."""
+
+
+def stream_configs(replicas: int = 1) -> list[dict[str, Any]]:
+    """What `provision` creates. Names and subjects are NATS's own conventions, so that its tools work on them."""
+    common = {"storage": "file", "retention": "limits", "discard": "new", "num_replicas": replicas}
+    return [
+        common
+        | {
+            "name": EVENT_STREAM,
+            "subjects": [EVENT_SUBJECTS],
+            "max_msg_size": MAX_MESSAGE_BYTES,
+            "duplicate_window": DEDUPLICATION_S * NS_PER_S,
+            "deny_delete": True,
+        },
+        common
+        | {
+            "name": f"KV_{LEASE_BUCKET}",
+            "subjects": [f"$KV.{LEASE_BUCKET}.>"],
+            # One per lease, and never aged out: the last revision must stay, or epochs could go backwards.
+            "max_msgs_per_subject": 1,
+            "allow_rollup_hdrs": True,
+            "deny_delete": True,
+            "allow_direct": True,
+        },
+        common
+        | {
+            "name": f"OBJ_{OBJECT_BUCKET}",
+            "subjects": [f"$O.{OBJECT_BUCKET}.C.>", f"$O.{OBJECT_BUCKET}.M.>"],
+            "allow_rollup_hdrs": True,
+            "allow_direct": True,
+        },
+    ]
+
+
+async def provision(link: Link, timeout_s: float, replicas: int = 1) -> None:
+    """Create what is missing, leave alone what is there."""
+    try:
+        raise_error(await link.api("INFO", None, timeout_s), link)
+        for config in stream_configs(replicas):
+            name = config["name"]
+            found = await link.api(f"STREAM.INFO.{name}", None, timeout_s)
+            if error_code(found) == STREAM_NOT_FOUND:
+                found = await link.api(f"STREAM.CREATE.{name}", config, timeout_s)
+            # Two weavers may create at the same time; the loser finds what it wanted.
+            if error_code(found) != STREAM_NAME_IN_USE:
+                raise_error(found, link)
+    except NoResponder:
+        raise without_jetstream(link) from None
+
+
+def without_jetstream(link: Link) -> BusUnsuitable:
+    return BusUnsuitable(
+        f"the NATS server at {link.address} has no JetStream for user {link.address.user!r}",
+        hint="start nats-server with JetStream enabled (-js)",
+    )
+
+
+def error_code(answer: dict[str, Any]) -> int:
+    return int(answer.get("error", {}).get("err_code", 0))
+
+
+def raise_error(answer: dict[str, Any], link: Link) -> None:
+    """Translate a JetStream refusal. Refusals that may pass (no leader, store full) are BusUnavailable."""
+    error: dict[str, Any] | None = answer.get("error")
+    if error is None:
+        return
+    code, text = error_code(answer), str(error.get("description", "no reason given"))
+    if code in JS_NOT_ENABLED:
+        raise without_jetstream(link)
+    if code in WRONG_LAST_SEQUENCE:
+        raise Conflict(f"the last event is another than expected ({text})")
+    if code == STREAM_NOT_FOUND:
+        raise NotFound(
+            "the event stream does not exist on this NATS server", hint="start a weaver, it makes it"
+        )
+    if error.get("code") in (500, 503):
+        raise BusUnavailable(f"the NATS server cannot store or read now ({text})")
+    raise BusUnsuitable(f"the NATS server refused a JetStream call ({text})", hint="look into its log")
+
+
+async def api(link: Link, verb: str, body: dict[str, Any] | None, timeout_s: float) -> dict[str, Any]:
+    """A JetStream call that waits for the connection and succeeds, or raises one of ours."""
+    await link.wait_connected(timeout_s)
+    try:
+        answer = await link.api(verb, body, timeout_s)
+    except NoResponder:
+        raise BusUnavailable("JetStream does not answer on this NATS server now") from None
+    except BusUnavailable:
+        raise
+    except TimedOut as error:
+        raise BusUnavailable(error.message) from None
+    raise_error(answer, link)
+    return answer
+
+
+async def store(
+    link: Link,
+    subject: str,
+    data: bytes,
+    *,
+    timeout_s: float,
+    id: str | None = None,
+    expect_last: int | None = None,
+) -> int:
+    """Store one message and return its sequence; tries again over lost connections until the time is up.
+
+    Trying again is safe: with an id the server knows it already, and without one a condition makes the second
+    fail if the first arrived. So one of the two is required.
+    """
+    assert id is not None or expect_last is not None
+    headers: dict[str, str] = {}
+    if id is not None:
+        headers["Nats-Msg-Id"] = id
+    if expect_last is not None:
+        headers["Nats-Expected-Last-Subject-Sequence"] = str(expect_last)
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    last_error: LoomError = BusUnavailable(f"NATS at {link.address} cannot be reached now")
+    while (left := deadline - loop.time()) > 0:
+        try:
+            await link.wait_connected(left)
+            answer = await link.request(subject, data, max(deadline - loop.time(), 0.001), headers)
+            found: dict[str, Any] = json.loads(answer.data)
+            raise_error(found, link)
+            return int(found["seq"])
+        except NoResponder:
+            last_error = BusUnavailable(
+                "no stream takes this event", hint="start a weaver, it makes the stream"
+            )
+        except TimedOut as error:
+            last_error = error
+        await asyncio.sleep(min(RETRY_AFTER_S, max(deadline - loop.time(), 0)))
+    raise BusUnavailable(
+        f"{subject} was not acknowledged within {timeout_s:g} s ({last_error.message})", hint=last_error.hint
+    )
+
+
+def parse_time_ns(stamp: str) -> int:
+    """RFC 3339 as the server writes it, with up to nine digits, to nanoseconds since 1970."""
+    whole, _, fraction = stamp.removesuffix("Z").partition(".")
+    seconds = int(datetime.fromisoformat(f"{whole}+00:00").timestamp())
+    return seconds * NS_PER_S + int(fraction.ljust(9, "0")[:9] or 0)
