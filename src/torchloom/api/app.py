@@ -1,0 +1,31 @@
+"""Puts the API together: one router, mounted under /api/v1 and at the root. Owns no route but /health."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, FastAPI
+
+from torchloom.api import fleet, jobs, logs, problems
+from torchloom.api.guard import Guard
+from torchloom.api.ports import Control
+from torchloom.api.schemas import Health
+
+PREFIXES = ("/api/v1", "")
+"""The second is for the classic paths."""
+
+
+def create_app(control: Control, token: str, version: str, hosts: frozenset[str] = frozenset()) -> FastAPI:
+    """The whole API on top of one control service. `hosts` are names it may be called by besides loopback."""
+    app = FastAPI(title="torchloom", version=version, docs_url=None, redoc_url=None)
+    router = APIRouter()
+
+    @router.get("/health", operation_id="health")
+    async def health() -> Health:
+        return Health(version=version, ready=control.ready, active=control.active)
+
+    for part in (jobs.routes(control), logs.routes(control), fleet.routes(control)):
+        router.include_router(part)
+    for prefix in PREFIXES:
+        app.include_router(router, prefix=prefix, include_in_schema=bool(prefix))
+    problems.install(app)
+    app.add_middleware(Guard, token=token, hosts=hosts)
+    return app

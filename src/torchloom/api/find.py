@@ -1,0 +1,26 @@
+"""Looks up what a path names, or says in one sentence that it does not exist."""
+
+from __future__ import annotations
+
+from torchloom.api.ports import Control
+from torchloom.errors import NotFound, UsageError
+from torchloom.model.fleet import Job
+from torchloom.model.ids import check_token
+
+
+def job_of(control: Control, job: str) -> Job:
+    check_token(job, "job id")
+    found = control.fleet.jobs.get(job)
+    if found is None:
+        raise NotFound(f"There is no job {job!r}", hint="see `loom ps`")
+    return found
+
+
+def ranks_of(job: Job, rank: int | None) -> list[int]:
+    """The ranks asked for: one, or all."""
+    world = job.spec.world_size
+    if rank is None:
+        return list(range(world))
+    if not 0 <= rank < world:
+        raise UsageError(f"Job {job.id} has ranks 0 to {world - 1}, not {rank}.")
+    return [rank]

@@ -1,0 +1,40 @@
+"""Routes that read the fleet as a whole: devices, nodes, incidents."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from torchloom.api import views
+from torchloom.api.find import job_of
+from torchloom.api.ports import Control
+from torchloom.api.schemas import DeviceMap, IncidentDetail, IncidentView, NodeView
+from torchloom.errors import NotFound
+
+
+def routes(control: Control) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/devices", operation_id="devices")
+    async def devices() -> DeviceMap:
+        return views.device_map(control.fleet)
+
+    @router.get("/nodes", operation_id="nodes")
+    async def nodes() -> list[NodeView]:
+        fleet = control.fleet
+        return [views.node_view(fleet, node, control.node_seen(node.id)) for node in fleet.nodes.values()]
+
+    @router.get("/incidents", operation_id="incidents")
+    async def incidents(job: str | None = None) -> list[IncidentView]:
+        if job is not None:
+            job_of(control, job)
+        kept = control.fleet.incidents.values()
+        return [views.incident_view(incident) for incident in kept if job in (None, incident.job)]
+
+    @router.get("/incidents/{incident}", operation_id="incident")
+    async def incident(incident: str) -> IncidentDetail:
+        found = control.fleet.incidents.get(incident)
+        if found is None:
+            raise NotFound(f"There is no incident {incident[:64]!r}", hint="see `loom incidents`")
+        return views.incident_detail(found)
+
+    return router

@@ -1,0 +1,69 @@
+"""Errors as problem+json (RFC 9457). Owns the one table between LoomError classes and HTTP statuses."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from torchloom.errors import (
+    BusUnavailable,
+    Conflict,
+    LoomError,
+    NoResponder,
+    NotAllowed,
+    NotFound,
+    TimedOut,
+    UsageError,
+)
+
+_STATUS: tuple[tuple[type[LoomError], int, str], ...] = (
+    (UsageError, 422, "usage"),
+    (NotFound, 404, "not-found"),
+    (NotAllowed, 403, "not-allowed"),
+    (Conflict, 409, "conflict"),
+    (BusUnavailable, 503, "unavailable"),
+    (NoResponder, 503, "unavailable"),
+    (TimedOut, 504, "timed-out"),
+    (LoomError, 500, "failed"),
+)
+"""First match wins, so a class stands before its parent."""
+
+_PLAIN = {401: "not-allowed", 403: "not-allowed", 404: "not-found", 405: "usage", 413: "usage"}
+
+
+def problem(status: int, kind: str, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    """One sentence as a problem document. `type` tells the client which error class to raise."""
+    body = {"type": f"urn:torchloom:{kind}", "title": kind, "status": status, "detail": detail}
+    return JSONResponse(body, status, headers, media_type="application/problem+json")
+
+
+def install(app: FastAPI) -> None:
+    """Make every error of the application a problem document."""
+
+    @app.exception_handler(LoomError)
+    async def on_loom_error(_: Request, error: LoomError) -> JSONResponse:
+        status, kind = next((s, k) for cls, s, k in _STATUS if isinstance(error, cls))
+        return problem(status, kind, str(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def on_invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        return problem(422, "usage", describe_invalid(error))
+
+    @app.exception_handler(HTTPException)
+    async def on_http(_: Request, error: HTTPException) -> JSONResponse:
+        kind = _PLAIN.get(error.status_code, "failed")
+        return problem(error.status_code, kind, str(error.detail), dict(error.headers or {}))
+
+    @app.exception_handler(Exception)
+    async def on_bug(_: Request, error: Exception) -> JSONResponse:
+        # The traceback goes to the service's log (starlette re-raises); the caller learns only the class.
+        return problem(500, "failed", f"The service failed with {type(error).__name__}; see its log.")
+
+
+def describe_invalid(error: RequestValidationError) -> str:
+    """The first mistake in words. Never repeats the input: it may hold environment values."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
+    return f"{where or 'The request'}: {first['msg']}."

@@ -1,0 +1,258 @@
+"""Fleet records to API models. Pure: what is shown is a function of state, pulses and the time given."""
+
+from __future__ import annotations
+
+from torchloom.api.schemas import (
+    DeviceEntry,
+    DeviceMap,
+    DeviceUser,
+    DeviceView,
+    ExitView,
+    IncidentDetail,
+    IncidentView,
+    JobDetail,
+    JobSummary,
+    NodeView,
+    TimelineView,
+    WorkerDevices,
+    WorkerView,
+)
+from torchloom.model.fleet import ExitReport, Fleet, Incident, Job, Node, Timeline, Worker
+from torchloom.model.ids import replica_id, worker_id
+from torchloom.model.messages import WorkerPulse
+from torchloom.model.worker import DeviceUse
+
+Pulses = dict[int, WorkerPulse]
+
+
+def job_detail(fleet: Fleet, job: Job, pulses: Pulses, now_ns: int) -> JobDetail:
+    spec = job.spec
+    return JobDetail(
+        **job_summary(fleet, job, pulses, now_ns).model_dump(),
+        seq=fleet.seq,
+        spawn=spec.spawn,
+        interpreter=spec.interpreter,
+        cwd=spec.cwd,
+        args=list(spec.program.args),
+        env_names=list(spec.env_names),
+        labels=spec.labels,
+        workers=[worker_view(worker, pulses.get(worker.ref.rank)) for worker in job.workers],
+        incident_list=[incident_view(fleet.incidents[id]) for id in job.incidents if id in fleet.incidents],
+    )
+
+
+def job_summary(fleet: Fleet, job: Job, pulses: Pulses, now_ns: int) -> JobSummary:
+    step, is_training, total = _progress(job, pulses)
+    rate = _steps_per_s(job, pulses)
+    until_ns = job.ended_at_ns if job.ended else now_ns
+    elapsed_s = max(0.0, (until_ns - job.started_at_ns) / 1e9) if job.started_at_ns else 0.0
+    return JobSummary(
+        id=job.id,
+        state=str(job.state),
+        reason=job.reason,
+        ended=job.ended,
+        generation=job.generation,
+        restarts=job.restarts,
+        max_restarts=job.spec.restarts.max_restarts,
+        world_size=job.spec.world_size,
+        running_workers=sum(worker.alive and worker.pid > 0 for worker in job.workers),
+        step=step,
+        step_is_training=is_training,
+        total_steps=total,
+        steps_per_s=rate,
+        eta_s=max(0, total - step) / rate if total is not None and rate > 0 and not job.ended else None,
+        goodput=_goodput(fleet, job, elapsed_s, until_ns),
+        elapsed_s=elapsed_s,
+        submitted_at_ns=job.submitted_at_ns,
+        started_at_ns=job.started_at_ns,
+        ended_at_ns=job.ended_at_ns,
+        by=job.by,
+        program=job.spec.program.target,
+        incidents=list(job.incidents),
+    )
+
+
+def _progress(job: Job, pulses: Pulses) -> tuple[int, bool, int | None]:
+    """What all ranks have reached, whether that is the script's own number, and the known end."""
+    told = [p.training_step for p in pulses.values() if p.training_step is not None]
+    totals = [p.total_steps for p in pulses.values() if p.total_steps is not None]
+    total = max(totals) if totals else job.spec.expected_steps
+    if told:
+        return min(told), True, total
+    # A worker that has ended sends no pulse any more; its exit told how far it came.
+    counts = [
+        max(worker.steps, pulses[worker.ref.rank].steps if worker.ref.rank in pulses else 0)
+        for worker in job.workers
+    ]
+    return min(counts, default=0), False, total
+
+
+def _steps_per_s(job: Job, pulses: Pulses) -> float:
+    """The slowest rank sets the pace."""
+    slowest = max((p.step_s for p in pulses.values()), default=0.0)
+    return 1.0 / slowest if slowest > 0 and not job.ended else 0.0
+
+
+def _goodput(fleet: Fleet, job: Job, elapsed_s: float, until_ns: int) -> float | None:
+    if elapsed_s <= 0:
+        return None
+    down_ns = job.down_ns
+    current = fleet.incidents.get(job.incident)
+    if current is not None and current.open and current.timeline.fault_ns:
+        down_ns += max(0, until_ns - current.timeline.fault_ns)
+    return min(1.0, max(0.0, 1.0 - down_ns / 1e9 / elapsed_s))
+
+
+def worker_view(worker: Worker, pulse: WorkerPulse | None) -> WorkerView:
+    live = pulse if worker.alive else None
+    return WorkerView(
+        rank=worker.ref.rank,
+        replica=worker.replica,
+        node=worker.node,
+        local_rank=worker.local_rank,
+        pid=worker.pid,
+        state=str(worker.state),
+        incarnation=worker.ref.incarnation,
+        devices=[device_view(device) for device in worker.devices],
+        steps=max(worker.steps, pulse.steps if pulse else 0),
+        step_s=pulse.step_s if pulse else 0.0,
+        training_step=pulse.training_step if pulse else None,
+        phase=live.phase if live else "",
+        phase_s=live.phase_s if live else 0.0,
+        idle_s=live.idle_s if live else 0.0,
+        data_wait_s=pulse.data_wait_s if pulse else 0.0,
+        collectives=pulse.collectives if pulse else 0,
+        collective=pulse.collective if pulse else "",
+        in_collective_s=live.in_collective_s if live else 0.0,
+        recorder=pulse.recorder if pulse else "none",
+        metrics=pulse.metrics if pulse else {},
+        exit=worker.exit.describe() if worker.exit else "",
+        blind=worker.blind,
+    )
+
+
+def device_view(device: DeviceUse) -> DeviceView:
+    return DeviceView(device=device.device, kind=device.kind, name=device.name)
+
+
+def recovery_s(timeline: Timeline) -> float | None:
+    """From the fault, or from when we saw it, to the first step after it."""
+    start_ns = timeline.fault_ns or timeline.detected_ns
+    if not timeline.first_step_ns or not start_ns:
+        return None
+    return max(0.0, (timeline.first_step_ns - start_ns) / 1e9)
+
+
+def incident_detail(incident: Incident) -> IncidentDetail:
+    return IncidentDetail(
+        **incident_view(incident).model_dump(), exits=[exit_view(report) for report in incident.exits]
+    )
+
+
+def incident_view(incident: Incident) -> IncidentView:
+    line = incident.timeline
+    return IncidentView(
+        id=incident.id,
+        job=incident.job,
+        generation=incident.generation,
+        kind=incident.kind,
+        verdict=incident.verdict,
+        decision=incident.decision,
+        culprit=incident.culprit,
+        open=incident.open,
+        lost_steps=incident.lost_steps,
+        recovery_s=recovery_s(line),
+        timeline=TimelineView(
+            fault_ns=line.fault_ns,
+            detected_ns=line.detected_ns,
+            decided_ns=line.decided_ns,
+            stopped_ns=line.stopped_ns,
+            spawned_ns=line.spawned_ns,
+            first_step_ns=line.first_step_ns,
+        ),
+    )
+
+
+def exit_view(report: ExitReport) -> ExitView:
+    end = report.end
+    return ExitView(
+        rank=report.rank,
+        node=report.node,
+        how=report.exit.describe(),
+        code=report.exit.code,
+        signal=report.exit.signal,
+        source=report.exit.source,
+        at_ns=report.at_ns,
+        steps=report.steps,
+        training_step=report.training_step,
+        ran_s=report.ran_s,
+        secondary=report.secondary,
+        after_stop=report.after_stop,
+        exception=end.exception if end else "",
+        message=end.message if end else "",
+        traceback=end.traceback if end else "",
+        activity=report.activity,
+        log_tail=list(report.log_tail),
+        devices=[device_view(device) for device in report.devices],
+    )
+
+
+def device_map(fleet: Fleet) -> DeviceMap:
+    """Device → workers and replicas, and worker → devices. Only workers whose process may exist count."""
+    entries: dict[str, DeviceEntry] = {}
+    for node in fleet.nodes.values():
+        for device in node.inventory.devices:
+            entries[device.device] = _device_entry(device, node.id)
+    workers: list[WorkerDevices] = []
+    for job in fleet.jobs.values():
+        for worker in job.workers:
+            if not worker.alive:
+                continue
+            user = _device_user(job, worker)
+            for device in worker.devices:
+                entry = entries.setdefault(device.device, _device_entry(device, worker.node))
+                entry.workers.append(user)
+                if user.replica not in entry.replicas:
+                    entry.replicas.append(user.replica)
+            workers.append(
+                WorkerDevices(
+                    worker=user.worker,
+                    job=job.id,
+                    rank=user.rank,
+                    replica=user.replica,
+                    node=worker.node,
+                    devices=[device.device for device in worker.devices],
+                )
+            )
+    return DeviceMap(devices=sorted(entries.values(), key=lambda e: (e.node, e.device)), workers=workers)
+
+
+def _device_entry(device: DeviceUse, node: str) -> DeviceEntry:
+    return DeviceEntry(
+        device=device.device, kind=device.kind, name=device.name, node=node, workers=[], replicas=[]
+    )
+
+
+def _device_user(job: Job, worker: Worker) -> DeviceUser:
+    return DeviceUser(
+        job=job.id,
+        rank=worker.ref.rank,
+        replica=replica_id(job.id, worker.replica),
+        worker=worker_id(job.id, worker.ref.rank),
+        pid=worker.pid,
+    )
+
+
+def node_view(fleet: Fleet, node: Node, seen_s: float | None) -> NodeView:
+    here = [w for job in fleet.jobs.values() for w in job.workers if w.node == node.id and w.alive]
+    return NodeView(
+        id=node.id,
+        state=str(node.state),
+        reason=node.reason,
+        hostname=node.inventory.hostname,
+        address=node.inventory.address,
+        max_workers=node.inventory.max_workers,
+        workers=len(here),
+        devices=[device_view(device) for device in node.inventory.devices],
+        seen_s=seen_s,
+    )
