@@ -1,4 +1,4 @@
-"""Maps this process's black box and says who writes into it. Owns the mapping, not the layout (wire/blackbox.py).
+"""Maps this process's black box and says who writes into it. The layout is in wire/blackbox.py.
 
 The mapping is never undone: the native recorder's threads may still write while the interpreter ends.
 """
@@ -44,7 +44,8 @@ def _map(descriptor: int) -> Box:
 
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+    int_, long_ = ctypes.c_int, ctypes.c_long
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, int_, int_, int_, long_]
     address = libc.mmap(None, SIZE, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, descriptor, 0)
     if address is None or address == ctypes.c_void_p(-1).value:
         raise OSError(ctypes.get_errno(), "mmap of the black box failed")

@@ -1,4 +1,4 @@
-"""The end record: how the script ended, for whoever reads the black box afterwards. Prints and decides nothing."""
+"""The end record: how the script ended, for whoever reads the black box afterwards. It prints nothing."""
 
 from __future__ import annotations
 
@@ -74,7 +74,16 @@ def lost_connection(error: BaseException) -> bool:
 
 
 def write_end(view: View, record: dict[str, object]) -> None:
-    view.write_blob(END, json.dumps(record).encode()[: END.capacity])
+    """Write the record, with as much of the traceback's tail as fits."""
+    while True:
+        data = json.dumps(record).encode()
+        if len(data) <= END.capacity:
+            view.write_blob(END, data)
+            return
+        for name in ("traceback", "message"):
+            text = record[name]
+            if isinstance(text, str):
+                record = {**record, name: text[len(text) // 2 :] if name == "traceback" else text[:500]}
 
 
 def _name(kind: type) -> str:

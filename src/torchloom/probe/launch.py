@@ -1,4 +1,4 @@
-"""Cold start: `python -m torchloom.probe.launch` with the worker's spec as JSON on descriptor $LOOM_SPEC_FD."""
+"""Cold start: `python -m torchloom.probe.launch`, the worker's spec as JSON on descriptor $LOOM_SPEC_FD."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import os
 import sys
 import types
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
@@ -111,7 +111,7 @@ def _new_main(loader: object) -> types.ModuleType:
 
 def _tell_multiprocessing_where_it_is() -> None:
     """A warm process imported multiprocessing in another directory and shares its key with its siblings."""
-    process = sys.modules.get("multiprocessing.process")
+    process: Any = sys.modules.get("multiprocessing.process")
     if process is None:
         return
     process.ORIGINAL_DIR = os.path.abspath(os.curdir)

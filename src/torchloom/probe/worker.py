@@ -8,35 +8,51 @@ Python's own. So the caller must
 
 * call it outside any `except` block (else Python would chain the exceptions) and catch nothing around it;
 * have been started with `python -m …`: `sys.path[0]` is replaced (nothing is, under -P);
-* write Life.FORKED, if at all, before the fork or in the child, never after `run` has begun.
+* write Life.FORKED, if at all, before the fork or in the child before `run`;
+* leave `torchloom` in `sys.modules`: `import torchloom` in the script must find this probe.
 
 Telemetry that cannot start is left out; the program runs all the same.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from torchloom.probe import program
-from torchloom.probe.box import open_box, write_identity
-from torchloom.probe.ending import end_record, write_end
+from torchloom.probe import program, session
+from torchloom.probe.box import Box, open_box
+from torchloom.wire.blackbox import Header
 
 
 def run(spec: Mapping[str, Any]) -> NoReturn:
     """Run the program `spec` names ("script" or "module", "argv") recording into the box at "box"."""
-    pid = os.getpid()
     box = open_box(spec["box"]) if spec.get("box") else None
-    if box is not None:
-        write_identity(box.view)
+    probe = _record(box) if box is not None else None
     try:
         program.execute(script=spec.get("script"), module=spec.get("module"), argv=spec.get("argv") or ())
     except BaseException as error:
         program.hide_our_frames(error)
-        if box is not None and os.getpid() == pid:
-            write_end(box.view, end_record(error, stopped=False))
+        if probe is not None:
+            probe.end(error)
         raise
-    if box is not None and os.getpid() == pid:
-        write_end(box.view, end_record(None, stopped=False))
+    if probe is not None:
+        probe.end(None)
     raise SystemExit(0)
+
+
+def adopt(path: str) -> bool:
+    """Record into the box at `path` from now on, unless it is another process's."""
+    box = open_box(path)
+    if box is None or box.view.header(Header.PID) not in (0, os.getpid()):
+        return False
+    return _record(box) is not None
+
+
+def _record(box: Box) -> session.Session | None:
+    """Switch the probe on. The last atexit handler to run says that the interpreter is really ending."""
+    probe = session.begin(box)
+    if probe is not None:
+        atexit.register(probe.ended)
+    return probe

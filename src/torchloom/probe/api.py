@@ -1,0 +1,81 @@
+"""What `import torchloom` offers a training script. Without torchloom around it, every call does nothing.
+
+Nothing here raises for an odd value, waits for a device or talks to anybody: it writes into the black box.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from types import TracebackType
+from typing import NamedTuple
+
+from torchloom.probe import session
+
+
+class Info(NamedTuple):
+    """Who this worker is."""
+
+    job: str | None
+    replica: str | None
+    rank: int
+    world_size: int
+    local_rank: int
+    generation: int
+    """Of the job: grows with every restart of it."""
+    incarnation: int
+    """Of this process within its place in the job."""
+
+
+def log(**metrics: object) -> None:
+    """Show these values: numbers, one-element tensors or arrays, short texts. A GPU is not waited for."""
+    if session.current is not None:
+        session.current.log(metrics)
+
+
+def step(number: object, total: object = None) -> None:
+    """Tell the script's own step number (which goes on after a restart) and, if known, its last one."""
+    if session.current is not None:
+        session.current.tell_step(number, total)
+
+
+class phase(contextlib.ContextDecorator):
+    """`with loom.phase("eval"):` names what the script does, so that a long pause is not taken for a hang."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._before: list[int | None] = []
+
+    def __enter__(self) -> phase:
+        self._before.append(session.current.enter_phase(self._name) if session.current else None)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        before = self._before.pop()
+        if before is not None and session.current is not None:
+            session.current.leave_phase(before)
+
+
+def attach() -> bool:
+    """Make the hooks live in a process that torchloom did not start, if $LOOM_BOX names its black box.
+
+    True when this process records (also when it did already), False when there is nothing to record to.
+    """
+    if session.current is not None:
+        return True
+    path = os.environ.get("LOOM_BOX")
+    if not path:
+        return False
+    from torchloom.probe import worker
+
+    return worker.adopt(path)
+
+
+def info() -> Info | None:
+    """Who this worker is; None when torchloom is not around."""
+    told = session.current.identity() if session.current is not None else None
+    if not told:
+        return None
+    return Info(**{name: told.get(name) for name in Info._fields})

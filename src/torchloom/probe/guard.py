@@ -1,0 +1,53 @@
+"""The host program is sacred: a failure of ours means less telemetry, never an exception in the script.
+
+Every entry point from the script into the probe is wrapped here, and this is the only wide `except` of the
+probe. An entry that keeps failing is switched off. What is not an error passes: the stop at a boundary
+(a SystemExit) and the user's own Ctrl-C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+LIMIT = 3
+"""Failures after which an entry point is switched off."""
+
+
+class Guard:
+    """Wraps entry points and counts what it caught. `off` silences all of them (in forked children)."""
+
+    def __init__(self, on_trip: Callable[[int], None]) -> None:
+        self.off = False
+        self.trips = 0
+        self.errors: list[str] = []
+        """The first few errors as text, for a person who looks for the reason."""
+        self._on_trip = on_trip
+
+    def wrap(self, entry: Callable[..., Any], otherwise: object = None) -> Callable[..., Any]:
+        """`entry`, never raising an Exception; `otherwise` is returned when it could not do its work."""
+        failures = 0
+
+        def safely(*args: Any) -> Any:
+            nonlocal failures
+            if self.off or failures >= LIMIT:
+                return otherwise
+            try:
+                return entry(*args)
+            except Exception as error:  # noqa: BLE001 – the point of this module
+                failures += 1
+                self._trip(entry, error)
+                return otherwise
+
+        return safely
+
+    def _trip(self, entry: Callable[..., Any], error: Exception) -> None:
+        self.trips += 1
+        try:
+            if len(self.errors) < 10:
+                self.errors.append(
+                    f"{getattr(entry, '__qualname__', entry)}: {type(error).__name__}: {error}"
+                )
+            self._on_trip(self.trips)
+        except Exception:  # noqa: BLE001 – an error with a broken __str__, a box that is gone
+            return

@@ -1,0 +1,59 @@
+"""Reads the agent's commands at the step boundary and answers them. Steps are numbered from 1.
+
+STOP with at_step = N ends the script at the boundary before step N, so after N - 1 completed steps; when that
+is past (or N is 0) at the next boundary. The answer is written when the command is carried out, not when it
+is read, and says how many steps were completed. NOTHING withdraws a STOP that has not been carried out and is
+answered at once. A script that swallows the stop meets it again at every boundary.
+"""
+
+from __future__ import annotations
+
+from torchloom.wire.blackbox import ANSWER_AT, MAILBOX_AT, MASK, Answer, Command, Mailbox, View
+
+_VERSION = MAILBOX_AT // 8 + Mailbox.VERSION
+_COMMAND = MAILBOX_AT // 8 + Mailbox.COMMAND
+_AT_STEP = MAILBOX_AT // 8 + Mailbox.AT_STEP
+_ANSWER_VERSION = ANSWER_AT // 8 + Answer.VERSION
+_ANSWER_STEP = ANSWER_AT // 8 + Answer.STEP
+_NEVER = MASK
+
+
+class StopAtBoundary(SystemExit):
+    """Ends the script with status 0 at a step boundary; `finally` blocks and atexit handlers run."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+class Inbox:
+    """This worker's mailbox. `check` is on the path of every step: one read of a word when nothing is new."""
+
+    def __init__(self, view: View) -> None:
+        self._words = view.words
+        self._seen = 0
+        self._stop_after = _NEVER
+        """Completed steps at which the script ends."""
+
+    def check(self, completed: int) -> None:
+        """Called at the boundary after `completed` steps. Raises StopAtBoundary when told to stop here."""
+        if self._words[_VERSION] != self._seen:
+            self._read(completed)
+        if completed >= self._stop_after:
+            self._answer(completed)
+            raise StopAtBoundary
+
+    def _read(self, completed: int) -> None:
+        words = self._words
+        version, command, at_step = words[_VERSION], words[_COMMAND], words[_AT_STEP]
+        if words[_VERSION] != version:
+            return  # being written right now: the next boundary will see it whole
+        self._seen = version
+        if command == Command.STOP:
+            self._stop_after = max(at_step, 1) - 1
+        else:
+            self._stop_after = _NEVER
+            self._answer(completed)
+
+    def _answer(self, completed: int) -> None:
+        self._words[_ANSWER_STEP] = completed
+        self._words[_ANSWER_VERSION] = self._seen

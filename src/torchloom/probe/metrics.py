@@ -1,0 +1,92 @@
+"""What the script told through loom.log, newest value of each name, as the METRICS blob.
+
+    {"step": 12, "at_ns": …, "values": {"loss": 0.5, "accuracy": null}}
+
+A number on a CUDA device is copied to the host without waiting and read at a later step; null until then.
+Written at most every INTERVAL_NS (at once for NaN and infinities, which somebody waits for).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from torchloom.probe.values import UNREAD, is_tensor, plain
+from torchloom.wire.blackbox import METRICS, View
+
+INTERVAL_NS = 20_000_000
+NAMES = 128
+NAME_CHARS = 100
+_ALARMING = ("NaN", "Infinity", "-Infinity")
+
+
+class Metrics:
+    """Keeps the newest value of every metric of this worker."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._values: dict[str, Any] = {}
+        self._coming: dict[str, tuple[Any, Any]] = {}
+        """Values on their way from a device: (pinned host tensor, event)."""
+        self._step = 0
+        self._changed = False
+        self._next_ns = 0
+
+    def log(self, metrics: Mapping[str, object], step: int, now_ns: int) -> None:
+        """Take new values over. `step` is the number of completed steps."""
+        urgent = False
+        for name, value in metrics.items():
+            name = name[:NAME_CHARS]
+            if name not in self._values and len(self._values) >= NAMES:
+                continue
+            taken = plain(value)
+            if taken is UNREAD:
+                taken = None
+                if is_tensor(value):
+                    self._fetch(name, value)
+            else:
+                self._coming.pop(name, None)
+            urgent = urgent or taken in _ALARMING
+            self._values[name] = taken
+        self._step = step
+        self._changed = True
+        self.write(now_ns, at_once=urgent)
+
+    def write(self, now_ns: int, *, at_once: bool = False) -> None:
+        """Bring the blob up to date if it is time, with what has arrived from devices meanwhile."""
+        if self._coming:
+            self._take_arrived()
+        if self._changed and (at_once or now_ns >= self._next_ns):
+            self._next_ns = now_ns + INTERVAL_NS
+            self._changed = False
+            self._view.write_blob(METRICS, self._fitting(now_ns))
+
+    def _fetch(self, name: str, value: Any) -> None:
+        """Start a copy to the host. `item()` would wait for everything queued on the device."""
+        if value.device.type != "cuda" or value.numel() != 1:
+            return
+        torch = sys.modules["torch"]
+        host = torch.empty((), dtype=value.dtype, pin_memory=True)
+        host.copy_(value.detach().reshape(()), non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        self._coming[name] = (host, event)
+
+    def _take_arrived(self) -> None:
+        for name, (host, event) in list(self._coming.items()):
+            if event.query():
+                del self._coming[name]
+                taken = plain(host)
+                self._values[name] = None if taken is UNREAD else taken
+                self._changed = True
+
+    def _fitting(self, now_ns: int) -> bytes:
+        values = dict(self._values)
+        while True:
+            text = json.dumps({"step": self._step, "at_ns": now_ns, "values": values}).encode()
+            if len(text) <= METRICS.capacity:
+                return text
+            for name in list(values)[len(values) // 2 :]:
+                del values[name]

@@ -1,0 +1,170 @@
+"""One probe in one process: makes the watchers, connects them, and silences them in forked children.
+
+`begin(box)` makes the session `current`; everything of the probe that a script can meet asks for that one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import threading
+import time
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from torchloom.probe import device
+from torchloom.probe.arrivals import Arrivals
+from torchloom.probe.box import Box, write_identity
+from torchloom.probe.compiling import Compiling
+from torchloom.probe.data import DataWait
+from torchloom.probe.ending import end_record, write_end
+from torchloom.probe.guard import Guard
+from torchloom.probe.hyper import Hyperparameters
+from torchloom.probe.mailbox import Inbox, StopAtBoundary
+from torchloom.probe.metrics import Metrics
+from torchloom.probe.phases import Phases
+from torchloom.probe.steps import Steps
+from torchloom.wire.blackbox import DEVICE, IDENTITY, Header, Life, Phase, Progress, View
+
+HOUSEKEEPING_NS = 100_000_000
+"""How often, at most, what may change between steps without a hook is looked at."""
+
+current: Session | None = None
+"""The session of this process; None outside torchloom and in forked children."""
+
+
+class Session:
+    """The probe of this process."""
+
+    def __init__(self, box: Box) -> None:
+        view = box.view
+        self.view: View = view
+        self._address = box.address
+        self.guard = Guard(lambda trips: view.set_progress(Progress.GUARD_TRIPS, trips))
+        self.phases = Phases(view, time.monotonic_ns())
+        self.data = DataWait(view, self.phases, self.guard)
+        self.steps = Steps(
+            view,
+            data_wait_ns=lambda: self.data.total_ns,
+            at_boundary=self._at_boundary,
+            after_step=self._after_step,
+        )
+        self._compiling = Compiling(self.phases, self.guard)
+        self._inbox = Inbox(view)
+        self._hyper = Hyperparameters(view)
+        self._metrics = Metrics(view)
+        self._device: dict[str, Any] = {}
+        self._arrivals = Arrivals(self.guard)
+        self._housekeeping_ns = 0
+        self._recorder: Any = None
+        # What the script calls, guarded once and for all.
+        self.log = self.guard.wrap(self._log)
+        self.tell_step = self.guard.wrap(self._tell_step)
+        self.enter_phase = self.guard.wrap(self._enter_phase)
+        self.leave_phase = self.guard.wrap(self._leave_phase)
+        self.identity = self.guard.wrap(self._identity)
+        self.end = self.guard.wrap(self._end)
+        self.ended = self.guard.wrap(lambda: view.set_header(Header.LIFE, Life.ENDED))
+
+    def install(self) -> None:
+        """Put the hooks into torch: now if it is imported, else when it is."""
+        os.register_at_fork(after_in_child=self.guard.wrap(self._silence))
+        self.guard.wrap(self._write_device)()
+        self._arrivals.expect("torch", self._torch_arrived)
+        self._arrivals.expect("torch.utils.data.dataloader", self.data.install)
+        self._arrivals.expect("torch._dynamo.callback", self._compiling.install)
+
+    def _torch_arrived(self, torch: ModuleType) -> None:
+        optim = importlib.import_module("torch.optim.optimizer")
+        self.steps.install(optim, torch.compiler.is_compiling, self.guard)
+        self.guard.wrap(self._start_recorder)()
+
+    def _start_recorder(self) -> None:
+        recorder = importlib.import_module("torchloom.probe.recorder")
+        recorder.load()
+        self._recorder = recorder.start(self.view, self._address)
+
+    def _silence(self) -> None:
+        """In a forked child: it is somebody else, and the box is not its own."""
+        global current
+        current = None
+        self.guard.off = True
+        self.steps.remove()
+        self.data.remove()
+        self._arrivals.forget()
+
+    # -- what the hooks call --------------------------------------------------------------------
+    def _at_boundary(self, completed: int, now_ns: int) -> None:
+        self.data.thread = self.steps.thread
+        if completed == 0:
+            self.phases.training_began(now_ns)
+        self._inbox.check(completed)
+
+    def _after_step(self, completed: int, now_ns: int) -> None:
+        if now_ns >= self._housekeeping_ns:
+            self._housekeeping_ns = now_ns + HOUSEKEEPING_NS
+            self._hyper.write_changed(self.steps.optimizers(), completed)
+            self._metrics.write(now_ns)
+            self._compiling.keep()
+            if self._device.get("kind") == "cpu":
+                self._write_device()
+
+    def _write_device(self) -> None:
+        described = device.describe()
+        if described != self._device:
+            self._device = described
+            self.view.write_blob(DEVICE, json.dumps(described).encode()[: DEVICE.capacity])
+
+    # -- what the script calls ------------------------------------------------------------------
+    def _log(self, metrics: Mapping[str, object]) -> None:
+        self._metrics.log(metrics, self.steps.completed, time.monotonic_ns())
+
+    def _tell_step(self, number: Any, total: Any) -> None:
+        if int(number) >= 0:
+            self.view.set_progress(Progress.TRAINING_STEP, int(number) + 1)
+        if total is not None and int(total) >= 0:
+            self.view.set_progress(Progress.TOTAL_STEPS, int(total))
+        self.view.set_progress(Progress.LAST_ACTIVITY_NS, time.monotonic_ns())
+
+    def _enter_phase(self, name: object) -> int | None:
+        if threading.get_ident() != self.data.thread:
+            return None
+        return self.phases.enter_named(str(name), time.monotonic_ns())
+
+    def _leave_phase(self, before: int) -> None:
+        self.phases.leave_named(before, time.monotonic_ns())
+
+    def _identity(self) -> dict[str, Any]:
+        told: dict[str, Any] = json.loads(self.view.read_blob(IDENTITY) or b"{}")
+        header = {
+            name.lower(): self.view.header(Header[name])
+            for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GENERATION", "INCARNATION")
+        }
+        return {**header, **told}
+
+    # -- the end --------------------------------------------------------------------------------
+    def _end(self, error: BaseException | None) -> None:
+        """The program has ended; threads and atexit handlers are still to come."""
+        now_ns = time.monotonic_ns()
+        write_end(self.view, end_record(error, stopped=isinstance(error, StopAtBoundary)))
+        self.phases.set(int(Phase.ENDING), now_ns)
+        self._hyper.write_changed(self.steps.optimizers(), self.steps.completed)
+        self._metrics.write(now_ns, at_once=True)
+
+
+def begin(box: Box) -> Session | None:
+    """Start the probe on a mapped box. None when it could not be made: then there is no telemetry."""
+    global current
+    if current is None:
+        made = Guard(lambda trips: None).wrap(_make)(box)
+        current = made if isinstance(made, Session) else None
+    return current
+
+
+def _make(box: Box) -> Session:
+    write_identity(box.view)
+    session = Session(box)
+    session.install()
+    return session

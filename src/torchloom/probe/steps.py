@@ -1,0 +1,194 @@
+"""Counts and times optimizer steps, and finds the boundary, through torch's global optimizer hooks.
+
+The *anchor* is the first optimizer that stepped (the next one that steps, should it be collected). A *step*
+is one outermost `step()` of the anchor that came to its end; the *boundary* is the moment before it. So:
+
+* a step within a step (ZeroRedundancyOptimizer, `super().step()`) is part of the outer one;
+* gradient accumulation counts updates, not batches; LBFGS counts calls of `step`, not of its closure;
+* a GradScaler that skips an update skips the step (a fused optimizer is called all the same: it counts);
+* other optimizers (GANs) have a counter of their own, whichever thread they run on;
+* a step that raises is not counted;
+* inside `torch.compile` the hooks vanish: a compiled `optimizer.step` keeps its graph and is not counted.
+
+Nothing here is done per parameter.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torchloom.probe.guard import Guard
+from torchloom.wire.blackbox import PROGRESS_AT, Progress, View
+
+_AT = PROGRESS_AT // 8
+_STEPS = _AT + Progress.STEPS
+_ENTERED = _AT + Progress.STEP_ENTERED_NS
+_ENDED = _AT + Progress.STEP_ENDED_NS
+_STEP_NS = _AT + Progress.STEP_NS
+_OPTIMIZERS = _AT + Progress.OPTIMIZERS
+_OTHER_STEPS = _AT + Progress.OTHER_STEPS
+_ACTIVITY = _AT + Progress.LAST_ACTIVITY_NS
+_FIRST = _AT + Progress.FIRST_STEP_NS
+_COLLECTIVES = _AT + Progress.COLLECTIVES_ENTERED
+
+
+class Steps:
+    """The step counters of one worker.
+
+    `at_boundary(completed, now_ns)` is called before every anchor step and may raise to end the script;
+    `after_step(completed, now_ns)` after it; `data_wait_ns()` says how long the worker has waited so far.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        *,
+        data_wait_ns: Callable[[], int],
+        at_boundary: Callable[[int, int], None],
+        after_step: Callable[[int, int], None],
+    ) -> None:
+        self._view = view
+        self._words = view.words
+        self._data_wait_ns = data_wait_ns
+        self._at_boundary = at_boundary
+        self._after_step = after_step
+        self._anchor: Callable[[], Any] = _nobody
+        self._others: list[weakref.ref[Any]] = []
+        self._open: Any = None
+        """The argument tuple of the outermost step() under way: it is made anew for every call."""
+        self._open_is_anchor = False
+        self._ended_ns = 0
+        self._waited_ns = 0
+        self._collectives = 0
+        self._other_steps = 0
+        self._step_code: types.CodeType | None = None
+        self._handles: list[Any] = []
+        self.completed = 0
+        self.thread = threading.get_ident()
+        """The thread the anchor steps on."""
+
+    def install(self, optim: Any, is_compiling: Callable[[], bool], guard: Guard) -> None:
+        """Register with torch.optim.optimizer, given as a module."""
+        before, after = guard.wrap(self.before), guard.wrap(self.after)
+
+        def loom_before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if not is_compiling():  # a constant while dynamo traces: nothing of ours gets into the graph
+                before(optimizer, args)
+
+        def loom_after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if not is_compiling():
+                after(optimizer, args)
+
+        self._step_code = _code_of_step_wrapper(optim)
+        self._handles = [
+            optim.register_optimizer_step_pre_hook(loom_before_step),
+            optim.register_optimizer_step_post_hook(loom_after_step),
+        ]
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def optimizers(self) -> list[Any]:
+        """The optimizers that have stepped and still exist, the anchor first."""
+        known = [self._anchor(), *(other() for other in self._others)]
+        return [optimizer for optimizer in known if optimizer is not None]
+
+    def before(self, optimizer: Any, args: Any) -> None:
+        """The global pre-hook."""
+        thread = threading.get_ident()
+        anchor = self._anchor()
+        if thread != self.thread and anchor is not None and anchor is not optimizer:
+            return  # counted when it ends; `_open` belongs to the anchor's thread
+        # Something is open: either this is a step within a step, or the one before raised and never ended.
+        if self._open is not None and self._is_nested():
+            return
+        self.thread = thread
+        if anchor is None:
+            self._drop_anchor(optimizer)
+        elif anchor is not optimizer:
+            self._open_is_anchor = False
+            self._open = args
+            return
+        now_ns = time.monotonic_ns()
+        self._words[_ENTERED] = now_ns
+        self._open_is_anchor = True
+        self._open = None
+        self._at_boundary(self.completed, now_ns)
+        self._open = args
+
+    def after(self, optimizer: Any, args: Any) -> None:
+        """The global post-hook."""
+        if threading.get_ident() != self.thread:
+            if not self._is_nested():
+                self._count_other(optimizer)
+            return
+        # Another pre-hook may have replaced the arguments: then the call stack tells which step this ends.
+        if args is not self._open and (self._open is None or self._is_nested()):
+            return
+        self._open = None
+        if not self._open_is_anchor:
+            self._count_other(optimizer)
+            return
+        now_ns = time.monotonic_ns()
+        words = self._words
+        self.completed = completed = self.completed + 1
+        step_ns = now_ns - self._ended_ns if self._ended_ns else 0
+        waited_ns, collectives = self._data_wait_ns(), words[_COLLECTIVES]
+        self._view.write_step(
+            completed, now_ns, step_ns, waited_ns - self._waited_ns, max(0, collectives - self._collectives)
+        )
+        self._ended_ns, self._waited_ns, self._collectives = now_ns, waited_ns, collectives
+        words[_STEP_NS] = step_ns
+        words[_ENDED] = now_ns
+        words[_ACTIVITY] = now_ns
+        words[_STEPS] = completed
+        if completed == 1:
+            words[_FIRST] = now_ns
+        self._after_step(completed, now_ns)
+
+    def _drop_anchor(self, optimizer: Any) -> None:
+        self._others = [other for other in self._others if other() is not optimizer]
+        self._anchor = weakref.ref(optimizer)
+        self._words[_OPTIMIZERS] = len(self.optimizers())
+
+    def _count_other(self, optimizer: Any) -> None:
+        self._other_steps += 1
+        self._words[_OTHER_STEPS] = self._other_steps
+        self._words[_ACTIVITY] = time.monotonic_ns()
+        if not any(other() is optimizer for other in self._others):
+            self._others = [other for other in self._others if other() is not None]
+            self._others.append(weakref.ref(optimizer))
+            self._words[_OPTIMIZERS] = len(self.optimizers())
+
+    def _is_nested(self) -> bool:
+        """Whether the step() that calls us is within another one on this thread's stack."""
+        found = 0
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code is self._step_code:
+                found += 1
+                if found == 2:
+                    return True
+            frame = frame.f_back
+        return False
+
+
+def _nobody() -> None:
+    """The anchor before there is one."""
+
+
+def _code_of_step_wrapper(optim: Any) -> types.CodeType | None:
+    """The code all hooked step() methods run in, to recognise their frames."""
+    constants = optim.Optimizer.profile_hook_step.__code__.co_consts
+    for constant in constants:
+        if isinstance(constant, types.CodeType):
+            return constant
+    return None
