@@ -16,10 +16,11 @@ import nats.js.errors
 
 from torchloom.bus import nats_stream
 from torchloom.bus.address import BusAddress
+from torchloom.bus.nats_config import EVENT_STREAM, OBJECT_BUCKET
 from torchloom.bus.nats_lease import NatsLease
 from torchloom.bus.nats_link import Link, LinkSubscription
 from torchloom.bus.nats_reader import read_events
-from torchloom.bus.nats_stream import EVENT_STREAM, NO_MESSAGE_FOUND, OBJECT_BUCKET
+from torchloom.bus.nats_stream import NO_MESSAGE_FOUND
 from torchloom.bus.protocol import REQUEST_TIMEOUT_S, Handler, Message, Record, check_event, check_size
 from torchloom.bus.pump import HandlerPump
 from torchloom.errors import BusUnavailable, TimedOut

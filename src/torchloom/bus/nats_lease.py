@@ -3,8 +3,8 @@
 Owns the rule who may take it: each write is conditional on the last revision, the last value is never
 deleted, and the epoch is the revision of the acquisition, so epochs only grow. A candidate may take over when
 the holder's last write is older than its TTL, by the server's clock or because the candidate itself has
-watched it unchanged for so long. Clocks that jump can therefore cost a takeover too early, never two holders with the
-same epoch: whoever obeys commands refuses the lower one.
+watched it unchanged for so long. Clocks that jump can therefore cost a takeover too early, never two holders
+with the same epoch: whoever obeys commands refuses the lower one.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from torchloom.bus.nats_config import LEASE_BUCKET
 from torchloom.bus.nats_link import Link
-from torchloom.bus.nats_stream import LEASE_BUCKET, NO_MESSAGE_FOUND, NS_PER_S, api, parse_time_ns, store
+from torchloom.bus.nats_stream import NO_MESSAGE_FOUND, NS_PER_S, api, parse_time_ns, store
 from torchloom.bus.protocol import REQUEST_TIMEOUT_S
 from torchloom.errors import BusUnavailable, Conflict, TimedOut
 

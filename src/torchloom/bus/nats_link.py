@@ -22,12 +22,10 @@ import nats.aio.client
 import nats.errors
 
 from torchloom.bus.address import BusAddress
+from torchloom.bus.nats_config import MIN_SERVER_VERSION
 from torchloom.errors import BusUnavailable, BusUnsuitable, NoResponder, NotAllowed, TimedOut
 
 log = logging.getLogger(__name__)
-
-MIN_SERVER_VERSION = (2, 10, 0)
-"""The first whose stream information carries the server's own time, on which leases rest."""
 
 LOOK_EVERY_S = 0.25
 RECONNECT_WAIT_S = 0.1

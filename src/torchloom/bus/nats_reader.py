@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from typing import Any
 
+from torchloom.bus.nats_config import EVENT_STREAM
 from torchloom.bus.nats_link import Link, LinkSubscription
-from torchloom.bus.nats_stream import EVENT_STREAM, NS_PER_S, api
+from torchloom.bus.nats_stream import NS_PER_S, api
 from torchloom.bus.protocol import REQUEST_TIMEOUT_S, Record
 from torchloom.errors import StreamRewound, TimedOut
 

@@ -14,6 +14,7 @@ import json
 from datetime import datetime
 from typing import Any
 
+from torchloom.bus.nats_config import EVENT_STREAM, LEASE_BUCKET, OBJECT_BUCKET
 from torchloom.bus.nats_link import Link
 from torchloom.bus.protocol import EVENT_SUBJECTS, MAX_MESSAGE_BYTES
 from torchloom.errors import (
@@ -25,10 +26,6 @@ from torchloom.errors import (
     NotFound,
     TimedOut,
 )
-
-EVENT_STREAM = "LOOM_EVENTS"
-LEASE_BUCKET = "LOOM_LEASE"
-OBJECT_BUCKET = "LOOM_OBJECTS"
 
 NS_PER_S = 1_000_000_000
 DEDUPLICATION_S = 3600
@@ -43,7 +40,7 @@ WRONG_LAST_SEQUENCE = (10071, 10164)
 
 
 def stream_configs(replicas: int = 1) -> list[dict[str, Any]]:
-    """What `provision` creates. Names and subjects are NATS's own conventions, so that its tools work on them."""
+    """What `provision` creates, named by NATS's own conventions so that its tools work on it."""
     common = {"storage": "file", "retention": "limits", "discard": "new", "num_replicas": replicas}
     return [
         common
@@ -112,9 +109,7 @@ def raise_error(answer: dict[str, Any], link: Link) -> None:
     if code in WRONG_LAST_SEQUENCE:
         raise Conflict(f"the last event is another than expected ({text})")
     if code == STREAM_NOT_FOUND:
-        raise NotFound(
-            "the event stream does not exist on this NATS server", hint="start a weaver, it makes it"
-        )
+        raise NotFound("the stream does not exist on this NATS server", hint="start a weaver, it makes it")
     if error.get("code") in (500, 503):
         raise BusUnavailable(f"the NATS server cannot store or read now ({text})")
     raise BusUnsuitable(f"the NATS server refused a JetStream call ({text})", hint="look into its log")
