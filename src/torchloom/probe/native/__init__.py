@@ -98,20 +98,16 @@ def build() -> Build:
 def layout_header() -> str:
     """layout.h: the offsets, words and operators of the Python definitions, for C++."""
     numbers: dict[str, int] = {
-        name: getattr(blackbox, name)
-        for name in (
-            "PROGRESS_AT GROUPS_AT GROUP_SLOTS GROUP_WORDS GROUP_NAME_BYTES COLLECTIVES_AT COLLECTIVE_SLOTS "
-            "COLLECTIVE_WORDS NO_PEER IN_FLIGHT TIME_SHIFT FLAG_ASYNC FLAG_COALESCED"
-        ).split()
+        name: value for name, value in vars(blackbox).items() if name.isupper() and isinstance(value, int)
     }
     numbers |= {word.name: word.value for word in blackbox.CollectiveWord}
     numbers |= {f"GROUP_{word.name}": word.value for word in blackbox.GroupWord}
     numbers |= {source.name: source.value for source in blackbox.Source}
-    wanted = ("COLLECTIVES_ENTERED", "COLLECTIVES_FINISHED", "COLLECTIVES_SKIPPED", "LAST_ACTIVITY_NS")
-    numbers |= {name: blackbox.Progress[name].value for name in (*wanted, "GUARD_TRIPS")}
+    numbers |= {f"PROGRESS_{word.name}": word.value for word in blackbox.Progress}
     lines = [f"constexpr uint64_t {name} = {value}ull;" for name, value in numbers.items()]
     rows = [
-        f'  {{"{o.name}", "{o.sized_by}", "{o.peer_from}", {o.code}, {o.paired:d}, {o.sends:d}, {o.coalesced:d}}},'
+        f'  {{"{o.name}", "{o.sized_by}", "{o.peer_from}", {o.code}, '
+        f"{o.paired:d}, {o.sends:d}, {o.coalesced:d}}},"
         for o in OPERATIONS
     ]
     return "\n".join(
@@ -165,7 +161,8 @@ def _compile(compiler: str, target: Path) -> str:
 
 def _compiler() -> str | None:
     named = os.environ.get("CXX")
-    return shutil.which(named) if named else shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
+    choices = [named] if named else ["g++", "clang++", "c++"]
+    return next(filter(None, map(shutil.which, choices)), None)
 
 
 def _identity(compiler: str) -> str:

@@ -159,9 +159,9 @@ struct Entry {
   void end(uint64_t source, bool failed) const {
     const uint64_t now = now_ns();
     change(pending(source), now << layout::TIME_SHIFT | source << 1 | (failed ? 1 : 0));
-    add_one(group->box->progress(layout::COLLECTIVES_FINISHED));
+    add_one(group->box->progress(layout::PROGRESS_COLLECTIVES_FINISHED));
     if (!paired) add_one(group->finished);
-    put(group->box->progress(layout::LAST_ACTIVITY_NS), now);
+    put(group->box->progress(layout::PROGRESS_LAST_ACTIVITY_NS), now);
   }
 };
 
@@ -296,7 +296,7 @@ class Kernel final : public c10::OperatorKernel {
       const auto pg = at(stack, group_).toCustomClass<c10d::ProcessGroup>();
       Group* group = box.group(*pg);
       if (group == nullptr) {
-        add_one(box.progress(layout::COLLECTIVES_SKIPPED));
+        add_one(box.progress(layout::PROGRESS_COLLECTIVES_SKIPPED));
         return Entry{nullptr, 0, 0};
       }
       Payload payload;
@@ -308,7 +308,7 @@ class Kernel final : public c10::OperatorKernel {
       const uint64_t flags =
           (async ? layout::FLAG_ASYNC : 0) | (operation_.coalesced ? layout::FLAG_COALESCED : 0);
 
-      const uint64_t seq = add_one(box.progress(layout::COLLECTIVES_ENTERED));
+      const uint64_t seq = add_one(box.progress(layout::PROGRESS_COLLECTIVES_ENTERED));
       uint64_t body[layout::CHECKSUM];
       body[layout::SEQ] = seq;
       body[layout::OP] = operation_.code;
@@ -320,10 +320,10 @@ class Kernel final : public c10::OperatorKernel {
       body[layout::ENTERED_NS] = now;
       const Entry entry{group, seq, operation_.paired ? 1u : 0u};
       write(box.slot(seq), body, entry.pending(layout::HOST_WAIT));
-      put(box.progress(layout::LAST_ACTIVITY_NS), now);
+      put(box.progress(layout::PROGRESS_LAST_ACTIVITY_NS), now);
       return entry;
     } catch (...) {
-      add_one(box.progress(layout::GUARD_TRIPS));
+      add_one(box.progress(layout::PROGRESS_GUARD_TRIPS));
       return Entry{nullptr, 0, 0};
     }
   }
@@ -368,7 +368,7 @@ class Kernel final : public c10::OperatorKernel {
         entry.expect(layout::NONE);
       }
     } catch (...) {
-      add_one(entry.group->box->progress(layout::GUARD_TRIPS));
+      add_one(entry.group->box->progress(layout::PROGRESS_GUARD_TRIPS));
     }
   }
 
