@@ -1,0 +1,61 @@
+"""`python -m torchloom.spawner`: the program. Owns its start-up and the top frame of every warm worker.
+
+Run it with the job's interpreter and options, as torchloom.spawner.launch does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from torchloom.spawner.child import Become
+from torchloom.spawner.children import Refused
+from torchloom.spawner.server import Server
+from torchloom.spawner.warm import Warmth, warm_up
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m torchloom.spawner")
+    parser.add_argument(
+        "--socket", type=Path, required=True, help="unix socket to serve, in a 0700 directory"
+    )
+    parser.add_argument("--key", default="", help="what this spawner is good for (see torchloom.spawner.key)")
+    parser.add_argument(
+        "--cold", action="store_true", help="import nothing; every worker is a new interpreter"
+    )
+    parser.add_argument("--preload", action="append", default=[], metavar="MODULE", help="import this too")
+    parser.add_argument(
+        "--idle-s", type=float, default=30.0, help="leave after so long with nobody and nothing"
+    )
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = _arguments()
+    if not sys.flags.safe_path:
+        del sys.path[
+            0
+        ]  # -m put the directory there in which we were started: nothing may be imported from it
+    try:
+        server = Server(arguments.socket, arguments.key, arguments.idle_s, arguments.cold)
+    except Refused as refusal:
+        sys.exit(f"spawner: {refusal}")
+    newborn: Become | None = None
+    try:
+        warmth = Warmth(cold=True) if arguments.cold else warm_up(arguments.preload, server.pump)
+        server.warmed(warmth)
+        server.run()
+    except Become as become:
+        newborn = become
+    if newborn is None:
+        os._exit(0)  # nothing to flush, and torch's finalisers take half a second
+    server.abandon()
+    run = newborn.run
+    del newborn, server
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,301 @@
+"""The spawner's children: starting workers and store keepers, and keeping their exits until acknowledged.
+
+Owns every fork of the spawner and every wait. It knows nothing of the agent's socket; `server` calls it. In
+a new child `Become` is raised and unwinds through here, so a `finally` on that way runs in the child too.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchloom.spawner import boxes, child, store
+from torchloom.spawner.boxes import Box
+from torchloom.spawner.warm import Warmth, thread_count
+
+_LOG_LOST = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
+_IDENTITY_KEYS = (
+    "job",
+    "replica",
+    "rank",
+    "world_size",
+    "local_rank",
+    "generation",
+    "incarnation",
+    "script",
+    "module",
+    "command",
+    "argv",
+    "cwd",
+    "stdout",
+    "stderr",
+    "cpus",
+)
+
+
+class Refused(Exception):
+    """A request that cannot be done; the sentence goes to the agent."""
+
+
+@dataclass(frozen=True)
+class Child:
+    """A live child."""
+
+    pid: int
+    start_ticks: int
+    kind: str
+    """"worker" or "store"."""
+    job: str | None
+    asked: str | None
+    """The box path the request named: what a repeated request is recognised by."""
+    box: str | None
+    generation: int
+    port: int | None = None
+    host: str | None = None
+
+
+class Children:
+    """Live children and kept exits."""
+
+    def __init__(self, socket_path: Path, key: str) -> None:
+        self._socket_path = socket_path
+        self._key = key
+        self.warmth = Warmth(cold=True)
+        self.live: dict[int, Child] = {}
+        self.exits: dict[int, dict[str, Any]] = {}
+        """Unacknowledged exits by pid, in the order they happened."""
+
+    def workers(self) -> list[Child]:
+        return [c for c in self.live.values() if c.kind == "worker"]
+
+    def stores(self) -> list[Child]:
+        return [c for c in self.live.values() if c.kind == "store"]
+
+    # -- starting -------------------------------------------------------------------------------
+    def start(self, specs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Start each worker unless it was started before. One that fails does not stop the others."""
+        return [self._start_or_say_why(spec) for spec in specs]
+
+    def _start_or_say_why(self, spec: Mapping[str, Any]) -> dict[str, Any]:
+        nothing: dict[str, Any] = {
+            "pid": None,
+            "start_ticks": None,
+            "box": None,
+            "already": False,
+            "notes": [],
+        }
+        try:
+            return self._start_one(spec)
+        except (Refused, OSError, KeyError, TypeError, ValueError) as error:
+            why = str(error) if isinstance(error, Refused | OSError) else f"bad request: {error!r}"
+            return {**nothing, "error": why}
+
+    def _start_one(self, spec: Mapping[str, Any]) -> dict[str, Any]:
+        known = self._started_before(spec)
+        if known is not None:
+            return known
+        self._check(spec)
+        asked = spec.get("box")
+        stdout, stderr, notes = _open_logs(spec)
+        try:
+            box, box_notes = boxes.create(spec, self._identity(spec))
+            path = None if box is None else str(box.path)
+            pid = self._fork_worker({**spec, "box": path}, box, stdout, stderr)
+        finally:
+            for descriptor in {stdout, stderr}:
+                os.close(descriptor)
+        ticks = boxes.start_ticks(pid)
+        if box is not None:
+            box.sign(pid, ticks)
+            box.close()
+        generation = int(spec.get("generation") or 0)
+        self.live[pid] = Child(pid, ticks, "worker", spec.get("job"), asked, path, generation)
+        return _answer(pid, ticks, path, already=False, notes=notes + box_notes)
+
+    def _fork_worker(self, spec: Mapping[str, Any], box: Box | None, stdout: int, stderr: int) -> int:
+        try:
+            pid = fork_quietly()
+        except (OSError, Refused):
+            if box is not None:
+                box.discard()
+            raise
+        if pid == 0:
+            child.sign_in(box)
+            child.adopt_stdio(stdout, stderr)
+            warmth = self.warmth
+            raise child.Become(lambda: child.run(spec, warmth))
+        return pid
+
+    def _started_before(self, spec: Mapping[str, Any]) -> dict[str, Any] | None:
+        asked = spec.get("box")
+        if asked:
+            for one in self.live.values():
+                if one.asked == asked:
+                    return _answer(one.pid, one.start_ticks, one.box, already=True)
+        journal = boxes.find(spec)
+        if journal is None:
+            return None
+        if journal.pid == 0:
+            raise Refused(f"{journal.path} exists but names no process: an earlier start was cut short")
+        return _answer(journal.pid, journal.start_ticks, str(journal.path), already=True)
+
+    def _check(self, spec: Mapping[str, Any]) -> None:
+        """Say now, in a sentence, what would otherwise be a riddle in a log file."""
+        if not isinstance(spec.get("env"), dict):
+            raise Refused("a worker needs its environment")
+        if sum(bool(spec.get(key)) for key in ("script", "module", "command")) != 1:
+            raise Refused("a worker needs exactly one of script, module and command")
+        if spec.get("cwd") and not os.path.isdir(spec["cwd"]):
+            raise Refused(f"the working directory {spec['cwd']} does not exist")
+        if spec.get("command"):
+            program = str(spec["command"][0])
+            if os.sep in program and spec.get("cwd"):
+                program = os.path.join(spec["cwd"], program)
+            if shutil.which(program, path=spec["env"].get("PATH")) is None:
+                raise Refused(f"there is no program {spec['command'][0]}")
+        if not self.warmth.cold and self.warmth.problem is not None:
+            raise Refused(self.warmth.problem)
+
+    def _identity(self, spec: Mapping[str, Any]) -> dict[str, Any]:
+        known = {key: spec[key] for key in _IDENTITY_KEYS if spec.get(key) is not None}
+        return {**known, "spawner": os.getpid(), "key": self._key}
+
+    # -- stores ---------------------------------------------------------------------------------
+    def keep_store(self, job: str, generation: int, host: str, port: int) -> dict[str, Any]:
+        """A store keeper for a generation, or the one it has."""
+        for one in self.stores():
+            if (one.job, one.generation) == (job, generation):
+                return _keeper(one, already=True)
+        try:
+            listener = store.listen(host, port)
+        except OSError as error:
+            raise Refused(f"no store on {host} port {port}: {error.strerror or error}") from error
+        with listener:
+            bound = int(listener.getsockname()[1])
+            pid = self._fork_keeper(listener, host, bound)
+        ticks = boxes.start_ticks(pid)
+        self.live[pid] = Child(pid, ticks, "store", job, None, None, generation, bound, host)
+        return _keeper(self.live[pid], already=False)
+
+    def _fork_keeper(self, listener: socket.socket, host: str, port: int) -> int:
+        pid = fork_quietly()
+        if pid:
+            return pid
+        try:
+            descriptor = listener.detach()
+            child.leave_spawner((descriptor,), for_exec=self.warmth.cold)
+            if not self.warmth.cold:
+                store.keep(descriptor, host, port)
+            os.set_inheritable(descriptor, True)
+            program = [sys.executable, *child.interpreter_flags(), "-m", "torchloom.spawner.store"]
+            os.execv(sys.executable, [*program, str(descriptor), host, str(port), str(self._socket_path)])
+        except BaseException as error:  # noqa: BLE001  # top of a process
+            print(f"spawner: a store keeper failed to start: {error!r}", file=sys.stderr, flush=True)
+        finally:
+            os._exit(127)  # never back into the spawner's loop, whatever went wrong
+
+    def end_stores(self) -> None:
+        """For a spawner that leaves with no worker left."""
+        for one in self.stores():
+            os.kill(one.pid, signal.SIGTERM)
+
+    # -- exits ----------------------------------------------------------------------------------
+    def reap(self) -> list[dict[str, Any]]:
+        """Wait for whatever has ended; the new exits, which are kept until forgotten."""
+        new: list[dict[str, Any]] = []
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return new
+            if pid == 0:
+                return new
+            one = self.live.pop(pid, None)
+            if one is None:
+                continue
+            code = os.waitstatus_to_exitcode(status)
+            self.exits[pid] = {
+                "pid": pid,
+                "start_ticks": one.start_ticks,
+                "code": code if code >= 0 else None,
+                "signal": -code if code < 0 else None,
+                "at_ns": time.time_ns(),
+                "kind": one.kind,
+                "box": one.box,
+                "job": one.job,
+                "core_dumped": os.WCOREDUMP(status),
+            }
+            new.append(self.exits[pid])
+
+    def forget(self, pids: Sequence[int]) -> None:
+        for pid in pids:
+            self.exits.pop(pid, None)
+
+
+def fork_quietly() -> int:
+    """Fork with every signal held back: the child must not run the spawner's handlers."""
+    threads = thread_count()
+    if threads != 1:
+        raise Refused(f"the spawner has {threads} threads and cannot fork safely; use --spawn cold")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    pid = -1
+    try:
+        pid = os.fork()
+    finally:
+        if pid != 0:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return pid
+
+
+def _open_logs(spec: Mapping[str, Any]) -> tuple[int, int, list[str]]:
+    """The two log files, opened to append; a full disk costs the log, not the worker."""
+    notes: list[str] = []
+    descriptors: dict[str, int] = {}
+    for name in (spec.get("stdout") or os.devnull, spec.get("stderr") or os.devnull):
+        if name in descriptors:
+            continue
+        try:
+            Path(name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptors[name] = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            if error.errno not in _LOG_LOST:
+                for descriptor in descriptors.values():
+                    os.close(descriptor)
+                raise Refused(f"the log file {name} cannot be opened: {error.strerror}") from error
+            notes.append(f"no log at {name}: {error.strerror}")
+            descriptors[name] = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    return descriptors[spec.get("stdout") or os.devnull], descriptors[spec.get("stderr") or os.devnull], notes
+
+
+def _answer(
+    pid: int, ticks: int, box: str | None, already: bool, notes: Sequence[str] = ()
+) -> dict[str, Any]:
+    return {
+        "pid": pid,
+        "start_ticks": ticks,
+        "box": box,
+        "already": already,
+        "error": None,
+        "notes": list(notes),
+    }
+
+
+def _keeper(one: Child, already: bool) -> dict[str, Any]:
+    return {
+        "pid": one.pid,
+        "start_ticks": one.start_ticks,
+        "host": one.host,
+        "port": one.port,
+        "already": already,
+    }

@@ -1,0 +1,322 @@
+"""The agent's side of the spawner's socket: one blocking and one asyncio client over the same messages.
+
+Owns the JSON lines that go to and fro and the records they become. It starts no spawner (`launch` does) and
+keeps no state beyond the connection: exits are repeated by the spawner on every connection until forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import itertools
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from torchloom.errors import SpawnFailed, TimedOut
+from torchloom.spawner.address import usable_address
+
+LINE_LIMIT = 64 << 20
+"""Longest message: a start request carries the whole environment of every worker."""
+
+
+class SpawnerGone(ConnectionError):
+    """The spawner closed the connection or is not there. Its workers may well be alive.
+
+    Not in the tree of errors.py: the agent starts another spawner, and no user ever meets it.
+    """
+
+
+@dataclass(frozen=True)
+class Started:
+    """What became of one worker of a start request, in the order of the request."""
+
+    pid: int | None
+    """None when nothing was started; `error` says why."""
+    start_ticks: int | None
+    box: str | None
+    """The black box in use: the one asked for, the fallback, or None when neither could be made."""
+    already: bool
+    """The box existed: this worker was started before and `pid` is the recorded one."""
+    error: str | None
+    notes: tuple[str, ...] = ()
+    """What had to be done differently, e.g. no room for a box; a sentence each."""
+
+
+@dataclass(frozen=True)
+class StoreKeeper:
+    """A process that hosts one generation's c10d store."""
+
+    pid: int
+    start_ticks: int
+    host: str
+    port: int
+    already: bool
+
+
+@dataclass(frozen=True)
+class Exit:
+    """A child of the spawner has ended. Exactly one of `code` and `signal` is set."""
+
+    pid: int
+    start_ticks: int
+    code: int | None
+    signal: int | None
+    at_ns: int
+    """CLOCK_REALTIME when the spawner learned of it."""
+    kind: str
+    """"worker" or "store"."""
+    box: str | None
+    job: str | None
+    core_dumped: bool = False
+
+
+def _request(number: int, do: str, fields: Mapping[str, Any]) -> bytes:
+    return json.dumps({"id": number, "do": do, **fields}).encode() + b"\n"
+
+
+def _result(reply: Mapping[str, Any]) -> Any:
+    if "error" in reply:
+        raise SpawnFailed(reply["error"])
+    return reply["result"]
+
+
+def _started(result: Iterable[Mapping[str, Any]]) -> list[Started]:
+    return [Started(**{**one, "notes": tuple(one.get("notes", ()))}) for one in result]
+
+
+def _store_fields(
+    job: str, generation: int, host: str, port: int, env: Mapping[str, str] | None
+) -> dict[str, Any]:
+    return {
+        "job": job,
+        "generation": generation,
+        "host": host,
+        "port": port,
+        "env": None if env is None else dict(env),
+    }
+
+
+class SpawnerClient:
+    """Blocking client. `connect` replaces whoever was connected before."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._buffer = b""
+        self._numbers = itertools.count(1)
+        self.exits: collections.deque[Exit] = collections.deque()
+        """Exits that arrived and were not taken yet, oldest first."""
+
+    @classmethod
+    def connect(cls, path: Path | str, timeout_s: float = 10.0) -> Self:
+        """Connect to a spawner that listens, or is about to, within `timeout_s`."""
+        give_up = time.monotonic() + timeout_s
+        while True:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                with usable_address(Path(path)) as address:
+                    connection.connect(address)
+                return cls(connection)
+            except (FileNotFoundError, ConnectionRefusedError) as error:
+                connection.close()
+                if time.monotonic() >= give_up:
+                    raise SpawnerGone(f"no spawner answers at {path}") from error
+                time.sleep(0.01)
+
+    def start(self, workers: Sequence[Mapping[str, Any]], timeout_s: float = 120.0) -> list[Started]:
+        """Start workers; a spawner that is still warming does it when it is warm. Safe to repeat."""
+        return _started(self.call("start", timeout_s, workers=[dict(w) for w in workers]))
+
+    def store(
+        self,
+        job: str,
+        generation: int,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = 120.0,
+    ) -> StoreKeeper:
+        """A fresh c10d store for a generation; it listens when this returns. Safe to repeat."""
+        return StoreKeeper(**self.call("store", timeout_s, **_store_fields(job, generation, host, port, env)))
+
+    def state(self, timeout_s: float = 10.0) -> dict[str, Any]:
+        """What the spawner has and is doing; answered also while it warms."""
+        state: dict[str, Any] = self.call("state", timeout_s)
+        return state
+
+    def forget(self, pids: Iterable[int], timeout_s: float = 120.0) -> None:
+        """Acknowledge exits: the spawner need not repeat them."""
+        self.call("forget", timeout_s, pids=list(pids))
+
+    def quit(self, at_once: bool = False, timeout_s: float = 120.0) -> None:
+        """End the spawner when its last worker has ended, or at once (workers go on as orphans)."""
+        self.call("quit", timeout_s, at_once=at_once)
+
+    def wait_exit(self, timeout_s: float) -> Exit | None:
+        """The next exit, or None when none came in time."""
+        give_up = time.monotonic() + timeout_s
+        while not self.exits:
+            message = self._read(give_up)
+            if message is None:
+                return None
+        return self.exits.popleft()
+
+    def call(self, do: str, timeout_s: float, **fields: Any) -> Any:
+        """Send one request and wait for its answer; exits that come meanwhile are kept in `exits`."""
+        number = next(self._numbers)
+        try:
+            self._socket.settimeout(timeout_s)
+            self._socket.sendall(_request(number, do, fields))
+        except TimeoutError as error:
+            raise TimedOut(f"the spawner took no {do!r} request within {timeout_s:g} s") from error
+        except OSError as error:
+            raise SpawnerGone("the connection to the spawner broke") from error
+        give_up = time.monotonic() + timeout_s
+        while True:
+            message = self._read(give_up)
+            if message is None:
+                raise TimedOut(f"the spawner did not answer {do!r} within {timeout_s:g} s")
+            if message.get("id") == number:
+                return _result(message)
+
+    def _read(self, give_up: float) -> dict[str, Any] | None:
+        while b"\n" not in self._buffer:
+            left = give_up - time.monotonic()
+            if left <= 0:
+                return None
+            self._socket.settimeout(left)
+            try:
+                data = self._socket.recv(1 << 16)
+            except TimeoutError:
+                return None
+            except OSError as error:
+                raise SpawnerGone("the connection to the spawner broke") from error
+            if not data:
+                raise SpawnerGone("the spawner closed the connection")
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        message: dict[str, Any] = json.loads(line)
+        if "exit" in message:
+            self.exits.append(Exit(**message["exit"]))
+        return message
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncSpawnerClient:
+    """The same for asyncio. `on_exit` is called in the loop for every exit, `gone` is set at the end."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        on_exit: Callable[[Exit], None],
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._on_exit = on_exit
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self.gone = asyncio.Event()
+        """Set when the connection has ended, for whatever reason."""
+        self._task = asyncio.create_task(self._receive(), name="spawner-client")
+
+    @classmethod
+    async def connect(
+        cls, path: Path | str, on_exit: Callable[[Exit], None], timeout_s: float = 10.0
+    ) -> Self:
+        """Connect to a spawner that listens, or is about to, within `timeout_s`."""
+        give_up = time.monotonic() + timeout_s
+        while True:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connection.setblocking(False)
+            try:
+                # A unix connect does not wait for the other side: it succeeds or fails at once.
+                with usable_address(Path(path)) as address:
+                    connection.connect(address)
+                reader, writer = await asyncio.open_unix_connection(sock=connection, limit=LINE_LIMIT)
+                return cls(reader, writer, on_exit)
+            except (FileNotFoundError, ConnectionRefusedError, BlockingIOError) as error:
+                connection.close()
+                if time.monotonic() >= give_up:
+                    raise SpawnerGone(f"no spawner answers at {os.fspath(path)}") from error
+                await asyncio.sleep(0.01)
+
+    async def start(self, workers: Sequence[Mapping[str, Any]], timeout_s: float = 120.0) -> list[Started]:
+        """Start workers; a spawner that is still warming does it when it is warm. Safe to repeat."""
+        return _started(await self.call("start", timeout_s, workers=[dict(w) for w in workers]))
+
+    async def store(
+        self,
+        job: str,
+        generation: int,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = 120.0,
+    ) -> StoreKeeper:
+        """A fresh c10d store for a generation; it listens when this returns. Safe to repeat."""
+        fields = _store_fields(job, generation, host, port, env)
+        return StoreKeeper(**await self.call("store", timeout_s, **fields))
+
+    async def state(self, timeout_s: float = 10.0) -> dict[str, Any]:
+        """What the spawner has and is doing; answered also while it warms."""
+        state: dict[str, Any] = await self.call("state", timeout_s)
+        return state
+
+    async def forget(self, pids: Iterable[int], timeout_s: float = 120.0) -> None:
+        """Acknowledge exits: the spawner need not repeat them."""
+        await self.call("forget", timeout_s, pids=list(pids))
+
+    async def quit(self, at_once: bool = False, timeout_s: float = 120.0) -> None:
+        """End the spawner when its last worker has ended, or at once (workers go on as orphans)."""
+        await self.call("quit", timeout_s, at_once=at_once)
+
+    async def call(self, do: str, timeout_s: float, **fields: Any) -> Any:
+        """Send one request and wait for its answer."""
+        if self.gone.is_set():
+            raise SpawnerGone("the connection to the spawner is closed")
+        number = next(self._numbers)
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        try:
+            self._writer.write(_request(number, do, fields))
+            return _result(await asyncio.wait_for(answer, timeout_s))
+        except TimeoutError as error:
+            raise TimedOut(f"the spawner did not answer {do!r} within {timeout_s:g} s") from error
+        finally:
+            self._waiting.pop(number, None)
+
+    async def _receive(self) -> None:
+        try:
+            while line := await self._reader.readline():
+                message = json.loads(line)
+                if "exit" in message:
+                    self._on_exit(Exit(**message["exit"]))
+                elif (answer := self._waiting.get(message["id"])) is not None and not answer.done():
+                    answer.set_result(message)
+        except OSError:
+            pass  # the same as a closed connection: whoever waits is told below
+        finally:
+            self.gone.set()
+            for answer in self._waiting.values():
+                if not answer.done():
+                    answer.set_exception(SpawnerGone("the spawner closed the connection"))
+            self._writer.close()
+
+    async def close(self) -> None:
+        """End the connection; the spawner and its workers go on."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)

@@ -1,0 +1,114 @@
+"""The store keeper: a process that does nothing but host one generation's c10d store.
+
+The spawner binds and listens before anyone is told the port, so no client is ever refused and no port is
+raced for; the keeper inherits that socket. It ends by SIGTERM or SIGKILL, or by itself when its spawner is
+gone and no client is left. It is a forked child of a warm spawner, or a new interpreter under a cold one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+COMM = "loom-store"
+_PR_SET_NAME = 15
+_LOOK_EVERY_S = 5.0
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one."""
+    family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, proto)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(4096)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def keep(descriptor: int, host: str, port: int) -> NoReturn:
+    """Host the store on an inherited listening socket until killed. Never returns, runs no atexit handler."""
+    parent = os.getppid()
+    status = 1
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, COMM.encode(), 0, 0, 0)
+        from torch.distributed import TCPStore
+
+        # Held until the end: the server lives as long as this object.
+        store = TCPStore(
+            host_name=_reachable(host),
+            port=port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=descriptor,
+        )
+        _wait_until_useless(parent, port)
+        del store
+        status = 0
+    except BaseException as error:  # noqa: BLE001  # top of a process: say it in the spawner's log, then end
+        print(f"spawner: the store on port {port} failed: {error!r}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(status)
+
+
+def _reachable(host: str) -> str:
+    """The keeper is a client of its own server, and a wildcard is not an address to connect to."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
+
+
+def _wait_until_useless(parent: int, port: int) -> None:
+    """An orphan serves on while workers are connected, and is nobody's concern once they are gone."""
+    unused = 0
+    while unused < 3:
+        time.sleep(_LOOK_EVERY_S)
+        own_connection = 1
+        useless = os.getppid() != parent and connections(port) <= own_connection
+        unused = unused + 1 if useless else 0
+
+
+def connections(port: int) -> int:
+    """Established connections to a local port."""
+    found = 0
+    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
+        try:
+            lines = Path(table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            found += fields[3] == "01" and int(fields[1].rpartition(":")[2], 16) == port
+    return found
+
+
+def find_keepers(socket_path: Path | str) -> list[int]:
+    """Store keepers of the spawner at this socket, also when that spawner is dead: for sweeping up."""
+    wanted = os.fsencode(socket_path)
+    found = []
+    for process in Path("/proc").iterdir():
+        if not process.name.isdecimal():
+            continue
+        try:
+            if (process / "comm").read_text().strip() != COMM:
+                continue
+            if wanted in (process / "cmdline").read_bytes().split(b"\0"):
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+def main() -> NoReturn:
+    """`python -m torchloom.spawner.store FD HOST PORT SOCKET` (the last only to be found by)."""
+    keep(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Warming: import what every training script imports, in a way that leaves a process safe to fork.
+
+Owns the list of modules, the environment while they are imported and the count of OS threads afterwards. It
+runs no tensor operation and touches no CUDA: a context or a thread pool would not survive the fork.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+MODULES = (
+    "torch",
+    "torch.distributed",
+    "torch.nn.parallel",
+    "torch._dynamo",  # DDP's first step imports it: 1.8 s in every worker otherwise
+    "torch.distributed.checkpoint",
+)
+OURS = ("torchloom.probe.worker",)
+
+_ONE_THREAD = ("OPENBLAS_NUM_THREADS",)
+"""NumPy's OpenBLAS starts its threads when it is loaded; no other library we preload does."""
+
+_OPENBLAS_SETTERS = (
+    "scipy_openblas_set_num_threads64_",
+    "scipy_openblas_set_num_threads",
+    "openblas_set_num_threads64_",
+    "openblas_set_num_threads",
+)
+
+
+@dataclass
+class Warmth:
+    """What warming gave."""
+
+    cold: bool
+    torch: str | None = None
+    """Version of torch, None when it is not there (or not wanted)."""
+    seconds: float = 0.0
+    missing: dict[str, str] = field(default_factory=dict)
+    """Modules that could not be imported, with the reason; workers meet the same error themselves."""
+    problem: str | None = None
+    """Why forking would be unsafe, as a sentence; None when it is safe."""
+    set_blas_threads: Callable[[int], Any] | None = None
+
+
+def thread_count() -> int:
+    """OS threads of this process, Python's or not."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def warm_up(extra: Sequence[str], pump: Callable[[], None]) -> Warmth:
+    """Import everything; `pump` is called between imports so that the socket is answered meanwhile."""
+    warmth = Warmth(cold=False)
+    began = time.monotonic()
+    gc.disable()
+    with _environment_for_import(), _pumped_imports(pump):
+        for name in (*OURS, *MODULES, *extra):
+            _import_one(name, warmth)
+        _load_recorder(warmth)
+    torch = sys.modules.get("torch")
+    warmth.torch = getattr(torch, "__version__", None) and str(torch.__version__)  # type: ignore[union-attr]
+    warmth.set_blas_threads = _openblas_setter()
+    # Collected and frozen, the heap is never touched by a worker's collector, so its pages stay shared.
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    warmth.seconds = time.monotonic() - began
+    return warmth
+
+
+def _import_one(name: str, warmth: Warmth) -> None:
+    before = thread_count()
+    try:
+        importlib.import_module(name)
+    except Exception as error:  # noqa: BLE001  # a module of the user's may raise anything at all
+        warmth.missing[name] = f"{type(error).__name__}: {error}"
+        print(f"spawner: {name} is not preloaded: {warmth.missing[name]}", file=sys.stderr, flush=True)
+    started = thread_count() - before
+    if started > 0 and warmth.problem is None:
+        warmth.problem = (
+            f"importing {name} started {started} thread(s), and such a process cannot be forked safely; use "
+            f"--spawn cold, or do not preload {name}"
+        )
+
+
+def _load_recorder(warmth: Warmth) -> None:
+    """The native recorder is a library to be mapped once, here, rather than in every worker."""
+    try:
+        recorder = importlib.import_module("torchloom.probe.recorder")
+        recorder.load()
+    except Exception as error:  # noqa: BLE001  # no recorder means less telemetry, never no worker
+        warmth.missing["torchloom.probe.recorder"] = f"{type(error).__name__}: {error}"
+
+
+@contextmanager
+def _environment_for_import() -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in _ONE_THREAD}
+    os.environ.update(dict.fromkeys(_ONE_THREAD, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+class _Pump:
+    """A finder that finds nothing: importing torch asks it 2,000 times, and the socket has as many turns."""
+
+    def __init__(self, pump: Callable[[], None]) -> None:
+        self._pump = pump
+
+    def find_spec(
+        self, name: str, path: object = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        self._pump()
+        return None
+
+
+@contextmanager
+def _pumped_imports(pump: Callable[[], None]) -> Iterator[None]:
+    finder: Any = _Pump(pump)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+def _openblas_setter() -> Callable[[int], Any] | None:
+    """The function that gives NumPy's BLAS its threads back in a worker, looked up once before any fork."""
+    with open("/proc/self/maps") as maps:
+        paths = {line.split(maxsplit=5)[5].strip() for line in maps if "openblas" in line}
+    for path in sorted(paths):
+        try:
+            library = ctypes.CDLL(path)
+        except OSError:
+            continue
+        for name in _OPENBLAS_SETTERS:
+            if hasattr(library, name):
+                setter: Callable[[int], Any] = getattr(library, name)
+                return setter
+    return None
