@@ -7,7 +7,7 @@ from torchloom.core.generation import find_worker, retry_waiting
 from torchloom.core.lifecycle import move_worker
 from torchloom.core.turn import Turn
 from torchloom.model.effects import StartWorkers, StopStore, StopWorkers
-from torchloom.model.events import NodeJoined, NodeLeft, NodeUnreachable, WorkerExited
+from torchloom.model.events import NodeJoined, NodeLeft, NodeReachable, NodeUnreachable, WorkerExited
 from torchloom.model.fleet import Node, NodeState, Worker, WorkerState
 from torchloom.model.node import StoreRef
 from torchloom.model.worker import Exit, WorkerRef
@@ -98,6 +98,13 @@ def node_unreachable(turn: Turn, event: NodeUnreachable) -> None:
     node.reason = (
         f"silent for {event.silent_s:.1f} s; that may be the way to it, so its {busy} workers are left alone"
     )
+
+
+def node_reachable(turn: Turn, event: NodeReachable) -> None:
+    node = turn.fleet.nodes.get(event.node)
+    if node is not None and node.state is NodeState.UNREACHABLE:
+        node.state, node.reason = NodeState.READY, "heard again"
+        retry_waiting(turn)
 
 
 def node_left(turn: Turn, event: NodeLeft) -> None:

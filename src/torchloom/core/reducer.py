@@ -12,7 +12,7 @@ from torchloom.core.generation import (
     store_started,
     workers_started,
 )
-from torchloom.core.nodes import node_joined, node_left, node_unreachable
+from torchloom.core.nodes import node_joined, node_left, node_reachable, node_unreachable
 from torchloom.core.stopping import stop_requested
 from torchloom.core.turn import Turn
 from torchloom.model.effects import Effect, StartStore, StartWorkers
@@ -28,6 +28,7 @@ from torchloom.model.events import (
     LeaseTaken,
     NodeJoined,
     NodeLeft,
+    NodeReachable,
     NodeUnreachable,
     StopRequested,
     StoreLost,
@@ -71,6 +72,8 @@ def _dispatch(turn: Turn, event: Event) -> None:
             node_joined(turn, event)
         case NodeUnreachable():
             node_unreachable(turn, event)
+        case NodeReachable():
+            node_reachable(turn, event)
         case NodeLeft():
             node_left(turn, event)
         case StoreStarted():

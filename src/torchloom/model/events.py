@@ -63,6 +63,12 @@ class NodeUnreachable(EventBase, frozen=True, kw_only=True, tag="node-unreachabl
     silent_s: float
 
 
+class NodeReachable(EventBase, frozen=True, kw_only=True, tag="node-reachable"):
+    """A node that was thought unreachable is heard again, and its agent never noticed a gap."""
+
+    node: str
+
+
 class NodeLeft(EventBase, frozen=True, kw_only=True, tag="node-left"):
     """The agent ended on request. Its workers, if any, go on."""
 
@@ -167,6 +173,7 @@ Event = (
     | JobDeleted
     | NodeJoined
     | NodeUnreachable
+    | NodeReachable
     | NodeLeft
     | StoreStarted
     | StoreLost

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torchloom.model.events import NodeUnreachable
+from torchloom.model.events import NodeReachable, NodeUnreachable
 from torchloom.model.fleet import Fleet, NodeState
 
 
@@ -21,4 +21,15 @@ def silent_nodes(
         if node.state is NodeState.READY
         and node.id in last_heard_s
         and now_s - last_heard_s[node.id] > limit_s
+    ]
+
+
+def heard_again(
+    fleet: Fleet, last_heard_s: Mapping[str, float], now_s: float, limit_s: float
+) -> list[NodeReachable]:
+    """Nodes thought unreachable whose heartbeats arrive: the gap was on our side, or too short to notice."""
+    return [
+        NodeReachable(node=node.id)
+        for node in fleet.nodes.values()
+        if node.state is NodeState.UNREACHABLE and now_s - last_heard_s.get(node.id, -limit_s) < limit_s / 2
     ]

@@ -1,0 +1,115 @@
+"""Sends effects to agents: recorded first, then sent, then resent under the same id until they are closed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Sequence
+from functools import partial
+
+from torchloom.bus.protocol import Bus
+from torchloom.errors import BusUnavailable, Conflict, NoResponder, TimedOut
+from torchloom.model.effects import Effect, StartStore, StartWorkers
+from torchloom.model.events import Decided, Envelope
+from torchloom.model.fleet import Fleet
+from torchloom.model.messages import Command
+from torchloom.weaver.environment import Environments
+from torchloom.wire import codec, subjects
+
+log = logging.getLogger(__name__)
+
+RESEND_S = 1.0
+
+
+class Deposed(Exception):
+    """Another weaver acts now."""
+
+
+class Dispatcher:
+    """Performs the outbox of the fleet. Chooses nothing: what is open is sent, in order per node."""
+
+    def __init__(self, bus: Bus, name: str, environments: Environments, wake: asyncio.Event) -> None:
+        self._bus = bus
+        self._name = name
+        self._environments = environments
+        self._wake = wake
+        self._sent_s: dict[str, float] = {}
+        self._sending: dict[str, asyncio.Task[None]] = {}
+        self._deposed: Deposed | None = None
+        self._recorded: set[str] = set()
+        self.last_decision = 0
+        """Sequence of the newest decision in the stream, kept up to date by the reader of the stream."""
+
+    async def perform(self, fleet: Fleet, epoch: int, now: frozenset[str] = frozenset()) -> None:
+        """Record and send whatever is open and not lately sent; to the nodes `now` at once.
+
+        Returns when everything is recorded and on its way: a node that answers slowly holds up only itself.
+        Raises Deposed when we are not in charge.
+        """
+        if self._deposed is not None:
+            deposed, self._deposed = self._deposed, None
+            raise deposed
+        clock = asyncio.get_running_loop().time()
+        self._forget_closed(fleet)
+        due: dict[str, list[Effect]] = {}
+        for effect in fleet.outbox.values():
+            waited = clock - self._sent_s.get(effect.id, -RESEND_S)
+            if effect.node not in self._sending and (waited >= RESEND_S or effect.node in now):
+                due.setdefault(effect.node, []).append(effect)
+        await self._record([e for es in due.values() for e in es if e.id not in self._recorded], epoch)
+        for node, effects in due.items():
+            self._sent_s.update((e.id, clock) for e in effects)
+            task = asyncio.create_task(self._send_all(fleet, node, effects, epoch))
+            self._sending[node] = task
+            task.add_done_callback(partial(self._sent, node))
+
+    def _sent(self, node: str, _: asyncio.Task[None]) -> None:
+        del self._sending[node]
+        self._wake.set()
+
+    async def _record(self, effects: Sequence[Effect], epoch: int) -> None:
+        if not effects:
+            return
+        body = Decided(epoch=epoch, effects=tuple(effects))
+        envelope = Envelope(f"d-{epoch}-{effects[0].id}-{uuid.uuid4().hex[:8]}", self._name, body)
+        try:
+            self.last_decision = await self._bus.append(
+                subjects.DECISIONS, codec.encode(envelope), id=envelope.id, expect_last=self.last_decision
+            )
+        except Conflict as error:
+            raise Deposed("another weaver has decided meanwhile") from error
+        self._recorded.update(e.id for e in effects)
+
+    async def _send_all(self, fleet: Fleet, node: str, effects: Sequence[Effect], epoch: int) -> None:
+        for effect in effects:
+            if effect.id not in fleet.outbox:
+                continue
+            try:
+                await self._send(effect, epoch)
+            except (NoResponder, TimedOut, BusUnavailable) as error:
+                log.info("%s does not take %s now (%s); it is sent again", node, effect.id, error)
+                return
+            except Deposed as error:
+                self._deposed = error
+                return
+
+    async def _send(self, effect: Effect, epoch: int) -> None:
+        env: dict[str, str] = {}
+        if isinstance(effect, StartWorkers):
+            env = await self._environments.get(effect.job)
+        elif isinstance(effect, StartStore):
+            env = await self._environments.get(effect.env_of)
+        data = codec.encode(Command(epoch, effect, env))
+        receipt = codec.decode_receipt(
+            await self._bus.request(subjects.command(effect.node), data, timeout_s=2.0)
+        )
+        if not receipt.accepted:
+            if receipt.highest_epoch > epoch:
+                raise Deposed(f"{effect.node} obeys epoch {receipt.highest_epoch}, ours is {epoch}")
+            log.warning("%s refused %s: %s", effect.node, effect.id, receipt.why)
+
+    def _forget_closed(self, fleet: Fleet) -> None:
+        for effect_id in [e for e in self._sent_s if e not in fleet.outbox]:
+            del self._sent_s[effect_id]
+            self._recorded.discard(effect_id)

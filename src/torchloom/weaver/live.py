@@ -1,0 +1,52 @@
+"""The live view: the newest telemetry of every worker and node. Lossy, never part of a decision by itself."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from torchloom.model.events import WorkerProgress
+from torchloom.model.fleet import Fleet
+from torchloom.model.messages import Telemetry, WorkerPulse
+
+
+class LiveView:
+    """Keeps what agents publish. Time comes as an argument so that tests need no clock."""
+
+    def __init__(self) -> None:
+        self._pulses: dict[str, dict[int, WorkerPulse]] = {}
+        self.last_heard_s: dict[str, float] = {}
+
+    def hear(self, telemetry: Telemetry, now_s: float) -> None:
+        self.last_heard_s[telemetry.node] = now_s
+        for pulse in telemetry.workers:
+            ranks = self._pulses.setdefault(pulse.ref.job, {})
+            before = ranks.get(pulse.ref.rank)
+            if before is not None and before.ref.incarnation > pulse.ref.incarnation:
+                continue
+            if before is not None and before.ref == pulse.ref and not pulse.hyperparameters:
+                pulse = replace(pulse, hyperparameters=before.hyperparameters)
+            ranks[pulse.ref.rank] = pulse
+
+    def pulses(self, fleet: Fleet, job: str) -> dict[int, WorkerPulse]:
+        """Newest pulse by rank, of the current generation only."""
+        known = fleet.jobs.get(job)
+        if known is None:
+            return {}
+        return {
+            rank: pulse
+            for rank, pulse in sorted(self._pulses.get(job, {}).items())
+            if pulse.ref.generation == known.generation
+        }
+
+    def progress(self, fleet: Fleet, job: str) -> tuple[WorkerProgress, ...]:
+        return tuple(
+            WorkerProgress(rank, pulse.steps, pulse.step_s) for rank, pulse in self.pulses(fleet, job).items()
+        )
+
+    def expect(self, fleet: Fleet, now_s: float) -> None:
+        """Start the clock for nodes we have not heard yet, so that one that died unseen is noticed."""
+        for node in fleet.nodes:
+            self.last_heard_s.setdefault(node, now_s)
+
+    def forget(self, job: str) -> None:
+        self._pulses.pop(job, None)

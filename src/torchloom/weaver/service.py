@@ -1,0 +1,298 @@
+"""The weaver: one loop that reads the stream, applies the core, and performs what is open while it leads.
+
+Kill it at any time: nothing but the stream is needed to carry on. What it adds to the core is only
+mechanics: the lease, timers that fire, resends, snapshots, and answers to the API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+
+from torchloom.bus.protocol import Bus, Message, Record
+from torchloom.core.detect.silence import heard_again, silent_nodes
+from torchloom.core.place import largest_node
+from torchloom.core.reducer import apply
+from torchloom.errors import BusUnavailable, Conflict, LoomError, NotFound, TimedOut, UsageError
+from torchloom.model.events import (
+    Decided,
+    Envelope,
+    Event,
+    JobDeleted,
+    JobSubmitted,
+    LeaseTaken,
+    NodeJoined,
+    StopRequested,
+    TimerFired,
+)
+from torchloom.model.fleet import Fleet, Job
+from torchloom.model.ids import check_token, token_from
+from torchloom.model.job import MAX_WORKERS, JobSpec
+from torchloom.model.messages import BoxReading, LogPiece, ReadBox, ReadLog, WorkerPulse
+from torchloom.weaver import snapshot
+from torchloom.weaver.dispatch import Deposed, Dispatcher
+from torchloom.weaver.environment import Environments
+from torchloom.weaver.live import LiveView
+from torchloom.wire import codec, subjects
+
+log = logging.getLogger(__name__)
+
+LEASE_TTL_S = 2.0
+TICK_S = 0.05
+SILENT_LIMIT_S = 3.0
+SNAPSHOT_EVERY = 500
+"""Events between two snapshots."""
+
+
+class Weaver:
+    """Fulfils api.ports.Control. `run` does everything until `stop` is set."""
+
+    def __init__(self, bus: Bus, name: str = "") -> None:
+        self.name = name or f"weaver-{uuid.uuid4().hex[:8]}"
+        self.fleet = Fleet()
+        self._bus = bus
+        self._live = LiveView()
+        self._environments = Environments(bus)
+        self._wake = asyncio.Event()
+        self._dispatcher = Dispatcher(bus, self.name, self._environments, self._wake)
+        self._lease = bus.lease("leader", self.name, LEASE_TTL_S)
+        self._epoch = 0
+        self._caught_up_to = 0
+        self._started = False
+        self._moved = asyncio.Condition()
+        self._snapshot_seq = 0
+        self._joined: set[str] = set()
+
+    # -- what the API sees ------------------------------------------------------------------------
+    @property
+    def active(self) -> bool:
+        return self._epoch > 0 and self.fleet.epoch == self._epoch
+
+    @property
+    def ready(self) -> bool:
+        return self._started and self.fleet.seq >= self._caught_up_to and self._bus.connected
+
+    def pulse(self, job: str) -> dict[int, WorkerPulse]:
+        return self._live.pulses(self.fleet, job)
+
+    def node_seen(self, node: str) -> float | None:
+        heard = self._live.last_heard_s.get(node)
+        return None if heard is None else max(0.0, asyncio.get_running_loop().time() - heard)
+
+    async def submit(self, job: str | None, spec: JobSpec, env: dict[str, str], by: str) -> str:
+        self._check_ready()
+        self._check_fits(spec)
+        if job is None:
+            job = f"{token_from(spec.program.target.rsplit('/', 1)[-1].removesuffix('.py'), 'job')}"
+            job = f"{job}-{uuid.uuid4().hex[:6]}"
+        check_token(job, "job id")
+        if job in self.fleet.jobs:
+            raise Conflict(f"There is a job {job} already; choose another --name or delete it first.")
+        await self._environments.put(job, env)
+        await self._say("submit", JobSubmitted(job=job, spec=spec, by=by))
+        return job
+
+    async def stop(self, job: str, by: str, kill: bool = False, grace_s: float | None = None) -> None:
+        self._job(job)
+        progress = self._live.progress(self.fleet, job)
+        await self._say("stop", StopRequested(job=job, by=by, kill=kill, grace_s=grace_s, progress=progress))
+
+    async def delete(self, job: str, by: str) -> None:
+        if not self._job(job).ended:
+            raise Conflict(f"Job {job} is {self.fleet.jobs[job].state}; stop it first (`loom stop {job}`).")
+        await self._say("delete", JobDeleted(job=job, by=by))
+        await self._environments.forget(job)
+        self._live.forget(job)
+
+    async def read_log(self, job: str, rank: int, offset: int, max_bytes: int) -> LogPiece:
+        node = self._node_of(job, rank)
+        query = ReadLog(job=job, rank=rank, offset=offset, max_bytes=max_bytes)
+        return codec.decode_log_piece(await self._bus.request(subjects.query(node), codec.encode(query)))
+
+    async def read_box(self, job: str, rank: int) -> BoxReading:
+        node = self._node_of(job, rank)
+        query = ReadBox(ref=self.fleet.jobs[job].workers[rank].ref)
+        return codec.decode_box_reading(await self._bus.request(subjects.query(node), codec.encode(query)))
+
+    async def changed(self, after_seq: int, timeout_s: float) -> int:
+        """Wait until an event after `after_seq` has been applied; the sequence reached."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s), self._moved:
+                await self._moved.wait_for(lambda: self.fleet.seq > after_seq)
+        return self.fleet.seq
+
+    # -- the service --------------------------------------------------------------------------------
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until `stop` is set. Returns after giving up the lease."""
+        await self._bus.provision()
+        self.fleet = await snapshot.load(self._bus)
+        self._snapshot_seq = self.fleet.seq
+        self._caught_up_to = await self._bus.last_seq()
+        self._dispatcher.last_decision = await self._bus.last_seq(subjects.DECISIONS)
+        await self._bus.subscribe(subjects.TELEMETRY, self._hear)
+        self._started = True
+        tasks = [
+            asyncio.create_task(self._read(), name="read"),
+            asyncio.create_task(self._lead(), name="lead"),
+            asyncio.create_task(self._perform(), name="perform"),
+            asyncio.create_task(self._tick(), name="tick"),
+        ]
+        stopping = asyncio.create_task(stop.wait(), name="stop")
+        done, _ = await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        for task in [stopping, *tasks]:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        with contextlib.suppress(LoomError):
+            if self.active:
+                await snapshot.save(self._bus, self.fleet)
+            await self._lease.release()
+        for task in done - {stopping}:
+            task.result()
+
+    async def _read(self) -> None:
+        async with contextlib.aclosing(self._bus.read(self.fleet.seq)) as records:
+            async for record in records:
+                self._apply(record)
+                async with self._moved:
+                    self._moved.notify_all()
+
+    def _apply(self, record: Record) -> None:
+        if record.subject == subjects.DECISIONS:
+            self._dispatcher.last_decision = max(self._dispatcher.last_decision, record.seq)
+        try:
+            envelope = codec.decode_envelope(record.data)
+        except codec.DecodeError as error:
+            log.error("event %d on %s cannot be read: %s", record.seq, record.subject, error)
+            self.fleet.seq = record.seq
+            return
+        if not _may_say(record.subject, envelope.body):
+            log.error("event %d on %s speaks for somebody else; ignored", record.seq, record.subject)
+            self.fleet.seq = record.seq
+            return
+        try:
+            apply(self.fleet, envelope, record.seq, record.at_ns)
+        except Exception:  # the service's top level: one bad event must not stop all jobs
+            log.exception("event %d (%s) broke the core", record.seq, type(envelope.body).__name__)
+        if isinstance(envelope.body, NodeJoined):
+            self._joined.add(envelope.body.node)
+            self._live.last_heard_s[envelope.body.node] = asyncio.get_running_loop().time()
+        if not isinstance(envelope.body, Decided):
+            self._wake.set()
+
+    async def _lead(self) -> None:
+        """Hold the lease if nobody else does. The lease's epoch goes into every command."""
+        while True:
+            try:
+                if self._epoch and not await self._lease.renew():
+                    self._step_down("the lease was lost")
+                if not self._epoch and self.fleet.seq >= self._caught_up_to:
+                    epoch = await self._lease.acquire()
+                    if epoch is not None:
+                        self._epoch = epoch
+                        self._live.expect(self.fleet, asyncio.get_running_loop().time())
+                        await self._say("lease", LeaseTaken(weaver=self.name, epoch=epoch))
+                        log.info("%s leads with epoch %d", self.name, epoch)
+                        self._wake.set()
+            except (BusUnavailable, TimedOut) as error:
+                if self._epoch and self._lease.expired:
+                    self._step_down(f"the bus is away: {error}")
+            await asyncio.sleep(LEASE_TTL_S / 4)
+
+    def _step_down(self, why: str) -> None:
+        log.warning("%s no longer leads: %s", self.name, why)
+        self._epoch = 0
+
+    async def _perform(self) -> None:
+        """Send what is open, at once after every change and again after a while."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), 0.5)
+            self._wake.clear()
+            if not self.active:
+                continue
+            joined, self._joined = frozenset(self._joined), set()
+            try:
+                await self._dispatcher.perform(self.fleet, self._epoch, now=joined)
+            except Deposed as error:
+                self._step_down(str(error))
+            except (BusUnavailable, TimedOut) as error:
+                log.info("effects wait for the bus: %s", error)
+
+    async def _tick(self) -> None:
+        """Timers, silent nodes, snapshots."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            if not self.active or not self.ready:
+                continue
+            try:
+                await self._fire_timers()
+                now = asyncio.get_running_loop().time()
+                heard = self._live.last_heard_s
+                for silent in silent_nodes(self.fleet, heard, now, SILENT_LIMIT_S):
+                    await self._say("finding", silent)
+                for again in heard_again(self.fleet, heard, now, SILENT_LIMIT_S):
+                    await self._say("finding", again)
+                if self.fleet.seq - self._snapshot_seq >= SNAPSHOT_EVERY:
+                    self._snapshot_seq = self.fleet.seq
+                    await snapshot.save(self._bus, self.fleet)
+            except (BusUnavailable, TimedOut) as error:
+                log.info("the bus is away: %s", error)
+
+    async def _fire_timers(self) -> None:
+        now_ns = time.time_ns()
+        for timer in [t for t in self.fleet.timers.values() if t.at_ns <= now_ns]:
+            await self._say("timer", TimerFired(timer=timer.id), event_id=f"t-{timer.id}-{timer.at_ns}")
+
+    async def _hear(self, message: Message) -> None:
+        try:
+            telemetry = codec.decode_telemetry(message.data)
+        except codec.DecodeError as error:
+            log.warning("telemetry on %s cannot be read: %s", message.subject, error)
+            return
+        if subjects.node_of(message.subject) == telemetry.node:
+            self._live.hear(telemetry, asyncio.get_running_loop().time())
+
+    async def _say(self, kind: str, body: Event, event_id: str = "") -> None:
+        """Append an event and wait until it has been applied here."""
+        envelope = Envelope(event_id or uuid.uuid4().hex, self.name, body)
+        seq = await self._bus.append(subjects.weaver_event(kind), codec.encode(envelope), id=envelope.id)
+        if await self.changed(seq - 1, timeout_s=5.0) < seq:
+            raise TimedOut("The event was stored but not applied within 5 s; look at `loom status` again.")
+
+    # -- checks ---------------------------------------------------------------------------------------
+    def _check_ready(self) -> None:
+        if not self.ready:
+            raise BusUnavailable(
+                "The weaver is not connected to NATS at the moment; try again in a few seconds."
+            )
+
+    def _check_fits(self, spec: JobSpec) -> None:
+        if not 1 <= spec.world_size <= MAX_WORKERS:
+            raise UsageError(f"A job has 1 to {MAX_WORKERS} workers, {spec.world_size} were asked for.")
+        room = largest_node(self.fleet)
+        if self.fleet.nodes and spec.workers_per_node > room:
+            raise UsageError(
+                f"{spec.workers_per_node} workers on one node were asked for and the largest node holds "
+                f"{room}; ask for fewer, or start its agent with a larger LOOM_MAX_WORKERS."
+            )
+
+    def _job(self, job: str) -> Job:
+        found = self.fleet.jobs.get(job)
+        if found is None:
+            raise NotFound(f"There is no job {job!r}; `loom ps` lists them.")
+        return found
+
+    def _node_of(self, job: str, rank: int) -> str:
+        workers = self._job(job).workers
+        if not 0 <= rank < len(workers):
+            raise NotFound(f"Job {job} has ranks 0 to {len(workers) - 1}, there is no rank {rank}.")
+        return workers[rank].node
+
+
+def _may_say(subject: str, body: Event) -> bool:
+    """The server lets an agent append only under its own node; here that name must match the event's."""
+    node = subjects.node_of(subject)
+    return node is None or getattr(body, "node", None) == node

@@ -1,0 +1,246 @@
+"""The weaver on the memory bus, with a small agent that obeys: leases, resends, replay, takeover."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator
+
+import pytest
+
+from torchloom.bus.memory import MemoryBus, MemoryHub
+from torchloom.bus.protocol import Bus, Message
+from torchloom.errors import Conflict, NotFound, UsageError
+from torchloom.model.effects import Effect, StartStore, StartWorkers, StopStore, StopWorkers
+from torchloom.model.events import (
+    Decided,
+    EffectDone,
+    Envelope,
+    Event,
+    NodeJoined,
+    StartedWorker,
+    StoreStarted,
+    WorkerExited,
+    WorkersStarted,
+)
+from torchloom.model.fleet import JobState
+from torchloom.model.job import JobSpec, Program
+from torchloom.model.messages import Receipt
+from torchloom.model.node import Inventory, StoreAddress
+from torchloom.model.worker import Exit, WorkerRef
+from torchloom.weaver.service import Weaver
+from torchloom.wire import codec, subjects
+
+SPEC = JobSpec(program=Program("script", "train.py"), cwd="/", workers_per_node=2)
+
+
+class ObedientAgent:
+    """Does at once what it is told, once per effect, and reports it."""
+
+    def __init__(self, bus: Bus, node: str = "n1") -> None:
+        self.bus, self.node = bus, node
+        self.done: list[Effect] = []
+        self.received = 0
+        self.live: dict[WorkerRef, int] = {}
+        self.env: dict[str, str] = {}
+        self.deaf = False
+
+    async def join(self) -> None:
+        await self.bus.subscribe(subjects.command(self.node), self._obey)
+        inventory = Inventory(hostname="h", address="127.0.0.1", boot_id="b", max_workers=8)
+        await self.say(NodeJoined(node=self.node, session="s", inventory=inventory))
+
+    async def say(self, body: Event) -> None:
+        envelope = Envelope(uuid.uuid4().hex, self.node, body)
+        await self.bus.append(subjects.node_event(self.node), codec.encode(envelope), id=envelope.id)
+
+    async def die(self, ref: WorkerRef, code: int | None, signal: int | None = None, steps: int = 50) -> None:
+        if self.live.pop(ref, None) is not None:
+            exit_ = Exit(code, signal, "spawner")
+            await self.say(WorkerExited(node=self.node, ref=ref, exit=exit_, at_ns=1, steps=steps))
+
+    async def _obey(self, message: Message) -> None:
+        command = codec.decode_command(message.data)
+        self.received += 1
+        await self.bus.respond(message, codec.encode(Receipt(True, command.epoch)))
+        if self.deaf or any(e.id == command.effect.id for e in self.done):
+            return
+        effect = command.effect
+        self.done.append(effect)
+        self.env = command.env or self.env
+        match effect:
+            case StartStore():
+                address = StoreAddress("127.0.0.1", 29500)
+                await self.say(
+                    StoreStarted(node=self.node, effect=effect.id, store=effect.store, address=address)
+                )
+            case StartWorkers():
+                started = tuple(StartedWorker(start.ref, 100 + start.ref.rank) for start in effect.launches)
+                self.live.update((s.ref, s.pid) for s in started)
+                await self.say(WorkersStarted(node=self.node, effect=effect.id, workers=started))
+            case StopWorkers():
+                await self.say(EffectDone(node=self.node, effect=effect.id))
+                for ref in effect.workers:
+                    await self.die(ref, None, 9)
+            case StopStore():
+                await self.say(EffectDone(node=self.node, effect=effect.id))
+
+
+@contextlib.asynccontextmanager
+async def running(hub: MemoryHub, name: str) -> AsyncIterator[Weaver]:
+    weaver, stop = Weaver(MemoryBus(hub), name), asyncio.Event()
+    task = asyncio.create_task(weaver.run(stop))
+    try:
+        yield weaver
+    finally:
+        stop.set()
+        await task
+
+
+async def until(weaver: Weaver, condition: object, what: str) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # type: ignore[operator]
+            await weaver.changed(weaver.fleet.seq, 0.05)
+    assert condition(), what  # type: ignore[operator]
+
+
+def test_a_job_runs_fails_restarts_and_completes() -> None:
+    async def scenario() -> None:
+        hub = MemoryHub()
+        agent = ObedientAgent(MemoryBus(hub))
+        async with running(hub, "w1") as weaver:
+            await until(weaver, lambda: weaver.active, "leads")
+            await agent.join()
+            await until(weaver, lambda: "n1" in weaver.fleet.nodes, "joined")
+            job = await weaver.submit("j", SPEC, {"SECRET": "x"}, "me")
+            await until(weaver, lambda: weaver.fleet.jobs[job].state is JobState.RUNNING, "runs")
+            assert agent.env == {"SECRET": "x"}
+            victim = weaver.fleet.jobs[job].workers[1].ref
+            await agent.die(victim, None, 9)
+            await until(
+                weaver,
+                lambda: weaver.fleet.jobs[job].generation == 2
+                and weaver.fleet.jobs[job].state is JobState.RUNNING,
+                "runs again",
+            )
+            assert weaver.fleet.jobs[job].restarts == 1
+            for worker in weaver.fleet.jobs[job].workers:
+                await agent.die(worker.ref, 0)
+            await until(weaver, lambda: weaver.fleet.jobs[job].ended, "ends")
+            assert weaver.fleet.jobs[job].state is JobState.COMPLETED
+            await until(weaver, lambda: not weaver.fleet.outbox, "nothing is open")
+            assert any(isinstance(e, StopStore) for e in agent.done)
+        assert b"SECRET" not in b"".join(record.data for record in hub.records)
+
+    asyncio.run(scenario())
+
+
+def test_an_effect_is_sent_again_until_it_is_done() -> None:
+    async def scenario() -> None:
+        hub = MemoryHub()
+        agent = ObedientAgent(MemoryBus(hub))
+        async with running(hub, "w1") as weaver:
+            await agent.join()
+            agent.deaf = True
+            await until(weaver, lambda: weaver.active and "n1" in weaver.fleet.nodes, "ready")
+            await weaver.submit("j", SPEC, {}, "me")
+            await until(weaver, lambda: agent.received >= 2, "resent")
+            agent.deaf = False
+            await until(weaver, lambda: weaver.fleet.jobs["j"].state is JobState.RUNNING, "runs")
+            assert sum(isinstance(e, StartWorkers) for e in agent.done) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_second_weaver_waits_and_takes_over_with_the_same_state() -> None:
+    async def scenario() -> None:
+        hub = MemoryHub()
+        agent = ObedientAgent(MemoryBus(hub))
+        async with running(hub, "w2") as second:
+            async with running(hub, "w1") as first:
+                await until(first, lambda: first.active or second.active, "one leads")
+                leader, other = (first, second) if first.active else (second, first)
+                await agent.join()
+                await until(leader, lambda: "n1" in leader.fleet.nodes, "joined")
+                await leader.submit("j", SPEC, {}, "me")
+                await until(leader, lambda: leader.fleet.jobs["j"].state is JobState.RUNNING, "runs")
+                await until(other, lambda: other.fleet.seq == leader.fleet.seq, "follows")
+                assert not other.active
+                assert codec.encode(other.fleet) == codec.encode(leader.fleet)
+            await until(second, lambda: second.active, "takes over")
+            assert sum(isinstance(e, StartWorkers) for e in agent.done) == 1, "nothing is started twice"
+            await agent.die(second.fleet.jobs["j"].workers[0].ref, 1)
+            await until(second, lambda: second.fleet.jobs["j"].generation == 2, "recovers")
+
+    asyncio.run(scenario())
+
+
+def test_a_later_weaver_rebuilds_the_same_state_and_the_recorded_decisions() -> None:
+    async def scenario() -> None:
+        hub = MemoryHub()
+        agent = ObedientAgent(MemoryBus(hub))
+        async with running(hub, "w1") as weaver:
+            await agent.join()
+            await until(weaver, lambda: weaver.active and "n1" in weaver.fleet.nodes, "ready")
+            await weaver.submit("j", SPEC, {}, "me")
+            await until(weaver, lambda: weaver.fleet.jobs["j"].state is JobState.RUNNING, "runs")
+            before = weaver.fleet.jobs["j"]
+        decided = [
+            effect.id
+            for record in hub.records
+            if isinstance(body := codec.decode_envelope(record.data).body, Decided)
+            for effect in body.effects
+        ]
+        assert decided == [e.id for e in agent.done], "what was done had been recorded before"
+        async with running(hub, "w3") as later:
+            await until(later, lambda: later.active, "leads")
+            assert later.fleet.jobs["j"] == before
+            assert agent.received == len(decided), "a new weaver repeats nothing that is done"
+
+    asyncio.run(scenario())
+
+
+def test_an_agent_cannot_speak_for_another_node() -> None:
+    async def scenario() -> None:
+        hub = MemoryHub()
+        agent, liar = ObedientAgent(MemoryBus(hub)), ObedientAgent(MemoryBus(hub), "n2")
+        async with running(hub, "w1") as weaver:
+            await agent.join()
+            await until(weaver, lambda: weaver.active and "n1" in weaver.fleet.nodes, "ready")
+            await weaver.submit("j", SPEC, {}, "me")
+            await until(weaver, lambda: weaver.fleet.jobs["j"].state is JobState.RUNNING, "runs")
+            ref = weaver.fleet.jobs["j"].workers[0].ref
+            lie = WorkerExited(node="n1", ref=ref, exit=Exit(1, None, "spawner"), at_ns=1)
+            await liar.say(lie)
+            await until(weaver, lambda: weaver.fleet.seq == hub.records[-1].seq, "read")
+            assert weaver.fleet.jobs["j"].state is JobState.RUNNING
+
+    asyncio.run(scenario())
+
+
+def test_bad_requests_are_refused_with_a_sentence_and_leave_no_event() -> None:
+    async def scenario() -> None:
+        hub = MemoryHub()
+        agent = ObedientAgent(MemoryBus(hub))
+        async with running(hub, "w1") as weaver:
+            await agent.join()
+            await until(weaver, lambda: weaver.active and "n1" in weaver.fleet.nodes, "ready")
+            await weaver.submit("j", SPEC, {}, "me")
+            await until(weaver, lambda: weaver.fleet.jobs["j"].state is JobState.RUNNING, "runs")
+            events = len(hub.records)
+            with pytest.raises(Conflict, match="already"):
+                await weaver.submit("j", SPEC, {}, "me")
+            with pytest.raises(UsageError, match="not a valid job id"):
+                await weaver.submit("../etc", SPEC, {}, "me")
+            with pytest.raises(UsageError, match="largest node holds 8"):
+                await weaver.submit(None, JobSpec(program=SPEC.program, cwd="/", workers_per_node=9), {}, "me")
+            with pytest.raises(UsageError, match="1 to 4096"):
+                await weaver.submit(None, JobSpec(program=SPEC.program, cwd="/", workers_per_node=0), {}, "me")
+            with pytest.raises(NotFound):
+                await weaver.stop("nope", "me")
+            with pytest.raises(Conflict, match="stop it first"):
+                await weaver.delete("j", "me")
+            assert len(hub.records) == events
+
+    asyncio.run(scenario())
