@@ -6,10 +6,11 @@ import json
 import os
 from typing import NoReturn
 
-from torchloom.probe import worker
+from torchloom.probe import streams, worker
 
 
 def main() -> NoReturn:
+    streams.guard()
     descriptor = int(os.environ.pop("LOOM_SPEC_FD"))
     with open(descriptor, "rb") as file:
         spec = json.load(file)

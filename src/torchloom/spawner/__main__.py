@@ -10,6 +10,7 @@ import os
 import sys
 from pathlib import Path
 
+from torchloom.probe import streams
 from torchloom.spawner.child import Become
 from torchloom.spawner.children import Refused
 from torchloom.spawner.server import Server
@@ -34,6 +35,7 @@ def _arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = _arguments()
+    streams.guard()  # for the workers, and early: torch's loggers keep the stream they find
     if not sys.flags.safe_path:
         del sys.path[
             0

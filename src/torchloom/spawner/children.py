@@ -170,8 +170,10 @@ class Children:
         return {**known, "spawner": os.getpid(), "key": self._key}
 
     # -- stores ---------------------------------------------------------------------------------
-    def keep_store(self, job: str, generation: int, host: str, port: int) -> dict[str, Any]:
-        """A store keeper for a generation, or the one it has."""
+    def keep_store(
+        self, job: str, generation: int, host: str, port: int, env: Mapping[str, str] | None
+    ) -> dict[str, Any]:
+        """A store keeper for a generation, or the one it has. `env` is for a new interpreter (cold)."""
         for one in self.stores():
             if (one.job, one.generation) == (job, generation):
                 return _keeper(one, already=True)
@@ -181,12 +183,12 @@ class Children:
             raise Refused(f"no store on {host} port {port}: {error.strerror or error}") from error
         with listener:
             bound = int(listener.getsockname()[1])
-            pid = self._fork_keeper(listener, host, bound)
+            pid = self._fork_keeper(listener, host, bound, os.environ if env is None else env)
         ticks = boxes.start_ticks(pid)
         self.live[pid] = Child(pid, ticks, "store", job, None, None, generation, bound, host)
         return _keeper(self.live[pid], already=False)
 
-    def _fork_keeper(self, listener: socket.socket, host: str, port: int) -> int:
+    def _fork_keeper(self, listener: socket.socket, host: str, port: int, env: Mapping[str, str]) -> int:
         pid = fork_quietly()
         if pid:
             return pid
@@ -197,7 +199,8 @@ class Children:
                 store.keep(descriptor, host, port)
             os.set_inheritable(descriptor, True)
             program = [sys.executable, *child.interpreter_flags(), "-m", "torchloom.spawner.store"]
-            os.execv(sys.executable, [*program, str(descriptor), host, str(port), str(self._socket_path)])
+            program += [str(descriptor), host, str(port), str(self._socket_path)]
+            os.execve(sys.executable, program, env)
         except BaseException as error:  # noqa: BLE001  # top of a process
             print(f"spawner: a store keeper failed to start: {error!r}", file=sys.stderr, flush=True)
         finally:

@@ -220,7 +220,11 @@ class Server:
         handlers: dict[str, Callable[[dict[str, Any]], Any]] = {
             "start": lambda r: self.children.start(r["workers"]),
             "store": lambda r: self.children.keep_store(
-                r["job"], int(r["generation"]), r.get("host") or "127.0.0.1", int(r.get("port") or 0)
+                r["job"],
+                int(r["generation"]),
+                r.get("host") or "127.0.0.1",
+                int(r.get("port") or 0),
+                r.get("env"),
             ),
             "state": lambda _: self._state(),
             "forget": lambda r: self.children.forget(r["pids"]),
