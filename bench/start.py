@@ -1,0 +1,131 @@
+"""Command typed → first completed step: torchloom beside torchrun, interleaved; and how fast `loom up` answers.
+
+    python bench/start.py [--runs 5] [--json]
+
+"from nothing": no daemon runs, `loom run` starts everything and ends it again. "up": `loom up` runs already and
+its spawner is warm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+
+from support.launchers import (
+    BIN,
+    Notes,
+    environment,
+    loom_command,
+    loom_up,
+    process,
+    torchrun,
+    torchrun_command,
+    wait_for,
+)
+from support.table import emit, progress, spread
+
+
+def first_step(notes: Notes, typed_ns: int) -> float:
+    if not wait_for(lambda: notes.first_step_ns(but=set()) is not None, 120):
+        raise SystemExit("the job did not step within 120 s")
+    first = notes.first_step_ns(but=set())
+    assert first is not None
+    return (first - typed_ns) / 1e9
+
+
+def with_torchrun() -> float:
+    notes = Notes()
+    try:
+        typed_ns = time.monotonic_ns()
+        with torchrun(torchrun_command(notes), notes):
+            return first_step(notes, typed_ns)
+    finally:
+        notes.remove()
+
+
+def from_nothing() -> float:
+    notes, home = Notes(), tempfile.mkdtemp(prefix="loom-bench-home-")
+    env = environment(LOOM_HOME=home)
+    try:
+        typed_ns = time.monotonic_ns()
+        with process(loom_command("run", notes), env) as child:
+            seconds = first_step(notes, typed_ns)
+            child.send_signal(signal.SIGINT)
+            child.wait(60)
+        return seconds
+    finally:
+        subprocess.run([BIN / "loom", "down", "--stop-jobs"], env=env, check=False, capture_output=True)
+        notes.remove()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def with_up(env: dict[str, str]) -> float:
+    notes = Notes()
+    try:
+        typed_ns = time.monotonic_ns()
+        with process(loom_command("run", notes), env) as child:
+            seconds = first_step(notes, typed_ns)
+            child.send_signal(signal.SIGINT)
+            child.wait(60)
+        return seconds
+    finally:
+        notes.remove()
+
+
+def up_answers() -> float:
+    home = tempfile.mkdtemp(prefix="loom-bench-home-")
+    env = environment(LOOM_HOME=home)
+    try:
+        typed = time.monotonic()
+        subprocess.run([BIN / "loom", "up", "--port", "0"], env=env, check=True, stdout=subprocess.DEVNULL)
+        return time.monotonic() - typed
+    finally:
+        subprocess.run([BIN / "loom", "down", "--stop-jobs"], env=env, check=False, capture_output=True)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def warm(env: dict[str, str]) -> None:
+    """Wait until a job steps: then the spawner is warm, and stays so."""
+    with_up(env)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    os.environ.pop("LOOM_HOME", None)
+
+    seen: dict[str, list[float]] = {
+        "torchrun": [],
+        "loom run, from nothing": [],
+        "loom run, up": [],
+        "loom up": [],
+    }
+    for run in range(args.runs):
+        seen["torchrun"].append(with_torchrun())
+        seen["loom run, from nothing"].append(from_nothing())
+        seen["loom up"].append(up_answers())
+        with loom_up() as env:
+            warm(env)
+            seen["loom run, up"].append(with_up(env))
+        progress(f"run {run + 1}: " + ", ".join(f"{k} {v[-1]:.2f} s" for k, v in seen.items()))
+
+    rows = [{"what": what, **spread(values)} for what, values in seen.items()]
+    peer = float(rows[0]["median_s"])
+    notes = [
+        f"{row['what']}: {peer / float(row['median_s']):.1f} × as fast as torchrun at the median"
+        for row in rows[1:3]
+    ]
+    emit("start: command typed → first completed step (`loom up`: → it answers)", rows, notes, args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Starts the same script under torchrun and under torchloom, and ends it without a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+BIN = Path(sys.executable).parent
+WORKLOADS = Path(__file__).resolve().parent.parent / "workloads"
+
+
+class Notes:
+    """What the workload's processes noted: (pid, rank, step, monotonic ns)."""
+
+    def __init__(self) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="loom-bench-"))
+
+    def steps(self) -> Iterator[tuple[int, int, int, int]]:
+        for path in self.directory.iterdir():
+            for line in path.read_text().splitlines():
+                fields = line.split()
+                if len(fields) == 3:
+                    yield int(path.name), int(fields[0]), int(fields[1]), int(fields[2])
+
+    def pids(self, rank: int) -> set[int]:
+        return {pid for pid, r, _, _ in self.steps() if r == rank}
+
+    def most_steps(self) -> int:
+        return max((step for _, _, step, _ in self.steps()), default=0)
+
+    def first_step_ns(self, but: set[int]) -> int | None:
+        """When a process that is not one of `but` completed its first step."""
+        return min((ns for pid, _, step, ns in self.steps() if pid not in but and step == 1), default=None)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def environment(**more: str) -> dict[str, str]:
+    env = {k: v for k, v in os.environ.items() if not k.startswith("LOOM_")}
+    env["PYTHONPATH"] = str(WORKLOADS)
+    env["OMP_NUM_THREADS"] = "1"
+    return env | more
+
+
+def torchrun_command(notes: Notes, *script_args: str) -> list[str]:
+    flags = ["--nproc-per-node", "2", "--max-restarts", "5", "--rdzv-backend", "c10d"]
+    flags += ["--rdzv-endpoint", "localhost:0"]
+    return [
+        str(BIN / "torchrun"),
+        *flags,
+        str(WORKLOADS / "ddp_steps.py"),
+        str(notes.directory),
+        *script_args,
+    ]
+
+
+def loom_command(verb: str, notes: Notes, *script_args: str, flags: tuple[str, ...] = ()) -> list[str]:
+    script = [str(WORKLOADS / "ddp_steps.py"), str(notes.directory), *script_args]
+    return [str(BIN / "loom"), verb, "--nproc-per-node", "2", *flags, *script]
+
+
+@contextlib.contextmanager
+def process(command: list[str], env: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command in its own session; kill the whole session at the end."""
+    child = subprocess.Popen(
+        command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        yield child
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+@contextlib.contextmanager
+def torchrun(command: list[str], notes: Notes) -> Iterator[None]:
+    """torchrun leaves its workers behind when it is killed, so they are ended by their own pids."""
+    with process(command, environment()):
+        yield
+    for pid in {pid for pid, *_ in notes.steps()}:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def loom_up(*flags: str) -> Iterator[dict[str, str]]:
+    """A `loom up` of its own, in a home of its own; yields the environment for clients."""
+    home = tempfile.mkdtemp(prefix="loom-bench-home-")
+    env = environment(LOOM_HOME=home)
+    try:
+        subprocess.run(
+            [BIN / "loom", "up", "--port", "0", *flags], env=env, check=True, stdout=subprocess.DEVNULL
+        )
+        yield env
+    finally:
+        subprocess.run([BIN / "loom", "down", "--stop-jobs"], env=env, check=False, stdout=subprocess.DEVNULL)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def loom_json(env: dict[str, str], *args: str) -> object:
+    out = subprocess.run([BIN / "loom", *args, "--json"], env=env, check=True, stdout=subprocess.PIPE)
+    return json.loads(out.stdout)
+
+
+def wait_for(condition: object, timeout_s: float) -> bool:
+    """Poll a callable until it is true; False when time is up."""
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        if condition():  # type: ignore[operator]
+            return True
+        time.sleep(0.01)
+    return False

@@ -1,0 +1,36 @@
+"""A DDP job that notes the time of every completed step: what the benchmarks run under every launcher.
+
+Usage: ddp_steps.py NOTES_DIR [--imports SECONDS] [--steps N]. Each process appends `<rank> <step> <monotonic ns>`
+to NOTES_DIR/<pid>.
+"""
+
+import argparse
+import os
+import time
+
+parser = argparse.ArgumentParser()
+parser.add_argument("notes")
+parser.add_argument("--imports", action="store_true", help="import a module that takes 2 s")
+parser.add_argument("--steps", type=int, default=10**9)
+parser.add_argument("--step-ms", type=float, default=5.0)
+args = parser.parse_args()
+if args.imports:
+    import slow_import  # noqa: F401
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = DistributedDataParallel(torch.nn.Linear(64, 64))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+data = torch.ones(8, 64)
+with open(os.path.join(args.notes, str(os.getpid())), "w", buffering=1) as notes:
+    for step in range(1, args.steps + 1):
+        model(data).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        notes.write(f"{rank} {step} {time.monotonic_ns()}\n")
+        time.sleep(args.step_ms / 1000)
+dist.destroy_process_group()
