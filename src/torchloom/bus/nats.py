@@ -20,10 +20,9 @@ from torchloom.bus.nats_config import EVENT_STREAM, OBJECT_BUCKET
 from torchloom.bus.nats_lease import NatsLease
 from torchloom.bus.nats_link import Link, LinkSubscription
 from torchloom.bus.nats_reader import read_events
-from torchloom.bus.nats_stream import NO_MESSAGE_FOUND
 from torchloom.bus.protocol import REQUEST_TIMEOUT_S, Handler, Message, Record, check_event, check_size
 from torchloom.bus.pump import HandlerPump
-from torchloom.errors import BusUnavailable, TimedOut
+from torchloom.errors import BusUnavailable
 
 T = TypeVar("T")
 
@@ -124,17 +123,10 @@ class NatsBus:
     async def last_seq(self, subject: str | None = None) -> int:
         if subject is None:
             return int((await self._state())["last_seq"])
-        await self._link.wait_connected(REQUEST_TIMEOUT_S)
-        try:
-            answer = await self._link.api(
-                f"STREAM.MSG.GET.{EVENT_STREAM}", {"last_by_subj": subject}, REQUEST_TIMEOUT_S
-            )
-        except TimedOut as error:
-            raise BusUnavailable(error.message) from None
-        if nats_stream.error_code(answer) == NO_MESSAGE_FOUND:
-            return 0
-        nats_stream.raise_error(answer, self._link)
-        return int(answer["message"]["seq"])
+        message = await nats_stream.get_message(
+            self._link, EVENT_STREAM, {"last_by_subj": subject}, REQUEST_TIMEOUT_S
+        )
+        return 0 if message is None else int(message["seq"])
 
     async def _state(self) -> dict[str, Any]:
         info = await nats_stream.api(self._link, f"STREAM.INFO.{EVENT_STREAM}", None, REQUEST_TIMEOUT_S)

@@ -14,13 +14,12 @@ import json
 import secrets
 import time
 from dataclasses import dataclass
-from typing import Any
 
 from torchloom.bus.nats_config import LEASE_BUCKET
 from torchloom.bus.nats_link import Link
-from torchloom.bus.nats_stream import NO_MESSAGE_FOUND, NS_PER_S, api, parse_time_ns, store
+from torchloom.bus.nats_stream import NS_PER_S, api, get_message, parse_time_ns, store
 from torchloom.bus.protocol import REQUEST_TIMEOUT_S
-from torchloom.errors import BusUnavailable, Conflict, TimedOut
+from torchloom.errors import BusUnavailable, Conflict
 
 STREAM = f"KV_{LEASE_BUCKET}"
 
@@ -108,17 +107,9 @@ class NatsLease:
         return self._revision
 
     async def _read(self) -> _Entry | None:
-        verb, body = f"STREAM.MSG.GET.{STREAM}", {"last_by_subj": self._subject}
-        await self._link.wait_connected(self._timeout_s)
-        try:
-            answer = await self._link.api(verb, body, self._timeout_s)
-        except TimedOut as error:
-            raise BusUnavailable(f"the lease cannot be read now ({error.message})") from None
-        if answer.get("error", {}).get("err_code") == NO_MESSAGE_FOUND:
+        message = await get_message(self._link, STREAM, {"last_by_subj": self._subject}, self._timeout_s)
+        if message is None:
             return None
-        if "error" in answer:
-            raise BusUnavailable(f"the lease cannot be read now ({answer['error'].get('description')})")
-        message: dict[str, Any] = answer["message"]
         value = json.loads(base64.b64decode(message["data"]))
         return _Entry(message["seq"], value["token"], float(value["ttl_s"]), parse_time_ns(message["time"]))
 

@@ -10,6 +10,7 @@ conditions) are hidden there or differ between versions.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from datetime import datetime
 from typing import Any
@@ -115,19 +116,32 @@ def raise_error(answer: dict[str, Any], link: Link) -> None:
     raise BusUnsuitable(f"the NATS server refused a JetStream call ({text})", hint="look into its log")
 
 
-async def api(link: Link, verb: str, body: dict[str, Any] | None, timeout_s: float) -> dict[str, Any]:
-    """A JetStream call that waits for the connection and succeeds, or raises one of ours."""
+async def call(link: Link, verb: str, body: dict[str, Any] | None, timeout_s: float) -> dict[str, Any]:
+    """A JetStream call that waits for the connection. Its answer may be a refusal."""
     await link.wait_connected(timeout_s)
     try:
-        answer = await link.api(verb, body, timeout_s)
-    except NoResponder:
-        raise BusUnavailable("JetStream does not answer on this NATS server now") from None
-    except BusUnavailable:
-        raise
+        return await link.api(verb, body, timeout_s)
     except TimedOut as error:
-        raise BusUnavailable(error.message) from None
+        raise BusUnavailable(f"JetStream does not answer now ({error.message})") from None
+
+
+async def api(link: Link, verb: str, body: dict[str, Any] | None, timeout_s: float) -> dict[str, Any]:
+    """Like `call`, with a refusal raised as one of our errors."""
+    answer = await call(link, verb, body, timeout_s)
     raise_error(answer, link)
     return answer
+
+
+async def get_message(
+    link: Link, stream: str, query: dict[str, Any], timeout_s: float
+) -> dict[str, Any] | None:
+    """A stored message, from the stream's leader and so never an old one; None if there is none."""
+    answer = await call(link, f"STREAM.MSG.GET.{stream}", query, timeout_s)
+    if error_code(answer) == NO_MESSAGE_FOUND:
+        return None
+    raise_error(answer, link)
+    message: dict[str, Any] = answer["message"]
+    return message
 
 
 async def store(
@@ -160,6 +174,13 @@ async def store(
             found: dict[str, Any] = json.loads(answer.data)
             raise_error(found, link)
             return int(found["seq"])
+        except Conflict:
+            # The server looks at the condition before the id: it may be our own first try that broke it.
+            if id is None or expect_last is None:
+                raise
+            if (mine := await _stored_before(link, subject, id, expect_last, left)) is None:
+                raise
+            return mine
         except NoResponder:
             last_error = BusUnavailable(
                 "no stream takes this event", hint="start a weaver, it makes the stream"
@@ -170,6 +191,19 @@ async def store(
     raise BusUnavailable(
         f"{subject} was not acknowledged within {timeout_s:g} s ({last_error.message})", hint=last_error.hint
     )
+
+
+async def _stored_before(link: Link, subject: str, id: str, after: int, timeout_s: float) -> int | None:
+    """The sequence of our event, if it is the one that follows `after` on its subject.
+
+    Stored under the condition "after", it can be nowhere else.
+    """
+    query = {"seq": after + 1, "next_by_subj": subject}
+    message = await get_message(link, EVENT_STREAM, query, timeout_s)
+    if message is None:
+        return None
+    headers = base64.b64decode(message.get("hdrs", "")).decode().split("\r\n")
+    return int(message["seq"]) if f"Nats-Msg-Id: {id}" in headers else None
 
 
 def parse_time_ns(stamp: str) -> int:

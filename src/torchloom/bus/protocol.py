@@ -155,11 +155,12 @@ class Bus(Protocol):
     ) -> int:
         """Store an event durably and return its sequence.
 
-        The same `id` again returns the first sequence and stores nothing, whatever `expect_last` says (within
-        the de-duplication window of an hour; beyond it the reducer de-duplicates). `expect_last` is the
-        sequence of the last event *on this subject* (0: none yet); Conflict when it is another. Raises
-        BusUnavailable when no acknowledgement came in time: the event may or may not be stored, so repeat
-        with the same id.
+        The same call again (same `id`, same `expect_last`) returns the first sequence and stores nothing;
+        without `expect_last` only within the de-duplication window of an hour, beyond it the reducer
+        de-duplicates. `expect_last` is the sequence of the last event *on this subject* (0: none yet);
+        Conflict when it is another. Raises BusUnavailable when no acknowledgement came in time: the event may
+        or may not be stored, so make the same call again. Agents have no right to read the stream and so must
+        not use `expect_last`.
         """
         ...
 
