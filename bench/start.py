@@ -1,9 +1,9 @@
-"""Command typed → first completed step: torchloom beside torchrun, interleaved; and how fast `loom up` answers.
+"""Command typed → first completed step: torchloom beside torchrun, interleaved; and when `loom up` answers.
 
     python bench/start.py [--runs 5] [--json]
 
-"from nothing": no daemon runs, `loom run` starts everything and ends it again. "up": `loom up` runs already and
-its spawner is warm.
+"from nothing": no daemon runs, `loom run` starts everything and ends it again. "up": `loom up` runs already
+and its spawner is warm.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A DDP job that notes the time of every completed step: what the benchmarks run under every launcher.
 
-Usage: ddp_steps.py NOTES_DIR [--imports SECONDS] [--steps N]. Each process appends `<rank> <step> <monotonic ns>`
+Usage: ddp_steps.py NOTES_DIR [--imports] [--steps N]. Each process appends `<rank> <step> <monotonic ns>`
 to NOTES_DIR/<pid>.
 """
 
