@@ -1,8 +1,8 @@
 """stdout and stderr of a worker: a full disk or a broken log file costs lines, never the training run.
 
 Python raises OSError from print() when the file below has no room, and ends with status 120 when the last
-flush fails. `guard()` rebuilds the two streams over the same descriptors with a raw file that drops such writes and
-counts them; everything else about the streams stays as Python made them. C code's own writes never raised.
+flush fails. `guard()` rebuilds the two streams over the same descriptors with a raw file that drops such
+writes and counts them; all else about the streams stays as Python made it. C code's own writes never raised.
 """
 
 from __future__ import annotations

@@ -42,7 +42,8 @@ class Become(BaseException):
 
 
 def sign_in(box: Box | None) -> None:
-    """The child's first act: from now on its pid is in the journal, even if the spawner dies this instant."""
+    """The child's first act: a session of its own, and its pid in the journal, whoever dies now."""
+    os.setsid()
     if box is not None:
         box.sign(os.getpid(), start_ticks())
         box.mark_forked()
@@ -50,8 +51,7 @@ def sign_in(box: Box | None) -> None:
 
 
 def leave_spawner(keep: tuple[int, ...], for_exec: bool) -> None:
-    """New session, default signals, no descriptor of the spawner's but 0, 1, 2 and `keep`."""
-    os.setsid()
+    """Default signals, no descriptor of the spawner's but 0, 1, 2 and `keep`."""
     signal.set_wakeup_fd(-1)
     restore_signals(for_exec)
     first = 3

@@ -83,7 +83,9 @@ class Children:
     # -- starting -------------------------------------------------------------------------------
     def start(self, specs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Start each worker unless it was started before. One that fails does not stop the others."""
-        return [self._start_or_say_why(spec) for spec in specs]
+        answers = [self._start_or_say_why(spec) for spec in specs]
+        _wait_for_sessions([answer["pid"] for answer in answers if answer["pid"] in self.live])
+        return answers
 
     def _start_or_say_why(self, spec: Mapping[str, Any]) -> dict[str, Any]:
         nothing: dict[str, Any] = {
@@ -184,6 +186,7 @@ class Children:
         with listener:
             bound = int(listener.getsockname()[1])
             pid = self._fork_keeper(listener, host, bound, os.environ if env is None else env)
+        _wait_for_sessions([pid])
         ticks = boxes.start_ticks(pid)
         self.live[pid] = Child(pid, ticks, "store", job, None, None, generation, bound, host)
         return _keeper(self.live[pid], already=False)
@@ -193,6 +196,7 @@ class Children:
         if pid:
             return pid
         try:
+            child.sign_in(None)
             descriptor = listener.detach()
             child.leave_spawner((descriptor,), for_exec=self.warmth.cold)
             if not self.warmth.cold:
@@ -259,6 +263,14 @@ def fork_quietly() -> int:
         if pid != 0:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return pid
+
+
+def _wait_for_sessions(pids: Sequence[int]) -> None:
+    """Until every child leads its own process group: whoever hears of a pid may kill the group at once."""
+    give_up = time.monotonic() + 1.0
+    for pid in pids:
+        while os.getpgid(pid) != pid and time.monotonic() < give_up:
+            time.sleep(0.0002)
 
 
 def _open_logs(spec: Mapping[str, Any]) -> tuple[int, int, list[str]]:

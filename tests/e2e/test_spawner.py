@@ -1,0 +1,435 @@
+"""The spawner for real: forked and exec'd workers, exits, reconnecting agents, stores, full file systems."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from spawning import LONG_S, Spawning, process_state, spawning, torchrun_environment, wait_until
+
+from torchloom.errors import SpawnFailed
+from torchloom.spawner.client import AsyncSpawnerClient, Exit, SpawnerClient, SpawnerGone
+from torchloom.spawner.launch import start_spawner
+from torchloom.spawner.store import find_keepers
+from torchloom.wire import blackbox
+from torchloom.wire.blackbox import Header, Life
+
+SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
+
+
+@pytest.fixture(scope="module")
+def warm_spawner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spawning]:
+    with spawning(tmp_path_factory.mktemp("warm")) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def cold_spawner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spawning]:
+    with spawning(tmp_path_factory.mktemp("cold"), cold=True) as one:
+        yield one
+
+
+@pytest.fixture(params=["warm", "cold"])
+def spawner(request: pytest.FixtureRequest, tmp_path: Path) -> Spawning:
+    """The shared spawner of either mode, with a fresh directory and no exit left over."""
+    one: Spawning = request.getfixturevalue(f"{request.param}_spawner")
+    one.reconnect()
+    one.client.forget([e["pid"] for e in one.client.state(LONG_S)["exits"]])
+    one.client.exits.clear()
+    one.directory = tmp_path
+    return one
+
+
+@pytest.fixture
+def warm(warm_spawner: Spawning, tmp_path: Path) -> Spawning:
+    warm_spawner.reconnect()
+    warm_spawner.directory = tmp_path
+    return warm_spawner
+
+
+def exit_of(client: SpawnerClient, pid: int | None) -> Exit:
+    """The exit of one process; others that come meanwhile are of no interest."""
+    while True:
+        ended = client.wait_exit(LONG_S)
+        assert ended is not None, f"no exit of {pid} was reported"
+        if ended.pid == pid:
+            return ended
+
+
+# -- starting and ending ------------------------------------------------------------------------------
+def test_exit_codes_and_signals_are_reported(spawner: Spawning) -> None:
+    good = spawner.start_one(name="good", script=str(spawner.script("good.py", "print('fine')")))
+    bad = spawner.start_one(name="bad", script=str(spawner.script("bad.py", "raise SystemExit(7)")))
+    dead = spawner.start_one(
+        name="dead", script=str(spawner.script("dead.py", "import os\nos.kill(os.getpid(), 9)"))
+    )
+    exits = {e.pid: e for e in (spawner.client.wait_exit(LONG_S) for _ in range(3)) if e is not None}
+    assert (exits[good.pid or 0].code, exits[good.pid or 0].signal) == (0, None)
+    assert (exits[bad.pid or 0].code, exits[bad.pid or 0].signal) == (7, None)
+    assert (exits[dead.pid or 0].code, exits[dead.pid or 0].signal) == (None, signal.SIGKILL)
+    assert spawner.log("good") == "fine\n"
+    assert all(process_state(pid) == "" for pid in exits), "a zombie was left"
+
+
+def test_an_exception_ends_with_pythons_own_traceback(spawner: Spawning) -> None:
+    script = spawner.script("raises.py", "def f():\n    raise ValueError('odd')\nf()\n")
+    started = spawner.start_one(name="raises", script=str(script))
+    assert exit_of(spawner.client, started.pid).code == 1
+    plain = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert spawner.log("raises") == plain.stderr
+
+
+def test_the_interpreter_ends_normally(spawner: Spawning) -> None:
+    text = (
+        "import atexit, threading, time\n"
+        "atexit.register(print, 'atexit')\n"
+        "threading.Thread(target=lambda: (time.sleep(0.1), print('thread'))).start()\n"
+        "print('end of script')\n"
+    )
+    started = spawner.start_one(name="ends", script=str(spawner.script("ends.py", text)))
+    assert exit_of(spawner.client, started.pid).code == 0
+    assert spawner.log("ends").split("\n") == ["end of script", "thread", "atexit", ""]
+
+
+def test_the_box_is_filled_before_the_fork_and_signed_by_the_child(spawner: Spawning) -> None:
+    started = spawner.start_one(
+        name="boxed", rank=3, generation=5, script=str(spawner.script("sleep.py", SLEEP))
+    )
+    wait_until(lambda: spawner.log("boxed") == "up\n", "the script to run")
+    assert started.box is not None
+    view = blackbox.View(memoryview(Path(started.box).read_bytes()))
+    assert view.is_valid()
+    assert view.header(Header.PID) == started.pid
+    assert view.header(Header.START_TICKS) == started.start_ticks
+    assert [view.header(h) for h in (Header.RANK, Header.GENERATION, Header.INCARNATION)] == [3, 5, 7]
+    assert view.header(Header.LIFE) >= Life.FORKED
+    identity = json.loads(view.read_blob(blackbox.IDENTITY) or b"{}")
+    assert (identity["job"], identity["replica"], identity["rank"]) == ("test", "test/0", 3)
+    assert Path(started.box).stat().st_mode & 0o777 == 0o600
+    os.kill(started.pid or 0, signal.SIGTERM)
+    assert exit_of(spawner.client, started.pid).signal == signal.SIGTERM
+
+
+def test_a_repeated_start_starts_nothing(spawner: Spawning) -> None:
+    script = str(spawner.script("sleep.py", SLEEP))
+    first = spawner.start_one(name="once", script=script)
+    again = spawner.start_one(name="once", script=script)
+    assert (again.pid, again.start_ticks, again.already) == (first.pid, first.start_ticks, True)
+    os.kill(first.pid or 0, signal.SIGKILL)
+    exit_of(spawner.client, first.pid)
+    after = spawner.start_one(name="once", script=script)
+    assert (after.pid, after.already) == (first.pid, True), "the box is the journal, also after the end"
+
+
+def test_any_program_can_be_a_worker(spawner: Spawning) -> None:
+    started = spawner.start_one(
+        name="shell",
+        command=["sh", "-c", 'echo "$0 $GREETING $LOOM_BOX"; exit 4', "word"],
+        env={**spawner.env, "GREETING": "hello"},
+    )
+    assert exit_of(spawner.client, started.pid).code == 4
+    assert spawner.log("shell") == f"word hello {started.box}\n"
+
+
+def test_what_cannot_be_started_is_said_in_a_sentence(spawner: Spawning) -> None:
+    missing, nowhere, empty, unwritable = spawner.start(
+        spawner.spec(name="a", command=["no-such-program"]),
+        spawner.spec(name="b", script="x.py", cwd="/no/such/directory"),
+        spawner.spec(name="c"),
+        spawner.spec(name="d", script="x.py", stdout="/proc/none/x.log"),
+    )
+    assert missing.error == "there is no program no-such-program"
+    assert nowhere.error == "the working directory /no/such/directory does not exist"
+    assert empty.error == "a worker needs exactly one of script, module and command"
+    assert (unwritable.error or "").startswith("the log file /proc/none/x.log cannot be opened")
+    assert not list((spawner.directory).glob("boxes/*"))
+    with pytest.raises(SpawnFailed, match="cannot do 'dance'"):
+        spawner.client.call("dance", LONG_S)
+
+
+def test_a_missing_script_ends_as_python_does(spawner: Spawning) -> None:
+    started = spawner.start_one(name="missing", script="missing.py")
+    assert exit_of(spawner.client, started.pid).code == 2
+    assert "can't open file" in spawner.log("missing")
+
+
+def test_a_signal_to_a_newborn_is_not_lost(warm: Spawning) -> None:
+    script = str(warm.script("sleep.py", SLEEP))
+    for n in range(10):
+        started = warm.start_one(name=f"newborn{n}", script=script)
+        os.kill(started.pid or 0, signal.SIGTERM)
+        assert exit_of(warm.client, started.pid).signal == signal.SIGTERM
+
+
+# -- the life of a spawner ----------------------------------------------------------------------------
+def test_missed_exits_are_repeated_until_forgotten(spawner: Spawning) -> None:
+    started = spawner.start_one(name="brief", script=str(spawner.script("brief.py", "raise SystemExit(5)")))
+    spawner.client.close()
+    wait_until(lambda: process_state(started.pid or 0) == "", "the spawner to reap on its own")
+    for _ in range(2):
+        spawner.reconnect()
+        ended = exit_of(spawner.client, started.pid)
+        assert (ended.code, ended.start_ticks, ended.kind) == (5, started.start_ticks, "worker")
+    spawner.client.forget([started.pid or 0])
+    spawner.reconnect()
+    assert spawner.client.state(LONG_S)["exits"] == []
+    assert not spawner.client.exits
+
+
+def test_a_new_agent_replaces_the_old(spawner: Spawning) -> None:
+    old = spawner.client
+    spawner.client = SpawnerClient.connect(spawner.socket)
+    spawner.client.state(LONG_S)
+    with pytest.raises(SpawnerGone):
+        old.state(LONG_S)
+    old.close()
+
+
+def test_workers_survive_the_spawners_death(tmp_path: Path) -> None:
+    with spawning(tmp_path, cold=True) as one:
+        script = str(one.script("sleep.py", SLEEP))
+        started = one.start_one(script=script)
+        wait_until(lambda: one.log() == "up\n", "the script to run")
+        one.process.kill()
+        one.process.wait()
+        with pytest.raises(SpawnerGone):
+            one.client.state(LONG_S)
+        assert process_state(started.pid or 0) in ("S", "R")
+        # A second spawner takes over the socket of the dead one, and its journal.
+        with spawning(tmp_path, cold=True) as second:
+            again = second.start_one(script=script)
+            assert (again.pid, again.already) == (started.pid, True)
+
+
+def test_one_spawner_per_socket(cold_spawner: Spawning) -> None:
+    second = start_spawner(
+        cold_spawner.socket.parent, cold_spawner.key, sys.executable, cold_spawner.env, cold=True
+    )
+    assert second.wait(LONG_S) == 1
+    log = cold_spawner.socket.with_name(f"spawner-{cold_spawner.key}.log")
+    assert f"another spawner serves {cold_spawner.socket}" in log.read_text()
+    cold_spawner.reconnect()
+    assert cold_spawner.client.state(LONG_S)["state"] == "cold"
+
+
+def test_it_leaves_by_itself_with_nobody_and_nothing(tmp_path: Path) -> None:
+    with spawning(tmp_path, cold=True, idle_s=0.1) as one:
+        one.client.close()
+        assert one.process.wait(LONG_S) == 0
+        assert not one.socket.exists()
+        assert [p.suffix for p in one.socket.parent.iterdir()] == [".log"]
+
+
+def test_quit_waits_for_workers_unless_told_otherwise(tmp_path: Path) -> None:
+    with spawning(tmp_path, cold=True) as one:
+        started = one.start_one(script=str(one.script("sleep.py", SLEEP)))
+        keeper = one.client.store("test", 1)
+        one.client.quit()
+        assert one.client.state(LONG_S)["pid"] == one.process.pid
+        os.kill(started.pid or 0, signal.SIGKILL)
+        assert one.process.wait(LONG_S) == 0
+        wait_until(lambda: process_state(keeper.pid) in ("", "Z"), "the store to end with its spawner")
+    with spawning(tmp_path, cold=True) as one:
+        started = one.start_one(name="left", script=str(one.script("sleep.py", SLEEP)))
+        one.client.quit(at_once=True)
+        assert one.process.wait(LONG_S) == 0
+        assert process_state(started.pid or 0) in ("S", "R", "D")
+
+
+def test_another_user_is_refused(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can try as somebody else")
+    with spawning(tmp_path, cold=True) as one:
+        connection = socket.socket(socket.AF_UNIX)
+        directory = os.open(one.socket.parent, os.O_PATH)
+        one.socket.parent.chmod(
+            0o755
+        )  # what if somebody opened what we close: the kernel still knows who it is
+        one.socket.chmod(0o777)
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                os.fchdir(directory)
+                os.setuid(65534)
+                connection.connect(one.socket.name)
+                connection.sendall(b'{"id": 1, "do": "state"}\n')
+                status = 0 if connection.recv(100) == b"" else 2
+            except PermissionError:
+                status = 3
+            except ConnectionError:
+                status = 0
+            finally:
+                os._exit(status)
+        os.close(directory)
+        connection.close()
+        _, status = os.waitpid(pid, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert "refused a connection of user 65534" in next(one.socket.parent.glob("*.log")).read_text()
+        assert one.client.state(LONG_S)["state"] == "cold", "the agent that was there stays connected"
+
+
+def test_a_directory_open_to_others_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir(mode=0o755)
+    process = start_spawner(tmp_path / "open", "k", sys.executable, dict(os.environ), cold=True)
+    assert process.wait(LONG_S) == 1
+    assert "closed to others" in (tmp_path / "open" / "spawner-k.log").read_text()
+
+
+def test_it_answers_while_warming_and_preloads_what_it_is_told(tmp_path: Path) -> None:
+    (tmp_path / "slow_module.py").write_text("import time\ntime.sleep(2)\nBORN = time.monotonic()\n")
+    text = "import time, sys\nassert 'torch' in sys.modules\nimport slow_module\nprint(slow_module.BORN)\n"
+    with spawning(tmp_path, preload=["slow_module", "no_such_module"]) as one:
+        assert one.client.state(LONG_S)["state"] == "warming"
+        one.start_one(name="a", script=str(one.script("uses.py", text)))
+        state = one.client.state(LONG_S)
+        assert (state["state"], state["threads"], state["problem"]) == ("warm", 1, None)
+        assert "no_such_module" in state["missing"]
+        one.start_one(name="b", script=str(one.script("uses.py", text)))
+        exits = [one.client.wait_exit(LONG_S) for _ in range(2)]
+        assert [e.code for e in exits if e is not None] == [0, 0]
+        assert one.log("a") == one.log("b") != "", "imported once, for both"
+
+
+def test_a_preloaded_module_with_a_thread_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "threaded.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    with spawning(tmp_path, preload=["threaded"]) as one:
+        (refused,) = one.start(one.spec(script=str(one.script("x.py", ""))))
+        assert refused.pid is None
+        assert "importing threaded started 1 thread(s)" in (refused.error or "")
+        assert not list(tmp_path.glob("boxes/*"))
+
+
+def test_the_asyncio_client(cold_spawner: Spawning, tmp_path: Path) -> None:
+    cold_spawner.client.close()
+    cold_spawner.directory = tmp_path
+
+    async def scenario() -> list[Exit]:
+        exits: list[Exit] = []
+        client = await AsyncSpawnerClient.connect(cold_spawner.socket, exits.append)
+        started, refused = await client.start(
+            [cold_spawner.spec(name="a", command=["sh", "-c", "exit 3"]), cold_spawner.spec(name="b")]
+        )
+        assert refused.error is not None
+        assert (await client.state())["pid"] == cold_spawner.process.pid
+        while not [e for e in exits if e.pid == started.pid]:
+            await asyncio.sleep(0.01)
+        await client.forget([e.pid for e in exits])
+        assert (await client.state())["exits"] == []
+        replacement = await AsyncSpawnerClient.connect(cold_spawner.socket, exits.append)
+        await asyncio.wait_for(client.gone.wait(), LONG_S)
+        with pytest.raises(SpawnerGone):
+            await client.state()
+        await replacement.close()
+        await client.close()
+        return [e for e in exits if e.pid == started.pid]
+
+    (ended,) = asyncio.run(scenario())
+    assert (ended.code, ended.job) == (3, "test")
+
+
+# -- full file systems --------------------------------------------------------------------------------
+@pytest.fixture
+def tiny_tmpfs(tmp_path: Path) -> Iterator[Path]:
+    """A tmpfs of 64 KiB: smaller than a black box."""
+    place = tmp_path / "tiny"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(place)], check=False).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_full_shared_memory_costs_telemetry_not_training(spawner: Spawning, tiny_tmpfs: Path) -> None:
+    assert blackbox.SIZE > 64 << 10
+    script = str(spawner.script("fine.py", "print('fine')"))
+    fallback = spawner.directory / "elsewhere"
+    fallback.mkdir()
+    second = spawner.start_one(
+        name="second", box=str(tiny_tmpfs / "w.box"), box_fallback=str(fallback), script=script
+    )
+    assert second.box == str(fallback / "w.box")
+    assert "No space left on device" in second.notes[0]
+    assert spawner.start_one(
+        name="second", box=str(tiny_tmpfs / "w.box"), box_fallback=str(fallback), script=script
+    ).already
+    none = spawner.start_one(name="none", box=str(tiny_tmpfs / "v.box"), box_fallback=None, script=script)
+    assert none.box is None
+    assert {exit_of(spawner.client, p).code for p in (second.pid, none.pid)} == {0}
+    assert spawner.log("second") == spawner.log("none") == "fine\n"
+    assert not list(tiny_tmpfs.iterdir()), "a box without room was left behind"
+
+
+def test_a_full_disk_under_stdout_does_not_end_the_worker(spawner: Spawning, tiny_tmpfs: Path) -> None:
+    text = (
+        "import sys\nfor i in range(4000):\n    print('x' * 99)\nsys.stderr.write('y' * 9999)\n"
+        f"open({str(spawner.directory / 'survived')!r}, 'w').close()\n"
+    )
+    log = str(tiny_tmpfs / "out.log")
+    started = spawner.start_one(
+        name="loud", stdout=log, stderr=log, script=str(spawner.script("loud.py", text))
+    )
+    assert exit_of(spawner.client, started.pid).code == 0
+    assert (spawner.directory / "survived").exists()
+    assert Path(log).stat().st_size <= 64 << 10
+
+
+# -- stores -------------------------------------------------------------------------------------------
+JOIN = """
+import sys, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+t = torch.ones(1)
+dist.all_reduce(t)
+print("sum", t.item(), flush=True)
+if rank == 0:
+    sys.exit(0)
+store = dist.distributed_c10d._get_default_store()
+store.set("after", "zero left")
+while True:
+    try:
+        open("zero-is-gone").close()
+        break
+    except FileNotFoundError:
+        time.sleep(0.01)
+print(store.get("after").decode(), flush=True)
+"""
+
+
+def test_the_store_serves_a_group_and_outlives_rank_zero(spawner: Spawning) -> None:
+    keeper = spawner.client.store("stored", 1, env=spawner.env)
+    assert spawner.client.store("stored", 1).pid == keeper.pid, "asked again, the same one"
+    script = str(spawner.script("join.py", JOIN))
+    zero, one = spawner.start(
+        *(
+            spawner.spec(r, script=script, world_size=2, env=torchrun_environment(r, 2, keeper.port))
+            for r in (0, 1)
+        )
+    )
+    assert exit_of(spawner.client, zero.pid).code == 0, spawner.log("worker0")
+    (spawner.directory / "zero-is-gone").touch()
+    assert exit_of(spawner.client, one.pid).code == 0, spawner.log("worker1")
+    assert "sum 2.0\nzero left\n" in spawner.log("worker1")
+    assert find_keepers(spawner.socket) == [keeper.pid]
+    fresh = spawner.client.store("stored", 2, env=spawner.env)
+    assert fresh.pid != keeper.pid
+    for process in (keeper, fresh):
+        os.kill(process.pid, signal.SIGTERM)
+        ended = exit_of(spawner.client, process.pid)
+        assert (ended.kind, ended.signal) == ("store", signal.SIGTERM)
+    assert find_keepers(spawner.socket) == []
+
+
+def test_a_taken_port_is_said(warm: Spawning) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SpawnFailed, match="in use"):
+        warm.client.store("taken", 1, port=taken.getsockname()[1])
