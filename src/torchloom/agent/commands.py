@@ -1,0 +1,116 @@
+"""Receives commands: checks the epoch, answers at once, does each effect at most once, says the result.
+
+An effect that comes again while it is being done is not done twice; one that is done has its result said
+again under the same id. What an effect means is in `start`, `stop` and `stores`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import assert_never
+
+from torchloom.agent.host import Host
+from torchloom.agent.start import start_workers
+from torchloom.agent.stop import stop_workers
+from torchloom.agent.stores import Stores
+from torchloom.agent.tasks import Tasks
+from torchloom.agent.watch import Watch
+from torchloom.bus.protocol import Bus, Message
+from torchloom.errors import LoomError
+from torchloom.model.effects import Effect, StartStore, StartWorkers, StopStore, StopWorkers
+from torchloom.model.events import EffectDone, EffectFailed, StoreStarted, WorkersStarted
+from torchloom.model.messages import Command, Receipt
+from torchloom.wire import codec
+
+log = logging.getLogger(__name__)
+
+Result = StoreStarted | WorkersStarted | EffectDone | EffectFailed
+
+_REMEMBERED = 2048
+
+
+@dataclass
+class _Known:
+    """An effect that was accepted, and its result once there is one."""
+
+    effect: Effect
+    result: Result | None = None
+
+
+class Commands:
+    def __init__(self, host: Host, watch: Watch, bus: Bus, tasks: Tasks) -> None:
+        self._host = host
+        self._watch = watch
+        self._bus = bus
+        self._tasks = tasks
+        self._stores = Stores(host, watch)
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+
+    async def receive(self, message: Message) -> None:
+        """Handler of the command subject."""
+        try:
+            command = codec.decode_command(message.data)
+        except codec.DecodeError as error:
+            log.warning("a command that cannot be read was refused: %s", error)
+            receipt = Receipt(False, self._host.epoch, f"this agent does not understand the command: {error}")
+        else:
+            receipt = self._accept(command)
+        await self._bus.respond(message, codec.encode(receipt))
+
+    def _accept(self, command: Command) -> Receipt:
+        host, effect = self._host, command.effect
+        if command.epoch < host.epoch:
+            return Receipt(False, host.epoch, f"epoch {command.epoch} is over, {host.epoch} has been seen")
+        if effect.node != host.node:
+            return Receipt(False, host.epoch, f"this is {host.node}, not {effect.node}")
+        if command.epoch > host.epoch:
+            host.epoch = command.epoch
+            try:
+                host.journal.keep_epoch(command.epoch)
+            except LoomError as error:  # a full disk must not keep a job from being stopped
+                log.warning("the epoch could not be kept: %s", error)
+        known = self._known.get(effect.id)
+        if known is not None and known.effect == effect:
+            if known.result is not None:
+                self._say(effect, known.result)
+            return Receipt(True, host.epoch)
+        known = self._known[effect.id] = _Known(effect)
+        while len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
+        self._tasks.start(self._do(known, command.env), f"effect {effect.id}")
+        return Receipt(True, host.epoch)
+
+    async def _do(self, known: _Known, env: Mapping[str, str]) -> None:
+        effect = known.effect
+        try:
+            result = await self._carry_out(effect, env)
+        except LoomError as error:
+            result = self._failed(effect, str(error))
+        except Exception as error:  # the weaver must hear of it, whatever it was
+            log.exception("effect %s failed", effect.id)
+            result = self._failed(effect, f"the agent failed at it: {type(error).__name__}: {error}")
+        known.result = result
+        self._say(effect, result)
+
+    async def _carry_out(self, effect: Effect, env: Mapping[str, str]) -> Result:
+        match effect:
+            case StartStore():
+                return await self._stores.start(effect, env)
+            case StopStore():
+                return await self._stores.stop(effect)
+            case StartWorkers():
+                return await start_workers(self._host, self._watch, effect, env)
+            case StopWorkers():
+                return await stop_workers(self._host, effect)
+            case _:
+                assert_never(effect)
+
+    def _failed(self, effect: Effect, why: str) -> EffectFailed:
+        return EffectFailed(node=self._host.node, effect=effect.id, why=why)
+
+    def _say(self, effect: Effect, result: Result) -> None:
+        """Under an id made from the effect's: said again, it is the same event."""
+        self._host.reporter.say(result, f"{effect.id}.{result.__struct_config__.tag}")

@@ -1,0 +1,129 @@
+"""The agent's memory: which workers and stores run on this host, and with what it acts on them.
+
+Owns the tables and the inventory made from them. It starts, stops and watches nothing itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import socket
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torchloom.agent.boxes import Box
+from torchloom.agent.devices import Devices
+from torchloom.agent.journal import Journal, ProcessNote
+from torchloom.agent.process import Process, boot_id
+from torchloom.agent.report import Reporter
+from torchloom.agent.spawners import Spawners
+from torchloom.home import Home
+from torchloom.model.effects import EffectBase
+from torchloom.model.node import Inventory, LiveWorker, StoreAddress, StoreRef
+from torchloom.model.worker import DeviceUse, WorkerRef
+from torchloom.wire import codec
+from torchloom.wire.blackbox import Header
+
+
+def order_id(effect: EffectBase) -> str:
+    """Names what an effect started, also across two lives of a job's name or of the event stream."""
+    return hashlib.sha256(codec.encode(effect)).hexdigest()[:12]
+
+
+@dataclass(eq=False, kw_only=True)
+class Worker:
+    """One worker process of this host, from its start (or adoption) to the acknowledgement of its exit."""
+
+    ref: WorkerRef
+    order: str
+    """Which start order it came from."""
+    pid: int
+    start_ticks: int
+    process: Process | None
+    """None when it was gone before it could be held."""
+    box: Box | None
+    log: Path
+    spawner: str
+    """Key of its spawner; empty when unknown."""
+    devices: tuple[DeviceUse, ...] = ()
+    blind: str = ""
+    note: ProcessNote | None = None
+    """Its journal entry, if it has no box."""
+    damaged_box: Path | None = None
+    """The file of a box that cannot be read; it goes with the worker."""
+    started_ns: int = field(default_factory=time.monotonic_ns)
+    ending: bool = False
+    """Its process has been seen to end; the exit is being put into words."""
+    told: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when its exit has been said."""
+    first_step_told: bool = False
+    device_version: int = 0
+    hyper_version: int = 0
+    hyper_age: int = 0
+
+    @property
+    def event_stem(self) -> str:
+        """Beginning of the ids of its events: the same after a restart of the agent, unique per process."""
+        ref = self.ref
+        return f"{ref.job}.r{ref.rank}.g{ref.generation}.i{ref.incarnation}.{self.pid}-{self.start_ticks}"
+
+    @property
+    def began_ns(self) -> int:
+        """When it began, on the monotonic clock; the box knows better than an agent that adopted it."""
+        return self.box.view.header(Header.MONOTONIC_NS) if self.box else self.started_ns
+
+
+@dataclass(eq=False, kw_only=True)
+class Store:
+    """A store keeper process of this host."""
+
+    ref: StoreRef
+    address: StoreAddress
+    process: Process
+    note: ProcessNote
+    stopping: bool = False
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(eq=False, kw_only=True)
+class Host:
+    """Everything the rooms of the agent share."""
+
+    home: Home
+    node: str
+    address: str
+    session: str
+    max_workers: int
+    log_limit: int
+    devices: Devices
+    journal: Journal
+    reporter: Reporter
+    spawners: Spawners
+    epoch: int = 0
+    workers: dict[WorkerRef, Worker] = field(default_factory=dict)
+    stores: dict[StoreRef, Store] = field(default_factory=dict)
+    starting: dict[WorkerRef, asyncio.Event] = field(default_factory=dict)
+    """Workers whose start is under way; the event is set when it is over, one way or the other."""
+    withdrawn: set[WorkerRef] = field(default_factory=set)
+    """Starting workers that are to be stopped already."""
+
+    def log_file(self, job: str, rank: int) -> Path:
+        return self.home.jobs_dir / job / f"rank-{rank}.log"
+
+    def running(self) -> list[Worker]:
+        return [worker for worker in self.workers.values() if not worker.ending]
+
+    def inventory(self) -> Inventory:
+        ending = [w for w in self.workers.values() if w.ending and not w.told.is_set()]
+        return Inventory(
+            hostname=socket.gethostname(),
+            address=self.address,
+            boot_id=f"{boot_id():032x}",
+            max_workers=self.max_workers,
+            devices=self.devices.all(),
+            workers=tuple(LiveWorker(w.ref, w.pid, w.devices) for w in self.running()),
+            exits_to_come=tuple(w.ref for w in ending),
+            stores=tuple(s.ref for s in self.stores.values() if not s.gone.is_set()),
+            highest_epoch=self.epoch,
+        )

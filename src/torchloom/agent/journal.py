@@ -1,0 +1,150 @@
+"""What an agent must still know after its own death: epoch, ended incarnations, processes without a black
+box.
+
+Owns the directory `<home>/agent` and the lock that lets only one agent per home run. The black boxes are the
+journal of running workers; here is only what they cannot hold. No environment and no secret is written.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from torchloom.errors import Conflict, HomeUnusable
+from torchloom.home import Home, private_directory
+from torchloom.model.worker import WorkerRef
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ProcessNote:
+    """A process of ours that has no black box: a store, or a worker for whose box there was no room."""
+
+    kind: str
+    """`store` or `worker`."""
+    job: str
+    generation: int
+    boot_id: str
+    pid: int
+    start_ticks: int
+    spawner: str
+    order: str = ""
+    rank: int = -1
+    incarnation: int = 0
+    local_rank: int = 0
+    host: str = ""
+    port: int = 0
+
+    @property
+    def name(self) -> str:
+        rank = f".r{self.rank}.i{self.incarnation}" if self.kind == "worker" else ""
+        return f"{self.kind}.{self.job}.g{self.generation}{rank}.json"
+
+
+class Journal:
+    """Small files, each replaced as a whole or appended to by one line."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._directory = home.root / "agent"
+        self._notes = self._directory / "processes"
+        self._lock: int | None = None
+        self._ended: dict[str, set[str]] = {}
+
+    def open(self) -> None:
+        """Take the lock, or raise Conflict because another agent runs on this home."""
+        self._home.prepare()
+        private_directory(self._directory)
+        private_directory(self._notes)
+        lock = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(lock)
+            raise Conflict(
+                f"another agent already runs on {self._home.root}", hint="stop it, or set another LOOM_HOME"
+            ) from error
+        self._lock = lock
+
+    def close(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    # -- epoch ----------------------------------------------------------------------------------
+    def epoch(self) -> int:
+        """Highest epoch ever obeyed; 0 before the first command."""
+        try:
+            return int((self._directory / "epoch").read_text())
+        except (OSError, ValueError):
+            return 0
+
+    def keep_epoch(self, epoch: int) -> None:
+        _replace(self._directory / "epoch", f"{epoch}\n")
+
+    # -- ended incarnations ---------------------------------------------------------------------
+    def has_ended(self, ref: WorkerRef, order: str) -> bool:
+        """Whether what this order started is over, so that the order come again must not start it again."""
+        return _ended_line(ref, order) in self._ended_of(ref.job)
+
+    def keep_ended(self, ref: WorkerRef, order: str) -> None:
+        line, known = _ended_line(ref, order), self._ended_of(ref.job)
+        if line in known:
+            return
+        known.add(line)
+        path = self._ended_file(ref.job)
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with path.open("a") as file:
+                file.write(line + "\n")
+        except OSError as error:  # a full disk: within the life of this agent memory will do
+            log.warning("%s cannot be written: %s", path, error.strerror)
+
+    def _ended_of(self, job: str) -> set[str]:
+        if job not in self._ended:
+            try:
+                self._ended[job] = set(self._ended_file(job).read_text().splitlines())
+            except OSError:
+                self._ended[job] = set()
+        return self._ended[job]
+
+    def _ended_file(self, job: str) -> Path:
+        return self._home.jobs_dir / job / "ended"
+
+    # -- processes without a box ----------------------------------------------------------------
+    def keep(self, note: ProcessNote) -> None:
+        _replace(self._notes / note.name, json.dumps(asdict(note)))
+
+    def drop(self, note: ProcessNote) -> None:
+        (self._notes / note.name).unlink(missing_ok=True)
+
+    def notes(self) -> list[ProcessNote]:
+        """What earlier agents left; a file that cannot be read is thrown away and said in the log."""
+        found = []
+        for path in sorted(self._notes.glob("*.json")):
+            try:
+                found.append(ProcessNote(**json.loads(path.read_text())))
+            except (OSError, ValueError, TypeError) as error:
+                log.warning("%s is damaged and is removed: %s", path, error)
+                path.unlink(missing_ok=True)
+        return found
+
+
+def _ended_line(ref: WorkerRef, order: str) -> str:
+    return f"{order} {ref.rank} {ref.generation} {ref.incarnation}"
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file so that readers see the old or the new one, whole."""
+    fresh = path.with_name(f".{path.name}.new")
+    try:
+        fresh.write_text(text)
+        fresh.chmod(0o600)
+        fresh.replace(path)
+    except OSError as error:
+        raise HomeUnusable(f"{path} cannot be written ({error.strerror})") from error

@@ -1,0 +1,151 @@
+"""Workers' log files: mark a start, read pieces, keep them from filling the disk.
+
+A log is one append-only file per rank over all generations. Its oldest part is dropped by punching a hole, so
+that the writer notices nothing and offsets keep their meaning. Nobody reads a pipe here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import logging
+import os
+from pathlib import Path
+
+from torchloom.model.messages import LogPiece
+
+log = logging.getLogger(__name__)
+
+DEFAULT_LIMIT = 64 << 20
+MOST_BYTES = 512 << 10
+"""Longest piece that is sent at once: a message holds 1 MiB."""
+_BLOCK = 4096
+_KEEP_SIZE_AND_PUNCH = 0x01 | 0x02
+_TAIL_BYTES = 16 << 10
+_LONGEST_LINE = 500
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+
+
+def mark_start(path: Path, text: str) -> None:
+    """Write one line of ours, on a line of its own. A full disk costs the mark, nothing else."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        log.warning("%s cannot be written: %s", path, error.strerror)
+        return
+    try:
+        size = os.fstat(descriptor).st_size
+        broken_off = size > 0 and os.pread(descriptor, 1, size - 1) not in (b"\n", b"\0")
+        os.write(descriptor, (("\n" if broken_off else "") + f"[loom] {text}\n").encode())
+    except OSError as error:
+        log.warning("%s cannot be written: %s", path, error.strerror)
+    finally:
+        os.close(descriptor)
+
+
+def read_piece(path: Path, offset: int, max_bytes: int, ended: bool) -> LogPiece:
+    """A piece of whole lines from `offset`, or from `-offset` lines before the end.
+
+    While the worker runs a line that is still being written is held back; one longer than a piece comes in
+    parts. A file that is not there is an empty log.
+    """
+    most = max(1, min(max_bytes, MOST_BYTES))
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return LogPiece(b"", max(0, offset), max(0, offset), ended=ended)
+    try:
+        size = os.fstat(descriptor).st_size
+        begin = _first_byte(descriptor, size)
+        if offset < 0:
+            return _last_lines(descriptor, -offset, begin, size, most, ended)
+        return _from(descriptor, offset, begin, size, most, ended)
+    except OSError as error:
+        log.warning("%s cannot be read: %s", path, error.strerror)
+        return LogPiece(b"", max(0, offset), max(0, offset), ended=ended)
+    finally:
+        os.close(descriptor)
+
+
+def _first_byte(descriptor: int, size: int) -> int:
+    """Where the log begins: what is before is a hole."""
+    if size == 0:
+        return 0
+    try:
+        return os.lseek(descriptor, 0, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # nothing but a hole
+            return size
+        return 0
+
+
+def _from(descriptor: int, offset: int, begin: int, size: int, most: int, ended: bool) -> LogPiece:
+    start, lost = min(offset, size), 0
+    if start < begin:
+        # The cut fell into a line: go on at the next whole one.
+        cut = os.pread(descriptor, most, begin)
+        start = min(size, begin + cut.find(b"\n") + 1)
+        lost = start - offset
+    data = os.pread(descriptor, most, start)
+    if start + len(data) < size or not ended:
+        whole = data.rfind(b"\n") + 1
+        if whole or len(data) < most:
+            data = data[:whole]
+    return LogPiece(data, start, start + len(data), lost, ended and start + len(data) >= size)
+
+
+def _last_lines(descriptor: int, lines: int, begin: int, size: int, most: int, ended: bool) -> LogPiece:
+    start = max(begin, size - most)
+    data = os.pread(descriptor, size - start, start)
+    if not ended:
+        data = data[: data.rfind(b"\n") + 1]
+    if start > 0:  # the first line is only the end of one
+        cut = data.find(b"\n") + 1
+        start, data = start + cut, data[cut:]
+    wanted = b"".join(data.splitlines(keepends=True)[-lines:])
+    start += len(data) - len(wanted)
+    return LogPiece(wanted, start, start + len(wanted), 0, ended)
+
+
+def tail(path: Path, lines: int = 20) -> tuple[str, ...]:
+    """The last lines as text, each of bounded length; none when there is no log."""
+    piece = read_piece(path, -lines, _TAIL_BYTES, ended=True)
+    text = piece.data.decode("utf-8", "replace")
+    return tuple(line[:_LONGEST_LINE] for line in text.splitlines())
+
+
+def bound(path: Path, limit: int) -> int:
+    """Free the oldest part of a log that takes more than `limit` bytes of disk; returns its new beginning."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return 0
+    if status.st_blocks * 512 <= limit:
+        return 0
+    keep_from = (status.st_size - limit * 3 // 4) // _BLOCK * _BLOCK
+    if keep_from <= 0:
+        return 0
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        if _libc.fallocate(descriptor, _KEEP_SIZE_AND_PUNCH, 0, keep_from) != 0:
+            _drop_all(descriptor, path, ctypes.get_errno())
+        return keep_from
+    finally:
+        os.close(descriptor)
+
+
+def _drop_all(descriptor: int, path: Path, number: int) -> None:
+    """Where holes cannot be punched (some network file systems) a full disk is worse than a lost log.
+
+    The writer appends, so it goes on at the new end: the whole file becomes one hole of the same length.
+    """
+    log.warning("%s: holes cannot be punched here (%s); the whole log is dropped", path, os.strerror(number))
+    size = os.fstat(descriptor).st_size
+    os.ftruncate(descriptor, 0)
+    os.ftruncate(descriptor, size)

@@ -1,0 +1,182 @@
+"""The agent's life: wire the rooms, adopt, join, serve, leave. Owns no logic of its own.
+
+The end of the agent is never the end of a worker: whoever runs goes on and is adopted by the next agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import uuid
+from collections.abc import Awaitable, Callable
+
+from torchloom.agent import adopt, boxes, devices, pulse
+from torchloom.agent.commands import Commands
+from torchloom.agent.environment import without_secrets
+from torchloom.agent.host import Host
+from torchloom.agent.journal import Journal
+from torchloom.agent.logs import DEFAULT_LIMIT
+from torchloom.agent.queries import Queries
+from torchloom.agent.report import Reporter
+from torchloom.agent.spawners import Spawners, recipe
+from torchloom.agent.tasks import Tasks
+from torchloom.agent.watch import Watch
+from torchloom.bus.protocol import Bus, Handler, Subscription
+from torchloom.errors import BusUnavailable
+from torchloom.home import Home
+from torchloom.model.events import NodeJoined, NodeLeft
+from torchloom.model.ids import check_token
+from torchloom.wire import subjects
+
+log = logging.getLogger(__name__)
+
+_GOODBYE_WITHIN_S = 3.0
+_WORKERS_PER_CORE = 16
+
+
+async def serve(
+    home: Home,
+    node: str,
+    bus: Bus,
+    *,
+    stop: asyncio.Event,
+    address: str = "127.0.0.1",
+    prewarm: bool = False,
+    keep_spawners: asyncio.Event | None = None,
+    max_workers: int | None = None,
+    log_limit: int = DEFAULT_LIMIT,
+    ready: asyncio.Event | None = None,
+) -> None:
+    """Serve this host until `stop` is set. Cancelled instead, it drops everything as a crash would.
+
+    `prewarm` starts a spawner for the agent's own interpreter and environment at once. Spawners without
+    workers end with the agent unless `keep_spawners` is set by then (an agent about to be replaced).
+    `ready` is set when commands are taken and the node's joining is on its way. Raises Conflict if another
+    agent has this home.
+    """
+    check_token(node, "node name")
+    journal = Journal(home)
+    journal.open()
+    tasks = Tasks()
+    host = _host(home, node, bus, address, journal, max_workers, log_limit)
+    watch = Watch(host, tasks)
+    greet = _greeter(host)
+    subscriptions: list[Subscription] = []
+    clean = False
+    try:
+        await host.spawners.reconnect()
+        if prewarm:
+            tasks.start(_prewarm(host), "prewarm")
+        await _adopt(host, watch, greet)
+        tasks.start(host.reporter.run(), "reporter")
+        commands, queries = Commands(host, watch, bus, tasks), Queries(host, bus)
+        for subject, handler in (
+            (subjects.command(node), commands.receive),
+            (subjects.query(node), queries.receive),
+        ):
+            subscriptions.append(await _subscribe(bus, subject, handler))
+        bus.on_reconnect.append(greet)
+        tasks.start(pulse.follow_starts(host), "first steps")
+        tasks.start(pulse.beat(host, bus), "pulse")
+        if ready is not None:
+            ready.set()
+        await stop.wait()
+        clean = True
+    finally:
+        with contextlib.suppress(ValueError):
+            bus.on_reconnect.remove(greet)
+        for subscription in subscriptions:
+            await subscription.unsubscribe()
+        if clean:
+            host.reporter.say(NodeLeft(node=node), f"{host.session}.left")
+            if not await host.reporter.drain(_GOODBYE_WITHIN_S):
+                log.warning("%d events could not be delivered before the end", host.reporter.waiting)
+        await tasks.cancel()
+        keep = not clean or (keep_spawners is not None and keep_spawners.is_set())
+        await host.spawners.close(quit_unused=not keep)
+        watch.close()
+        if clean:
+            _sweep(home)
+        journal.close()
+
+
+def _host(
+    home: Home,
+    node: str,
+    bus: Bus,
+    address: str,
+    journal: Journal,
+    max_workers: int | None,
+    log_limit: int,
+) -> Host:
+    found = devices.look(node)
+
+    def has_workers(spawner: str) -> bool:
+        return any(worker.spawner == spawner for worker in host.workers.values())
+
+    host = Host(
+        home=home,
+        node=node,
+        address=address,
+        session=uuid.uuid4().hex,
+        max_workers=max_workers or max(64, _WORKERS_PER_CORE * len(found.cores)),
+        log_limit=log_limit,
+        devices=found,
+        journal=journal,
+        reporter=Reporter(bus, node),
+        spawners=Spawners(home, has_workers),
+        epoch=journal.epoch(),
+    )
+    return host
+
+
+def _greeter(host: Host) -> Callable[[], Awaitable[None]]:
+    numbers = itertools.count(1)
+
+    async def greet() -> None:
+        event = NodeJoined(node=host.node, session=host.session, inventory=host.inventory())
+        host.reporter.say(event, f"{host.session}.joined.{next(numbers)}")
+
+    return greet
+
+
+async def _adopt(host: Host, watch: Watch, greet: Callable[[], Awaitable[None]]) -> None:
+    """The inventory comes first and names the exits that follow it."""
+    workers = await adopt.find_workers(host)
+    stores, lost = adopt.find_stores(host)
+    host.workers.update({worker.ref: worker for worker in workers})
+    for store in stores:
+        watch.add_store(store)
+    await greet()
+    for worker in workers:
+        watch.add(worker)
+    for note in lost:
+        adopt.say_lost_store(host, note)
+    if workers or stores:
+        alive = sum(not worker.ending for worker in workers)
+        log.info(
+            "adopted %d workers and %d stores; %d workers had ended", alive, len(stores), len(workers) - alive
+        )
+
+
+async def _prewarm(host: Host) -> None:
+    await host.spawners.prewarm(recipe("", without_secrets(os.environ), (), "warm"))
+
+
+async def _subscribe(bus: Bus, subject: str, handler: Handler) -> Subscription:
+    while True:
+        try:
+            return await bus.subscribe(subject, handler)
+        except BusUnavailable as error:
+            log.info("waiting for the bus: %s", error)
+            await asyncio.sleep(0.2)
+
+
+def _sweep(home: Home) -> None:
+    """Leave nothing behind that nobody needs."""
+    boxes.remove_empty_directories(home)
+    with contextlib.suppress(OSError):
+        home.sockets.rmdir()

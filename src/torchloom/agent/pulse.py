@@ -1,0 +1,163 @@
+"""Looks into the black boxes at regular times: first steps and devices as events, everything else as
+telemetry.
+
+A pulse means progress, because it is read from what the training itself wrote. Telemetry is lossy; events are
+not. Logs are bounded on the same beat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from statistics import median
+
+from torchloom.agent import logs, words
+from torchloom.agent.boxes import Box, is_under_way
+from torchloom.agent.host import Host, Worker
+from torchloom.bus.protocol import Bus
+from torchloom.model.events import FirstStep, WorkerRegistered
+from torchloom.model.messages import Telemetry, WorkerPulse
+from torchloom.wire import blackbox, codec, subjects
+from torchloom.wire.blackbox import Progress
+
+PULSE_EVERY_S = 0.25
+_EAGER_S = 0.005
+"""How often a worker that has not stepped yet is looked at: its first step ends a recovery."""
+_IDLE_S = 0.025
+_STEPS_FOR_MEDIAN = 16
+_WORKERS_A_MESSAGE = 32
+"""A pulse may carry 32 kB of metrics and hyperparameters, a message 1 MiB."""
+_HYPER_EVERY = 20
+"""Pulses after which unchanged hyperparameters are sent again, because a message may have been lost."""
+
+
+async def follow_starts(host: Host) -> None:
+    """Say first steps and devices within milliseconds, for ever."""
+    while True:
+        eager = False
+        for worker in host.running():
+            if worker.box is not None and not worker.box.closed and not worker.first_step_told:
+                eager = True
+                look_at_start(host, worker, worker.box)
+        await asyncio.sleep(_EAGER_S if eager else _IDLE_S)
+
+
+def look_at_start(host: Host, worker: Worker, box: Box) -> None:
+    _look_at_device(host, worker, box)
+    if worker.first_step_told or not box.progress(Progress.STEPS):
+        return
+    worker.first_step_told = True
+    at_ns = box.progress(Progress.FIRST_STEP_NS) or box.progress(Progress.STEP_ENDED_NS)
+    event = FirstStep(
+        node=host.node, ref=worker.ref, at_ns=box.wall_ns(at_ns), training_step=box.training_step
+    )
+    host.reporter.say(event, f"{worker.event_stem}.first-step")
+
+
+def _look_at_device(host: Host, worker: Worker, box: Box) -> None:
+    version = box.view.blob_version(blackbox.DEVICE)
+    if version == worker.device_version or version & 1:
+        return
+    worker.device_version = version
+    devices = host.devices.told(box.json(blackbox.DEVICE))
+    if devices:
+        worker.devices = devices
+        event = WorkerRegistered(node=host.node, ref=worker.ref, devices=devices)
+        host.reporter.say(event, f"{worker.event_stem}.device.{version}")
+
+
+async def beat(host: Host, bus: Bus) -> None:
+    """Send telemetry and bound the logs, for ever."""
+    while True:
+        pulses = []
+        for worker in host.running():
+            if worker.box is not None and not worker.box.closed:
+                look_at_start(host, worker, worker.box)
+            pulses.append(pulse_of(worker, time.monotonic_ns()))
+            logs.bound(worker.log, host.log_limit)
+        for first in range(0, max(1, len(pulses)), _WORKERS_A_MESSAGE):
+            telemetry = Telemetry(
+                node=host.node,
+                session=host.session,
+                at_ns=time.time_ns(),
+                epoch=host.epoch,
+                workers=tuple(pulses[first : first + _WORKERS_A_MESSAGE]),
+            )
+            await bus.publish(subjects.telemetry(host.node), codec.encode(telemetry))
+        await asyncio.sleep(PULSE_EVERY_S)
+
+
+def pulse_of(worker: Worker, now_ns: int) -> WorkerPulse:
+    """How one worker is at `now_ns`."""
+    box = worker.box
+    if box is None or box.closed:
+        alive_s = (now_ns - worker.started_ns) / 1e9
+        return WorkerPulse(
+            ref=worker.ref,
+            pid=worker.pid,
+            steps=0,
+            step_s=0.0,
+            idle_s=alive_s,
+            phase="unknown",
+            phase_s=alive_s,
+        )
+    since_ns = box.progress(Progress.PHASE_SINCE_NS) or worker.began_ns
+    active_ns = box.progress(Progress.LAST_ACTIVITY_NS) or worker.began_ns
+    name = box.view.read_blob(blackbox.PHASE_NAME) or b""
+    recent = [step.step_ns for step in box.view.steps(_STEPS_FOR_MEDIAN) if step.step_ns]
+    collective, under_way_s = _collective(box, now_ns)
+    return WorkerPulse(
+        ref=worker.ref,
+        pid=worker.pid,
+        steps=box.progress(Progress.STEPS),
+        step_s=median(recent) / 1e9 if recent else 0.0,
+        idle_s=_seconds(now_ns - active_ns),
+        phase=words.phase_name(box.progress(Progress.PHASE), name.decode("utf-8", "replace")),
+        phase_s=_seconds(now_ns - since_ns),
+        training_step=box.training_step,
+        total_steps=box.progress(Progress.TOTAL_STEPS) or None,
+        data_wait_s=box.progress(Progress.DATA_WAIT_NS) / 1e9,
+        collectives=box.progress(Progress.COLLECTIVES_ENTERED),
+        collective=collective,
+        in_collective_s=under_way_s,
+        recorder=words.recorder_name(box.progress(Progress.RECORDER)),
+        metrics=numbers(box.json(blackbox.METRICS)),
+        hyperparameters=_hyperparameters(worker, box),
+    )
+
+
+def _collective(box: Box, now_ns: int) -> tuple[str, float]:
+    newest = box.newest_collective()
+    if newest is None:
+        return "", 0.0
+    text = words.collective(newest, box.view.groups())
+    return text, _seconds(now_ns - newest.entered_ns) if is_under_way(newest) else 0.0
+
+
+def _seconds(ns: int) -> float:
+    return max(0.0, ns / 1e9)
+
+
+def numbers(found: object) -> dict[str, float]:
+    """The numeric metrics of a METRICS blob; NaN and infinities are kept, they are news."""
+    if not isinstance(found, dict):
+        return {}
+    return {str(k): float(v) for k, v in found.items() if isinstance(v, int | float)}
+
+
+def _hyperparameters(worker: Worker, box: Box) -> str:
+    """As the probe wrote them, when they changed, and now and then for a weaver that came later."""
+    version = box.view.blob_version(blackbox.HYPERPARAMETERS)
+    worker.hyper_age += 1
+    if version == worker.hyper_version and worker.hyper_age < _HYPER_EVERY:
+        return ""
+    data = box.view.read_blob(blackbox.HYPERPARAMETERS)
+    if data is None:
+        return ""
+    worker.hyper_version, worker.hyper_age = version, 0
+    try:
+        json.loads(data or b"{}")
+    except ValueError:
+        return ""
+    return data.decode()

@@ -1,0 +1,115 @@
+"""Answers questions about logs and black boxes. Bad questions get empty answers; nothing is changed here."""
+
+from __future__ import annotations
+
+import logging
+from typing import assert_never
+
+from torchloom.agent import logs, words
+from torchloom.agent.boxes import Box
+from torchloom.agent.host import Host
+from torchloom.bus.protocol import Bus, Message
+from torchloom.errors import UsageError
+from torchloom.model.ids import check_token
+from torchloom.model.messages import BoxReading, LogPiece, ReadBox, ReadLog
+from torchloom.wire import blackbox, codec
+from torchloom.wire.blackbox import DTYPES, Collective, Group, Progress, Source
+
+log = logging.getLogger(__name__)
+
+_MOST_RECORDS = 256
+
+
+class Queries:
+    def __init__(self, host: Host, bus: Bus) -> None:
+        self._host = host
+        self._bus = bus
+
+    async def receive(self, message: Message) -> None:
+        """Handler of the query subject."""
+        await self._bus.respond(message, codec.encode(self._answer(message.data)))
+
+    def _answer(self, data: bytes) -> LogPiece | BoxReading:
+        try:
+            query = codec.decode_query(data)
+        except codec.DecodeError as error:
+            log.warning("a query that cannot be read: %s", error)
+            return BoxReading(found=False)
+        match query:
+            case ReadLog():
+                return self._read_log(query)
+            case ReadBox():
+                worker = self._host.workers.get(query.ref)
+                if worker is None or worker.box is None or worker.box.closed:
+                    return BoxReading(found=False)
+                return read_box(worker.box, query.collectives, query.steps)
+            case _:
+                assert_never(query)
+
+    def _read_log(self, query: ReadLog) -> LogPiece:
+        try:
+            check_token(query.job, "job name")  # it becomes part of a path
+        except UsageError:
+            return LogPiece(b"", 0, 0, ended=True)
+        alive = any(w.ref.job == query.job and w.ref.rank == query.rank for w in self._host.running())
+        path = self._host.log_file(query.job, query.rank)
+        return logs.read_piece(path, query.offset, query.max_bytes, ended=not alive)
+
+
+def read_box(box: Box, collectives: int, steps: int) -> BoxReading:
+    """A box as plain records; times are wall-clock nanoseconds."""
+    groups = box.view.groups()
+    wanted = min(max(0, collectives), _MOST_RECORDS)
+    expected = min(wanted, box.progress(Progress.COLLECTIVES_ENTERED), blackbox.COLLECTIVE_SLOTS)
+    records = list(box.view.collectives(wanted)) if wanted else []
+    kept_steps = list(box.view.steps(min(max(0, steps), _MOST_RECORDS))) if steps > 0 else []
+    hyper = box.json(blackbox.HYPERPARAMETERS)
+    metrics = box.json(blackbox.METRICS)
+    return BoxReading(
+        found=True,
+        collectives=[_collective(box, record, groups) for record in records],
+        steps=[
+            {
+                "step": s.seq,
+                "ended_ns": box.wall_ns(s.ended_ns),
+                "step_ns": s.step_ns,
+                "data_wait_ns": s.data_wait_ns,
+                "collectives": s.collectives,
+            }
+            for s in kept_steps
+        ],
+        groups=[
+            {"name": g.name, "size": g.size, "entered": g.entered, "finished": g.finished}
+            for g in groups.values()
+        ],
+        hyperparameters=hyper if isinstance(hyper, dict | list) else {},
+        metrics=metrics if isinstance(metrics, dict) else {},
+        torn=max(0, expected - len(records)),
+    )
+
+
+def _collective(box: Box, record: Collective, groups: dict[int, Group]) -> dict[str, object]:
+    group = groups.get(record.group)
+    return {
+        "seq": record.seq,
+        "op": words.op_name(record.op),
+        "group": group.name if group else "",
+        "group_seq": record.group_seq,
+        "group_size": record.group_size,
+        "bytes": record.bytes,
+        "dtype": DTYPES.get(record.dtype, "unknown"),
+        "peer": record.peer,
+        "entered_ns": box.wall_ns(record.entered_ns),
+        "finished_ns": box.wall_ns(record.finished_ns) if record.finished_ns else None,
+        "source": _source(record.source),
+        "asynchronous": bool(record.flags & blackbox.FLAG_ASYNC),
+        "coalesced": bool(record.flags & blackbox.FLAG_COALESCED),
+        "failed": bool(record.flags & blackbox.FLAG_FAILED),
+    }
+
+
+def _source(number: int) -> str:
+    try:
+        return Source(number).name.lower().replace("_", "-")
+    except ValueError:
+        return "unknown"

@@ -1,0 +1,278 @@
+"""The spawners this agent talks to: find, start, keep, replace them.
+
+One per key (interpreter, environment read at start, preload, mode). A spawner outlives the agent; one that
+dies is replaced in the background if it is still needed, and its workers are not touched. Starting workers
+through it is `start`'s affair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torchloom.errors import LoomError, SpawnFailed
+from torchloom.home import Home
+from torchloom.spawner.client import AsyncSpawnerClient, Exit, SpawnerGone
+from torchloom.spawner.key import spawner_key
+from torchloom.spawner.launch import TORCHRUN_FLAGS, socket_path, start_spawner
+
+log = logging.getLogger(__name__)
+
+ANSWER_WITHIN_S = 20.0
+"""A new spawner answers before it imports anything; only a host in trouble takes this long."""
+_LOOK_EVERY_S = 0.01
+_SHORT_LIFE_S = 10.0
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that is needed to start a spawner. Kept in memory only, because of the environment."""
+
+    interpreter: str
+    env: dict[str, str] = field(repr=False)
+    preload: tuple[str, ...]
+    cold: bool
+
+    @property
+    def key(self) -> str:
+        return spawner_key(self.interpreter, TORCHRUN_FLAGS, self.env, preload=self.preload, cold=self.cold)
+
+
+def recipe(interpreter: str, env: Mapping[str, str], preload: tuple[str, ...], spawn: str) -> Recipe:
+    """The spawner a job needs; an empty interpreter means the agent's own.
+
+    Relative entries of PYTHONPATH mean the shell's directory, so they are made absolute: two jobs with the
+    same text and other directories must not share a spawner.
+    """
+    made = dict(env)
+    base = made.get("PWD", "")
+    if made.get("PYTHONPATH") and os.path.isabs(base):
+        made["PYTHONPATH"] = os.pathsep.join(
+            os.path.join(base, entry) for entry in made["PYTHONPATH"].split(os.pathsep)
+        )
+    return Recipe(interpreter or sys.executable, made, preload, spawn == "cold")
+
+
+@dataclass(eq=False)
+class _Spawner:
+    key: str
+    client: AsyncSpawnerClient
+    since: float
+    watcher: asyncio.Task[None] | None = None
+    warm: bool = False
+
+
+class Spawners:
+    """The pool. `needed(key)` says whether a dead spawner must be replaced before anybody asks for it."""
+
+    def __init__(self, home: Home, needed: Callable[[str], bool]) -> None:
+        self._home = home
+        self._needed = needed
+        self._pool: dict[str, _Spawner] = {}
+        self._recipes: dict[str, Recipe] = {}
+        self._wanted_warm: set[str] = set()
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._pauses: dict[str, float] = {}
+        self._closing = False
+        self.exits: dict[tuple[int, int], Exit] = {}
+        """What spawners told of their children's ends, by pid and start time, until it is used."""
+
+    # -- finding and starting -------------------------------------------------------------------
+    async def reconnect(self) -> None:
+        """Find the spawners of an earlier agent. Exits they kept are in `exits` when this returns."""
+        for path in sorted(self._home.sockets.glob("*.sock")):
+            try:
+                client = await self._connect(path, timeout_s=0.0)
+                state = await client.state(timeout_s=2.0)
+            except SpawnerGone:
+                _sweep(path)
+                continue
+            except (LoomError, OSError) as error:
+                log.warning("the spawner at %s does not answer: %s", path, error)
+                continue
+            self._add(str(state["key"]), client)
+            log.info("spawner %s is still there (%s)", state["key"], state["state"])
+
+    async def get(self, wanted: Recipe) -> AsyncSpawnerClient:
+        """A connected spawner for this recipe, started if there is none; it may still be warming."""
+        key = wanted.key
+        self._recipes[key] = wanted
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            known = self._pool.get(key)
+            if known is not None and not known.client.gone.is_set():
+                return known.client
+            return await self._start(key, wanted)
+
+    async def warm(self, wanted: Recipe, still_wanted: Callable[[], bool]) -> AsyncSpawnerClient:
+        """A spawner that is ready to fork. Gives up with SpawnFailed when nobody wants it any more."""
+        client = await self.get(wanted)
+        spawner = self._pool.get(wanted.key)
+        while spawner is None or not spawner.warm:
+            if not still_wanted():
+                raise SpawnFailed("it was stopped before it had started")
+            state = await client.state()
+            if state["state"] != "warming":
+                if spawner is not None:
+                    spawner.warm = True
+                break
+            await asyncio.sleep(_LOOK_EVERY_S)
+        return client
+
+    async def prewarm(self, wanted: Recipe) -> None:
+        """Have one ready, and have it replaced when it dies, before any job asks for it."""
+        self._wanted_warm.add(wanted.key)
+        try:
+            await self.get(wanted)
+        except LoomError as error:
+            log.warning("no spawner could be made ready: %s", error)
+
+    async def _start(self, key: str, wanted: Recipe) -> AsyncSpawnerClient:
+        path = socket_path(self._home.sockets, key)
+        if path.exists():
+            with contextlib.suppress(SpawnerGone):
+                return self._add(key, await self._connect(path, timeout_s=0.0))
+        try:
+            process = start_spawner(
+                self._home.sockets,
+                key,
+                wanted.interpreter,
+                wanted.env,
+                preload=wanted.preload,
+                cold=wanted.cold,
+            )
+        except OSError as error:
+            raise SpawnFailed(f"{wanted.interpreter} cannot be run ({error.strerror})") from error
+        self._reap(key)
+        self._processes[key] = process
+        client = await self._first_contact(path, process, key)
+        return self._add(key, client)
+
+    async def _first_contact(
+        self, path: Path, process: subprocess.Popen[bytes], key: str
+    ) -> AsyncSpawnerClient:
+        give_up = time.monotonic() + ANSWER_WITHIN_S
+        while True:
+            try:
+                return await self._connect(path, timeout_s=0.0)
+            except SpawnerGone:
+                if process.poll() is not None:
+                    raise SpawnFailed(f"the spawner did not start: {self._last_words(key)}") from None
+                if time.monotonic() > give_up:
+                    raise SpawnFailed(f"the spawner does not answer at {path}") from None
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _connect(self, path: Path, timeout_s: float) -> AsyncSpawnerClient:
+        return await AsyncSpawnerClient.connect(path, self._on_exit, timeout_s=timeout_s)
+
+    def _on_exit(self, ended: Exit) -> None:
+        self.exits[(ended.pid, ended.start_ticks)] = ended
+
+    def _log_file(self, key: str) -> Path:
+        return self._home.sockets / f"spawner-{key}.log"
+
+    def _last_words(self, key: str) -> str:
+        try:
+            lines = self._log_file(key).read_text(errors="replace").strip().splitlines()
+        except OSError:
+            lines = []
+        return lines[-1][:300] if lines else "it left no word"
+
+    # -- keeping --------------------------------------------------------------------------------
+    def _add(self, key: str, client: AsyncSpawnerClient) -> AsyncSpawnerClient:
+        spawner = _Spawner(key, client, time.monotonic())
+        spawner.watcher = asyncio.create_task(self._watch(spawner), name=f"spawner {key}")
+        self._pool[key] = spawner
+        return client
+
+    async def _watch(self, spawner: _Spawner) -> None:
+        await spawner.client.gone.wait()
+        key = spawner.key
+        if self._pool.get(key) is spawner:
+            del self._pool[key]
+        self._reap(key)
+        if self._closing:
+            return
+        log.warning("spawner %s is gone; its workers go on", key)
+        lived_s = time.monotonic() - spawner.since
+        pause_s = (
+            0.0 if lived_s > _SHORT_LIFE_S else min(_LONGEST_PAUSE_S, self._pauses.get(key, _FIRST_PAUSE_S))
+        )
+        self._pauses[key] = max(_FIRST_PAUSE_S, pause_s * 2)
+        await asyncio.sleep(pause_s)
+        wanted = self._recipes.get(key)
+        if wanted is None or not (key in self._wanted_warm or self._needed(key)):
+            return
+        try:
+            await self.get(wanted)
+        except LoomError as error:
+            log.warning("spawner %s could not be replaced: %s", key, error)
+
+    def _reap(self, key: str) -> None:
+        process = self._processes.get(key)
+        if process is not None and process.poll() is not None:
+            del self._processes[key]
+
+    def connected(self, key: str) -> bool:
+        spawner = self._pool.get(key)
+        return spawner is not None and not spawner.client.gone.is_set()
+
+    async def forget(self, key: str, pid: int, ticks: int) -> None:
+        """The exit is known to the world: the spawner need not repeat it."""
+        self.exits.pop((pid, ticks), None)
+        spawner = self._pool.get(key)
+        if spawner is not None:
+            with contextlib.suppress(LoomError):
+                await spawner.client.forget([pid])
+
+    # -- the end --------------------------------------------------------------------------------
+    async def close(self, quit_unused: bool) -> None:
+        """Let go of all; with `quit_unused` those without workers end, and nothing of them is left."""
+        self._closing = True
+        leaving = []
+        for spawner in list(self._pool.values()):
+            if quit_unused and not self._needed(spawner.key):
+                with contextlib.suppress(LoomError):
+                    await spawner.client.quit(timeout_s=5.0)
+                    leaving.append(spawner)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*(s.client.gone.wait() for s in leaving)), 5.0)
+        for spawner in list(self._pool.values()) + leaving:
+            await spawner.client.close()
+            if spawner.watcher is not None:
+                spawner.watcher.cancel()
+        for spawner in leaving:
+            await self._wait_for_end(spawner.key)
+            _sweep(socket_path(self._home.sockets, spawner.key))
+
+    async def _wait_for_end(self, key: str) -> None:
+        give_up = time.monotonic() + 2.0
+        while key in self._processes and time.monotonic() < give_up:
+            self._reap(key)
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+
+def _sweep(path: Path) -> None:
+    """Remove what a spawner that is gone left beside its socket."""
+    lock = path.with_name(f"{path.name}.lock")
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held by a living one, however busy it is
+            for left in (path, path.with_suffix(".log"), lock):
+                left.unlink(missing_ok=True)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        pass

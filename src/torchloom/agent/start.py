@@ -1,0 +1,236 @@
+"""Carries out StartWorkers: from an order to running, watched processes, at most once.
+
+The black box, made by the spawner before the fork, is the journal: an order that comes again finds what it
+started before. If one worker cannot be started, those already started are ended: all or nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torchloom.agent import boxes, logs
+from torchloom.agent.boxes import Box
+from torchloom.agent.environment import start_order, without_secrets
+from torchloom.agent.host import Host, Worker, order_id
+from torchloom.agent.journal import ProcessNote
+from torchloom.agent.process import Process, boot_id, is_alive
+from torchloom.agent.spawners import Recipe, recipe
+from torchloom.agent.watch import Watch
+from torchloom.errors import BlackBoxDamaged, SpawnFailed, UsageError
+from torchloom.home import private_directory
+from torchloom.model.effects import Launch, StartWorkers
+from torchloom.model.events import StartedWorker, WorkersStarted
+from torchloom.model.ids import check_token
+from torchloom.spawner.client import SpawnerGone, Started
+
+log = logging.getLogger(__name__)
+
+_SIGN_IN_WITHIN_S = 0.5
+"""A newborn writes its pid into its box at once; a box without one after this long has no process."""
+
+
+async def start_workers(
+    host: Host, watch: Watch, effect: StartWorkers, env: Mapping[str, str]
+) -> WorkersStarted:
+    """Start what is not running yet. Raises a LoomError with the reason when it cannot be done."""
+    order = order_id(effect)
+    fresh = [
+        launch
+        for launch in effect.launches
+        if launch.ref not in host.workers and not host.journal.has_ended(launch.ref, order)
+    ]
+    over = asyncio.Event()
+    for launch in fresh:
+        host.starting[launch.ref] = over
+    try:
+        _check(effect)
+        workers = await _start(host, effect, order, fresh, env) if fresh else []
+    finally:
+        for launch in fresh:
+            host.starting.pop(launch.ref, None)
+        over.set()
+    for worker in workers:
+        host.workers[worker.ref] = worker
+    event = WorkersStarted(
+        node=host.node,
+        effect=effect.id,
+        workers=tuple(_started(host, launch) for launch in effect.launches),
+    )
+    for worker in workers:
+        # A turn later, so that the start is said before an end that has already happened.
+        asyncio.get_running_loop().call_soon(watch.add, worker)
+    return event
+
+
+def _started(host: Host, launch: Launch) -> StartedWorker:
+    worker = host.workers.get(launch.ref)
+    if worker is None:  # it has ended already, and its exit was said
+        return StartedWorker(launch.ref, 0)
+    return StartedWorker(worker.ref, worker.pid, worker.devices, worker.blind)
+
+
+def _check(effect: StartWorkers) -> None:
+    """Say now what would otherwise be a riddle in a log file."""
+    check_token(effect.job, "job name")
+    if not Path(effect.cwd).is_dir():
+        raise UsageError(f"the working directory {effect.cwd} does not exist on {effect.node}")
+    if effect.program.kind == "script":
+        script = Path(effect.cwd) / effect.program.target
+        if not script.exists():
+            raise UsageError(f"the script {script} does not exist on {effect.node}")
+
+
+async def _start(
+    host: Host, effect: StartWorkers, order: str, launches: Sequence[Launch], env: Mapping[str, str]
+) -> list[Worker]:
+    wanted = recipe(effect.interpreter, without_secrets(env), effect.preload, effect.spawn)
+    _prepare_directories(host)
+    orders = [_order(host, effect, order, launch, env) for launch in launches]
+    refs = [launch.ref for launch in launches]
+    results = await _ask_twice(
+        host, wanted, orders, still_wanted=lambda: not host.withdrawn.intersection(refs)
+    )
+    workers: list[Worker] = []
+    problem = next((r.error for r in results if r.error or r.pid is None), None)
+    for launch, asked, result in zip(launches, orders, results, strict=True):
+        if result.pid is not None and result.start_ticks is not None:
+            workers.append(_worker(host, wanted, order, launch, asked, result))
+    if host.withdrawn.intersection(refs):
+        problem = "it was stopped while it was being started"
+    if problem is not None:
+        await _undo(host, workers)
+        raise SpawnFailed(problem)
+    return workers
+
+
+def _prepare_directories(host: Host) -> None:
+    private_directory(host.home.sockets)
+    # Boxes without room are a worker without telemetry, which the spawner says; no reason to fail here.
+    for directory in (host.home.boxes, host.home.boxes_fallback):
+        with contextlib.suppress(OSError):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _order(
+    host: Host, effect: StartWorkers, order: str, launch: Launch, env: Mapping[str, str]
+) -> dict[str, Any]:
+    ref = launch.ref
+    path = host.log_file(ref.job, ref.rank)
+    restarts = f", restart {effect.restart_count}" if effect.restart_count else ""
+    logs.mark_start(path, f"generation {ref.generation}: rank {ref.rank} of {effect.world_size}{restarts}")
+    return start_order(
+        effect,
+        launch,
+        env,
+        box=host.home.boxes / boxes.file_name(ref, order),
+        box_fallback=host.home.boxes_fallback,
+        log=path,
+        cores=host.devices.share(launch.local_rank, effect.local_world_size) if effect.pin_cores else None,
+    )
+
+
+async def _ask_twice(
+    host: Host, wanted: Recipe, orders: Sequence[dict[str, Any]], still_wanted: Any
+) -> list[Started]:
+    """A spawner that dies in the middle may have started some: the boxes tell, and a second one goes on."""
+    for attempt in (1, 2):
+        try:
+            client = await host.spawners.warm(wanted, still_wanted)
+            return await client.start(orders)
+        except SpawnerGone:
+            if attempt == 2:
+                raise
+            log.warning("the spawner died while it started workers; once more with a new one")
+            await _remove_unborn(orders)
+    raise AssertionError("unreachable")
+
+
+async def _remove_unborn(orders: Sequence[dict[str, Any]]) -> None:
+    """Boxes of workers that were never forked would make a second start refuse."""
+    for order in orders:
+        for path in (Path(order["box"]), Path(order["box_fallback"]) / Path(order["box"]).name):
+            give_up = time.monotonic() + _SIGN_IN_WITHIN_S
+            while path.exists() and not _has_process(path):
+                if time.monotonic() > give_up:
+                    boxes.remove(path)
+                    break
+                await asyncio.sleep(0.01)
+
+
+def _has_process(path: Path) -> bool:
+    try:
+        box = Box.open(path)
+    except BlackBoxDamaged:
+        return False
+    pid = box.pid
+    box.close()
+    return pid != 0
+
+
+def _worker(
+    host: Host, wanted: Recipe, order: str, launch: Launch, asked: dict[str, Any], result: Started
+) -> Worker:
+    assert result.pid is not None and result.start_ticks is not None
+    box, blind = _open_box(result)
+    note = None
+    if box is None:
+        note = ProcessNote(
+            kind="worker",
+            job=launch.ref.job,
+            generation=launch.ref.generation,
+            boot_id=f"{boot_id():x}",
+            pid=result.pid,
+            start_ticks=result.start_ticks,
+            spawner=wanted.key,
+            order=order,
+            rank=launch.ref.rank,
+            incarnation=launch.ref.incarnation,
+        )
+        host.journal.keep(note)
+    return Worker(
+        ref=launch.ref,
+        order=order,
+        pid=result.pid,
+        start_ticks=result.start_ticks,
+        process=Process.open(result.pid, result.start_ticks),
+        box=box,
+        log=Path(asked["stdout"]),
+        spawner=wanted.key,
+        devices=host.devices.expected(launch.local_rank, asked["env"], asked["cpus"]),
+        blind=blind,
+        note=note,
+    )
+
+
+def _open_box(result: Started) -> tuple[Box | None, str]:
+    if result.box is None:
+        return None, "; ".join(result.notes) or "there was no room for a black box"
+    try:
+        return Box.open(Path(result.box)), ""
+    except BlackBoxDamaged as error:
+        return None, str(error)
+
+
+async def _undo(host: Host, workers: Sequence[Worker]) -> None:
+    """End what was started of an order that failed; nobody has heard of these processes yet."""
+    for worker in workers:
+        if worker.process is not None:
+            worker.process.signal_group(signal.SIGKILL)
+    for worker in workers:
+        while is_alive(worker.pid, worker.start_ticks):
+            await asyncio.sleep(0.002)
+        if worker.process is not None:
+            worker.process.close()
+        if worker.box is not None:
+            worker.box.close()
+            boxes.remove(worker.box.path)
+        if worker.note is not None:
+            host.journal.drop(worker.note)
+        await host.spawners.forget(worker.spawner, worker.pid, worker.start_ticks)

@@ -1,0 +1,38 @@
+"""Work that goes on beside the loop. One failing task is said in the log and ends nothing else.
+
+This is the wide `except` at the agent's top level: every task of the agent runs through here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+
+class Tasks:
+    """The tasks of one agent; cancelled together at its end."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._guard(work, name), name=name)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    async def _guard(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        try:
+            await work
+        except Exception:  # one worker, box or command must never end the agent
+            log.exception("%s failed", name)
+
+    async def cancel(self) -> None:
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)

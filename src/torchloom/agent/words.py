@@ -1,0 +1,126 @@
+"""What a black box says, as words a person can read. Pure: times are arguments, nothing is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torchloom.wire.blackbox import DTYPES, OPS, Collective, Group, Phase, Recorder
+
+_OP_WORDS = {
+    "allreduce_": "all_reduce",
+    "allreduce_coalesced_": "all_reduce_coalesced",
+    "broadcast_": "broadcast",
+    "reduce_": "reduce",
+    "allgather_": "all_gather",
+    "_allgather_base_": "all_gather_into_tensor",
+    "allgather_coalesced_": "all_gather_coalesced",
+    "allgather_into_tensor_coalesced_": "all_gather_into_tensor_coalesced",
+    "reduce_scatter_": "reduce_scatter",
+    "_reduce_scatter_base_": "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced_": "reduce_scatter_tensor_coalesced",
+    "gather_": "gather",
+    "scatter_": "scatter",
+    "alltoall_": "all_to_all",
+    "alltoall_base_": "all_to_all_single",
+    "monitored_barrier_": "monitored_barrier",
+    "recv_": "recv",
+    "recv_any_source_": "recv (any source)",
+}
+
+_PHASE_WORDS = {
+    Phase.NONE: "none",
+    Phase.STARTING: "starting",
+    Phase.TRAINING: "training",
+    Phase.DATA_WAIT: "data-wait",
+    Phase.USER: "user",
+    Phase.CONTROL_WAIT: "control-wait",
+    Phase.PAUSED: "paused",
+    Phase.COMPILING: "compiling",
+    Phase.ENDING: "ending",
+}
+
+
+def op_name(op: int) -> str:
+    """torch.distributed's name of an operation, from the number in a record."""
+    torch_name = OPS[op] if 0 <= op < len(OPS) else OPS[0]
+    return _OP_WORDS.get(torch_name, torch_name)
+
+
+def phase_name(phase: int, user_phase: str = "") -> str:
+    if phase == Phase.USER and user_phase:
+        return user_phase
+    try:
+        return _PHASE_WORDS[Phase(phase)]
+    except ValueError:
+        return "unknown"
+
+
+def recorder_name(recorder: int) -> str:
+    try:
+        return Recorder(recorder).name.lower()
+    except ValueError:
+        return "unknown"
+
+
+def size(count: int) -> str:
+    """Bytes with three digits: 512 B, 4.0 MB."""
+    value, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 0.0995:
+        return f"{max(0.0, seconds) * 1000:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 100 else f"{seconds:.0f} s"
+
+
+def collective(record: Collective, groups: Mapping[int, Group]) -> str:
+    """`all_reduce #412 of group default (4.0 MB float32)`."""
+    group = groups.get(record.group)
+    text = f"{op_name(record.op)} #{record.group_seq}"
+    if group is not None and group.name:
+        text += f" of group {group.name}"
+    if record.peer is not None:
+        text += f" with rank {record.peer}"
+    if record.bytes:
+        text += f" ({size(record.bytes)} {DTYPES.get(record.dtype, 'of unknown type')})"
+    return text
+
+
+def activity(
+    *,
+    now_ns: int,
+    phase: int,
+    phase_since_ns: int,
+    user_phase: str,
+    steps: int,
+    step_ended_ns: int,
+    under_way: Collective | None,
+    groups: Mapping[int, Group],
+) -> str:
+    """The last thing a worker was recorded doing; reads on after "it was"."""
+    if under_way is not None:
+        return f"in {collective(under_way, groups)} for {_since(now_ns, under_way.entered_ns)}"
+    lasting = _since(now_ns, phase_since_ns) if phase_since_ns else "an unknown time"
+    match phase:
+        case Phase.DATA_WAIT:
+            return f"waiting for data for {lasting}"
+        case Phase.COMPILING | Phase.PAUSED | Phase.ENDING | Phase.CONTROL_WAIT:
+            return f"{phase_name(phase)} for {lasting}"
+        case Phase.USER:
+            return f"in its phase {user_phase or 'without a name'} for {lasting}"
+        case Phase.TRAINING if steps and step_ended_ns:
+            return f"training, {_since(now_ns, step_ended_ns)} after its step {steps}"
+        case Phase.TRAINING:
+            return f"training for {lasting}"
+    if steps == 0:
+        return "starting, with no step completed"
+    return f"past its step {steps}"
+
+
+def _since(now_ns: int, then_ns: int) -> str:
+    return duration((now_ns - then_ns) / 1e9)
