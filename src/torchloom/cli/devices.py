@@ -1,0 +1,39 @@
+"""`loom devices`: which worker runs on which device, and the other way round."""
+
+from __future__ import annotations
+
+from torchloom.cli.options import HomeOption, JsonOption, api
+
+
+def command(as_json: JsonOption = False, home: HomeOption = None) -> None:
+    """Show devices with their workers and replicas, and workers with their devices."""
+    from torchloom.cli import output
+
+    found = api(home).get("/devices")
+    if as_json:
+        output.show_json(found)
+        return
+    output.table(
+        ("DEVICE", "KIND", "NODE", "REPLICAS", "WORKERS"),
+        (
+            (
+                device["device"],
+                device["kind"],
+                device["node"],
+                ", ".join(device["replicas"]) or "–",
+                ", ".join(user["worker"] for user in device["workers"]) or "–",
+            )
+            for device in found["devices"]
+        ),
+        nothing="no devices; is an agent running?",
+    )
+    if found["workers"]:
+        print()
+        output.table(
+            ("WORKER", "REPLICA", "NODE", "DEVICES"),
+            (
+                (w["worker"], w["replica"], w["node"], ", ".join(w["devices"]) or "not told yet")
+                for w in found["workers"]
+            ),
+            nothing="",
+        )

@@ -1,0 +1,88 @@
+"""`loom down`: end everything this host runs for a home, and leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from torchloom.cli.options import HomeOption, chosen_home
+
+if TYPE_CHECKING:
+    from torchloom.home import Home
+
+
+def command(
+    stop_jobs: Annotated[bool, typer.Option("--stop-jobs", help="Stop running jobs first.")] = False,
+    keep_jobs: Annotated[
+        bool, typer.Option("--keep-jobs", help="Leave workers running; the next `loom up` adopts them.")
+    ] = False,
+    home: HomeOption = None,
+) -> None:
+    """Stop everything here. With running jobs it wants to know what shall become of them."""
+    from torchloom.cli import parts
+    from torchloom.errors import UsageError
+
+    if stop_jobs and keep_jobs:
+        raise UsageError("--stop-jobs and --keep-jobs exclude each other.")
+    where = chosen_home(home)
+    found = any(parts.living(where, name) for name in ("supervisor", *parts.PARTS))
+    if not keep_jobs:
+        settle_jobs(where, stop_jobs, found)
+    end_stack(where)
+    print("torchloom is down" if found else f"nothing was running for {where.root}")
+    if keep_jobs and found:
+        print("workers go on; `loom up` takes care of them again")
+
+
+def settle_jobs(home: Home, stop_jobs: bool, found: bool) -> None:
+    """Refuse while something trains, or stop it."""
+    from torchloom.cli import stack
+    from torchloom.cli.client import Api
+    from torchloom.cli.ending import living_workers
+    from torchloom.cli.stop import wait_ended
+    from torchloom.errors import Conflict
+
+    workers = living_workers(home)
+    endpoint = stack.running(home) if found and "LOOM_ADDRESS" not in os.environ else None
+    if endpoint is None and workers and stop_jobs:
+        # Parts are missing, and only a whole stack can stop a job in an orderly way.
+        endpoint = stack.wait_ready(home, stack.begin(home))
+    if endpoint is None and not workers:
+        return
+    api = Api(endpoint) if endpoint is not None else None
+    jobs = [job["id"] for job in api.get("/jobs", active=True)] if api is not None else []
+    if not jobs and not workers:
+        return
+    if not stop_jobs:
+        names = ", ".join(jobs) or ", ".join(workers[:4])
+        raise Conflict(f"Still running: {names}", hint="say --stop-jobs or --keep-jobs")
+    assert api is not None
+    for job in jobs:
+        api.post(f"/jobs/{job}/stop", {})
+    for job in jobs:
+        wait_ended(api, job, quiet=True)
+
+
+def end_stack(home: Home) -> None:
+    """End the supervisor, which ends its parts; do the rest ourselves, also where there is no supervisor."""
+    from torchloom.cli import ending, parts
+    from torchloom.cli.supervisor import take_lock
+    from torchloom.errors import Conflict
+
+    if not home.parts_dir.is_dir():
+        return
+    parts.end_stay(home)
+    supervisor = parts.living(home, "supervisor")
+    if supervisor is not None:
+        # It needs time for three parts of its own, each with its grace.
+        ending.end_process(supervisor, grace_s=4 * ending.GRACE_S)
+    lock = take_lock(home, wait_s=2.0)
+    if lock is None:
+        raise Conflict("Another `loom up` or `loom down` is at work here", hint="try again in a moment")
+    try:
+        ending.end_parts(home)
+        parts.forget(home, "supervisor")
+    finally:
+        os.close(lock)

@@ -1,0 +1,73 @@
+"""How reading verbs show things: JSON as it came, or a table. Owns formats, no content."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+
+
+def show_json(value: object) -> None:
+    """Pure JSON on stdout."""
+    json.dump(value, sys.stdout, indent=2, ensure_ascii=False)
+    sys.stdout.write("\n")
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], nothing: str) -> None:
+    """A table that fits the terminal; cut to nothing where it is piped."""
+    found = list(rows)
+    if not found:
+        print(nothing)
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for number, name in enumerate(columns):
+        # The last column holds sentences and gives way first; ids and numbers must stay whole.
+        drawn.add_column(name, overflow="fold", no_wrap=number < len(columns) - 1)
+    for row in found:
+        drawn.add_row(*(Text(cell) for cell in row))
+    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+    console.print(drawn)
+
+
+def seconds(value: float | None) -> str:
+    """A duration as a person says it: 0.14 s, 12.3 s, 4 min 05 s, 2 h 03 min."""
+    if value is None:
+        return "–"
+    if value < 10:
+        return f"{value:.2f} s"
+    if value < 120:
+        return f"{value:.0f} s"
+    minutes, rest = divmod(int(value), 60)
+    if minutes < 120:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def clock(at_ns: int) -> str:
+    """Local wall-clock time; today's without the date."""
+    if not at_ns:
+        return "–"
+    then, now = time.localtime(at_ns / 1e9), time.localtime()
+    return time.strftime("%H:%M:%S" if then[:3] == now[:3] else "%Y-%m-%d %H:%M:%S", then)
+
+
+def steps(summary: dict[str, object]) -> str:
+    """Step and, where the end is known, how much that is."""
+    step, total = summary["step"], summary["total_steps"]
+    return f"{step}/{total}" if total else f"{step}"
+
+
+def rate(steps_per_s: float) -> str:
+    if steps_per_s <= 0:
+        return "–"
+    return f"{steps_per_s:.1f}/s" if steps_per_s >= 1 else f"{1 / steps_per_s:.1f} s/step"
+
+
+def percent(share: float | None) -> str:
+    return "–" if share is None else f"{share:.1%}"

@@ -1,0 +1,84 @@
+"""Log lines that scroll and one status line that stays below them. Owns what is written to the terminal.
+
+Worker output goes to stdout; everything of ours goes to stderr, so a pipe gets only what the script printed.
+Colour is never the only sign of anything and is left out where NO_COLOR is set or no terminal is.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from typing import TextIO
+
+_RANK_COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
+_CLEAR_LINE = "\r\x1b[2K"
+
+
+def _colourful(stream: TextIO) -> bool:
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+class Screen:
+    """Not thread-safe: one thread writes."""
+
+    def __init__(self, live: bool) -> None:
+        self._live = live
+        """Whether there is a status line."""
+        self._status = ""
+        self._shown = False
+        self._shared = live and sys.stdout.isatty()
+        """Whether stdout scrolls over the status line's terminal."""
+
+    def log(self, rank: int, line: str) -> None:
+        """One line of a worker's output, with its rank in words."""
+        prefix = f"[rank {rank}] "
+        if _colourful(sys.stdout):
+            prefix = f"\x1b[{_RANK_COLOURS[rank % len(_RANK_COLOURS)]}m{prefix}\x1b[0m"
+        if self._shared:
+            self._hide()
+        sys.stdout.write(f"{prefix}{line}\n")
+
+    def flush(self) -> None:
+        """After a batch of lines: show them, and the status line again."""
+        sys.stdout.flush()
+        self._show()
+
+    def say(self, text: str, mark: str = "") -> None:
+        """One sentence of ours. `mark` is `good`, `bad` or nothing."""
+        sys.stdout.flush()
+        self._hide()
+        colour = {"good": 32, "bad": 31}.get(mark, 36)
+        prefix = f"\x1b[{colour}m[loom]\x1b[0m " if _colourful(sys.stderr) else "[loom] "
+        sys.stderr.write(f"{prefix}{text}\n")
+        sys.stderr.flush()
+        self._show()
+
+    def status(self, text: str) -> None:
+        """Replace the status line."""
+        if not self._live:
+            return
+        self._status = text
+        self._hide()
+        self._show()
+
+    def close(self) -> None:
+        """No status line from here on."""
+        self._hide()
+        self._live = False
+
+    def _hide(self) -> None:
+        if self._shown:
+            sys.stderr.write(_CLEAR_LINE)
+            sys.stderr.flush()
+            self._shown = False
+
+    def _show(self) -> None:
+        if not self._live or self._shown or not self._status:
+            return
+        # A line that wraps could not be cleared again.
+        width = shutil.get_terminal_size().columns - 1
+        text = self._status if len(self._status) <= width else self._status[: max(0, width - 1)] + "…"
+        sys.stderr.write(f"\x1b[2m{text}\x1b[0m" if _colourful(sys.stderr) else text)
+        sys.stderr.flush()
+        self._shown = True

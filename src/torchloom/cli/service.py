@@ -1,0 +1,38 @@
+"""The top level of a part's process: its loop, its log, and how its end is told. Knows no part by name."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Awaitable, Callable
+
+from torchloom.cli import parts
+from torchloom.errors import LoomError
+from torchloom.home import Home
+
+
+def run_part(name: str, supervised: bool, serve: Callable[[], Awaitable[None]]) -> int:
+    """Run a service until it ends. A supervised one leaves its last sentence for the supervisor."""
+    logging.basicConfig(
+        level=os.environ.get("LOOM_LOG", "INFO").upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    home = Home.default()
+    if supervised:
+        parts.Record.of(name, os.getpid()).write(home)
+
+    async def main() -> None:
+        await serve()
+
+    try:
+        asyncio.run(main())
+        return 0
+    except LoomError as error:
+        if not supervised:
+            raise
+        print(f"loom: {error}", file=sys.stderr)
+        parts.write_failure(home, name, str(error), error.exit_code)
+        return error.exit_code

@@ -1,0 +1,96 @@
+"""Makes sure that a stack runs for a home, and waits until it answers. For `up`, `run` and `submit`."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from dataclasses import dataclass
+
+from torchloom.cli import parts
+from torchloom.cli.client import Api, Endpoint, NotAnswering
+from torchloom.cli.launch import start_supervisor
+from torchloom.cli.plan import DEFAULT_PORT, Plan
+from torchloom.errors import LoomError, NotAllowed, NotFound, TimedOut
+from torchloom.home import Home
+
+READY_WITHIN_S = 20.0
+LOOK_EVERY_S = 0.02
+
+
+@dataclass(frozen=True)
+class Stack:
+    endpoint: Endpoint
+    started: bool
+    """Whether this call started it (or its supervisor), rather than finding it."""
+
+
+def is_supervised(home: Home) -> bool:
+    return parts.living(home, "supervisor") is not None
+
+
+def begin(home: Home, port: int = DEFAULT_PORT, any_port: bool = True) -> subprocess.Popen[bytes] | None:
+    """Start a supervisor unless one is at work; returns at once. It adopts parts that still live."""
+    if is_supervised(home):
+        return None
+    return start_supervisor(home, port, any_port)
+
+
+def wait_ready(home: Home, supervisor: subprocess.Popen[bytes] | None) -> Endpoint:
+    """Until the API answers and has caught up, or the supervisor says why that cannot be."""
+    from torchloom.cli.supervisor import ALREADY
+
+    deadline = time.monotonic() + READY_WITHIN_S
+    while time.monotonic() < deadline:
+        status = supervisor.poll() if supervisor is not None else None
+        if status is not None and status != ALREADY:
+            raise _why(home, status)
+        if _answers(home):
+            return Endpoint.find(home)
+        time.sleep(LOOK_EVERY_S)
+    raise TimedOut(f"torchloom did not answer within {READY_WITHIN_S:g} s", hint=f"look into {home.logs_dir}")
+
+
+def _answers(home: Home) -> bool:
+    plan = Plan.read(home)
+    if plan is None:
+        return False
+    api = Api(Endpoint(plan.url, ""))
+    try:
+        return bool(api.get("/health", timeout_s=2.0)["ready"])
+    except (LoomError, TypeError, KeyError):
+        return False
+    finally:
+        api.close()
+
+
+class _StartFailed(LoomError):
+    """What the supervisor wrote before it gave up; keeps the exit code of its own error."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code  # type: ignore[misc]
+
+
+def _why(home: Home, status: int) -> LoomError:
+    failure = parts.take_failure(home, "supervisor")
+    if failure is not None:
+        return _StartFailed(*failure)
+    return TimedOut(
+        f"torchloom could not be started (status {status})", hint=f"look into {home.logs_dir}/supervisor.log"
+    )
+
+
+def running(home: Home) -> Endpoint | None:
+    """The stack that answers for this home (or at LOOM_ADDRESS) now, or None."""
+    try:
+        endpoint = Endpoint.find(home)
+    except (NotFound, NotAllowed):
+        return None
+    api = Api(endpoint)
+    try:
+        api.get("/health", timeout_s=5.0)
+    except NotAnswering:
+        return None
+    finally:
+        api.close()
+    return endpoint

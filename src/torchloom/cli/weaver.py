@@ -1,0 +1,83 @@
+"""`loom weaver`: one control service with its API, in one event loop. Composes; decides nothing."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from torchloom.cli.plan import DEFAULT_PORT, HOST
+from torchloom.home import Home
+
+CONNECT_WITHIN_S = 10.0
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="loom weaver", description="Run one control service (production).")
+    parser.add_argument("--host", default=HOST, help="address to listen on (%(default)s)")
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="port of the API (%(default)s)")
+    parser.add_argument("--home", type=Path, help="directory of torchloom's state (LOOM_HOME)")
+    parser.add_argument("--nats", metavar="URL", help="NATS server; credentials: LOOM_NATS_USER/_PASSWORD")
+    parser.add_argument(
+        "--allow-host", action="append", default=[], metavar="NAME", help="a name the API is called by"
+    )
+    parser.add_argument("--part", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--fd", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.home is not None:
+        os.environ["LOOM_HOME"] = str(options.home.expanduser().absolute())
+    if options.nats:
+        os.environ["LOOM_NATS_URL"] = options.nats
+
+    from torchloom.cli.service import run_part
+
+    return run_part("weaver", options.part, lambda: _serve(Home.default(), options))
+
+
+async def _serve(home: Home, options: argparse.Namespace) -> None:
+    import asyncio
+
+    from torchloom.bus.nats import NatsBus
+    from torchloom.cli.launch import open_port
+    from torchloom.cli.plan import bus_address, make_token, node_name
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    home.prepare()
+    token = os.environ.get("LOOM_TOKEN") or make_token(home)
+    if options.fd is not None:
+        listener = socket.socket(fileno=options.fd)
+    else:
+        listener = open_port(options.port, any_port=False, host=options.host)
+    name = f"{node_name()}-{os.getpid()}"
+    connecting = asyncio.create_task(
+        NatsBus.connect(
+            bus_address(home, "weaver", node_name()), name=f"weaver {name}", wait_s=CONNECT_WITHIN_S
+        )
+    )
+    await asyncio.sleep(0)  # let the connection begin: the imports below take longer than it does
+    from torchloom.cli.web import serve_api
+
+    bus = await connecting
+    try:
+        from torchloom.weaver.service import Weaver
+
+        weaver = Weaver(bus, name)
+        api = asyncio.create_task(
+            serve_api(weaver, token, listener, frozenset(options.allow_host), stop), name="api"
+        )
+        control = asyncio.create_task(weaver.run(stop), name="weaver")
+        await asyncio.wait({api, control}, return_when=asyncio.FIRST_COMPLETED)
+        stop.set()
+        await asyncio.wait({api, control})
+        for task in (control, api):
+            task.result()
+    finally:
+        await bus.close()
+    print("weaver: ended", file=sys.stderr)

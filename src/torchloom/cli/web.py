@@ -1,0 +1,45 @@
+"""Serves the API on an open socket. Apart from `weaver.py` because its imports take the longest."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+
+from torchloom.api.app import create_app
+from torchloom.api.ports import Control
+from torchloom.cli.version import installed_version
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the composing process's affair: one SIGTERM ends API and weaver together."""
+        yield
+
+
+async def serve_api(
+    control: Control, token: str, listener: socket.socket, hosts: frozenset[str], stop: asyncio.Event
+) -> None:
+    """Serve until `stop` is set; open streams are cut after a second, because clients resume them."""
+    app = create_app(control, token, installed_version(), hosts)
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=1,
+        timeout_keep_alive=60,
+        server_header=False,
+    )
+    server = _Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]), name="uvicorn")
+    stopping = asyncio.create_task(stop.wait(), name="api stop")
+    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    server.should_exit = True
+    stopping.cancel()
+    await serving
