@@ -191,12 +191,22 @@ class Link:
                     subscription.inner = await client.subscribe(
                         subscription.subject, cb=subscription.callback
                     )
-                await client.flush()
+                await self._round_trip(client)
             except (BusUnavailable, NotAllowed, BusUnsuitable, nats.errors.Error) as error:
                 log.warning("%s; trying again", error)
                 continue
             self._client = client
             self._regain()
+
+    @staticmethod
+    async def _round_trip(client: Any) -> None:
+        """Return when the server has seen everything sent before.
+
+        nats-py's flush alone does not do that: its PING overtakes what still waits in the client's buffer.
+        """
+        while client.pending_data_size > 0 and client.is_connected:
+            await asyncio.sleep(0)
+        await client.flush()
 
     def _lose(self) -> None:
         self._back.clear()
@@ -273,7 +283,7 @@ class Link:
             try:
                 subscription.inner = await self._client.subscribe(subject, cb=callback)
                 self.subscriptions.add(subscription)
-                await self._client.flush()
+                await self._round_trip(self._client)
             except (nats.errors.Error, TimeoutError) as error:
                 await subscription.unsubscribe()
                 raise BusUnavailable(f"could not subscribe to {subject} ({error})") from None

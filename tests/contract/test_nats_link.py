@@ -1,0 +1,72 @@
+"""How the connection to a real server mends itself, in ways the memory bus has no words for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from torchloom.bus.protocol import Message
+from torchloom.errors import BusUnavailable
+
+SUBJECT = "loom.v1.event.weaver"
+
+
+async def test_a_client_that_the_server_threw_out_comes_back_with_its_subscriptions(nats_stage: Any) -> None:
+    """nats-py closes for good on a protocol error it does not know; the link replaces the client."""
+    bus, other = await nats_stage.open(), await nats_stage.open()
+    back, got = asyncio.Event(), asyncio.Event()
+
+    async def on_back() -> None:
+        back.set()
+
+    async def on_message(message: Message) -> None:
+        got.set()
+
+    bus.on_reconnect.append(on_back)
+    await bus.subscribe("loom.v1.telemetry.n1", on_message)
+    client = bus._link.client
+    await client._process_err("'maximum connections exceeded'")
+    await back.wait()
+    assert bus._link.client is not client
+    await other.publish("loom.v1.telemetry.n1", b"")
+    await got.wait()
+    assert await bus.append("loom.v1.event.weaver", b"", id="1") == 1
+
+
+async def test_a_server_that_ends_in_good_order_and_comes_back(nats_stage: Any) -> None:
+    bus = await nats_stage.open()
+    async with aclosing(bus.read(0)) as records:
+        for number in (1, 2, 3):
+            assert await bus.append(SUBJECT, b"", id=f"{number}", timeout_s=30) == number
+            assert (await anext(records)).seq == number
+            await asyncio.to_thread(nats_stage.stop)
+            await asyncio.to_thread(nats_stage.start)
+
+
+async def test_a_frozen_server_costs_a_timeout_and_nothing_else(nats_stage: Any) -> None:
+    bus = await nats_stage.open()
+    pid = nats_stage.server.pid()
+    async with aclosing(bus.read(0)) as records:
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(BusUnavailable):
+                await bus.append(SUBJECT, b"", id="1", expect_last=0, timeout_s=0.3)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert await bus.append(SUBJECT, b"", id="1", expect_last=0, timeout_s=30) == 1
+        assert await bus.append(SUBJECT, b"", id="2", expect_last=1, timeout_s=30) == 2
+        assert [(await anext(records)).seq, (await anext(records)).seq] == [1, 2]
+
+
+async def test_an_agent_waits_for_a_stream_that_no_weaver_has_made_yet(nats_stage: Any) -> None:
+    agent = await nats_stage.open_agent()
+    with pytest.raises(BusUnavailable, match="start a weaver"):
+        await agent.append("loom.v1.event.node.n1.x", b"", id="1", timeout_s=0.2)
+    waiting = asyncio.ensure_future(agent.append("loom.v1.event.node.n1.x", b"", id="1", timeout_s=30))
+    await nats_stage.open()
+    assert await waiting == 1
