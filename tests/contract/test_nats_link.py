@@ -70,3 +70,30 @@ async def test_an_agent_waits_for_a_stream_that_no_weaver_has_made_yet(nats_stag
     waiting = asyncio.ensure_future(agent.append("loom.v1.event.node.n1.x", b"", id="1", timeout_s=30))
     await nats_stage.open()
     assert await waiting == 1
+
+
+async def test_a_frozen_server_does_not_hold_up_telemetry(nats_stage: Any) -> None:
+    bus, other = await nats_stage.open(), await nats_stage.open()
+    got: asyncio.Queue[Message] = asyncio.Queue()
+    await other.subscribe("loom.v1.telemetry.n2", got.put)
+    pid = nats_stage.server.pid()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        for _ in range(2000):
+            await bus.publish("loom.v1.telemetry.n1", bytes(40_000))
+        assert bus._link.client.pending_data_size < 8 * 1024 * 1024
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    while got.empty():
+        await bus.publish("loom.v1.telemetry.n2", b"well again")
+        await asyncio.sleep(0.01)
+
+
+async def test_a_burst_that_a_healthy_server_takes_is_not_dropped(nats_stage: Any) -> None:
+    bus, other = await nats_stage.open(), await nats_stage.open()
+    got: asyncio.Queue[Message] = asyncio.Queue()
+    await other.subscribe("loom.v1.telemetry.n1", got.put)
+    for _ in range(500):
+        await bus.publish("loom.v1.telemetry.n1", bytes(40_000))
+    for _ in range(500):
+        await got.get()

@@ -132,7 +132,6 @@ class EmbeddedNats:
                 port=identity.port,
                 store_dir=str(self.directory / "jetstream"),
                 log_file=str(self.log_file),
-                pid_file=str(self.directory / "nats.pid"),
                 node=self.node,
                 passwords=identity.passwords,
             ),
@@ -207,13 +206,15 @@ class EmbeddedNats:
         """The running server's pid, also of one that another process started; None if none runs."""
         if not self.running():
             return None
-        try:
-            pid = int((self.directory / "nats.pid").read_text())
-            # The file may be a dead server's: a pid is believed only if it is a server on our configuration.
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except (OSError, ValueError):
-            return None
-        return pid if os.fsencode(self.config_file) in words else None
+        # Looked up instead of written down: a pid file is stale after SIGKILL and missing on a full disk.
+        ours = [b"-c", os.fsencode(self.config_file), b""]
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and (entry / "cmdline").read_bytes().split(b"\0")[1:] == ours:
+                    return int(entry.name)
+            except OSError:
+                continue  # it has just ended, or is not ours to look at
+        return None
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """End the server on this store, whoever started it: SIGTERM, then SIGKILL. Idempotent."""

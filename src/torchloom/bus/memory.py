@@ -14,9 +14,11 @@ import time
 from bisect import bisect_right
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torchloom.bus.protocol import (
     REQUEST_TIMEOUT_S,
+    Bus,
     Handler,
     Message,
     Record,
@@ -322,3 +324,7 @@ class MemoryBus:
             subscription.pump.cancel()
         self.subscriptions.clear()
         self.hub.wake()
+
+
+if TYPE_CHECKING:
+    _conforms: type[Bus] = MemoryBus

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import nats.errors
 import nats.js.errors
@@ -20,7 +20,7 @@ from torchloom.bus.nats_config import EVENT_STREAM, OBJECT_BUCKET
 from torchloom.bus.nats_lease import NatsLease
 from torchloom.bus.nats_link import Link, LinkSubscription
 from torchloom.bus.nats_reader import read_events
-from torchloom.bus.protocol import REQUEST_TIMEOUT_S, Handler, Message, Record, check_event, check_size
+from torchloom.bus.protocol import REQUEST_TIMEOUT_S, Bus, Handler, Message, Record, check_event, check_size
 from torchloom.bus.pump import HandlerPump
 from torchloom.errors import BusUnavailable
 
@@ -41,7 +41,7 @@ class NatsSubscription:
 
 
 class NatsBus:
-    """Made by `connect`."""
+    """A `Bus`. Made by `connect`."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -175,3 +175,7 @@ class NatsBus:
         for pump in self._pumps:
             pump.cancel()
         await self._link.close()
+
+
+if TYPE_CHECKING:
+    _conforms: type[Bus] = NatsBus

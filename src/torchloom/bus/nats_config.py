@@ -76,7 +76,6 @@ def render(
     port: int,
     store_dir: str,
     log_file: str,
-    pid_file: str,
     node: str,
     passwords: dict[str, str],
 ) -> str:
@@ -90,7 +89,6 @@ def render(
         "host": "127.0.0.1",
         "port": port,
         "max_payload": MAX_MESSAGE_BYTES,
-        "pid_file": pid_file,
         "log_file": log_file,
         "logfile_size_limit": LOG_BYTES,
         "logfile_max_num": LOG_FILES,

@@ -31,6 +31,9 @@ LOOK_EVERY_S = 0.25
 RECONNECT_WAIT_S = 0.1
 CONNECT_TIMEOUT_S = 5.0
 PING_EVERY_S = 5.0
+MAX_UNSENT_BYTES = 4 * 1024 * 1024
+ROOM_TRIES = 10
+ROOM_WAIT_S = 0.005
 
 Callback = Callable[[Any], Awaitable[None]]
 
@@ -63,6 +66,8 @@ class Link:
         self._lost = asyncio.Event()
         """Set, then replaced, each time the connection is lost: whoever waits for an answer stops waiting."""
         self._back = asyncio.Event()
+        self._stuck = False
+        """The server did not take our data the last time we waited for it."""
         self._denials: dict[str, set[asyncio.Future[Any]]] = {}
         self._watcher: asyncio.Task[None] | None = None
         self._greeter: asyncio.Task[None] | None = None
@@ -134,6 +139,8 @@ class Link:
                 connect_timeout=CONNECT_TIMEOUT_S,
                 ping_interval=PING_EVERY_S,
                 max_outstanding_pings=2,
+                # Above our own limit, so that nats-py never makes a publisher wait.
+                pending_size=4 * MAX_UNSENT_BYTES,
             )
         )
         giving_up = asyncio.ensure_future(enough.wait())
@@ -271,10 +278,24 @@ class Link:
         await self._lost.wait()
 
     async def publish(self, subject: str, data: bytes, reply: str = "") -> None:
-        """Send if there is a connection, drop if not; never wait for the server."""
-        if self.connected:
+        """Send if there is a connection that takes it, else drop; never wait for a server that is stuck."""
+        if self.connected and await self._has_room(len(data)):
             with contextlib.suppress(nats.errors.ConnectionClosedError, nats.errors.OutboundBufferLimitError):
                 await self._client.publish(subject, data, reply=reply)
+
+    async def _has_room(self, size: int) -> bool:
+        """False while the unsent data is over the limit.
+
+        nats-py would wait for the socket without end. We wait a moment, once, because a burst that a healthy
+        server takes needs only that.
+        """
+        for _ in range(1 if self._stuck else ROOM_TRIES):
+            if self._client.pending_data_size + size <= MAX_UNSENT_BYTES:
+                self._stuck = False
+                return True
+            await asyncio.sleep(0 if self._stuck else ROOM_WAIT_S)
+        self._stuck = True
+        return False
 
     async def subscribe(self, subject: str, callback: Callback) -> LinkSubscription:
         """Returns when the server knows of it."""

@@ -124,7 +124,7 @@ class Bus(Protocol):
         ...
 
     async def publish(self, subject: str, data: bytes) -> None:
-        """Send and forget. Never waits for the server; dropped silently while disconnected."""
+        """Send and forget, never wait. Dropped silently while the server is away or does not keep up."""
         ...
 
     async def subscribe(self, subject: str, handler: Handler) -> Subscription:
