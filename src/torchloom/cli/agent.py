@@ -55,7 +55,9 @@ async def _serve(home: Home, address: str) -> None:
         bus_address(home, "agent", node), name=f"agent {node}", wait_s=CONNECT_WITHIN_S
     )
     try:
-        await serve(home, node, bus, address=address, stop=stop)
+        await serve(
+            home, node, bus, address=address, stop=stop, prewarm=os.environ.get("LOOM_PREWARM") != "0"
+        )
     finally:
         await bus.close()
     print("agent: ended", file=sys.stderr)

@@ -87,18 +87,14 @@ def living_workers(home: Home) -> list[str]:
 
     found: list[str] = []
     for path in boxes.found_in(home):
+        named = boxes.parse_name(path)
         try:
             box = boxes.Box.open(path)
         except BlackBoxDamaged:
             continue
-        try:
-            ref = box.ref()
-            if box.boot_id == boot_id() and is_alive(box.pid, box.start_ticks):
-                found.append(worker_id(ref.job, ref.rank))
-        except BlackBoxDamaged:
-            continue
-        finally:
-            box.close()
+        if box.boot_id == boot_id() and is_alive(box.pid, box.start_ticks):
+            found.append(worker_id(named[0].job, named[0].rank) if named else path.name)
+        box.close()
     return found
 
 

@@ -1,0 +1,91 @@
+"""`loom run`: run a script under supervision, follow it, and end with its status.
+
+If no stack runs for this home, one is started in the background for this job and ends with it.
+"""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from collections.abc import Sequence
+from typing import Any
+
+from torchloom.home import Home
+
+
+def main(argv: Sequence[str]) -> int:
+    from torchloom.cli import flags
+    from torchloom.cli.request import job_request
+
+    options = flags.parse("run", argv)
+    if options.home:
+        os.environ["LOOM_HOME"] = os.path.abspath(os.path.expanduser(options.home))
+    shown = flags.shown_ranks(options)
+    body = job_request(options, os.environ, os.getcwd())
+    if options.detach:
+        from torchloom.cli.submit import submit
+
+        return submit(options, body)
+    if "LOOM_ADDRESS" in os.environ:
+        return _follow(Home.default(), options, body, shown, local=False)
+    home = Home.default()
+    home.prepare()
+    return _with_stack(home, options, body, shown)
+
+
+def _with_stack(home: Home, options: Namespace, body: dict[str, Any], shown: frozenset[int] | None) -> int:
+    """Hold a stack of this home while the job runs; it ends with its last holder, unless `loom up` was said."""
+    from torchloom.cli import parts, stack
+
+    if options.spawn == "cold":
+        os.environ["LOOM_PREWARM"] = "0"
+    holder = parts.hold(home)
+    try:
+        supervisor = stack.begin(home)
+        # The supervisor is on its way: what is imported from here on costs no time.
+        from torchloom.cli import follow  # noqa: F401
+
+        stack.wait_ready(home, supervisor)
+        return _follow(home, options, body, shown, local=True)
+    finally:
+        parts.forget(home, holder.name)
+        _let_go(home)
+
+
+def _follow(
+    home: Home, options: Namespace, body: dict[str, Any], shown: frozenset[int] | None, local: bool
+) -> int:
+    from torchloom.cli.client import Api, Endpoint
+    from torchloom.cli.follow import Follower
+    from torchloom.cli.submit import send
+
+    endpoint = Endpoint.find(home)
+    job = send(Api(endpoint), body)
+    follower = Follower(endpoint, job, home if local else None, shown, quiet=options.json)
+    return follower.run()
+
+
+def _let_go(home: Home) -> None:
+    """Wait until a stack that nobody needs any more has ended, so that nothing is left when we return."""
+    from torchloom.cli import ending, parts
+    from torchloom.cli.client import Api, Endpoint
+    from torchloom.errors import LoomError
+
+    if parts.stays(home) or parts.holders(home):
+        return
+    supervisor = parts.living(home, "supervisor")
+    if supervisor is None:
+        from torchloom.cli.down import end_stack
+
+        if not ending.living_workers(home):
+            end_stack(home)
+        return
+    try:
+        if Api(Endpoint.find(home)).get("/jobs", active=True):
+            return
+    except LoomError:
+        pass  # it is ending already
+    process = supervisor.hold()
+    if process is not None:
+        ending.wait_dead(process, 4 * ending.GRACE_S)
+        process.close()

@@ -1,0 +1,82 @@
+"""What happens to a job, in sentences: each said once. Pure: views of the API in, words out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchloom.cli import output
+
+
+class Story:
+    """Remembers what has been said of one job."""
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+        self._state = ""
+        self._told: dict[str, bool] = {}
+        """Incidents by id, and whether their end has been told."""
+
+    def tell(self, view: dict[str, Any]) -> list[tuple[str, str]]:
+        """The sentences that are new in this view, with a mark for each."""
+        told = self._incidents(view["incident_list"])
+        state, first = view["state"], not self._state
+        if state != self._state:
+            self._state = state
+            told = told or self._state_change(view, first)
+        return told
+
+    def _state_change(self, view: dict[str, Any], first: bool) -> list[tuple[str, str]]:
+        match view["state"]:
+            case "starting" if first:
+                return [(f"{self._job}: {_workers(view)} starting", "")]
+            case "waiting" | "backoff" | "stopping":
+                return [(f"{view['state']}: {view['reason']}", "")]
+            case "running" if view["generation"] <= 1:
+                where = ", ".join(sorted({worker["node"] for worker in view["workers"]}))
+                return [(f"{self._job} is running: {_workers(view)} on {where}", "")]
+        return []
+
+    def _incidents(self, incidents: list[dict[str, Any]]) -> list[tuple[str, str]]:
+        told: list[tuple[str, str]] = []
+        for incident in incidents:
+            id, took_s = incident["id"], incident["recovery_s"]
+            sentence = f"{incident['verdict']} {incident['decision']}".strip()
+            if id not in self._told and sentence:
+                self._told[id] = False
+                told.append((sentence, "bad"))
+            if took_s is not None and self._told.get(id) is False:
+                self._told[id] = True
+                told.append((f"recovered: first step {output.seconds(took_s)} after the fault", "good"))
+        return told
+
+
+def _workers(view: dict[str, Any]) -> str:
+    count = view["world_size"]
+    return f"{count} worker{'s' if count != 1 else ''}"
+
+
+def status_line(view: dict[str, Any]) -> str:
+    """One line: job, state, step, speed, time left, restarts."""
+    parts = [f"{view['id']} {view['state']}", f"step {output.steps(view)}"]
+    if view["steps_per_s"] > 0:
+        parts.append(output.rate(view["steps_per_s"]))
+    if view["eta_s"] is not None:
+        parts.append(f"ETA {output.seconds(view['eta_s'])}")
+    parts.append(f"{view['running_workers']}/{view['world_size']} workers")
+    if view["restarts"]:
+        parts.append(f"{view['restarts']} restart{'s' if view['restarts'] != 1 else ''}")
+    return " · ".join(parts)
+
+
+def summary(view: dict[str, Any]) -> str:
+    """How it ended, in one sentence with the numbers that matter."""
+    took = [i["recovery_s"] for i in view["incident_list"] if i["recovery_s"] is not None]
+    parts = [f"{view['step']} steps in {output.seconds(view['elapsed_s'])}"]
+    count = view["restarts"]
+    if count:
+        recovered = f", back at work after {', '.join(output.seconds(s) for s in took)}" if took else ""
+        parts.append(f"{count} restart{'s' if count != 1 else ''}{recovered}")
+    if view["goodput"] is not None:
+        parts.append(f"goodput {output.percent(view['goodput'])}")
+    reason = "" if view["state"] == "completed" else f" – {view['reason'].rstrip('.')}"
+    return f"{view['id']} {view['state']}{reason}: {'; '.join(parts)}"
