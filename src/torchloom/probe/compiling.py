@@ -1,13 +1,32 @@
-"""Knows when dynamo compiles, from its own callbacks: a worker that compiles is slow, not stuck."""
+"""Knows when dynamo compiles, from its own callbacks: a worker that compiles is slow, not stuck.
+
+Also keeps dynamo from compiling the probe. Imports no torch._dynamo: that takes seconds.
+"""
 
 from __future__ import annotations
 
+import importlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 from torchloom.probe.guard import Guard
 from torchloom.probe.phases import Phases
 from torchloom.wire.blackbox import Phase
+
+
+def keep_dynamo_out(function: Callable[..., Any]) -> None:
+    """Have frames of this function, and all it calls, run as they are inside a compiled region.
+
+    dynamo would compile them otherwise, and again and again. This is a mark on the code object and costs
+    nothing per call; it needs no torch._dynamo.
+    """
+    marks = importlib.import_module("torch._C._dynamo.eval_frame")
+    if hasattr(marks, "set_code_exec_strategy"):
+        skip = marks._FrameAction.SKIP
+        marks.set_code_exec_strategy(function.__code__, marks._FrameExecStrategy(skip, skip))
+    else:  # torch < 2.7
+        marks.skip_code(function.__code__)
 
 
 class Compiling:

@@ -41,6 +41,25 @@ class Guard:
 
         return safely
 
+    def optimizer_hook(
+        self, entry: Callable[[Any, Any], None], is_compiling: Callable[[], bool]
+    ) -> Callable[[Any, Any, Any], None]:
+        """`entry(optimizer, args)` as a hook for torch.optim that is safe to meet for torch.compile.
+
+        torch breaks the graph in the step() of its own optimizers anyway, so there dynamo may call us between
+        graphs. Any other optimizer may have a step() that compiles whole, and so we vanish from it: while
+        dynamo traces, the condition below is a constant.
+        """
+        safely = self.wrap(entry)
+        safely._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+        def loom_hook(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if is_compiling() and not type(optimizer).__module__.startswith("torch.optim."):
+                return
+            safely(optimizer, args)
+
+        return loom_hook
+
     def _trip(self, entry: Callable[..., Any], error: Exception) -> None:
         self.trips += 1
         try:

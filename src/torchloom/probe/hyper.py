@@ -29,7 +29,12 @@ class Hyperparameters:
         self._written: object = None
 
     def write_changed(self, optimizers: Sequence[Any], step: int) -> None:
-        """Compare with what was written last; the first of `optimizers` is the anchor."""
+        """Compare with what was written last; the first of `optimizers` is the anchor.
+
+        With none left (a script that ends has dropped them) the last known values stay.
+        """
+        if not optimizers:
+            return
         described, left_out = describe(optimizers)
         if described != self._written:
             self._view.write_blob(HYPERPARAMETERS, _fitting(described, left_out, step))

@@ -75,9 +75,7 @@ def _run_script(script: str, argv: Sequence[str]) -> None:
 
 def absolute(script: str) -> str:
     """The path Python shows for a script: made absolute, but not otherwise tidied."""
-    if os.path.isabs(script):
-        return script
-    return os.path.join(os.getcwd(), script.removeprefix("./"))
+    return os.path.join(os.getcwd(), script)
 
 
 def _is_directory_or_archive(path: str) -> bool:

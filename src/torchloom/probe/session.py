@@ -10,14 +10,14 @@ import json
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
 from torchloom.probe import device
 from torchloom.probe.arrivals import Arrivals
 from torchloom.probe.box import Box, write_identity
-from torchloom.probe.compiling import Compiling
+from torchloom.probe.compiling import Compiling, keep_dynamo_out
 from torchloom.probe.data import DataWait
 from torchloom.probe.ending import end_record, write_end
 from torchloom.probe.guard import Guard
@@ -26,7 +26,7 @@ from torchloom.probe.mailbox import Inbox, StopAtBoundary
 from torchloom.probe.metrics import Metrics
 from torchloom.probe.phases import Phases
 from torchloom.probe.steps import Steps
-from torchloom.wire.blackbox import DEVICE, IDENTITY, Header, Life, Phase, Progress, View
+from torchloom.wire.blackbox import DEVICE, IDENTITY, Header, Life, Phase, Progress, Recorder, View
 
 HOUSEKEEPING_NS = 100_000_000
 """How often, at most, what may change between steps without a hook is looked at."""
@@ -58,7 +58,8 @@ class Session:
         self._device: dict[str, Any] = {}
         self._arrivals = Arrivals(self.guard)
         self._housekeeping_ns = 0
-        self._recorder: Any = None
+        self._step_ended: Callable[[], None] | None = None
+        """Of a recorder that samples."""
         # What the script calls, guarded once and for all.
         self.log = self.guard.wrap(self._log)
         self.tell_step = self.guard.wrap(self._tell_step)
@@ -78,13 +79,18 @@ class Session:
 
     def _torch_arrived(self, torch: ModuleType) -> None:
         optim = importlib.import_module("torch.optim.optimizer")
+        # All guarded entries share one code object, so one mark covers them.
+        self.guard.wrap(keep_dynamo_out)(self.guard.wrap(keep_dynamo_out))
         self.steps.install(optim, torch.compiler.is_compiling, self.guard)
         self.guard.wrap(self._start_recorder)()
 
     def _start_recorder(self) -> None:
-        recorder = importlib.import_module("torchloom.probe.recorder")
+        from torchloom.probe import recorder
+
         recorder.load()
-        self._recorder = recorder.start(self.view, self._address)
+        started = recorder.start(self.view, self._address)
+        if started.kind is Recorder.PYTHON:
+            self._step_ended = started.step_ended
 
     def _silence(self) -> None:
         """In a forked child: it is somebody else, and the box is not its own."""
@@ -103,6 +109,8 @@ class Session:
         self._inbox.check(completed)
 
     def _after_step(self, completed: int, now_ns: int) -> None:
+        if self._step_ended is not None:
+            self._step_ended()
         if now_ns >= self._housekeeping_ns:
             self._housekeeping_ns = now_ns + HOUSEKEEPING_NS
             self._hyper.write_changed(self.steps.optimizers(), completed)

@@ -8,7 +8,8 @@ is one outermost `step()` of the anchor that came to its end; the *boundary* is 
 * a GradScaler that skips an update skips the step (a fused optimizer is called all the same: it counts);
 * other optimizers (GANs) have a counter of their own, whichever thread they run on;
 * a step that raises is not counted;
-* inside `torch.compile` the hooks vanish: a compiled `optimizer.step` keeps its graph and is not counted.
+* a compiled `optimizer.step` of torch.optim counts; inside a compiled step() of another class the hooks
+  vanish, so that it may stay one graph, and it is not counted.
 
 Nothing here is done per parameter.
 """
@@ -75,20 +76,10 @@ class Steps:
 
     def install(self, optim: Any, is_compiling: Callable[[], bool], guard: Guard) -> None:
         """Register with torch.optim.optimizer, given as a module."""
-        before, after = guard.wrap(self.before), guard.wrap(self.after)
-
-        def loom_before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-            if not is_compiling():  # a constant while dynamo traces: nothing of ours gets into the graph
-                before(optimizer, args)
-
-        def loom_after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-            if not is_compiling():
-                after(optimizer, args)
-
         self._step_code = _code_of_step_wrapper(optim)
         self._handles = [
-            optim.register_optimizer_step_pre_hook(loom_before_step),
-            optim.register_optimizer_step_post_hook(loom_after_step),
+            optim.register_optimizer_step_pre_hook(guard.optimizer_hook(self.before, is_compiling)),
+            optim.register_optimizer_step_post_hook(guard.optimizer_hook(self.after, is_compiling)),
         ]
 
     def remove(self) -> None:
