@@ -112,7 +112,9 @@ def raise_error(answer: dict[str, Any], link: Link) -> None:
     if code == STREAM_NOT_FOUND:
         raise NotFound("the stream does not exist on this NATS server", hint="start a weaver, it makes it")
     if error.get("code") in (500, 503):
-        raise BusUnavailable(f"the NATS server cannot store or read now ({text})")
+        # nats-server does not take space that was freed later into account: measured with 2.15.
+        full = "free disk space and restart the NATS server" if "resources" in text else ""
+        raise BusUnavailable(f"the NATS server cannot store or read now ({text})", hint=full)
     raise BusUnsuitable(f"the NATS server refused a JetStream call ({text})", hint="look into its log")
 
 
