@@ -7,6 +7,7 @@ import time
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
+from msgspec.structs import replace
 
 from torchloom.api import views
 from torchloom.api.find import job_of, ranks_of
@@ -115,7 +116,7 @@ def spec_of(body: JobRequest) -> JobSpec:
         raise UsageError("The job names no script.")
     defaults = RestartLimits()
     most = defaults.max_restarts if body.max_restarts is None else body.max_restarts
-    return JobSpec(
+    spec = JobSpec(
         program=Program(body.program.kind, body.program.target, tuple(body.program.args)),
         cwd=body.cwd,
         workers_per_node=body.workers_per_node,
@@ -124,12 +125,12 @@ def spec_of(body: JobRequest) -> JobSpec:
         spawn=body.spawn,
         preload=tuple(body.preload),
         restarts=RestartLimits(max_restarts=most, max_restarts_per_worker=most),
-        stop_grace_s=JobSpec.stop_grace_s if body.stop_grace_s is None else body.stop_grace_s,
         pin_cores=body.pin_cores,
         expected_steps=body.expected_steps,
         env_names=tuple(sorted(body.env)),
         labels=body.labels,
     )
+    return spec if body.stop_grace_s is None else replace(spec, stop_grace_s=body.stop_grace_s)
 
 
 def check_env(env: dict[str, str]) -> dict[str, str]:

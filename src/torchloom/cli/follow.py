@@ -28,6 +28,8 @@ LOOK_QUIET_S = 2.0
 LAST_WORDS_WITHIN_S = 10.0
 """How long the end waits for the rest of the logs."""
 AGAIN_AFTER_S = 0.2
+START_MARK = "[loom] generation "
+"""The agent's line in a log where a new process begins; here the same is told in sentences."""
 
 Item = tuple[str, dict[str, Any]]
 
@@ -102,7 +104,8 @@ class Follower:
         if body["lost_bytes"]:
             self._screen.say(f"{body['lost_bytes']} bytes of rank {body['rank']}'s log were dropped")
         for line in body["text"].splitlines():
-            self._screen.log(body["rank"], line)
+            if not line.startswith(START_MARK):
+                self._screen.log(body["rank"], line)
         self._screen.flush()
 
     def _show_job(self, view: dict[str, Any]) -> None:

@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _with_stack(home: Home, options: Namespace, body: dict[str, Any], shown: frozenset[int] | None) -> int:
-    """Hold a stack of this home while the job runs; it ends with its last holder, unless `loom up` was said."""
+    """Hold a stack of this home while the job runs. Without `loom up` it ends with its last holder."""
     from torchloom.cli import parts, stack
 
     if options.spawn == "cold":
