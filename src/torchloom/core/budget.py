@@ -15,25 +15,28 @@ def backoff_s(limits: RestartLimits, fruitless: int, chance: float) -> float:
     if fruitless == 0:
         return 0.0
     delay = min(limits.backoff_cap_s, limits.backoff_base_s * 2.0 ** min(fruitless - 1, 32))
-    return delay * (1 + limits.jitter * (2 * chance - 1))
+    return max(0.0, delay * (1 + limits.jitter * (2 * chance - 1)))
 
 
 def made_progress(limits: RestartLimits, steps: int, ran_s: float) -> bool:
     return steps >= limits.progress_steps or ran_s >= limits.progress_s
 
 
-def plan_restart(job: Job, rank: int, progress: bool, chance: float) -> Plan:
-    """Decide what follows a failure that `rank` seems to have caused."""
+def plan_restart(job: Job, rank: int | None, progress: bool, chance: float) -> Plan:
+    """Decide what follows a failure that `rank` seems to have caused (None: no worker did)."""
     limits = job.spec.restarts
     fruitless = 0 if progress else job.fruitless + 1
-    by_rank = job.restarts_by_rank.get(rank, 0)
+    by_rank = job.restarts_by_rank.get(rank, 0) if rank is not None else 0
+    if limits.max_restarts <= 0:
+        return Plan(False, 0.0, "restarts are off for this job", progress)
     if job.restarts >= limits.max_restarts:
-        return Plan(False, 0.0, f"the budget of {limits.max_restarts} restarts is used up")
-    if by_rank >= limits.max_restarts_per_worker:
+        return Plan(False, 0.0, f"the budget of {limits.max_restarts} restarts is used up", progress)
+    if rank is not None and by_rank >= limits.max_restarts_per_worker:
         return Plan(
             False,
             0.0,
             f"rank {rank} has caused {by_rank} restarts, its budget is {limits.max_restarts_per_worker}",
+            progress,
         )
     if fruitless > limits.max_fruitless:
         return Plan(
@@ -41,11 +44,11 @@ def plan_restart(job: Job, rank: int, progress: bool, chance: float) -> Plan:
             0.0,
             f"{job.fruitless} restarts in a row brought no progress "
             f"(less than {limits.progress_steps} steps and {limits.progress_s:g} s)",
+            progress,
         )
     delay = backoff_s(limits, fruitless, chance)
     number = f"restart {job.restarts + 1} of at most {limits.max_restarts}"
-    if delay == 0.0:
-        return Plan(True, 0.0, f"{number}, at once because the job had made progress")
-    return Plan(
-        True, delay, f"{number}, in {delay:.1f} s because there was no progress ({fruitless} in a row)"
-    )
+    if progress:
+        return Plan(True, 0.0, f"{number}, at once because the job had made progress", progress)
+    why = f"{number}, in {delay:.1f} s because there was no progress ({fruitless} in a row)"
+    return Plan(True, delay, why, progress)

@@ -6,30 +6,46 @@ from collections.abc import Sequence
 
 import msgspec
 
-from torchloom.model.fleet import ExitReport
+from torchloom.model.fleet import ExitReport, Incident
 
 
-def blame(exits: Sequence[ExitReport]) -> tuple[int | None, list[ExitReport]]:
-    """The culprit's rank and the reports with `secondary` set.
+def charge(incident: Incident, report: ExitReport) -> bool:
+    """Add an exit to an incident and say whether it changed who is to blame.
 
     A survivor that dies of a closed connection is secondary even if its process is gone first, because
     the culprit may still be finalising; the time of the exception decides before the time of the exit.
     """
-    failed = [r for r in exits if not r.exit.ok and not r.after_stop]
-    if not failed:
-        return None, list(exits)
-    own = [r for r in failed if not (r.end and r.end.connection_lost)] or failed
-    culprit = min(own, key=_fault_ns)
-    marked = [
-        msgspec.structs.replace(r, secondary=r.rank != culprit.rank and not r.exit.ok and not r.after_stop)
-        for r in exits
-    ]
-    return culprit.rank, marked
+    if report.after_stop:
+        # What a worker said when it was told to end explains nothing, and there may be thousands of them.
+        report = msgspec.structs.replace(report, log_tail=())
+    if report.exit.ok or report.after_stop:
+        incident.exits.append(report)
+        return False
+    if incident.kind == "store-lost":
+        incident.exits.append(msgspec.structs.replace(report, secondary=True))
+        return False
+    chief = incident.exits[0] if incident.culprit is not None else None
+    line = incident.timeline
+    line.fault_ns = _fault_ns(report) if chief is None else min(line.fault_ns, _fault_ns(report))
+    if chief is not None and _guilt(chief) <= _guilt(report):
+        incident.exits.append(_as_secondary(report))
+        return False
+    if chief is not None:
+        incident.exits[0] = _as_secondary(chief)
+    incident.exits.insert(0, report)
+    incident.culprit = report.rank
+    incident.verdict = verdict(report)
+    return True
 
 
-def fault_ns(exits: Sequence[ExitReport]) -> int:
-    """When the trouble began, as far as anybody saw."""
-    return min((_fault_ns(r) for r in exits if not r.exit.ok), default=0)
+def _guilt(report: ExitReport) -> tuple[bool, int]:
+    """The smaller, the likelier the cause."""
+    return bool(report.end and report.end.connection_lost), _fault_ns(report)
+
+
+def _as_secondary(report: ExitReport) -> ExitReport:
+    """Several ranks that could not be started have one cause, but none of them followed another."""
+    return msgspec.structs.replace(report, secondary=not start_failed(report))
 
 
 def _fault_ns(report: ExitReport) -> int:
@@ -38,17 +54,21 @@ def _fault_ns(report: ExitReport) -> int:
     return report.at_ns
 
 
+def start_failed(report: ExitReport) -> bool:
+    return report.end is not None and report.end.how == "start-failed"
+
+
 def verdict(culprit: ExitReport) -> str:
     """One sentence: which rank, where, how it ended, at which step, doing what, and its own last words."""
     where = f"rank {culprit.rank} on {culprit.node}"
     if culprit.devices:
         where += f" ({', '.join(d.device for d in culprit.devices)})"
-    if culprit.end is not None and culprit.end.how == "start-failed":
+    if culprit.end is not None and start_failed(culprit):
         return f"{where} could not be started: {culprit.end.message}"
-    step = culprit.training_step if culprit.training_step is not None else culprit.steps
-    text = f"{where} {culprit.exit.describe()} after {step} steps"
     if culprit.training_step is not None:
-        text = f"{where} {culprit.exit.describe()} at step {step}"
+        text = f"{where} {culprit.exit.describe()} at step {culprit.training_step}"
+    else:
+        text = f"{where} {culprit.exit.describe()} after {culprit.steps} step{'s' * (culprit.steps != 1)}"
     if culprit.end is not None and culprit.end.exception:
         said = culprit.end.message.strip().splitlines()
         text += f": {culprit.end.exception}" + (f": {said[0][:200]}" if said else "")

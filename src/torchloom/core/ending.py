@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from torchloom.core.budget import made_progress, plan_restart
-from torchloom.core.culprit import blame, fault_ns, secondary_note, verdict
-from torchloom.core.generation import ask_store, drop_store, find_worker, settle_start, start_generation
+from torchloom.core.culprit import charge, secondary_note, start_failed
+from torchloom.core.generation import (
+    ask_store,
+    by_node,
+    close_done_starts,
+    drop_store,
+    find_worker,
+    settle_start,
+    start_generation,
+)
 from torchloom.core.lifecycle import move_job, move_worker
 from torchloom.core.turn import Turn
 from torchloom.model.effects import StartWorkers, StopWorkers
@@ -17,13 +25,15 @@ GRACE_IN_RECOVERY_S = 3.0
 
 
 def worker_exited(turn: Turn, event: WorkerExited) -> None:
-    worker = find_worker(turn.fleet, event.ref)
+    worker = find_worker(turn.fleet, event.ref, event.node)
     if worker is None or not worker.alive:
         return
     job = turn.fleet.jobs[event.ref.job]
-    asked_to_stop = worker.state is WorkerState.STOPPING
-    move_worker(worker, WorkerState.EXITED)
+    before = worker.state
+    move_worker(turn, worker, WorkerState.EXITED)
     worker.exit, worker.exited_at_ns, worker.steps = event.exit, event.at_ns, event.steps
+    if before is WorkerState.ASSIGNED:
+        close_done_starts(turn, job)
     report = ExitReport(
         rank=worker.ref.rank,
         node=worker.node,
@@ -36,7 +46,7 @@ def worker_exited(turn: Turn, event: WorkerExited) -> None:
         activity=event.activity,
         log_tail=event.log_tail,
         devices=worker.devices,
-        after_stop=asked_to_stop and not _died_before_stop(turn, job, event),
+        after_stop=before is WorkerState.STOPPING and not _died_before_stop(turn, job, event),
     )
     match job.state:
         case JobState.STARTING | JobState.RUNNING:
@@ -45,7 +55,7 @@ def worker_exited(turn: Turn, event: WorkerExited) -> None:
             else:
                 begin_recovery(turn, job, report)
         case JobState.RECOVERING:
-            _add_exit(turn, job, report)
+            _add_exit(turn, job, turn.fleet.incidents[job.incident], report)
         case JobState.STOPPING:
             pass
         case _:  # a worker outlives its job only by mistake; its exit changes nothing any more
@@ -56,7 +66,7 @@ def worker_exited(turn: Turn, event: WorkerExited) -> None:
 def _died_before_stop(turn: Turn, job: Job, event: WorkerExited) -> bool:
     """The exit and our stop crossed: it had died by itself before the decision to stop it was made."""
     incident = turn.fleet.incidents.get(job.incident)
-    if incident is None:
+    if incident is None or event.exit.unseen:
         return False
     if event.end is not None and event.end.exception and event.end.how == "exception":
         return True
@@ -64,84 +74,100 @@ def _died_before_stop(turn: Turn, job: Job, event: WorkerExited) -> bool:
 
 
 def _one_finished(turn: Turn, job: Job) -> None:
-    if job.state is JobState.STARTING:
-        settle_start(turn, job)
-    if not any(w.alive for w in job.workers):
+    settle_start(turn, job)
+    if not job.living:
         end_job(turn, job, JobState.COMPLETED, f"all {len(job.workers)} workers exited with code 0")
 
 
-def begin_recovery(turn: Turn, job: Job, report: ExitReport) -> None:
-    """A worker failed: open an incident, decide once, end the rest of the generation."""
-    progress = made_progress(job.spec.restarts, report.steps, report.ran_s)
-    job.plan = plan_restart(job, report.rank, progress, turn.chance)
-    job.fruitless = 0 if progress else job.fruitless + 1
+def open_incident(turn: Turn, job: Job, kind: str, verdict: str, at_ns: int) -> Incident:
     incident = Incident(
         id=f"{job.id}.{len(job.incidents) + 1}",
         job=job.id,
         generation=job.generation,
-        kind="start-failed" if report.end and report.end.how == "start-failed" else "crash",
-        verdict="",
-        timeline=Timeline(fault_ns=report.at_ns, detected_ns=report.at_ns, decided_ns=turn.now_ns),
+        kind=kind,
+        verdict=verdict,
+        timeline=Timeline(fault_ns=at_ns, detected_ns=at_ns, decided_ns=turn.now_ns),
     )
     turn.fleet.incidents[incident.id] = incident
     job.incidents.append(incident.id)
+    return incident
+
+
+def begin_recovery(turn: Turn, job: Job, report: ExitReport) -> None:
+    """A worker failed: open an incident, decide, end the rest of the generation."""
+    kind = "start-failed" if start_failed(report) else "crash"
+    incident = open_incident(turn, job, kind, "", report.at_ns)
+    _add_exit(turn, job, incident, report)
+    why = f"rank {report.rank} is gone, so its generation {job.generation} cannot go on"
+    _end_generation(turn, job, incident, why)
+
+
+def store_lost_at_start(turn: Turn, job: Job, verdict: str) -> None:
+    """Workers that may exist already cannot meet any more: end them, without blaming one."""
+    incident = open_incident(turn, job, "store-lost", verdict, turn.now_ns)
+    job.plan = plan_restart(job, None, False, turn.chance)
+    _end_generation(turn, job, incident, "its ranks cannot meet without their store")
+
+
+def _end_generation(turn: Turn, job: Job, incident: Incident, why: str) -> None:
+    assert job.plan is not None
     previous = turn.fleet.incidents.get(job.incident)
     if previous is not None:
         previous.open = False
-        job.down_ns += max(0, report.at_ns - previous.timeline.fault_ns)
+        job.down_ns += max(0, incident.timeline.fault_ns - previous.timeline.fault_ns)
     job.incident = incident.id
-    _add_exit(turn, job, report)
     incident.decision = job.plan.reason
-    move_job(job, JobState.RECOVERING, f"{incident.verdict}; {job.plan.reason}", turn.now_ns)
-    stop_workers(
-        turn,
-        [w for w in job.workers if w.alive],
-        reason=f"rank {report.rank} is gone, so its generation {job.generation} cannot go on",
-        grace_s=GRACE_IN_RECOVERY_S,
-        kill_in_collective=True,
-    )
+    move_job(turn, job, JobState.RECOVERING, f"{incident.verdict}; {job.plan.reason}")
+    stop_workers(turn, job, reason=why, grace_s=GRACE_IN_RECOVERY_S, kill_in_collective=True)
     if job.plan.restart and job.plan.delay_s == 0:
-        ask_store(
-            turn, job, job.generation + 1, job.workers[0].node, "the next generation needs a fresh store"
-        )
+        node, reason = job.workers[0].node, "the next generation needs a fresh store"
+        ask_store(turn, job, job.generation + 1, node, reason)
     else:
         drop_store(turn, job, "its generation is over")
 
 
-def start_failed(turn: Turn, job: Job, refs: set[WorkerRef], why: str) -> None:
-    """Workers that were asked for do not exist: the same budget applies as to a crash."""
+def start_did_fail(turn: Turn, job: Job, refs: set[WorkerRef], why: str) -> None:
+    """Workers that were asked for surely do not exist: the same budget applies as to a crash."""
     failed = [w for w in job.workers if w.ref in refs and w.state is WorkerState.ASSIGNED]
+    reports = []
     for worker in failed:
-        move_worker(worker, WorkerState.EXITED)
+        move_worker(turn, worker, WorkerState.EXITED)
         worker.exit, worker.exited_at_ns = Exit(None, None, "unknown"), turn.now_ns
-        report = ExitReport(
-            rank=worker.ref.rank,
-            node=worker.node,
-            exit=worker.exit,
-            at_ns=turn.now_ns,
-            steps=0,
-            end=EndRecord(how="start-failed", message=why),
+        reports.append(
+            ExitReport(
+                rank=worker.ref.rank,
+                node=worker.node,
+                exit=worker.exit,
+                at_ns=turn.now_ns,
+                steps=0,
+                end=EndRecord(how="start-failed", message=why),
+            )
         )
-        if job.state is JobState.STARTING:
-            begin_recovery(turn, job, report)
-        elif job.state is JobState.RECOVERING:
-            _add_exit(turn, job, report)
+    if not reports or job.state is not JobState.STARTING:
+        return
+    begin_recovery(turn, job, reports[0])
+    for report in reports[1:]:
+        _add_exit(turn, job, turn.fleet.incidents[job.incident], report)
     settle(turn, job)
 
 
-def _add_exit(turn: Turn, job: Job, report: ExitReport) -> None:
-    incident = turn.fleet.incidents[job.incident]
-    culprit, incident.exits = blame([*incident.exits, report])
-    incident.culprit = culprit
-    incident.timeline.fault_ns = fault_ns([r for r in incident.exits if not r.after_stop])
-    for r in incident.exits:
-        if r.rank == culprit:
-            incident.verdict = verdict(r) + secondary_note(incident.exits)
+def _add_exit(turn: Turn, job: Job, incident: Incident, report: ExitReport) -> None:
+    """Note one more exit, and decide anew if it tells another culprit or of progress unknown till now."""
+    changed = charge(incident, report)
+    limits = job.spec.restarts
+    progress = job.plan.progress if job.plan is not None else False
+    if not progress and made_progress(limits, report.steps, report.ran_s):
+        progress = changed = True
+    if changed:
+        job.plan = plan_restart(job, incident.culprit, progress, turn.chance)
+        incident.decision = job.plan.reason
+        if job.state is JobState.RECOVERING:
+            job.reason = f"{incident.verdict}; {job.plan.reason}"
 
 
 def settle(turn: Turn, job: Job) -> None:
     """If nothing of the generation is alive any more, do what was planned."""
-    if any(w.alive for w in job.workers):
+    if job.living:
         return
     if job.state is JobState.STOPPING:
         end_job(turn, job, JobState.STOPPED, job.reason)
@@ -149,27 +175,29 @@ def settle(turn: Turn, job: Job) -> None:
         assert job.plan is not None
         incident = turn.fleet.incidents[job.incident]
         incident.timeline.stopped_ns = turn.now_ns
+        if incident.culprit is not None:
+            incident.verdict += secondary_note(incident.exits)
         _follow_plan(turn, job, job.plan, incident)
 
 
 def _follow_plan(turn: Turn, job: Job, plan: Plan, incident: Incident) -> None:
+    job.fruitless = 0 if plan.progress else job.fruitless + 1
     if not plan.restart:
-        incident.open = False
         end_job(turn, job, JobState.FAILED, f"{incident.verdict}; not restarted: {plan.reason}")
         return
     job.restarts += 1
     if incident.culprit is not None:
         job.restarts_by_rank[incident.culprit] = job.restarts_by_rank.get(incident.culprit, 0) + 1
     if plan.delay_s > 0:
-        move_job(job, JobState.BACKOFF, f"{incident.verdict}; {plan.reason}", turn.now_ns)
-        turn.set_timer(f"backoff/{job.id}/{job.generation}", job.id, plan.delay_s)
+        move_job(turn, job, JobState.BACKOFF, f"{incident.verdict}; {plan.reason}")
+        turn.set_timer("backoff", job, plan.delay_s)
     else:
         start_generation(turn, job, plan.reason)
 
 
 def stop_workers(
     turn: Turn,
-    workers: list[Worker],
+    job: Job,
     *,
     reason: str,
     grace_s: float,
@@ -177,17 +205,19 @@ def stop_workers(
     at_step: int | None = None,
     boundary_wait_s: float = 0.0,
 ) -> None:
-    """Ask each node to end its share of these workers.
+    """Ask each node to end its share of what lives of a job.
 
     Only an agent's report makes a worker EXITED, also for one whose start is still under way: the start
     is withdrawn, and the agent answers for an incarnation it does not know that there is none.
     """
-    _withdraw_starts(turn, {w.ref for w in workers})
-    for node in sorted({w.node for w in workers}):
-        mine = [w for w in workers if w.node == node]
+    for effect in turn.open_of(job.id):
+        if isinstance(effect, StartWorkers):
+            turn.close(effect.id)
+    alive: list[Worker] = [w for w in job.workers if w.alive]
+    for node, mine in sorted(by_node(alive).items()):
         for worker in mine:
             if worker.state is not WorkerState.STOPPING:
-                move_worker(worker, WorkerState.STOPPING)
+                move_worker(turn, worker, WorkerState.STOPPING)
         turn.want(
             StopWorkers(
                 id=turn.next_effect_id(),
@@ -203,16 +233,10 @@ def stop_workers(
         )
 
 
-def _withdraw_starts(turn: Turn, refs: set[WorkerRef]) -> None:
-    for effect in list(turn.fleet.outbox.values()):
-        if isinstance(effect, StartWorkers) and any(start.ref in refs for start in effect.launches):
-            turn.close(effect.id)
-
-
 def end_job(turn: Turn, job: Job, state: JobState, reason: str) -> None:
     """The last thing that happens to a job: nothing of it may stay behind."""
-    move_job(job, state, reason, turn.now_ns)
-    turn.cancel_timers(job.id)
+    move_job(turn, job, state, reason)
+    turn.cancel_timers(job)
     drop_store(turn, job, "its job has ended")
     incident = turn.fleet.incidents.get(job.incident)
     if incident is not None:

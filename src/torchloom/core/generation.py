@@ -6,12 +6,12 @@ start costs a recovery nothing.
 
 from __future__ import annotations
 
-from torchloom.core.lifecycle import move_job, move_worker
+from torchloom.core.lifecycle import move_job, move_worker, set_workers
 from torchloom.core.place import place
 from torchloom.core.turn import Turn
-from torchloom.model.effects import Launch, StartStore, StartWorkers, StopStore
+from torchloom.model.effects import Launch, StartStore, StartWorkers, StopStore, StopWorkers
 from torchloom.model.events import StoreStarted, WorkersStarted
-from torchloom.model.fleet import Fleet, Job, JobState, NodeState, Worker, WorkerState
+from torchloom.model.fleet import Fleet, Job, JobState, Worker, WorkerState
 from torchloom.model.node import StoreRef
 from torchloom.model.worker import WorkerRef
 
@@ -21,15 +21,15 @@ def start_generation(turn: Turn, job: Job, reason: str) -> None:
     nodes, why_not = place(turn.fleet, job)
     if not nodes:
         if job.state is not JobState.WAITING:
-            move_job(job, JobState.WAITING, why_not, turn.now_ns)
+            move_job(turn, job, JobState.WAITING, why_not)
         job.reason = why_not
         return
-    move_job(job, JobState.STARTING, reason, turn.now_ns)
+    move_job(turn, job, JobState.STARTING, reason)
     job.generation += 1
     job.generation_at_ns = turn.now_ns
     job.started_at_ns = job.started_at_ns or turn.now_ns
     job.plan = None
-    job.workers = _assign(job, nodes)
+    set_workers(turn, job, _assign(job, nodes))
     if job.store_generation == job.generation and job.store_node == nodes[0]:
         if job.store is not None:
             launch(turn, job, reason)
@@ -64,13 +64,17 @@ def drop_store(turn: Turn, job: Job, reason: str) -> None:
     """End the newest store of the job, whether it runs already or is still to start."""
     if not job.store_generation:
         return
+    ref, node = StoreRef(job.id, job.store_generation), job.store_node
+    forget_store(turn, job)
+    turn.want(StopStore(id=turn.next_effect_id(), cause=turn.seq, reason=reason, node=node, store=ref))
+
+
+def forget_store(turn: Turn, job: Job) -> None:
+    """The newest store of the job is gone or no longer wanted, so it is not asked for any more either."""
     ref = StoreRef(job.id, job.store_generation)
-    for effect in list(turn.fleet.outbox.values()):
+    for effect in turn.open_of(job.id):
         if isinstance(effect, StartStore) and effect.store == ref:
             turn.close(effect.id)
-    turn.want(
-        StopStore(id=turn.next_effect_id(), cause=turn.seq, reason=reason, node=job.store_node, store=ref)
-    )
     job.store = None
     job.store_generation = 0
 
@@ -78,17 +82,17 @@ def drop_store(turn: Turn, job: Job, reason: str) -> None:
 def store_started(turn: Turn, event: StoreStarted) -> None:
     turn.close(event.effect)
     job = turn.fleet.jobs.get(event.store.job)
-    if job is None or job.ended or event.store.generation != job.store_generation:
-        if not _stop_asked(turn.fleet, event.store):
-            turn.want(
-                StopStore(
-                    id=turn.next_effect_id(),
-                    cause=turn.seq,
-                    reason="this store belongs to no generation that is wanted",
-                    node=event.node,
-                    store=event.store,
-                )
+    if job is None or not holds_store(job, event.store, event.node):
+        # Also when a stop is open already: it may have been carried out before this start was.
+        turn.want(
+            StopStore(
+                id=turn.next_effect_id(),
+                cause=turn.seq,
+                reason="this store belongs to no generation that is wanted",
+                node=event.node,
+                store=event.store,
             )
+        )
         return
     if job.store is not None:
         return
@@ -97,17 +101,17 @@ def store_started(turn: Turn, event: StoreStarted) -> None:
         launch(turn, job, f"the store of generation {job.generation} is up")
 
 
-def _stop_asked(fleet: Fleet, store: StoreRef) -> bool:
-    return any(isinstance(e, StopStore) and e.store == store for e in fleet.outbox.values())
+def holds_store(job: Job, store: StoreRef, node: str) -> bool:
+    """Whether this very store is the one that the job uses or waits for."""
+    return not job.ended and store.generation == job.store_generation and node == job.store_node
 
 
 def launch(turn: Turn, job: Job, reason: str) -> None:
     """Tell each node to start its share of the ranks."""
     assert job.store is not None
     spec = job.spec
-    nodes = list(dict.fromkeys(w.node for w in job.workers))
-    for group_rank, node in enumerate(nodes):
-        mine = [w for w in job.workers if w.node == node]
+    shares = by_node(job.workers)
+    for group_rank, (node, mine) in enumerate(shares.items()):
         turn.want(
             StartWorkers(
                 id=turn.next_effect_id(),
@@ -125,7 +129,7 @@ def launch(turn: Turn, job: Job, reason: str) -> None:
                 world_size=spec.world_size,
                 local_world_size=len(mine),
                 group_rank=group_rank,
-                group_world_size=len(nodes),
+                group_world_size=len(shares),
                 replicas=spec.replicas,
                 restart_count=job.restarts,
                 max_restarts=spec.restarts.max_restarts,
@@ -136,53 +140,98 @@ def launch(turn: Turn, job: Job, reason: str) -> None:
         )
 
 
+def by_node(workers: list[Worker]) -> dict[str, list[Worker]]:
+    """Each node's share, nodes in the order of their first rank."""
+    shares: dict[str, list[Worker]] = {}
+    for worker in workers:
+        shares.setdefault(worker.node, []).append(worker)
+    return shares
+
+
 def workers_started(turn: Turn, event: WorkersStarted) -> None:
     """Processes exist. They count only if they are of the incarnation that was asked for."""
-    turn.close(event.effect)
+    strays = []
     for started in event.workers:
-        worker = find_worker(turn.fleet, started.ref)
+        worker = find_worker(turn.fleet, started.ref, event.node)
         if worker is None or not worker.alive:
+            if worker is None or worker.exit is None or worker.exit.unseen:
+                strays.append(started.ref)
             continue
-        worker.pid = started.pid
+        process_exists(turn, worker, started.pid)
         worker.devices = started.devices or worker.devices
         worker.blind = started.blind
-        worker.started_at_ns = worker.started_at_ns or turn.now_ns
-        if worker.state is WorkerState.ASSIGNED:
-            move_worker(worker, WorkerState.RUNNING)
-    for job_id in {s.ref.job for s in event.workers}:
+    if strays:
+        end_strays(turn, event.node, strays)
+    effect = turn.fleet.outbox.get(event.effect)
+    jobs = {s.ref.job for s in event.workers} | ({effect.job} if isinstance(effect, StartWorkers) else set())
+    for job_id in sorted(jobs):
         job = turn.fleet.jobs.get(job_id)
-        if job is not None and job.state is JobState.STARTING:
+        if job is not None:
+            close_done_starts(turn, job)
             settle_start(turn, job)
+
+
+def process_exists(turn: Turn, worker: Worker, pid: int) -> None:
+    worker.pid = pid
+    worker.started_at_ns = worker.started_at_ns or turn.now_ns
+    if worker.state is WorkerState.ASSIGNED:
+        move_worker(turn, worker, WorkerState.RUNNING)
+
+
+def end_strays(turn: Turn, node: str, refs: list[WorkerRef]) -> None:
+    """End processes that nobody wants: their generation is over, or their job is gone."""
+    turn.want(
+        StopWorkers(
+            id=turn.next_effect_id(),
+            cause=turn.seq,
+            reason="these workers belong to a generation that is over",
+            node=node,
+            workers=tuple(refs),
+        )
+    )
+
+
+def close_done_starts(turn: Turn, job: Job) -> None:
+    """A start is done when every rank of it has had a process, whoever told us: it must not be sent again."""
+    for effect in turn.open_of(job.id):
+        if isinstance(effect, StartWorkers):
+            asked = (find_worker(turn.fleet, start.ref, effect.node) for start in effect.launches)
+            if not any(w is not None and w.state is WorkerState.ASSIGNED for w in asked):
+                turn.close(effect.id)
 
 
 def settle_start(turn: Turn, job: Job) -> None:
     """A starting job runs once every rank has had a process."""
-    if any(w.state is WorkerState.ASSIGNED for w in job.workers):
+    if job.state is not JobState.STARTING or any(w.state is WorkerState.ASSIGNED for w in job.workers):
         return
     incident = turn.fleet.incidents.get(job.incident)
     if incident is not None:
         incident.timeline.spawned_ns = turn.now_ns
-    move_job(
-        job, JobState.RUNNING, f"generation {job.generation}: all {len(job.workers)} workers run", turn.now_ns
-    )
+    reason = f"generation {job.generation}: all {len(job.workers)} workers run"
+    move_job(turn, job, JobState.RUNNING, reason)
 
 
-def find_worker(fleet: Fleet, ref: WorkerRef) -> Worker | None:
-    """The worker of exactly this incarnation, or None: what is older has no effect."""
+def find_worker(fleet: Fleet, ref: WorkerRef, node: str) -> Worker | None:
+    """The worker of exactly this incarnation, or None: what is older, or elsewhere, has no effect."""
     job = fleet.jobs.get(ref.job)
     if job is None or not 0 <= ref.rank < len(job.workers):
         return None
     worker = job.workers[ref.rank]
-    return worker if worker.ref == ref else None
+    return worker if worker.ref == ref and worker.node == node else None
 
 
 def retry_waiting(turn: Turn) -> None:
-    """Room may have appeared: try the waiting jobs, oldest first."""
-    if not any(n.state is NodeState.READY for n in turn.fleet.nodes.values()):
-        return
-    for job in list(turn.fleet.jobs.values()):
+    """Room may have appeared: try the waiting jobs, those that have waited longest first."""
+    refused: dict[tuple[int, int], str] = {}
+    for job_id in list(turn.fleet.waiting):
+        job = turn.fleet.jobs[job_id]
+        shape = (job.spec.nodes, job.spec.workers_per_node)
+        if shape in refused:  # room only shrinks during this pass
+            job.reason = refused[shape]
+            continue
+        start_generation(turn, job, "there is room now")
         if job.state is JobState.WAITING:
-            start_generation(turn, job, "there is room now")
+            refused[shape] = job.reason
 
 
 def _assign(job: Job, nodes: list[str]) -> list[Worker]:

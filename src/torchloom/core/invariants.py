@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+from torchloom.core.turn import jobs_of
 from torchloom.model.effects import StartWorkers
-from torchloom.model.fleet import Fleet, Job, JobState
+from torchloom.model.fleet import Fleet, Job, JobState, WorkerState
 
 
 def broken(fleet: Fleet) -> list[str]:
@@ -18,6 +21,25 @@ def broken(fleet: Fleet) -> list[str]:
             wanted = fleet.jobs.get(effect.job)
             if wanted is None or wanted.ended or wanted.generation != effect.generation:
                 found.append(f"effect {effect.id} would start workers of a generation that is not wanted")
+    return found + _counts(fleet)
+
+
+def _counts(fleet: Fleet) -> list[str]:
+    """What is counted along the way must equal what a look at everything tells."""
+    found = []
+    waiting = {job.id for job in fleet.jobs.values() if job.state is JobState.WAITING}
+    if set(fleet.waiting) != waiting:
+        found.append(f"{sorted(fleet.waiting)} are listed as waiting, {sorted(waiting)} wait")
+    slots = Counter((w.node, job.id) for job in fleet.jobs.values() for w in job.workers if w.alive)
+    counted = {(node.id, job): n for node in fleet.nodes.values() for job, n in node.jobs.items()}
+    if counted != slots:
+        found.append(f"slots are counted as {counted}, taken are {dict(slots)}")
+    listed = {(job, effect) for job, effects in fleet.open_by_job.items() for effect in effects}
+    if listed != {(job, e.id) for e in fleet.outbox.values() for job in jobs_of(e)}:
+        found.append("the outbox and its index by job differ")
+    for timer in fleet.timers.values():
+        if timer.job not in fleet.jobs or fleet.jobs[timer.job].ended:
+            found.append(f"timer {timer.id} is set for a job that is over")
     return found
 
 
@@ -25,10 +47,15 @@ def _job(job: Job) -> list[str]:
     found = []
     limits = job.spec.restarts
     alive = [w for w in job.workers if w.alive]
+    if job.living != len(alive):
+        found.append(f"{job.id} counts {job.living} living workers and has {len(alive)}")
     if not job.reason:
         found.append(f"{job.id} is {job.state} for no reason")
     if job.restarts > limits.max_restarts:
         found.append(f"{job.id} was restarted {job.restarts} times, allowed are {limits.max_restarts}")
+    worst = max(job.restarts_by_rank.values(), default=0)
+    if worst > limits.max_restarts_per_worker:
+        found.append(f"{job.id}: one rank caused {worst} restarts")
     if job.ended and alive:
         found.append(f"{job.id} has ended and {len(alive)} of its workers may live")
     if any(w.ref.generation != job.generation for w in job.workers):
@@ -41,4 +68,8 @@ def _job(job: Job) -> list[str]:
         found.append(f"{job.id} recovers without a plan or with nothing to wait for")
     if job.state is JobState.RUNNING and not alive:
         found.append(f"{job.id} runs without a worker")
+    if job.state is JobState.STARTING and not any(w.state is WorkerState.ASSIGNED for w in job.workers):
+        found.append(f"{job.id} is starting and every rank has had a process")
+    if any(w.state is WorkerState.ASSIGNED for w in alive) and job.state is not JobState.STARTING:
+        found.append(f"{job.id} is {job.state} and has workers that nobody starts")
     return found

@@ -1,7 +1,12 @@
-"""Which state may follow which. The only place that changes the state of a job or a worker."""
+"""Which state may follow which. The only place that changes the state of a job or a worker.
+
+What is counted by state is kept here too, so that no event has to look at all jobs: who waits, how many
+workers live, and which slots of a node they take.
+"""
 
 from __future__ import annotations
 
+from torchloom.core.turn import Turn
 from torchloom.model.fleet import ENDED, Job, JobState, Worker, WorkerState
 
 J, W = JobState, WorkerState
@@ -26,15 +31,35 @@ WORKER_MOVES: dict[WorkerState, frozenset[WorkerState]] = {
 }
 
 
-def move_job(job: Job, state: JobState, reason: str, now_ns: int) -> None:
+def move_job(turn: Turn, job: Job, state: JobState, reason: str) -> None:
     """Change a job's state; every state carries the reason it was entered."""
     assert state in JOB_MOVES[job.state], f"a {job.state} job cannot become {state}"
     assert reason, "no state without a reason"
     job.state, job.reason = state, reason
+    if state is JobState.WAITING:
+        turn.fleet.waiting[job.id] = None
+    else:
+        turn.fleet.waiting.pop(job.id, None)
     if state in ENDED:
-        job.ended_at_ns = now_ns
+        job.ended_at_ns = turn.now_ns
 
 
-def move_worker(worker: Worker, state: WorkerState) -> None:
+def set_workers(turn: Turn, job: Job, workers: list[Worker]) -> None:
+    """Replace a generation, none of which lives any more, by the next one. Each worker takes a slot."""
+    assert job.living == 0, "a generation cannot begin before the one before it is gone"
+    job.workers, job.living = workers, len(workers)
+    for worker in workers:
+        jobs = turn.fleet.nodes[worker.node].jobs
+        jobs[job.id] = jobs.get(job.id, 0) + 1
+
+
+def move_worker(turn: Turn, worker: Worker, state: WorkerState) -> None:
     assert state in WORKER_MOVES[worker.state], f"a {worker.state} worker cannot become {state}"
     worker.state = state
+    if state is WorkerState.EXITED:
+        turn.fleet.jobs[worker.ref.job].living -= 1
+        jobs = turn.fleet.nodes[worker.node].jobs
+        jobs[worker.ref.job] -= 1
+        if not jobs[worker.ref.job]:
+            del jobs[worker.ref.job]
+        turn.room_appeared = True

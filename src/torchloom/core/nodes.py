@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from torchloom.core.ending import worker_exited
-from torchloom.core.generation import find_worker, retry_waiting
-from torchloom.core.lifecycle import move_worker
+from torchloom.core.ending import open_incident, start_did_fail, store_lost_at_start, worker_exited
+from torchloom.core.generation import (
+    close_done_starts,
+    end_strays,
+    find_worker,
+    forget_store,
+    holds_store,
+    process_exists,
+    settle_start,
+)
 from torchloom.core.turn import Turn
 from torchloom.model.effects import StartWorkers, StopStore, StopWorkers
-from torchloom.model.events import NodeJoined, NodeLeft, NodeReachable, NodeUnreachable, WorkerExited
-from torchloom.model.fleet import Node, NodeState, Worker, WorkerState
+from torchloom.model.events import (
+    NodeJoined,
+    NodeLeft,
+    NodeReachable,
+    NodeUnreachable,
+    StoreLost,
+    WorkerExited,
+)
+from torchloom.model.fleet import JobState, Node, NodeState, Worker
 from torchloom.model.node import StoreRef
 from torchloom.model.worker import Exit, WorkerRef
 
@@ -24,60 +38,93 @@ def node_joined(turn: Turn, event: NodeJoined) -> None:
         inventory=event.inventory,
         joined_at_ns=known.joined_at_ns if known is not None else turn.now_ns,
         reason="its host was rebooted" if rebooted else "",
+        jobs=known.jobs if known is not None else {},
     )
+    turn.room_appeared = True
     _confirm_living(turn, event)
     _miss_absent(turn, event, rebooted)
+    _miss_stores(turn, event)
     _end_orphans(turn, event)
-    retry_waiting(turn)
 
 
 def _confirm_living(turn: Turn, event: NodeJoined) -> None:
+    jobs = set()
     for live in event.inventory.workers:
-        worker = find_worker(turn.fleet, live.ref)
+        worker = find_worker(turn.fleet, live.ref, event.node)
         if worker is not None and worker.alive:
-            worker.pid = live.pid
+            process_exists(turn, worker, live.pid)
             worker.devices = live.devices or worker.devices
+            jobs.add(live.ref.job)
+    for job in sorted(jobs):
+        close_done_starts(turn, turn.fleet.jobs[job])
+        settle_start(turn, turn.fleet.jobs[job])
 
 
 def _miss_absent(turn: Turn, event: NodeJoined, rebooted: bool) -> None:
-    """Workers we believed in and the agent does not know are gone, and nobody saw how."""
+    """Workers we believed in and the agent does not know are gone, and nobody saw how.
+
+    Not those that it has still to start or to stop: a command that was under way when the inventory was
+    made may start one yet, so only the answer to the open effect proves anything.
+    """
     told = {live.ref for live in event.inventory.workers} | set(event.inventory.exits_to_come)
     why = "its host was rebooted" if rebooted else "the agent found neither its process nor its black box"
-    for worker in _workers_on(turn, event.node):
-        if worker.ref in told or _start_is_open(turn, worker):
+    here = _workers_on(turn, event.node)
+    unsettled = _in_open_effects(turn, event.node)
+    for worker in here:
+        if worker.ref in told or worker.ref in unsettled or not worker.alive:
             continue
+        ran_ns = turn.now_ns - worker.started_at_ns if worker.started_at_ns else 0
         gone = WorkerExited(
             node=event.node,
             ref=worker.ref,
             exit=Exit(None, None, "inventory"),
             at_ns=turn.now_ns,
-            steps=worker.steps,
+            ran_s=ran_ns / 1e9,
             activity=f"last seen before {why}" if rebooted else f"lost: {why}",
         )
         worker_exited(turn, gone)
 
 
+def _miss_stores(turn: Turn, event: NodeJoined) -> None:
+    """A store that ended while no agent was there to see it."""
+    for job in list(turn.fleet.jobs.values()):
+        store = StoreRef(job.id, job.store_generation)
+        if job.store is not None and job.store_node == event.node and store not in event.inventory.stores:
+            store_lost(turn, StoreLost(node=event.node, store=store, exit=Exit(None, None, "inventory")))
+
+
+def store_lost(turn: Turn, event: StoreLost) -> None:
+    """A running job does not need its store, so it is left alone; a starting one has to begin anew."""
+    job = turn.fleet.jobs.get(event.store.job)
+    if job is None or not holds_store(job, event.store, event.node):
+        return
+    launched = job.store is not None
+    forget_store(turn, job)
+    what = f"the c10d store on {event.node} {event.exit.describe()}"
+    if job.state is JobState.STARTING and job.generation == event.store.generation:
+        if launched:
+            store_lost_at_start(turn, job, f"{what} while generation {job.generation} was starting")
+        else:
+            start_did_fail(turn, job, {w.ref for w in job.workers}, what)
+    elif job.state is JobState.RUNNING:
+        consequence = "training goes on, but new process groups cannot be made until the next restart"
+        incident = open_incident(turn, job, "store-lost", f"{what}; {consequence}", turn.now_ns)
+        incident.decision = "nothing is restarted, because the workers are healthy"
+        incident.open = False
+
+
 def _end_orphans(turn: Turn, event: NodeJoined) -> None:
     """Processes of generations that are over, left from a time when nobody could tell them."""
+    being_ended = _in_open_effects(turn, event.node, starts=False)
     orphans = []
     for live in event.inventory.workers:
-        worker = find_worker(turn.fleet, live.ref)
-        if worker is None or not worker.alive:
+        worker = find_worker(turn.fleet, live.ref, event.node)
+        if (worker is None or not worker.alive) and live.ref not in being_ended:
             orphans.append(live.ref)
-        elif worker.state is WorkerState.ASSIGNED:
-            move_worker(worker, WorkerState.RUNNING)
-    if orphans and not _stop_is_open(turn, set(orphans)):
-        turn.want(
-            StopWorkers(
-                id=turn.next_effect_id(),
-                cause=turn.seq,
-                reason="these workers belong to a generation that is over",
-                node=event.node,
-                workers=tuple(orphans),
-            )
-        )
+    if orphans:
+        end_strays(turn, event.node, orphans)
     for store in event.inventory.stores:
-        if not _store_wanted(turn, store):
+        if not _store_wanted(turn, store, event.node):
             turn.want(
                 StopStore(
                     id=turn.next_effect_id(),
@@ -104,7 +151,7 @@ def node_reachable(turn: Turn, event: NodeReachable) -> None:
     node = turn.fleet.nodes.get(event.node)
     if node is not None and node.state is NodeState.UNREACHABLE:
         node.state, node.reason = NodeState.READY, "heard again"
-        retry_waiting(turn)
+        turn.room_appeared = True
 
 
 def node_left(turn: Turn, event: NodeLeft) -> None:
@@ -114,23 +161,26 @@ def node_left(turn: Turn, event: NodeLeft) -> None:
 
 
 def _workers_on(turn: Turn, node: str) -> list[Worker]:
-    return [w for job in turn.fleet.jobs.values() for w in job.workers if w.node == node and w.alive]
+    jobs = sorted(turn.fleet.nodes[node].jobs)
+    return [w for job in jobs for w in turn.fleet.jobs[job].workers if w.node == node and w.alive]
 
 
-def _start_is_open(turn: Turn, worker: Worker) -> bool:
-    return any(
-        isinstance(effect, StartWorkers) and any(start.ref == worker.ref for start in effect.launches)
-        for effect in turn.fleet.outbox.values()
-    )
+def _in_open_effects(turn: Turn, node: str, *, starts: bool = True) -> set[WorkerRef]:
+    """Workers that this node has still to stop or, with `starts`, to start."""
+    refs: set[WorkerRef] = set()
+    for effect in turn.fleet.outbox.values():
+        if effect.node == node and isinstance(effect, StopWorkers):
+            refs.update(effect.workers)
+        elif starts and effect.node == node and isinstance(effect, StartWorkers):
+            refs.update(start.ref for start in effect.launches)
+    return refs
 
 
-def _stop_is_open(turn: Turn, refs: set[WorkerRef]) -> bool:
-    return any(isinstance(e, StopWorkers) and refs <= set(e.workers) for e in turn.fleet.outbox.values())
-
-
-def _store_wanted(turn: Turn, store: StoreRef) -> bool:
-    """Wanted by a living generation, or already being stopped."""
+def _store_wanted(turn: Turn, store: StoreRef, node: str) -> bool:
+    """Used or waited for by a living job, or already being stopped."""
     job = turn.fleet.jobs.get(store.job)
-    if job is not None and not job.ended and store.generation == job.store_generation:
+    if job is not None and holds_store(job, store, node):
         return True
-    return any(isinstance(e, StopStore) and e.store == store for e in turn.fleet.outbox.values())
+    return any(
+        isinstance(e, StopStore) and e.store == store and e.node == node for e in turn.open_of(store.job)
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchloom.model.fleet import Fleet, Incident, Job
+from torchloom.model.fleet import Fleet, Incident, Job, JobState
 
 
 def goodput(fleet: Fleet, job: Job, now_ns: int) -> float | None:
@@ -18,8 +18,15 @@ def goodput(fleet: Fleet, job: Job, now_ns: int) -> float | None:
     down = job.down_ns
     incident = fleet.incidents.get(job.incident)
     if incident is not None and incident.timeline.fault_ns and not incident.timeline.first_step_ns:
-        down += max(0, (job.ended_at_ns or now_ns) - incident.timeline.fault_ns)
+        down += max(0, _up_again_ns(job, incident, now_ns) - incident.timeline.fault_ns)
     return max(0.0, min(1.0, 1 - down / wall))
+
+
+def _up_again_ns(job: Job, incident: Incident, now_ns: int) -> int:
+    """A job that completed without ever telling a step worked since its processes were there."""
+    if job.state is JobState.COMPLETED and incident.timeline.spawned_ns:
+        return incident.timeline.spawned_ns
+    return job.ended_at_ns or now_ns
 
 
 def recovery_s(incident: Incident) -> float | None:

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from torchloom.model.fleet import ENDED, Fleet, Job, NodeState
+from collections.abc import Iterable
+
+from torchloom.model.fleet import Fleet, Job, Node, NodeState
 from torchloom.model.job import JobSpec
-
-
-def used_slots(fleet: Fleet, node: str, but: str = "") -> int:
-    """Workers that occupy the node now, those of job `but` left out."""
-    return sum(
-        1
-        for job in fleet.jobs.values()
-        if job.id != but and job.state not in ENDED
-        for worker in job.workers
-        if worker.node == node and worker.alive
-    )
 
 
 def largest_node(fleet: Fleet) -> int:
@@ -26,18 +17,26 @@ def place(fleet: Fleet, job: Job) -> tuple[list[str], str]:
     """Nodes by group rank, or an empty list and the reason why the job must wait.
 
     Nodes that held the job before are preferred, because their spawners are warm and their caches full;
-    then the emptiest.
+    then the emptiest. Nothing of the job may live any more.
     """
     spec = job.spec
-    before = {w.node for w in job.workers}
-    free: list[tuple[bool, int, str]] = []
-    for node in fleet.nodes.values():
-        room = node.inventory.max_workers - used_slots(fleet, node.id, but=job.id)
-        if node.state is NodeState.READY and room >= spec.workers_per_node:
-            free.append((node.id not in before, -room, node.id))
-    if len(free) >= spec.nodes:
-        return [node for _, _, node in sorted(free)[: spec.nodes]], ""
-    return [], _why_not(fleet, spec, len(free))
+    before = _fitting(spec, (fleet.nodes[n] for n in {w.node for w in job.workers}))
+    if len(before) >= spec.nodes:
+        return _emptiest(before)[: spec.nodes], ""
+    fitting = _fitting(spec, fleet.nodes.values())
+    if len(fitting) >= spec.nodes:
+        held = {n.id for n in before}
+        others = [n for n in fitting if n.id not in held]
+        return [*_emptiest(before), *_emptiest(others)][: spec.nodes], ""
+    return [], _why_not(fleet, spec, len(fitting))
+
+
+def _fitting(spec: JobSpec, nodes: Iterable[Node]) -> list[Node]:
+    return [n for n in nodes if n.state is NodeState.READY and n.room >= spec.workers_per_node]
+
+
+def _emptiest(nodes: list[Node]) -> list[str]:
+    return [n.id for n in sorted(nodes, key=lambda n: (-n.room, n.id))]
 
 
 def _why_not(fleet: Fleet, spec: JobSpec, fitting: int) -> str:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from torchloom.core.ending import start_failed, worker_exited
+from torchloom.core.ending import start_did_fail, worker_exited
 from torchloom.core.generation import (
     find_worker,
+    forget_store,
+    holds_store,
     retry_waiting,
     start_generation,
     store_started,
     workers_started,
 )
-from torchloom.core.nodes import node_joined, node_left, node_reachable, node_unreachable
-from torchloom.core.stopping import stop_requested
-from torchloom.core.turn import Turn
-from torchloom.model.effects import Effect, StartStore, StartWorkers
+from torchloom.core.nodes import node_joined, node_left, node_reachable, node_unreachable, store_lost
+from torchloom.core.stopping import stop_again, stop_requested
+from torchloom.core.turn import Turn, jobs_of
+from torchloom.model.effects import Effect, StartStore, StartWorkers, StopStore, StopWorkers
 from torchloom.model.events import (
     Decided,
     EffectDone,
@@ -38,9 +40,12 @@ from torchloom.model.events import (
     WorkerRegistered,
     WorkersStarted,
 )
-from torchloom.model.fleet import Fleet, Incident, Job, JobState, Timeline
+from torchloom.model.fleet import Fleet, Job, JobState, PastLife
 
 REMEMBERED_EVENTS = 4096
+REMEMBERED_JOBS = 4096
+"""Deleted jobs whose numbers are kept; their stragglers are long gone when this many others were deleted."""
+STOP_AGAIN_S = 1.0
 
 
 def apply(fleet: Fleet, envelope: Envelope, seq: int, now_ns: int) -> list[Effect]:
@@ -56,7 +61,9 @@ def apply(fleet: Fleet, envelope: Envelope, seq: int, now_ns: int) -> list[Effec
         del fleet.seen[next(iter(fleet.seen))]
     turn = Turn(fleet, seq, fleet.now_ns, envelope.id)
     _dispatch(turn, envelope.body)
-    return list(turn.effects)
+    if turn.room_appeared:
+        retry_waiting(turn)
+    return turn.effects
 
 
 def _dispatch(turn: Turn, event: Event) -> None:
@@ -65,7 +72,6 @@ def _dispatch(turn: Turn, event: Event) -> None:
             _job_submitted(turn, event)
         case StopRequested():
             stop_requested(turn, event)
-            retry_waiting(turn)
         case JobDeleted():
             _job_deleted(turn, event)
         case NodeJoined():
@@ -79,7 +85,7 @@ def _dispatch(turn: Turn, event: Event) -> None:
         case StoreStarted():
             store_started(turn, event)
         case StoreLost():
-            _store_lost(turn, event)
+            store_lost(turn, event)
         case WorkersStarted():
             workers_started(turn, event)
         case EffectFailed():
@@ -87,18 +93,18 @@ def _dispatch(turn: Turn, event: Event) -> None:
         case EffectDone():
             turn.close(event.effect)
         case WorkerRegistered():
-            worker = find_worker(turn.fleet, event.ref)
+            worker = find_worker(turn.fleet, event.ref, event.node)
             if worker is not None:
                 worker.devices = event.devices
         case FirstStep():
             _first_step(turn, event)
         case WorkerExited():
             worker_exited(turn, event)
-            retry_waiting(turn)
         case TimerFired():
             _timer_fired(turn, event)
         case LeaseTaken():
-            turn.fleet.epoch, turn.fleet.leader = event.epoch, event.weaver
+            if event.epoch > turn.fleet.epoch:  # a deposed weaver's claim may come late
+                turn.fleet.epoch, turn.fleet.leader = event.epoch, event.weaver
         case Decided():
             pass
         case _:
@@ -108,6 +114,7 @@ def _dispatch(turn: Turn, event: Event) -> None:
 def _job_submitted(turn: Turn, event: JobSubmitted) -> None:
     if event.job in turn.fleet.jobs:
         return
+    past = turn.fleet.past_lives.pop(event.job, PastLife(0, 1))
     job = Job(
         id=event.job,
         spec=event.spec,
@@ -115,8 +122,11 @@ def _job_submitted(turn: Turn, event: JobSubmitted) -> None:
         state=JobState.WAITING,
         reason="submitted",
         submitted_at_ns=turn.now_ns,
+        generation=past.generation,
+        next_incarnation=past.next_incarnation,
     )
     turn.fleet.jobs[job.id] = job
+    turn.fleet.waiting[job.id] = None
     start_generation(turn, job, f"submitted by {event.by}")
 
 
@@ -126,52 +136,37 @@ def _job_deleted(turn: Turn, event: JobDeleted) -> None:
         for incident in job.incidents:
             turn.fleet.incidents.pop(incident, None)
         del turn.fleet.jobs[event.job]
-
-
-def _store_lost(turn: Turn, event: StoreLost) -> None:
-    """A running job does not need its store, so it is left alone; a starting one has to begin anew."""
-    job = turn.fleet.jobs.get(event.store.job)
-    if job is None or job.ended or job.store_generation != event.store.generation:
-        return
-    job.store, job.store_generation = None, 0
-    if job.state is JobState.STARTING and job.generation == event.store.generation:
-        refs = {w.ref for w in job.workers}
-        start_failed(turn, job, refs, f"the store of its generation {event.exit.describe()}")
-    elif job.state is JobState.RUNNING:
-        incident = Incident(
-            id=f"{job.id}.{len(job.incidents) + 1}",
-            job=job.id,
-            generation=job.generation,
-            kind="store-lost",
-            verdict=f"the c10d store on {event.node} {event.exit.describe()}; training goes on, "
-            "but new process groups cannot be made until the next restart",
-            decision="nothing is restarted, because the workers are healthy",
-            timeline=Timeline(fault_ns=turn.now_ns, detected_ns=turn.now_ns, decided_ns=turn.now_ns),
-            open=False,
-        )
-        turn.fleet.incidents[incident.id] = incident
-        job.incidents.append(incident.id)
+        turn.fleet.past_lives[job.id] = PastLife(job.generation, job.next_incarnation)
+        if len(turn.fleet.past_lives) > REMEMBERED_JOBS:
+            del turn.fleet.past_lives[next(iter(turn.fleet.past_lives))]
 
 
 def _effect_failed(turn: Turn, event: EffectFailed) -> None:
     effect = turn.fleet.outbox.get(event.effect)
-    if effect is None:
+    if effect is None or effect.node != event.node:
         return
     turn.close(event.effect)
-    if isinstance(effect, StartWorkers):
-        job = turn.fleet.jobs.get(effect.job)
-        if job is not None and job.generation == effect.generation:
-            start_failed(turn, job, {start.ref for start in effect.launches}, event.why)
-    elif isinstance(effect, StartStore):
-        job = turn.fleet.jobs.get(effect.store.job)
-        if job is not None and job.store_generation == effect.store.generation:
-            job.store_generation = 0
-            if job.state is JobState.STARTING:
-                start_failed(turn, job, {w.ref for w in job.workers}, event.why)
+    match effect:
+        case StartWorkers():
+            job = turn.fleet.jobs.get(effect.job)
+            if job is not None and job.generation == effect.generation:
+                start_did_fail(turn, job, {start.ref for start in effect.launches}, event.why)
+        case StartStore():
+            job = turn.fleet.jobs.get(effect.store.job)
+            if job is not None and holds_store(job, effect.store, effect.node):
+                forget_store(turn, job)
+                if job.state is JobState.STARTING:
+                    start_did_fail(turn, job, {w.ref for w in job.workers}, event.why)
+        case StopWorkers():
+            for job_id in sorted(jobs_of(effect)):
+                if job_id in turn.fleet.jobs and not turn.fleet.jobs[job_id].ended:
+                    turn.set_timer("stop-again", turn.fleet.jobs[job_id], STOP_AGAIN_S)
+        case StopStore():
+            pass  # the inventory of the next join tells whether it is still there
 
 
 def _first_step(turn: Turn, event: FirstStep) -> None:
-    worker = find_worker(turn.fleet, event.ref)
+    worker = find_worker(turn.fleet, event.ref, event.node)
     if worker is None or worker.first_step_at_ns:
         return
     worker.first_step_at_ns = event.at_ns
@@ -191,5 +186,9 @@ def _first_step(turn: Turn, event: FirstStep) -> None:
 def _timer_fired(turn: Turn, event: TimerFired) -> None:
     timer = turn.fleet.timers.pop(event.timer, None)
     job = turn.fleet.jobs.get(timer.job) if timer is not None else None
-    if job is not None and job.state is JobState.BACKOFF:
+    if timer is None or job is None:
+        return
+    if timer.id.startswith("stop-again/"):
+        stop_again(turn, job)
+    elif job.state is JobState.BACKOFF:
         start_generation(turn, job, f"the wait is over: {job.reason}")

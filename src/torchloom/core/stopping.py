@@ -10,7 +10,7 @@ from torchloom.core.ending import end_job, settle, stop_workers
 from torchloom.core.lifecycle import move_job
 from torchloom.core.turn import Turn
 from torchloom.model.events import StopRequested, WorkerProgress
-from torchloom.model.fleet import JobState
+from torchloom.model.fleet import Job, JobState
 
 LEAD_S = 0.25
 """How far ahead a boundary must lie so that every rank reads the request before it gets there."""
@@ -22,22 +22,25 @@ def stop_requested(turn: Turn, event: StopRequested) -> None:
     if job is None or job.ended:
         return
     reason = f"stopped by {event.by}" + (" (killed)" if event.kill else "")
+    steps_on = False
     match job.state:
         case JobState.WAITING | JobState.BACKOFF:
             end_job(turn, job, JobState.STOPPED, reason)
             return
         case JobState.STOPPING:
-            if event.kill:
-                job.reason = reason
+            if not event.kill:
+                return  # it is under way, and asking again would only begin the waiting anew
+            job.reason = reason
         case _:
-            move_job(job, JobState.STOPPING, reason, turn.now_ns)
+            steps_on = job.state is JobState.RUNNING
+            move_job(turn, job, JobState.STOPPING, reason)
     job.plan = None
-    turn.cancel_timers(job.id)
-    alive = [w for w in job.workers if w.alive]
-    at_step, wait_s = (None, 0.0) if event.kill else boundary(event.progress, len(job.workers))
+    turn.cancel_timers(job)
+    at_step, wait_s = None, 0.0
+    if steps_on and not event.kill:
+        at_step, wait_s = boundary(event.progress, len(job.workers))
     grace_s = 0.0 if event.kill else (job.spec.stop_grace_s if event.grace_s is None else event.grace_s)
-    if alive:
-        stop_workers(turn, alive, reason=reason, grace_s=grace_s, at_step=at_step, boundary_wait_s=wait_s)
+    stop_workers(turn, job, reason=reason, grace_s=grace_s, at_step=at_step, boundary_wait_s=wait_s)
     settle(turn, job)
 
 
@@ -46,9 +49,16 @@ def boundary(progress: Sequence[WorkerProgress], world: int) -> tuple[int | None
 
     None when not every rank is known to step: then there is no boundary to wait for.
     """
-    if len(progress) < world or not world or any(p.steps == 0 or p.step_s <= 0 for p in progress):
+    ranks = {p.rank for p in progress}
+    if ranks != set(range(world)) or not world or any(p.steps == 0 or p.step_s <= 0 for p in progress):
         return None, 0.0
     step_s = median(p.step_s for p in progress)
     lead = 2 + math.ceil(LEAD_S / step_s)
     at_step = max(p.steps for p in progress) + lead
     return at_step, min(MOST_WAIT_S, 2.0 + 4 * lead * step_s)
+
+
+def stop_again(turn: Turn, job: Job) -> None:
+    """An agent could not stop workers when it was told to: tell it again, without mercy this time."""
+    if job.living and job.state in (JobState.STOPPING, JobState.RECOVERING):
+        stop_workers(turn, job, reason=f"stopping them failed before: {job.reason}", grace_s=0.0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import zlib
 from typing import TypeVar
 
-from torchloom.model.effects import EffectBase, StartStore, StartWorkers, StopStore, StopWorkers
-from torchloom.model.fleet import Fleet, Timer
+from torchloom.model.effects import Effect, EffectBase, StartStore, StartWorkers, StopStore, StopWorkers
+from torchloom.model.fleet import Fleet, Job, Timer
 
 E = TypeVar("E", StartStore, StopStore, StartWorkers, StopWorkers)
 
@@ -19,7 +19,9 @@ class Turn:
         self.seq = seq
         self.now_ns = now_ns
         self.event_id = event_id
-        self.effects: list[StartStore | StopStore | StartWorkers | StopWorkers] = []
+        self.effects: list[Effect] = []
+        self.room_appeared = False
+        """Slots became free or a node ready, so that waiting jobs are worth another look."""
 
     @property
     def chance(self) -> float:
@@ -34,15 +36,48 @@ class Turn:
         assert isinstance(effect, EffectBase) and effect.reason, "no effect without a reason"
         self.effects.append(effect)
         self.fleet.outbox[effect.id] = effect
+        for job in jobs_of(effect):
+            self.fleet.open_by_job.setdefault(job, {})[effect.id] = None
 
     def close(self, effect_id: str) -> bool:
         """Take an effect out of the outbox; False when it was not open (a doubled or late result)."""
-        return self.fleet.outbox.pop(effect_id, None) is not None
+        effect = self.fleet.outbox.pop(effect_id, None)
+        if effect is None:
+            return False
+        for job in jobs_of(effect):
+            open_now = self.fleet.open_by_job[job]
+            del open_now[effect_id]
+            if not open_now:
+                del self.fleet.open_by_job[job]
+        return True
 
-    def set_timer(self, timer_id: str, job: str, delay_s: float) -> None:
-        at_ns = self.now_ns + int(delay_s * 1e9)
-        self.fleet.timers[timer_id] = Timer(id=timer_id, at_ns=at_ns, job=job)
+    def open_of(self, job: str) -> list[Effect]:
+        """Effects about a job that no event has closed yet, oldest first."""
+        return [self.fleet.outbox[effect] for effect in self.fleet.open_by_job.get(job, ())]
 
-    def cancel_timers(self, job: str) -> None:
-        for timer in [t for t in self.fleet.timers.values() if t.job == job]:
-            del self.fleet.timers[timer.id]
+    def set_timer(self, kind: str, job: Job, delay_s: float) -> None:
+        timer = Timer(id=_timer_id(kind, job), at_ns=self.now_ns + int(delay_s * 1e9), job=job.id)
+        self.fleet.timers[timer.id] = timer
+
+    def cancel_timers(self, job: Job) -> None:
+        for kind in TIMERS:
+            self.fleet.timers.pop(_timer_id(kind, job), None)
+
+
+TIMERS = ("backoff", "stop-again")
+
+
+def _timer_id(kind: str, job: Job) -> str:
+    assert kind in TIMERS
+    return f"{kind}/{job.id}/{job.generation}"
+
+
+def jobs_of(effect: Effect) -> set[str]:
+    """The jobs an effect is about: one, except when orphans of several are ended together."""
+    match effect:
+        case StartStore() | StopStore():
+            return {effect.store.job}
+        case StartWorkers():
+            return {effect.job}
+        case StopWorkers():
+            return {ref.job for ref in effect.workers}

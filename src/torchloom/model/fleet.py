@@ -106,6 +106,7 @@ class Incident(Struct, kw_only=True):
     verdict: str
     culprit: int | None = None
     exits: list[ExitReport] = field(default_factory=list)
+    """The culprit's first, then as they came."""
     decision: str = ""
     timeline: Timeline = field(default_factory=Timeline)
     lost_steps: int | None = None
@@ -119,6 +120,8 @@ class Plan(Struct, frozen=True):
     restart: bool
     delay_s: float
     reason: str
+    progress: bool = False
+    """Whether the failed generation had made real progress."""
 
 
 class Job(Struct, kw_only=True):
@@ -135,6 +138,8 @@ class Job(Struct, kw_only=True):
     next_incarnation: int = 1
     workers: list[Worker] = field(default_factory=list)
     """By rank, of the current generation only."""
+    living: int = 0
+    """How many of them may have a process; kept by core.lifecycle."""
     store: StoreAddress | None = None
     store_generation: int = 0
     """Generation for which a store was asked for last; it runs ahead of `generation` during a recovery."""
@@ -161,12 +166,26 @@ class Node(Struct, kw_only=True):
     inventory: Inventory
     joined_at_ns: int
     reason: str = ""
+    jobs: dict[str, int] = field(default_factory=dict)
+    """Workers here that may have a process, counted by job; kept by core.lifecycle."""
+
+    @property
+    def room(self) -> int:
+        """How many more workers it may hold; negative when its agent has lowered its limit."""
+        return self.inventory.max_workers - sum(self.jobs.values())
 
 
 class Timer(Struct, frozen=True, kw_only=True):
     id: str
     at_ns: int
     job: str
+
+
+class PastLife(Struct, frozen=True):
+    """Where the numbers of a deleted job ended, so that a new job of its name cannot be mistaken for it."""
+
+    generation: int
+    next_incarnation: int
 
 
 class Fleet(Struct, kw_only=True):
@@ -181,6 +200,12 @@ class Fleet(Struct, kw_only=True):
     incidents: dict[str, Incident] = field(default_factory=dict)
     outbox: dict[str, Effect] = field(default_factory=dict)
     """Effects that no event has closed yet."""
+    open_by_job: dict[str, dict[str, None]] = field(default_factory=dict)
+    """Ids of the effects in the outbox, by the jobs they are about; kept by core.turn."""
+    waiting: dict[str, None] = field(default_factory=dict)
+    """Jobs that wait for room, longest first; kept by core.lifecycle."""
+    past_lives: dict[str, PastLife] = field(default_factory=dict)
+    """Of the newest deleted jobs, by name."""
     timers: dict[str, Timer] = field(default_factory=dict)
     seen: dict[str, None] = field(default_factory=dict)
     """Ids of the newest events, so that a doubled one has no effect."""

@@ -50,6 +50,11 @@ class Exit(Struct, frozen=True):
     def ok(self) -> bool:
         return self.code == 0
 
+    @property
+    def unseen(self) -> bool:
+        """Nobody saw it end: it is only known, or believed, not to be there."""
+        return self.code is None and self.signal is None
+
     def describe(self) -> str:
         if self.signal is not None:
             return f"was killed by signal {self.signal} ({signal_name(self.signal)})"

@@ -1,0 +1,82 @@
+"""Histories of a hostile world against the core: what never happens, and what always happens in the end."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from world import ACTIONS, WEIGHTS, World
+
+from torchloom.core.reducer import apply
+from torchloom.model.fleet import Fleet
+from torchloom.wire import codec
+
+NAMES = [name for name in ACTIONS for _ in range(WEIGHTS.get(name, 1))]
+History = list[tuple[str, int]]
+histories = st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 2310)), max_size=60)
+EXAMPLES = int(os.environ.get("LOOM_TEST_EXAMPLES", "150"))
+calm_settings = settings(
+    max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+def live_through(history: History) -> World:
+    world = World()
+    for action, number in history:
+        world.act(action, number)
+    return world
+
+
+def check_end(world: World) -> None:
+    world.calm()
+    world.check_alive()
+    world.finish_all()
+    world.check_nothing_left()
+
+
+@given(histories)
+@calm_settings
+def test_safe_always_and_alive_once_the_world_is_calm(history: History) -> None:
+    check_end(live_through(history))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_long_seeded_histories(seed: int) -> None:
+    """Hypothesis likes short histories; long ones find what needs many things to have gone wrong."""
+    chance = random.Random(seed)
+    check_end(live_through([(chance.choice(NAMES), chance.randrange(2310)) for _ in range(400)]))
+
+
+@given(histories, st.integers(0, 10_000))
+@settings(calm_settings, max_examples=max(20, EXAMPLES // 3))
+def test_replay_gives_the_same_fleet_and_the_same_effects(history: History, cut: int) -> None:
+    world = live_through(history)
+    from_start, from_cut, later = Fleet(), Fleet(), []
+    cut %= len(world.stream) + 1
+    again = []
+    for envelope, seq, now_ns in world.stream:
+        if seq - 1 == cut:
+            from_cut = codec.decode_fleet(codec.encode(from_start))
+        data = codec.decode_envelope(codec.encode(envelope))
+        effects = apply(from_start, data, seq, now_ns)
+        again += effects
+        if seq - 1 >= cut:
+            later.append((effects, apply(from_cut, data, seq, now_ns)))
+    assert again == world.wanted
+    assert codec.encode(from_start) == codec.encode(world.fleet)
+    assert all(first == second for first, second in later)
+    if cut < len(world.stream):
+        assert codec.encode(from_cut) == codec.encode(world.fleet)
+
+
+@given(histories)
+@settings(calm_settings, max_examples=max(20, EXAMPLES // 3))
+def test_applying_a_stream_again_changes_nothing(history: History) -> None:
+    world = live_through(history)
+    before = codec.encode(world.fleet)
+    for envelope, seq, now_ns in world.stream:
+        assert apply(world.fleet, envelope, seq, now_ns) == []
+    assert codec.encode(world.fleet) == before
