@@ -132,8 +132,8 @@ def hide_our_frames(error: BaseException) -> None:
             seen.add(id(other))
             other.__traceback__ = _without_ours(other.__traceback__)
             linked += [other.__cause__, other.__context__]
-    theirs = sys.excepthook
-    sys.excepthook = _excepthook(error, clean, theirs)
+    if not isinstance(error, SystemExit):  # that one is never printed
+        sys.excepthook = _excepthook(error, clean, sys.excepthook)
 
 
 def _excepthook(

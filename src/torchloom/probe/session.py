@@ -30,6 +30,8 @@ from torchloom.wire.blackbox import DEVICE, IDENTITY, Header, Life, Phase, Progr
 
 HOUSEKEEPING_NS = 100_000_000
 """How often, at most, what may change between steps without a hook is looked at."""
+HOUSEKEEPING_SHARE = 500
+"""…and at most one part in so many of the time is spent on it."""
 
 current: Session | None = None
 """The session of this process; None outside torchloom and in forked children."""
@@ -112,12 +114,13 @@ class Session:
         if self._step_ended is not None:
             self._step_ended()
         if now_ns >= self._housekeeping_ns:
-            self._housekeeping_ns = now_ns + HOUSEKEEPING_NS
             self._hyper.write_changed(self.steps.optimizers(), completed)
             self._metrics.write(now_ns)
             self._compiling.keep()
-            if self._device.get("kind") == "cpu":
-                self._write_device()
+            self._write_device()
+            # A thousand param groups take milliseconds to look at: then it is done less often.
+            done_ns = time.monotonic_ns()
+            self._housekeeping_ns = done_ns + max(HOUSEKEEPING_NS, HOUSEKEEPING_SHARE * (done_ns - now_ns))
 
     def _write_device(self) -> None:
         described = device.describe()

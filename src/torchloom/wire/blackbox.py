@@ -68,7 +68,7 @@ class Progress(IntEnum):
     STEP_ENTERED_NS = 1
     STEP_ENDED_NS = 2
     STEP_NS = 3
-    """Duration from the end of the step before to the end of this one."""
+    """Duration from the end of the step before to the end of this one; 0 for the first one."""
     PHASE = 4
     PHASE_SINCE_NS = 5
     DATA_WAIT_NS = 6
@@ -127,7 +127,12 @@ class Command(IntEnum):
 
     NOTHING = 0
     STOP = 1
-    """End the script at the boundary before step AT_STEP (or the next boundary, if that is past)."""
+    """End the script at the boundary before step AT_STEP (or the next boundary, if that is past).
+
+    Steps are numbered from 1 in every incarnation, so AT_STEP = N means: after N - 1 completed steps, and 0
+    or 1 means the next boundary. Answered when it is carried out, with the number of completed steps.
+    NOTHING withdraws a STOP that has not been carried out and is answered at once.
+    """
 
 
 class Answer(IntEnum):
