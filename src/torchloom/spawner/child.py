@@ -14,6 +14,7 @@ import resource
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -111,6 +112,7 @@ def _try(what: str, act: Callable[[], object]) -> None:
 
 def run(spec: Mapping[str, Any], warmth: Warmth) -> NoReturn:
     """Become the worker. stdio is set already; everything else of the spawner is left behind here."""
+    spec = {**spec, "env": _naming_the_box(spec["env"], spec["box"])}
     by_exec = warmth.cold or bool(spec.get("command"))
     spec_fd = _spec_descriptor(spec) if warmth.cold and not spec.get("command") else None
     leave_spawner(() if spec_fd is None else (spec_fd,), by_exec)
@@ -120,6 +122,7 @@ def run(spec: Mapping[str, Any], warmth: Warmth) -> NoReturn:
     if spec_fd is not None:
         _exec_interpreter(spec, spec_fd)
     replace_environment(spec["env"])
+    correct_main_thread()
     forget_random_state()
     restore_threads(spec, warmth)
     if not sys.flags.safe_path:
@@ -129,12 +132,19 @@ def run(spec: Mapping[str, Any], warmth: Warmth) -> NoReturn:
     worker.run(dict(spec))
 
 
+def _naming_the_box(environment: Mapping[str, str], box: str | None) -> dict[str, str]:
+    """The environment was written before anyone knew where there is room for the box."""
+    named = dict(environment)
+    if BOX_VARIABLE in named:
+        del named[BOX_VARIABLE]
+        named |= {} if box is None else {BOX_VARIABLE: box}
+    return named
+
+
 def _exec_command(spec: Mapping[str, Any]) -> NoReturn:
     """`--no-python`: become any program. A Python script in it can find its box and attach."""
-    environment = dict(spec["env"])
-    if spec["box"] is not None:
-        environment[BOX_VARIABLE] = spec["box"]
     command = [str(word) for word in spec["command"]]
+    environment = {**spec["env"], **({} if spec["box"] is None else {BOX_VARIABLE: spec["box"]})}
     os.execvpe(command[0], command, environment)
 
 
@@ -170,23 +180,32 @@ def replace_environment(environment: Mapping[str, str]) -> None:
     tempfile.tempdir = None  # cached from the spawner's TMPDIR while torch was imported
 
 
+def correct_main_thread() -> None:
+    """Python 3.11 does not renew the kernel's id of the thread that forked."""
+    thread: Any = threading.main_thread()
+    if thread.native_id != threading.get_native_id():
+        thread._set_native_id()
+
+
 def forget_random_state() -> None:
-    """Siblings must not draw the same numbers. torch's default seed is a constant of torch: kept."""
+    """Siblings must not draw the same numbers: a fresh process seeds each of these from the system."""
     random.seed()
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed(None)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        # Not torch.seed(): that would also leave a seed for CUDA's generators, which start from a constant.
+        torch.default_generator.seed()
 
 
 def restore_threads(spec: Mapping[str, Any], warmth: Warmth) -> None:
     """Thread counts a fresh process would have read from the environment and the CPU set at load time."""
     environment, cpus = spec["env"], len(os.sched_getaffinity(0))
     torch = sys.modules.get("torch")
-    wanted = spec.get("threads") or _number(environment.get("OMP_NUM_THREADS"))
     if torch is not None:
-        if wanted is None and spec.get("cpus"):
-            wanted = min(cpus, torch.get_num_threads())
-        if wanted is not None and wanted != torch.get_num_threads():
+        wanted = spec.get("threads") or _torch_threads(environment, cpus, warmth)
+        if wanted != warmth.torch_threads:
             torch.set_num_threads(wanted)
     if warmth.set_blas_threads is not None:
         names = (
@@ -199,6 +218,14 @@ def restore_threads(spec: Mapping[str, Any], warmth: Warmth) -> None:
         blas = next((number for number in asked if number is not None), cpus)
         if min(blas, cpus) > 1:
             warmth.set_blas_threads(min(blas, cpus))
+
+
+def _torch_threads(environment: Mapping[str, str], cpus: int, warmth: Warmth) -> int:
+    """OMP_NUM_THREADS, which MKL caps at the machine's cores (torch's default here); else the CPUs we may use."""
+    asked = _number(environment.get("OMP_NUM_THREADS"))
+    if asked is None:
+        return min(cpus, warmth.torch_threads)
+    return min(asked, warmth.torch_threads) if warmth.threads_capped else asked
 
 
 def _number(text: str | None) -> int | None:

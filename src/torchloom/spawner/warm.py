@@ -51,6 +51,10 @@ class Warmth:
     """Modules that could not be imported, with the reason; workers meet the same error themselves."""
     problem: str | None = None
     """Why forking would be unsafe, as a sentence; None when it is safe."""
+    torch_threads: int = 1
+    """Threads torch uses when nobody says anything."""
+    threads_capped: bool = False
+    """torch asks MKL, which never gives more threads than there are cores unless MKL_DYNAMIC forbids it."""
     set_blas_threads: Callable[[int], Any] | None = None
 
 
@@ -69,7 +73,11 @@ def warm_up(extra: Sequence[str], pump: Callable[[], None]) -> Warmth:
             _import_one(name, warmth)
         _load_recorder(warmth)
     torch = sys.modules.get("torch")
-    warmth.torch = getattr(torch, "__version__", None) and str(torch.__version__)  # type: ignore[union-attr]
+    if torch is not None:
+        warmth.torch = str(torch.__version__)
+        warmth.torch_threads = torch.get_num_threads()
+        dynamic = os.environ.get("MKL_DYNAMIC", "TRUE").upper() in ("TRUE", "1", "YES", "ON")
+        warmth.threads_capped = dynamic and torch.backends.mkl.is_available()
     warmth.set_blas_threads = _openblas_setter()
     # Collected and frozen, the heap is never touched by a worker's collector, so its pages stay shared.
     gc.collect()
