@@ -221,7 +221,7 @@ def restore_threads(spec: Mapping[str, Any], warmth: Warmth) -> None:
 
 
 def _torch_threads(environment: Mapping[str, str], cpus: int, warmth: Warmth) -> int:
-    """OMP_NUM_THREADS, which MKL caps at the machine's cores (torch's default here); else the CPUs we may use."""
+    """OMP_NUM_THREADS, capped by MKL at the machine's cores (torch's default); else the CPUs we may use."""
     asked = _number(environment.get("OMP_NUM_THREADS"))
     if asked is None:
         return min(cpus, warmth.torch_threads)

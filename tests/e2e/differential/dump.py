@@ -137,7 +137,7 @@ def main():
         "process_name": multiprocessing.current_process().name,
         "parent_process": repr(multiprocessing.parent_process()),
         "start_method": multiprocessing.get_start_method(),
-        "spawned_child": child_sees("spawn"),
+        "spawned_child": "DUMP_SPAWN" in os.environ and child_sees("spawn"),
         "forked_child": child_sees("fork"),
         "warning_filters": [repr(f) for f in warnings.filters],
         "hooks": [
