@@ -294,7 +294,6 @@ def test_without_a_good_box_the_script_runs_all_the_same(damage: str, box: Path)
         ("replaced_arguments", 3, 0, 1),
         ("threads", 301, 300, 2),
         ("fork", 2, 0, 1),
-        ("compiled", 4, 0, 1),
     ],
 )
 def test_steps_are_the_anchors_outermost(
@@ -357,6 +356,32 @@ def test_hyperparameters_stay_within_their_place(box: Path, warm: Warm) -> None:
     kept = len(told["optimizers"][0]["groups"])
     assert kept > 10 and kept + told["left_out"] == 500
     assert view.progress(Progress.GUARD_TRIPS) == 0
+
+
+def test_a_compiled_step_works_and_counts_where_the_graph_breaks_anyway(box: Path, warm: Warm) -> None:
+    view = new_box(box)
+    outcome = warm({"script": "optimizers.py", "argv": ["compiled"], "box": str(box)})
+    assert (outcome.code, outcome.out) == (0, ""), outcome.err
+    assert view.progress(Progress.STEPS) == 4
+    assert view.progress(Progress.OTHER_STEPS) == 0
+    assert view.progress(Progress.GUARD_TRIPS) == 0
+
+
+def test_compiling_is_a_phase_of_its_own(box: Path, warm: Warm) -> None:
+    new_box(box)
+    spec = {"script": "optimizers.py", "argv": ["compiling"], "box": str(box)}
+    phases = [
+        Phase.STARTING,
+        Phase.COMPILING,
+        Phase.STARTING,
+        Phase.TRAINING,
+        Phase.COMPILING,
+        Phase.TRAINING,
+    ]
+    expected = (0, "".join(f"{phase:d}\n" for phase in phases), "")
+    assert warm(spec) == expected
+    new_box(box)
+    assert cold(spec) == expected
 
 
 # -- the boundary ----------------------------------------------------------------------------------

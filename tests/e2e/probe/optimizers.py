@@ -168,6 +168,16 @@ def stop() -> None:
         print("cleaned up")
 
 
+class Whole(Optimizer):
+    """Unlike torch's own, this step() can be one graph: hooks must not break it."""
+
+    def step(self, closure: object = None) -> None:
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.add_(parameter.grad, alpha=-group["lr"])
+
+
 def compiled() -> None:
     optimizer = SGD([weight()], lr=0.1)
 
@@ -177,6 +187,33 @@ def compiled() -> None:
 
     for _ in range(4):
         step()
+    whole = Whole([weight()], {"lr": 0.1})
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def whole_step() -> None:
+        whole.step()
+
+    for _ in range(2):
+        whole_step()
+
+
+def compiling() -> None:
+    from torchloom.probe import session
+
+    def phase() -> int:
+        return session.current.phases.now if session.current else -1
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
+        print(phase())
+        return graph.forward
+
+    for _ in range(2):
+        print(phase())
+        torch.compile(lambda x: x + 1, backend=backend)(torch.ones(1))
+        print(phase())
+        optimizer = SGD([weight()], lr=0.1)
+        torch._dynamo.reset()
+        optimizer.step()
 
 
 def fork() -> None:

@@ -3,6 +3,7 @@
 Each line is {"spec": …, "cwd": …, "out": path, "err": path, "env": {…}}; the answer is the wait status.
 """
 
+import gc
 import json
 import os
 import sys
@@ -24,6 +25,8 @@ def next_order() -> dict | None:
     return None
 
 
+gc.collect()
+gc.freeze()  # as the spawner does: a child that ends would else copy every page of torch's objects
 order = next_order()
 if order is not None:
     for path, descriptor in ((order["out"], 1), (order["err"], 2)):
