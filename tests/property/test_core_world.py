@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from world import ACTIONS, WEIGHTS, World
 
 from torchloom.core.reducer import apply
+from torchloom.model.effects import StopWorkers
 from torchloom.model.fleet import Fleet
 from torchloom.wire import codec
 
@@ -41,6 +42,22 @@ def check_end(world: World) -> None:
 @calm_settings
 def test_safe_always_and_alive_once_the_world_is_calm(history: History) -> None:
     check_end(live_through(history))
+
+
+HARMLESS = [
+    n for n in NAMES if n not in ("crash", "lose store", "fail next", "reboot", "stop", "obey stop", "delete")
+]
+
+
+@given(st.lists(st.tuples(st.sampled_from(HARMLESS), st.integers(0, 2310)), max_size=80))
+@calm_settings
+def test_where_no_worker_fails_none_is_ended_and_no_budget_is_used(history: History) -> None:
+    """Agents and weavers die, messages are late, doubled or lost: training goes through it untouched."""
+    world = live_through(history)
+    world.calm()
+    world.check_alive()
+    assert not world.fleet.incidents
+    assert not [e for e in world.wanted if isinstance(e, StopWorkers)]
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -13,7 +13,7 @@ from torchloom.core.generation import (
     settle_start,
 )
 from torchloom.core.turn import Turn
-from torchloom.model.effects import StartWorkers, StopStore, StopWorkers
+from torchloom.model.effects import StopStore, StopWorkers
 from torchloom.model.events import (
     NodeJoined,
     NodeLeft,
@@ -22,7 +22,7 @@ from torchloom.model.events import (
     StoreLost,
     WorkerExited,
 )
-from torchloom.model.fleet import JobState, Node, NodeState, Worker
+from torchloom.model.fleet import JobState, Node, NodeState, Worker, WorkerState
 from torchloom.model.node import StoreRef
 from torchloom.model.worker import Exit, WorkerRef
 
@@ -64,14 +64,16 @@ def _miss_absent(turn: Turn, event: NodeJoined, rebooted: bool) -> None:
     """Workers we believed in and the agent does not know are gone, and nobody saw how.
 
     Not those that it has still to start or to stop: a command that was under way when the inventory was
-    made may start one yet, so only the answer to the open effect proves anything.
+    made may start one yet, so only the answer to the open effect proves anything. Nor those that wait for
+    their store.
     """
     told = {live.ref for live in event.inventory.workers} | set(event.inventory.exits_to_come)
     why = "its host was rebooted" if rebooted else "the agent found neither its process nor its black box"
-    here = _workers_on(turn, event.node)
-    unsettled = _in_open_effects(turn, event.node)
-    for worker in here:
-        if worker.ref in told or worker.ref in unsettled or not worker.alive:
+    being_ended = _being_ended(turn, event.node)
+    for worker in _workers_on(turn, event.node):
+        if worker.ref in told or worker.ref in being_ended:
+            continue
+        if worker.state is WorkerState.ASSIGNED or not worker.alive:
             continue
         ran_ns = turn.now_ns - worker.started_at_ns if worker.started_at_ns else 0
         gone = WorkerExited(
@@ -115,7 +117,7 @@ def store_lost(turn: Turn, event: StoreLost) -> None:
 
 def _end_orphans(turn: Turn, event: NodeJoined) -> None:
     """Processes of generations that are over, left from a time when nobody could tell them."""
-    being_ended = _in_open_effects(turn, event.node, starts=False)
+    being_ended = _being_ended(turn, event.node)
     orphans = []
     for live in event.inventory.workers:
         worker = find_worker(turn.fleet, live.ref, event.node)
@@ -165,15 +167,10 @@ def _workers_on(turn: Turn, node: str) -> list[Worker]:
     return [w for job in jobs for w in turn.fleet.jobs[job].workers if w.node == node and w.alive]
 
 
-def _in_open_effects(turn: Turn, node: str, *, starts: bool = True) -> set[WorkerRef]:
-    """Workers that this node has still to stop or, with `starts`, to start."""
-    refs: set[WorkerRef] = set()
-    for effect in turn.fleet.outbox.values():
-        if effect.node == node and isinstance(effect, StopWorkers):
-            refs.update(effect.workers)
-        elif starts and effect.node == node and isinstance(effect, StartWorkers):
-            refs.update(start.ref for start in effect.launches)
-    return refs
+def _being_ended(turn: Turn, node: str) -> set[WorkerRef]:
+    """Workers that this node has been told to stop and has not answered for yet."""
+    stops = [e for e in turn.fleet.outbox.values() if isinstance(e, StopWorkers) and e.node == node]
+    return {ref for stop in stops for ref in stop.workers}
 
 
 def _store_wanted(turn: Turn, store: StoreRef, node: str) -> bool:
