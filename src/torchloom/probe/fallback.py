@@ -20,6 +20,7 @@ Arguments are passed on exactly as they came: never unboxed and rebuilt (that tu
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 import sys
@@ -78,6 +79,11 @@ class _Reader(NamedTuple):
     peer: int
     asynchronous: int
 
+    def is_async(self, arguments: tuple[Any, ...]) -> bool:
+        # The dispatcher leaves out trailing arguments that have their default, which is True here.
+        at = self.asynchronous
+        return at >= 0 and (at >= len(arguments) or bool(arguments[at]))
+
 
 def _kernel(operation: Operation, overload: Any, c: Any) -> Callable[..., Any]:
     names = [argument.name for argument in overload._schema.arguments]
@@ -98,14 +104,14 @@ def _kernel(operation: Operation, overload: Any, c: Any) -> Callable[..., Any]:
     redispatch = overload._handle.redispatch_boxed  # lets go of the GIL while the operation runs
     returns_work = bool(overload._schema.returns)
 
-    def kernel(keys: Any, *arguments: Any) -> Any:
+    def kernel(keys: Any, *arguments: Any, **named: Any) -> Any:
         recorder = _active
         # Under a tracing mode nothing is sent, so nothing is recorded.
         if recorder is None or not recorder.on or keys.has(python_key):
-            return redispatch(keys & below, *arguments)
+            return redispatch(keys & below, *arguments, **named)
         slot = recorder.enter(reader, arguments)
         try:
-            result = redispatch(keys & below, *arguments)
+            result = redispatch(keys & below, *arguments, **named)
         except BaseException:
             recorder.end(slot, failed=True)
             raise
@@ -125,7 +131,7 @@ class Fallback:
         global _active
         torch = sys.modules["torch"]
         self._switch: Callable[[str, bool], None] = torch._C._dispatch_tls_set_dispatch_key_included
-        self._unbox: Callable[[Any], Any] = sys.modules["torch.distributed"].ProcessGroup.unbox
+        self._unbox: Callable[[Any], Any] = importlib.import_module("torch.distributed").ProcessGroup.unbox
         self._view = view
         self._seqs = itertools.count(view.progress(bb.Progress.COLLECTIVES_ENTERED) + 1)
         self._groups: dict[str, _Group] = {}
@@ -178,10 +184,12 @@ class Fallback:
         size, dtype = _payload(arguments[reader.sized]) if reader.sized >= 0 else (0, 0)
         peer = arguments[reader.peer] if reader.peer >= 0 else bb.NO_PEER
         flags = bb.FLAG_COALESCED if operation.coalesced else 0
-        if reader.asynchronous >= 0 and arguments[reader.asynchronous]:
+        if reader.is_async(arguments):
             flags |= bb.FLAG_ASYNC
         number = 0
-        if not operation.paired:
+        if operation.paired:
+            group.paired += 1
+        else:
             number, skipped = group.next_number(process_group)
             flags |= bb.FLAG_BACKEND_SEQ if number else 0
             if skipped:
@@ -226,6 +234,8 @@ class _Group:
     def __init__(self, name: str, size: int, at: int) -> None:
         self.name, self.size, self.at = name, size, at
         self.key = bb.group_key(name)
+        self.paired = 0
+        """Sends and receives recorded since the last collective: gloo counts them too."""
         self._known = 0
         self._numbered = True
 
@@ -251,8 +261,8 @@ class _Group:
         except RuntimeError:  # this backend keeps no count
             self._numbered = False
             return 0, 0
-        skipped = max(0, number - self._known - 1)
-        self._known = number
+        skipped = max(0, number - self._known - 1 - self.paired)
+        self._known, self.paired = number, 0
         return number, skipped
 
 

@@ -165,8 +165,8 @@ struct Entry {
   }
 };
 
-// Stands in for a work that has no future (gloo's send and recv), to see when the caller's wait returns.
-// Everything is asked of the real work.
+// Stands in for a work that has no future (gloo's send, recv, reduce_scatter), to see when the caller's wait
+// returns. Everything is asked of the real work.
 class WatchedWork final : public c10d::Work {
  public:
   WatchedWork(c10::intrusive_ptr<c10d::Work> inner, Entry entry)
@@ -362,10 +362,9 @@ class Kernel final : public c10::OperatorKernel {
         future->addCallback(
             [entry](c10::ivalue::Future& done) { entry.end(layout::CALLBACK, done.hasError()); },
             /*uses_future=*/false);
-      } else if (operation_.paired) {
-        stack.back() = c10::IValue(c10::intrusive_ptr<c10d::Work>(c10::make_intrusive<WatchedWork>(work, entry)));
       } else {
-        entry.expect(layout::NONE);
+        c10::intrusive_ptr<c10d::Work> watched = c10::make_intrusive<WatchedWork>(work, entry);
+        stack.back() = c10::IValue(std::move(watched));
       }
     } catch (...) {
       add_one(entry.group->box->progress(layout::PROGRESS_GUARD_TRIPS));
