@@ -49,7 +49,7 @@ def _with_stack(home: Home, options: Namespace, body: dict[str, Any], shown: fro
         return _follow(home, options, body, shown, local=True)
     finally:
         parts.forget(home, holder.name)
-        _let_go(home)
+        let_go(home)
 
 
 def _follow(
@@ -65,7 +65,7 @@ def _follow(
     return follower.run()
 
 
-def _let_go(home: Home) -> None:
+def let_go(home: Home) -> None:
     """Wait until a stack that nobody needs any more has ended, so that nothing is left when we return."""
     from torchloom.cli import ending, parts
     from torchloom.cli.client import Api, Endpoint

@@ -40,7 +40,7 @@ class Story:
         told: list[tuple[str, str]] = []
         for incident in incidents:
             id, took_s = incident["id"], incident["recovery_s"]
-            sentence = f"{incident['verdict']} {incident['decision']}".strip()
+            sentence = "; ".join(filter(None, (incident["verdict"], incident["decision"])))
             if id not in self._told and sentence:
                 self._told[id] = False
                 told.append((sentence, "bad"))
