@@ -85,9 +85,7 @@ def _first_byte(descriptor: int, size: int) -> int:
 def _from(descriptor: int, offset: int, begin: int, size: int, most: int, ended: bool) -> LogPiece:
     start, lost = min(offset, size), 0
     if start < begin:
-        # The cut fell into a line: go on at the next whole one.
-        cut = os.pread(descriptor, most, begin)
-        start = min(size, begin + cut.find(b"\n") + 1)
+        start = _first_line(descriptor, begin, size)
         lost = start - offset
     data = os.pread(descriptor, most, start)
     if start + len(data) < size or not ended:
@@ -97,12 +95,19 @@ def _from(descriptor: int, offset: int, begin: int, size: int, most: int, ended:
     return LogPiece(data, start, start + len(data), lost, ended and start + len(data) >= size)
 
 
+def _first_line(descriptor: int, begin: int, size: int) -> int:
+    """Where the first whole line after a hole begins: the cut fell into a line, or left NULs before one."""
+    data = os.pread(descriptor, MOST_BYTES, begin)
+    nulls = len(data) - len(data.lstrip(b"\0"))
+    return min(size, begin + (nulls or data.find(b"\n") + 1))
+
+
 def _last_lines(descriptor: int, lines: int, begin: int, size: int, most: int, ended: bool) -> LogPiece:
-    start = max(begin, size - most)
+    start = max(_first_line(descriptor, begin, size) if begin else 0, size - most)
     data = os.pread(descriptor, size - start, start)
     if not ended:
         data = data[: data.rfind(b"\n") + 1]
-    if start > 0:  # the first line is only the end of one
+    if start > 0 and os.pread(descriptor, 1, start - 1) not in (b"\n", b"\0"):  # the end of a line only
         cut = data.find(b"\n") + 1
         start, data = start + cut, data[cut:]
     wanted = b"".join(data.splitlines(keepends=True)[-lines:])

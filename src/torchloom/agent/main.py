@@ -44,7 +44,7 @@ async def serve(
     *,
     stop: asyncio.Event,
     address: str = "127.0.0.1",
-    prewarm: bool = False,
+    prewarm: bool = True,
     keep_spawners: asyncio.Event | None = None,
     max_workers: int | None = None,
     log_limit: int = DEFAULT_LIMIT,

@@ -153,10 +153,16 @@ class Spawners:
                 cold=wanted.cold,
             )
         except OSError as error:
+            _sweep(path)
             raise SpawnFailed(f"{wanted.interpreter} cannot be run ({error.strerror})") from error
         self._reap(key)
         self._processes[key] = process
-        client = await self._first_contact(path, process, key)
+        try:
+            client = await self._first_contact(path, process, key)
+        except SpawnFailed:
+            self._reap(key)
+            _sweep(path)
+            raise
         return self._add(key, client)
 
     async def _first_contact(
@@ -244,7 +250,7 @@ class Spawners:
         for spawner in list(self._pool.values()):
             if quit_unused and not self._needed(spawner.key):
                 with contextlib.suppress(LoomError):
-                    await spawner.client.quit(timeout_s=5.0)
+                    await spawner.client.quit(at_once=True, timeout_s=5.0)  # also while it warms
                     leaving.append(spawner)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*(s.client.gone.wait() for s in leaving)), 5.0)
@@ -254,7 +260,9 @@ class Spawners:
                 spawner.watcher.cancel()
         for spawner in leaving:
             await self._wait_for_end(spawner.key)
-            _sweep(socket_path(self._home.sockets, spawner.key))
+        if quit_unused:
+            for left in self._home.sockets.glob("spawner-*.log"):
+                _sweep(left.with_suffix(".sock"))
 
     async def _wait_for_end(self, key: str) -> None:
         give_up = time.monotonic() + 2.0

@@ -32,7 +32,8 @@ class Tasks:
             log.exception("%s failed", name)
 
     async def cancel(self) -> None:
-        running = list(self._running)
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        """Cancel all and wait for their end; repeatedly, as Python 3.11's wait_for may swallow a cancel."""
+        while running := set(self._running):
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running, timeout=0.05)

@@ -40,6 +40,10 @@ _PHASE_WORDS = {
 }
 
 
+_GROUP_WORDS = {"0": "default"}
+"""torch numbers the groups it makes; the first is the one init_process_group makes."""
+
+
 def op_name(op: int) -> str:
     """torch.distributed's name of an operation, from the number in a record."""
     torch_name = OPS[op] if 0 <= op < len(OPS) else OPS[0]
@@ -83,7 +87,7 @@ def collective(record: Collective, groups: Mapping[int, Group]) -> str:
     group = groups.get(record.group)
     text = f"{op_name(record.op)} #{record.group_seq}"
     if group is not None and group.name:
-        text += f" of group {group.name}"
+        text += f" of group {_GROUP_WORDS.get(group.name, group.name)}"
     if record.peer is not None:
         text += f" with rank {record.peer}"
     if record.bytes:
