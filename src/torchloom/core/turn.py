@@ -72,12 +72,12 @@ def _timer_id(kind: str, job: Job) -> str:
     return f"{kind}/{job.id}/{job.generation}"
 
 
-def jobs_of(effect: Effect) -> set[str]:
-    """The jobs an effect is about: one, except when orphans of several are ended together."""
+def jobs_of(effect: Effect) -> list[str]:
+    """The jobs an effect is about: one, except when strays of several are ended together."""
     match effect:
         case StartStore() | StopStore():
-            return {effect.store.job}
+            return [effect.store.job]
         case StartWorkers():
-            return {effect.job}
+            return [effect.job]
         case StopWorkers():
-            return {ref.job for ref in effect.workers}
+            return list(dict.fromkeys(ref.job for ref in effect.workers))

@@ -12,6 +12,8 @@ Three rules keep a reader safe without locks:
 
 All times are CLOCK_MONOTONIC nanoseconds of the worker's host; 0 means "not yet". The native recorder
 (probe/native/recorder.cpp) writes the same layout; tests/unit/test_blackbox.py keeps both in step.
+
+It has more than 400 lines because the layout is one definition: split, its parts could drift apart.
 """
 
 from __future__ import annotations

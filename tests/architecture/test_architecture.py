@@ -1,0 +1,164 @@
+"""The rules of the house that a machine can check: purity, layers, sizes, wide excepts, docstrings, names."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "src" / "torchloom"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+PURE = [path for room in ("core", "model", "wire") for path in sorted((PACKAGE / room).rglob("*.py"))]
+EVERYTHING = sorted(p for room in ("src", "tests", "bench") for p in (ROOT / room).rglob("*.py"))
+
+IMPURE = {
+    *("asyncio", "datetime", "glob", "io", "logging", "multiprocessing", "nats", "os", "pathlib", "random"),
+    *("secrets", "select", "shutil", "signal", "socket", "subprocess", "sys", "tempfile", "threading"),
+    *("time", "torch", "uuid"),
+}
+IMPURE_CALLS = frozenset({"open", "print", "input", "exec", "eval", "hash", "id"})
+"""`hash` differs between processes and `id` between objects: a decision that used them would not replay."""
+
+SERVICE_TOPS = {
+    "agent/commands.py": "an agent reports any failure of a command",
+    "agent/tasks.py": "the top of each of the agent's tasks",
+    "weaver/service.py": "one bad event must not stop all jobs",
+}
+"""Files outside of the probe and the spawner that may swallow anything. Both of those run users' code."""
+
+TOO_LONG = 400
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    """Every module imported anywhere in the file, also inside functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_the_core_imports_no_clock_no_chance_and_no_io() -> None:
+    """Time passes as an argument, and outcomes of I/O come back as events."""
+    found = {
+        f"{name(path)}: {module}"
+        for path in PURE
+        for module in imported(tree_of(path))
+        if module.split(".")[0] in IMPURE
+    }
+    assert not found
+
+
+def test_the_core_calls_nothing_that_differs_from_run_to_run() -> None:
+    found = {
+        f"{name(path)}:{node.lineno}: {node.func.id}"
+        for path in PURE
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_CALLS
+    }
+    assert not found
+
+
+@pytest.mark.parametrize(
+    ("room", "allowed"),
+    [
+        ("core", ("torchloom.core", "torchloom.model", "torchloom.errors")),
+        ("wire", ("torchloom.wire", "torchloom.model", "torchloom.errors")),
+        ("model", ("torchloom.model", "torchloom.errors")),
+    ],
+)
+def test_pure_rooms_import_only_downward(room: str, allowed: tuple[str, ...]) -> None:
+    for path in (PACKAGE / room).rglob("*.py"):
+        ours = {m for m in imported(tree_of(path)) if m.split(".")[0] == "torchloom"}
+        assert all(m.startswith(allowed) for m in ours), f"{name(path)}: {sorted(ours)}"
+
+
+def test_the_black_box_needs_only_the_standard_library() -> None:
+    """The probe imports it inside the user's process."""
+    modules = {m.split(".")[0] for m in imported(tree_of(PACKAGE / "wire" / "blackbox.py"))}
+    assert modules <= sys.stdlib_module_names
+
+
+def test_the_contracts_of_import_linter_hold() -> None:
+    command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as c; c()"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_long_files_say_why() -> None:
+    found = []
+    for path in [*SOURCES, *sorted((ROOT / "bench").rglob("*.py"))]:
+        lines = len(path.read_text().splitlines())
+        said = ast.get_docstring(tree_of(path)) or ""
+        if lines > TOO_LONG and f"{TOO_LONG} lines" not in said:
+            found.append(f"{name(path)} has {lines} lines and its docstring gives no reason")
+    assert not found
+
+
+def test_modules_say_what_they_own() -> None:
+    silent = [name(p) for p in SOURCES if tree_of(p).body and not ast.get_docstring(tree_of(p))]
+    assert silent == []
+
+
+def test_no_file_is_named_after_nothing() -> None:
+    empty_words = ("utils", "util", "common", "helpers", "helper", "constants", "misc", "manager")
+    assert [name(p) for p in EVERYTHING if p.stem in empty_words] == []
+
+
+def wide_handlers(path: Path) -> Iterator[ast.ExceptHandler]:
+    """Handlers that catch anything and keep it: one that raises again at its end only cleans up."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.ExceptHandler) and _is_wide(node.type) and not _raises_again(node):
+            yield node
+
+
+def _is_wide(kind: ast.expr | None) -> bool:
+    if isinstance(kind, ast.Tuple):
+        return any(_is_wide(element) for element in kind.elts)
+    return kind is None or (isinstance(kind, ast.Name) and kind.id in ("Exception", "BaseException"))
+
+
+def _raises_again(handler: ast.ExceptHandler) -> bool:
+    return isinstance(handler.body[-1], ast.Raise)
+
+
+def test_wide_excepts_stand_only_where_users_code_runs_and_at_the_top_of_services() -> None:
+    misplaced, mute = [], []
+    for path in SOURCES:
+        relative = path.relative_to(PACKAGE)
+        lines = path.read_text().splitlines()
+        for handler in wide_handlers(path):
+            where = f"{name(path)}:{handler.lineno}"
+            if relative.parts[0] not in ("probe", "spawner") and str(relative) not in SERVICE_TOPS:
+                misplaced.append(where)
+            nearby = lines[max(0, handler.lineno - 2) : handler.lineno + 2]
+            if not any("#" in line for line in nearby):
+                mute.append(where)
+    assert not misplaced, f"{misplaced} swallow anything: catch what you expect, or name a service's top here"
+    assert not mute, f"{mute} do not say why they swallow anything"
+
+
+def test_every_named_service_top_exists() -> None:
+    assert [top for top in SERVICE_TOPS if not (PACKAGE / top).exists()] == []
+
+
+def test_no_path_of_a_developers_machine_is_committed() -> None:
+    pattern = re.compile(r"/(?:work/(?:main|shared)|tmp/brief)\b")
+    here = Path(__file__).resolve()
+    found = [name(p) for p in EVERYTHING if p != here and pattern.search(p.read_text())]
+    assert found == []
