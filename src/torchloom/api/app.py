@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 
 from torchloom.api import fleet, jobs, logs, problems
 from torchloom.api.guard import Guard
 from torchloom.api.ports import Control
 from torchloom.api.schemas import Health
+from torchloom.errors import BusUnavailable
 
 PREFIXES = ("/api/v1", "")
 """The second is for the classic paths."""
 
 
+class Gate:
+    """Lets nobody in until the service has caught up once: what it does not know yet is not missing.
+
+    Later a lost bus does not close it, because a state that was true a moment ago is better than none.
+    """
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._open = False
+
+    async def __call__(self) -> None:
+        self._open = self._open or self._control.ready
+        if not self._open:
+            raise BusUnavailable(
+                "The control service is still reading its history", hint="try again in a moment"
+            )
+
+
 def create_app(control: Control, token: str, version: str, hosts: frozenset[str] = frozenset()) -> FastAPI:
     """The whole API on top of one control service. `hosts` are names it may be called by besides loopback."""
     app = FastAPI(title="torchloom", version=version, docs_url=None, redoc_url=None)
-    router = APIRouter()
+    router, gate = APIRouter(), Gate(control)
 
     @router.get("/health", operation_id="health")
     async def health() -> Health:
         return Health(version=version, ready=control.ready, active=control.active)
 
     for part in (jobs.routes(control), logs.routes(control), fleet.routes(control)):
-        router.include_router(part)
+        router.include_router(part, dependencies=[Depends(gate)])
     for prefix in PREFIXES:
         app.include_router(router, prefix=prefix, include_in_schema=bool(prefix))
     problems.install(app)

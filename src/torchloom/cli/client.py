@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import time
 import urllib.parse
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,18 +16,25 @@ from torchloom.home import Home
 
 PREFIX = "/api/v1"
 TIMEOUT_S = 20.0
+PATIENCE_S = 5.0
+
+
+class NotAnswering(TimedOut):
+    """Nobody is there, or the connection broke; the same request may be tried again."""
+
+
+class Unavailable(TimedOut):
+    """The service is there and cannot say now: it is catching up, or without its bus."""
+
+
 _KINDS: dict[str, type[LoomError]] = {
     "usage": UsageError,
     "not-found": NotFound,
     "not-allowed": NotAllowed,
     "conflict": Conflict,
-    "unavailable": TimedOut,
+    "unavailable": Unavailable,
     "timed-out": TimedOut,
 }
-
-
-class NotAnswering(TimedOut):
-    """Nobody is there, or the connection broke; the same request may be tried again."""
 
 
 class NothingHere(NotFound):
@@ -68,7 +76,15 @@ class Api:
         self._connection: http.client.HTTPConnection | None = None
 
     def get(self, path: str, timeout_s: float = TIMEOUT_S, **query: object) -> Any:
-        return self._call("GET", path, query, None, timeout_s)
+        """Ask; a service that was just started is given a moment to catch up."""
+        deadline = time.monotonic() + min(timeout_s, PATIENCE_S)
+        while True:
+            try:
+                return self._call("GET", path, query, None, timeout_s)
+            except Unavailable:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(0.05)
 
     def post(self, path: str, body: object) -> Any:
         return self._call("POST", path, {}, body, TIMEOUT_S)

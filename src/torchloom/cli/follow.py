@@ -170,6 +170,7 @@ class Follower:
                 away = True
                 self._mend()
                 time.sleep(AGAIN_AFTER_S)
+                api = Api(self._endpoint)
                 continue
             if away:
                 self._queue.put(("say", {"text": "torchloom answers again"}))
@@ -185,11 +186,13 @@ class Follower:
 
             with contextlib.suppress(LoomError, OSError):
                 stack.begin(self._home)
+                # Where every part had died, the new ones may have another port.
+                self._endpoint = Endpoint.find(self._home)
 
     def _read_logs(self) -> None:
-        api = Api(self._endpoint)
         place = ""
         while not self._over.is_set():
+            api = Api(self._endpoint)
             try:
                 for kind, id, body in api.stream(f"/jobs/{self._job}/logs/stream", place):
                     place = id or place

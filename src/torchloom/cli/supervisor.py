@@ -82,7 +82,9 @@ class Supervisor:
         if old is not None and alive:
             self._plan = old
         else:
-            self._socket = open_port(self._wanted_port, self._any_port)
+            # Whoever follows a job of a stack that died as a whole knows its old port.
+            port = old.port if old is not None and self._any_port else self._wanted_port
+            self._socket = open_port(port, self._any_port)
             bus = external_bus()
             self._plan = Plan(
                 self._socket.getsockname()[1],

@@ -1,0 +1,196 @@
+"""`loom run` as a user types it: follows, tells what happens, ends with the job's status, leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from stack import BIN, SCRIPTS, Stack, wait_until
+
+COUNT = """
+import os, sys, time
+rank = os.environ["RANK"]
+for i in range(int(sys.argv[1])):
+    print("tick", i, flush=True)
+    time.sleep(0.02)
+sys.exit(int(sys.argv[2]) if len(sys.argv) > 2 else 0)
+"""
+
+DEAF = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("deaf", flush=True)
+while True:
+    time.sleep(1)
+"""
+TRAIN = str(SCRIPTS / "train.py")
+
+
+class Running:
+    """A `loom run` under way, with its output in files so that it never blocks."""
+
+    def __init__(self, stack: Stack, *args: str) -> None:
+        self._out = stack.home.root.parent / "out"
+        self._err = stack.home.root.parent / "err"
+        with self._out.open("w") as out, self._err.open("w") as err:
+            self.process = subprocess.Popen(
+                [str(BIN / "loom"), "run", *args],
+                env=stack.env,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text(errors="replace")
+
+    @property
+    def err(self) -> str:
+        return self._err.read_text(errors="replace")
+
+    def wait_out(self, text: str) -> None:
+        wait_until(
+            lambda: text in self.out or self.process.poll() is not None, f"output {text!r}: {self.err}"
+        )
+        assert text in self.out, f"{self.out}\n{self.err}"
+
+    def wait(self, timeout_s: float = 90) -> int:
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running\n{self.out}\n{self.err}") from None
+
+
+@contextmanager
+def running(stack: Stack, *args: str) -> Iterator[Running]:
+    started = Running(stack, *args)
+    try:
+        yield started
+    finally:
+        if started.process.poll() is None:
+            started.process.kill()
+            started.process.wait()
+
+
+def script(tmp_path: Path, text: str = COUNT) -> str:
+    path = tmp_path / "count.py"
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_stack_of_its_own_ends_with_the_job(bare: Stack, tmp_path: Path) -> None:
+    with running(bare, "--nproc-per-node", "2", script(tmp_path), "5") as run:
+        assert run.wait() == 0, run.err
+    assert "[rank 0] tick 0\n" in run.out and "[rank 1] tick 4\n" in run.out
+    assert "[loom]" not in run.out and "completed" in run.err
+    assert not bare.leftovers()
+
+
+def test_a_crashing_script_fails_with_reason_and_traceback(bare: Stack, tmp_path: Path) -> None:
+    path = script(tmp_path, "raise ValueError('no such luck')")
+    with running(bare, "--max-restarts", "1", path) as run:
+        assert run.wait() == 1, run.err
+    assert "ValueError: no such luck" in run.out and "Traceback" in run.out
+    assert "failed" in run.err and "restart" in run.err
+    assert not bare.leftovers()
+
+
+def test_bad_input_is_one_sentence(bare: Stack, tmp_path: Path) -> None:
+    path = script(tmp_path)
+    for words, code in (
+        (("run", "no-such-script.py"), 3),
+        (("run", "--nproc-per-node", "0", path), 2),
+        (("run", "--nproc-per-node", "10000", path), 2),
+        (("run", "--nproc-per-node", "many", path), 2),
+        (("run", "--no-such-flag", path), 2),
+        (("run", "--name", "Not A Name", path), 2),
+        (("run",), 2),
+        (("run", "--python", "/no/such/python", path), 3),
+    ):
+        done = bare.loom(*words, check=code)
+        assert done.stderr.startswith("loom: ") and done.stderr.count("\n") == 1, done.stderr
+        assert done.stdout == ""
+    assert not bare.leftovers()
+
+
+def test_ctrl_c_once_stops_at_a_boundary(stack: Stack, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    with running(stack, "--nproc-per-node", "2", "--name", "once", TRAIN, str(notes)) as run:
+        wait_until(lambda: notes.exists() and notes.read_text().count("\n") > 40, f"steps {run.err}")
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130, run.err
+    view = stack.status("once")
+    assert view["state"] == "stopped"
+    assert {worker["exit"] for worker in view["workers"]} == {"exited with code 0"}, view["workers"]
+    assert len({worker["steps"] for worker in view["workers"]}) == 1
+
+
+def test_ctrl_c_twice_kills(stack: Stack, tmp_path: Path) -> None:
+    path = script(tmp_path, DEAF)
+    with running(stack, "--name", "deaf", path) as run:
+        run.wait_out("deaf")
+        run.process.send_signal(signal.SIGINT)
+        wait_until(lambda: "stopping" in run.err, "it says so")
+        began = time.monotonic()
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait(60) == 130, run.err
+    assert "SIGKILL" in stack.status("deaf")["workers"][0]["exit"]
+    assert time.monotonic() - began < 60
+
+
+def test_it_lives_through_the_death_of_its_stack(bare: Stack, tmp_path: Path) -> None:
+    """Supervisor and weaver are killed under it: it starts a new supervisor, loses no line, and ends well."""
+    with running(bare, "--nproc-per-node", "2", "--spawn", "cold", script(tmp_path), "400") as run:
+        run.wait_out("tick 20\n")
+        old = bare.kill_part("supervisor")
+        bare.kill_part("weaver")
+        wait_until(lambda: bare.try_part_pid("supervisor") not in (0, old), f"a new supervisor {run.err}")
+        assert run.wait() == 0, run.err
+    for rank in (0, 1):
+        got = [line for line in run.out.splitlines() if line.startswith(f"[rank {rank}] tick")]
+        assert got == [f"[rank {rank}] tick {i}" for i in range(400)]
+    assert not bare.leftovers()
+
+
+def test_killed_itself_the_job_goes_on_and_the_stack_ends_with_it(bare: Stack, tmp_path: Path) -> None:
+    with running(bare, "--spawn", "cold", script(tmp_path), "150") as run:
+        run.wait_out("tick 5\n")
+        run.process.kill()
+    assert bare.json("ps")[0]["state"] in ("starting", "running")
+    wait_until(lambda: not bare.leftovers(), "the stack ends after the job")
+    log = next(bare.home.jobs_dir.glob("*/rank-0.log")).read_text()
+    assert "tick 149" in log
+
+
+def test_a_failure_is_told_as_it_happens(stack: Stack, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    with running(stack, "--nproc-per-node", "2", "--name", "told", TRAIN, str(notes)) as run:
+        wait_until(lambda: notes.exists() and notes.read_text().count("\n") > 60, f"steps {run.err}")
+        os.kill(stack.status("told")["workers"][1]["pid"], signal.SIGKILL)
+        wait_until(lambda: "recovered" in run.err, f"it is told: {run.err}")
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130, run.err
+    assert "SIGKILL" in run.err and "rank 1" in run.err and "1 restart" in run.err
+
+
+def test_json_is_pure_and_torchruns_spelling_works(stack: Stack, tmp_path: Path) -> None:
+    done = stack.loom(
+        "run", "--standalone", "--nnodes=1", "--nproc_per_node=2", "--json", script(tmp_path), "3"
+    )
+    view = json.loads(done.stdout)
+    assert view["state"] == "completed" and view["world_size"] == 2 and view["args"] == ["3"]
+
+
+def test_detached_it_returns_with_the_id(stack: Stack, tmp_path: Path) -> None:
+    job = stack.loom("run", "--detach", "--name", "apart", script(tmp_path), "3").stdout.strip()
+    assert job == "apart"
+    stack.wait_state(job, "completed")
+    followed = stack.loom("logs", job, "-f").stdout
+    assert "[rank 0] tick 2\n" in followed
