@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -185,7 +184,7 @@ async def until(check: Callable[[], Any], timeout_s: float = 30.0) -> Any:
 
 @contextlib.asynccontextmanager
 async def staged(tmp_path: Path) -> AsyncIterator[Stage]:
-    home = Home(Path(tempfile.mkdtemp(prefix="loom-test-")) / uuid.uuid4().hex[:8])
+    home = Home(tmp_path / uuid.uuid4().hex[:8])
     work = tmp_path / "work"
     work.mkdir(exist_ok=True)
     stage = Stage(home, work)
@@ -198,8 +197,19 @@ async def staged(tmp_path: Path) -> AsyncIterator[Stage]:
         gone = {event.ref for event in stage.events(WorkerExited)}
         await stage.end(*{ref for ref in refs if ref not in gone})
         await stage.stop_agent()
+        assert not processes_naming(home.sockets)
         left = [path for path in (home.boxes, home.boxes_fallback, home.sockets) if path.exists()]
         assert not left, f"left behind: {left} {[list(path.iterdir()) for path in left]}"
+
+
+def processes_naming(path: Path) -> list[int]:
+    """Processes, e.g. spawners, whose command line speaks of this path."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdecimal() and os.fsencode(path) in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return found
 
 
 def run(tmp_path: Path, scene: Callable[[Stage], Any]) -> None:
@@ -705,18 +715,8 @@ def test_a_spawner_is_made_ready_at_once_and_replaced_when_it_dies(tmp_path: Pat
         await stage.send(order, env=dict(os.environ))
         await stage.exit_of(0)
         assert list(stage.home.sockets.glob("spawner-*.sock")) == [path]  # the one made ready served it
-        spawner = spawner_pid(path)
+        (spawner,) = processes_naming(path)
         os.kill(spawner, signal.SIGKILL)
-        await until(lambda: spawner_pid(path) not in (0, spawner))
+        await until(lambda: processes_naming(path) not in ([], [spawner]))
 
     run(tmp_path, scene)
-
-
-def spawner_pid(path: Path) -> int:
-    """The process that holds the lock of this socket."""
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            if entry.name.isdecimal() and os.fsencode(path) in words:
-                return int(entry.name)
-    return 0

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 ANSWER_WITHIN_S = 20.0
 """A new spawner answers before it imports anything; only a host in trouble takes this long."""
 _LOOK_EVERY_S = 0.01
+_LEAVE_WITHIN_S = 5.0
 _SHORT_LIFE_S = 10.0
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
@@ -69,7 +70,6 @@ class _Spawner:
     key: str
     client: AsyncSpawnerClient
     since: float
-    watcher: asyncio.Task[None] | None = None
     warm: bool = False
 
 
@@ -85,6 +85,7 @@ class Spawners:
         self._locks: dict[str, asyncio.Lock] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._pauses: dict[str, float] = {}
+        self._watchers: set[asyncio.Task[None]] = set()
         self._closing = False
         self.exits: dict[tuple[int, int], Exit] = {}
         """What spawners told of their children's ends, by pid and start time, until it is used."""
@@ -198,7 +199,9 @@ class Spawners:
     # -- keeping --------------------------------------------------------------------------------
     def _add(self, key: str, client: AsyncSpawnerClient) -> AsyncSpawnerClient:
         spawner = _Spawner(key, client, time.monotonic())
-        spawner.watcher = asyncio.create_task(self._watch(spawner), name=f"spawner {key}")
+        watcher = asyncio.create_task(self._watch(spawner), name=f"spawner {key}")
+        self._watchers.add(watcher)
+        watcher.add_done_callback(self._watchers.discard)
         self._pool[key] = spawner
         return client
 
@@ -246,33 +249,40 @@ class Spawners:
     async def close(self, quit_unused: bool) -> None:
         """Let go of all; with `quit_unused` those without workers end, and nothing of them is left."""
         self._closing = True
-        leaving = []
-        for spawner in list(self._pool.values()):
+        while watchers := set(self._watchers):
+            for watcher in watchers:
+                watcher.cancel()
+            await asyncio.wait(watchers, timeout=0.05)
+        for spawner in self._pool.values():
             if quit_unused and not self._needed(spawner.key):
-                with contextlib.suppress(LoomError):
-                    await spawner.client.quit(at_once=True, timeout_s=5.0)  # also while it warms
-                    leaving.append(spawner)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*(s.client.gone.wait() for s in leaving)), 5.0)
-        for spawner in list(self._pool.values()) + leaving:
+                with contextlib.suppress(LoomError, TimeoutError):
+                    await spawner.client.quit(at_once=True, timeout_s=_LEAVE_WITHIN_S)  # also while it warms
+                    await asyncio.wait_for(spawner.client.gone.wait(), _LEAVE_WITHIN_S)
             await spawner.client.close()
-            if spawner.watcher is not None:
-                spawner.watcher.cancel()
-        for spawner in leaving:
-            await self._wait_for_end(spawner.key)
         if quit_unused:
-            for left in self._home.sockets.glob("spawner-*.log"):
-                _sweep(left.with_suffix(".sock"))
+            await self._end_unused()
 
-    async def _wait_for_end(self, key: str) -> None:
-        give_up = time.monotonic() + 2.0
-        while key in self._processes and time.monotonic() < give_up:
-            self._reap(key)
+    async def _end_unused(self) -> None:
+        for key, process in self._processes.items():
+            if not self._needed(key):
+                process.terminate()  # one that had not even been reached yet
+        give_up = time.monotonic() + _LEAVE_WITHIN_S
+        while time.monotonic() < give_up:
+            for key in list(self._processes):
+                self._reap(key)
+            unused = [key for key in self._processes if not self._needed(key)]
+            left = [path.with_suffix(".sock") for path in self._home.sockets.glob("spawner-*.log")]
+            if not unused and all(_sweep(path) or self._needed(_key_of(path)) for path in left):
+                return
             await asyncio.sleep(_LOOK_EVERY_S)
 
 
-def _sweep(path: Path) -> None:
-    """Remove what a spawner that is gone left beside its socket."""
+def _key_of(path: Path) -> str:
+    return path.stem.removeprefix("spawner-")
+
+
+def _sweep(path: Path) -> bool:
+    """Remove what a spawner that is gone left beside its socket; False while it is there."""
     lock = path.with_name(f"{path.name}.lock")
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -283,4 +293,5 @@ def _sweep(path: Path) -> None:
         finally:
             os.close(descriptor)
     except OSError:
-        pass
+        return False
+    return True
