@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from rank import Rank
+from torch._C._distributed_c10d import FakeProcessGroup
 
 from torchloom.wire.blackbox import group_key
 
@@ -351,13 +352,13 @@ def forks(me: Rank) -> dict[str, Any]:
     if pid == 0:
         code = 1
         try:
-            alone = dist.ProcessGroupGloo(dist.HashStore(), 0, 1)
-            work = torch.ones(1)
-            alone.allreduce([work]).wait()
+            # A backend without threads: gloo's own do not survive a fork.
             lonely = dist.ProcessGroup(dist.HashStore(), 0, 1)
-            lonely._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, alone)
-            lonely._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-            lonely.allreduce([work]).wait()
+            custom = dist.ProcessGroup.BackendType.CUSTOM
+            lonely._register_backend(torch.device("cpu"), custom, FakeProcessGroup._create_internal(0, 1))
+            lonely._set_default_backend(custom)
+            lonely._set_group_name("lonely")
+            lonely.allreduce([torch.ones(1)]).wait()
             code = 0
         finally:
             os._exit(code)

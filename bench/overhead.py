@@ -1,0 +1,261 @@
+"""What recording costs a worker: CPU time per collective, per optimizer step, and of a whole DDP job.
+
+On and off blocks alternate in one process, so that a noisy machine disturbs both alike; the differences are
+those of the medians. "thread" is the training thread, "process" counts gloo's thread too, where the native
+recorder learns of the completion.
+
+    python bench/overhead.py [--json] [--blocks N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib
+import json
+import mmap
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from support.table import emit, progress
+
+OPERATIONS_A_BLOCK = 300
+STEPS_A_BLOCK = 300
+DDP_STEPS_A_BLOCK = 150
+KINDS = ("native", "python")
+NOTES = (
+    "thread: CPU of the training thread; process: of all threads, gloo's too; wall: time passed",
+    "a collective is an all_reduce of 64 bytes in a group of one rank; Python records without sampling there",
+    "the DDP job has two ranks and one bucket; there the Python recorder samples as it does in production",
+    "off in the DDP job: hooks removed, recorder stopped, kernels still loaded",
+)
+
+
+# -- measuring (in child processes) -----------------------------------------------------------------
+def alternate(
+    blocks: int, states: dict[str, Callable[[], None]], work: Callable[[], None], count: int
+) -> dict[str, dict[str, float]]:
+    """Median µs per unit of `work` (which does `count` of them) in each state, blocks interleaved."""
+    clocks = {"thread": time.thread_time_ns, "process": time.process_time_ns, "wall": time.monotonic_ns}
+    taken: dict[str, dict[str, list[float]]] = {s: {c: [] for c in clocks} for s in states}
+    for block in range(blocks + 1):
+        for state, enter in states.items():
+            enter()
+            before = {name: clock() for name, clock in clocks.items()}
+            work()
+            after = {name: clock() for name, clock in clocks.items()}
+            if block:  # the first round warms up
+                for name in clocks:
+                    taken[state][name].append((after[name] - before[name]) / count / 1000)
+    return {s: {c: statistics.median(v) for c, v in by.items()} for s, by in taken.items()}
+
+
+def mapped_box() -> tuple[Any, int]:
+    from torchloom.wire.blackbox import SIZE, View
+
+    memory = mmap.mmap(-1, SIZE)
+    return View(memoryview(memory)), ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def join(rank: int, world: int, directory: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{directory}/store", world)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+
+
+def collectives(kind: str, blocks: int, directory: str) -> dict[str, Any]:
+    """All-reduce in a group of one: the calling thread waits for nobody, so its CPU time is the call's."""
+    import torch
+    import torch.distributed as dist
+
+    from torchloom.probe import fallback, recorder
+
+    join(0, 1, directory)
+    recorder.load()
+    view, address = mapped_box()
+    running: list[recorder.Recorder] = []
+    skip = torch._C._dispatch_tls_set_dispatch_key_excluded
+    fallback.BUDGET = 1e9  # measure the cost of a record: no sampling
+    tensor = torch.ones(16)
+
+    def stop() -> None:
+        while running:
+            running.pop().stop()
+        skip("BackendSelect", False)
+
+    def absent() -> None:
+        stop()
+        skip("BackendSelect", True)  # all_reduce then takes the way it takes where nothing is registered
+
+    def record() -> None:
+        stop()
+        running.append(recorder.start(view, address))
+
+    def work() -> None:
+        for _ in range(OPERATIONS_A_BLOCK):
+            dist.all_reduce(tensor)
+
+    states = {"without": absent, "loaded": stop, "recording": record}
+    result: dict[str, Any] = alternate(blocks, states, work, OPERATIONS_A_BLOCK)
+    record()
+    result["recorder"] = running[0].kind.name.lower()
+    stop()
+    return result
+
+
+def ddp(kind: str, blocks: int, directory: str, rank: int = 0) -> dict[str, Any]:
+    """A small DDP job on two ranks, recorder and step hooks on and off."""
+    import torch
+
+    from torchloom.probe import session
+    from torchloom.probe.box import Box
+
+    join(rank, 2, directory)
+    view, address = mapped_box()
+    probe = session.Session(Box(view, address))
+    optim = importlib.import_module("torch.optim.optimizer")
+    net = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
+    model = torch.nn.parallel.DistributedDataParallel(net)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.01)
+    batch = torch.randn(32, 64)
+    from torchloom.probe import fallback, recorder
+
+    fallback.START_BUDGET_NS = 0  # a job spends it once, but here every block starts a recorder
+    recorder.load()
+    running: list[recorder.Recorder] = []
+
+    def off() -> None:
+        probe.steps.remove()
+        while running:
+            running.pop().stop()
+
+    def on() -> None:
+        off()
+        running.append(recorder.start(view, address))
+        probe._step_ended = running[0].step_ended
+        probe.steps.install(optim, torch.compiler.is_compiling, probe.guard)
+
+    def work() -> None:
+        for _ in range(DDP_STEPS_A_BLOCK):
+            sgd.zero_grad()
+            model(batch).square().mean().backward()
+            sgd.step()
+
+    return alternate(blocks, {"without": off, "recording": on}, work, DDP_STEPS_A_BLOCK)
+
+
+def steps(blocks: int) -> dict[str, Any]:
+    """optimizer.step() of one small parameter, the probe's hooks in and out; no recorder."""
+    import torch
+
+    from torchloom.probe import session
+    from torchloom.probe.box import Box
+
+    torch.set_num_threads(1)
+    probe = session.Session(Box(*mapped_box()))
+    optim = importlib.import_module("torch.optim.optimizer")
+    parameter = torch.nn.Parameter(torch.ones(4))
+    parameter.grad = torch.zeros(4)
+    sgd = torch.optim.SGD([parameter], lr=0.1)
+
+    def on() -> None:
+        probe.steps.remove()
+        probe.steps.install(optim, torch.compiler.is_compiling, probe.guard)
+
+    def work() -> None:
+        for _ in range(STEPS_A_BLOCK):
+            sgd.step()
+
+    return alternate(blocks, {"without": probe.steps.remove, "hooked": on}, work, STEPS_A_BLOCK)
+
+
+# -- running the children ---------------------------------------------------------------------------
+def child(what: str, kind: str, blocks: int, ranks: int = 1) -> dict[str, Any]:
+    """Run one measurement in fresh processes; what rank 0 tells."""
+    with tempfile.TemporaryDirectory(prefix="loom-bench-") as directory:
+        environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "LOOM_RECORDER": kind, "OMP_NUM_THREADS": "1"}
+        started = [
+            subprocess.Popen(
+                [sys.executable, __file__, "--child", what, kind, str(blocks), directory, str(rank)],
+                env=environment,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(ranks)
+        ]
+        told = [process.communicate()[0] for process in started]
+        if any(process.returncode for process in started):
+            raise SystemExit(f"measuring {what} with the {kind} recorder failed; see above")
+    result: dict[str, Any] = json.loads(told[0])
+    return result
+
+
+def in_child(what: str, kind: str, blocks: int, directory: str, rank: int) -> None:
+    match what:
+        case "collectives":
+            result = collectives(kind, blocks, directory)
+        case "ddp":
+            result = ddp(kind, blocks, directory, rank)
+        case _:
+            result = steps(blocks)
+    print(json.dumps(result))
+
+
+def main() -> None:
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
+    if "--child" in sys.argv:
+        what, kind, blocks, directory, rank = sys.argv[2:]
+        in_child(what, kind, int(blocks), directory, int(rank))
+        return
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print JSON only")
+    parser.add_argument("--blocks", type=int, default=20, help="blocks of each state")
+    options = parser.parse_args()
+    report: dict[str, Any] = {"step": child("steps", "none", options.blocks)}
+    for kind in KINDS:
+        progress(f"measuring the {kind} recorder")
+        report[kind] = {
+            "collective": child("collectives", kind, options.blocks),
+            "ddp": child("ddp", kind, options.blocks, ranks=2),
+        }
+    emit("What recording costs a worker (µs)", list(rows_of(report)), NOTES, options.json)
+
+
+def rows_of(report: dict[str, Any]) -> Iterator[dict[str, object]]:
+    for kind in KINDS:
+        measured = report[kind]["collective"]
+        if measured["recorder"] == kind:  # no compiler, no native recorder
+            yield from rows(f"all_reduce, {kind} kernels loaded, idle", measured, "loaded")
+            goal = 5.0 if kind == "native" else None
+            yield from rows(f"all_reduce, {kind} recording", measured, "recording", goal)
+            yield from rows(f"DDP step, {kind} recorder and hooks", report[kind]["ddp"], "recording")
+    yield from rows("optimizer step, hooks", report["step"], "hooked", 20.0)
+
+
+def rows(
+    what: str, measured: dict[str, Any], state: str, goal: float | None = None
+) -> Iterator[dict[str, object]]:
+    for clock in ("thread", "process", "wall"):
+        base, now = measured["without"][clock], measured[state][clock]
+        yield {
+            "what": what,
+            "clock": clock,
+            "without": round(base, 2),
+            "extra": round(now - base, 2),
+            "extra %": round(100 * (now - base) / base, 2),
+            "goal": goal if clock == "thread" else None,
+        }
+
+
+if __name__ == "__main__":
+    main()
