@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from torchloom.wire.blackbox import PHASE_NAME, PROGRESS_AT, Phase, Progress, View
 
+_STARTING = int(Phase.STARTING)
+_TRAINING = int(Phase.TRAINING)
 _PHASE = PROGRESS_AT // 8 + Progress.PHASE
 _SINCE = PROGRESS_AT // 8 + Progress.PHASE_SINCE_NS
 _ACTIVITY = PROGRESS_AT // 8 + Progress.LAST_ACTIVITY_NS
@@ -22,13 +24,13 @@ class Phases:
         self._names: list[str] = []
         self._training = False
         self.now = int(Phase.NONE)
-        self.set(int(Phase.STARTING), now_ns)
+        self.set(_STARTING, now_ns)
 
     def set(self, phase: int, now_ns: int) -> int:
         """Change the phase; returns the one before, to be given back later."""
         before = self.now
-        if phase == Phase.STARTING and self._training:
-            phase = int(Phase.TRAINING)
+        if phase == _STARTING and self._training:
+            phase = _TRAINING
         self.now = phase
         words = self._words
         words[_SINCE] = now_ns
@@ -39,8 +41,8 @@ class Phases:
     def training_began(self, now_ns: int) -> None:
         """The first step is there: STARTING is over, also for whatever lies over it now."""
         self._training = True
-        if self.now == Phase.STARTING:
-            self.set(int(Phase.TRAINING), now_ns)
+        if self.now == _STARTING:
+            self.set(_TRAINING, now_ns)
 
     def enter_named(self, name: str, now_ns: int) -> int:
         """Begin a phase of the user's; phases nest."""

@@ -10,7 +10,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -32,6 +32,7 @@ HOUSEKEEPING_NS = 100_000_000
 """How often, at most, what may change between steps without a hook is looked at."""
 HOUSEKEEPING_SHARE = 500
 """…and at most one part in so many of the time is spent on it."""
+NEVER_NS = 2**63
 
 current: Session | None = None
 """The session of this process; None outside torchloom and in forked children."""
@@ -49,19 +50,21 @@ class Session:
         self.data = DataWait(view, self.phases, self.guard)
         self.steps = Steps(
             view,
-            data_wait_ns=lambda: self.data.total_ns,
-            at_boundary=self._at_boundary,
-            after_step=self._after_step,
+            inbox=Inbox(view),
+            data=self.data,
+            began=self.phases.training_began,
+            housekeeping=self.guard.wrap(self._keep_house, otherwise=NEVER_NS),
         )
         self._compiling = Compiling(self.phases, self.guard)
-        self._inbox = Inbox(view)
         self._hyper = Hyperparameters(view)
         self._metrics = Metrics(view)
         self._device: dict[str, Any] = {}
         self._arrivals = Arrivals(self.guard)
-        self._housekeeping_ns = 0
-        self._step_ended: Callable[[], None] | None = None
-        """Of a recorder that samples."""
+        # Guarded one by one: a param group we cannot read must not end the counting of steps.
+        self._watch_device = self.guard.wrap(self._write_device)
+        self._watch_compiling = self.guard.wrap(self._compiling.keep)
+        self._watch_hyper = self.guard.wrap(self._hyper.write_changed)
+        self._write_metrics = self.guard.wrap(self._metrics.write)
         # What the script calls, guarded once and for all.
         self.log = self.guard.wrap(self._log)
         self.tell_step = self.guard.wrap(self._tell_step)
@@ -74,7 +77,7 @@ class Session:
     def install(self) -> None:
         """Put the hooks into torch: now if it is imported, else when it is."""
         os.register_at_fork(after_in_child=self.guard.wrap(self._silence))
-        self.guard.wrap(self._write_device)()
+        self._watch_device()
         self._arrivals.expect("torch", self._torch_arrived)
         self._arrivals.expect("torch.utils.data.dataloader", self.data.install)
         self._arrivals.expect("torch._dynamo.callback", self._compiling.install)
@@ -92,7 +95,7 @@ class Session:
         recorder.load()
         started = recorder.start(self.view, self._address)
         if started.kind is Recorder.PYTHON:
-            self._step_ended = started.step_ended
+            self.steps.step_ended = self.guard.wrap(started.step_ended)
 
     def _silence(self) -> None:
         """In a forked child: it is somebody else, and the box is not its own."""
@@ -104,23 +107,15 @@ class Session:
         self._arrivals.forget()
 
     # -- what the hooks call --------------------------------------------------------------------
-    def _at_boundary(self, completed: int, now_ns: int) -> None:
-        self.data.thread = self.steps.thread
-        if completed == 0:
-            self.phases.training_began(now_ns)
-        self._inbox.check(completed)
-
-    def _after_step(self, completed: int, now_ns: int) -> None:
-        if self._step_ended is not None:
-            self._step_ended()
-        if now_ns >= self._housekeeping_ns:
-            self._hyper.write_changed(self.steps.optimizers(), completed)
-            self._metrics.write(now_ns)
-            self._compiling.keep()
-            self._write_device()
-            # A thousand param groups take milliseconds to look at: then it is done less often.
-            done_ns = time.monotonic_ns()
-            self._housekeeping_ns = done_ns + max(HOUSEKEEPING_NS, HOUSEKEEPING_SHARE * (done_ns - now_ns))
+    def _keep_house(self, completed: int, now_ns: int) -> int:
+        """Look at what may have changed; returns when to do so again."""
+        self._watch_device()
+        self._watch_compiling()
+        self._write_metrics(now_ns)
+        self._watch_hyper(self.steps.optimizers(), completed)
+        # A thousand param groups take milliseconds to look at: then it is done less often.
+        done_ns = time.monotonic_ns()
+        return done_ns + max(HOUSEKEEPING_NS, HOUSEKEEPING_SHARE * (done_ns - now_ns))
 
     def _write_device(self) -> None:
         described = device.describe()

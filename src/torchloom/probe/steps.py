@@ -17,14 +17,16 @@ Nothing here is done per parameter.
 from __future__ import annotations
 
 import sys
-import threading
-import time
 import types
 import weakref
 from collections.abc import Callable
+from threading import get_ident
+from time import monotonic_ns
 from typing import Any
 
+from torchloom.probe.data import DataWait
 from torchloom.probe.guard import Guard
+from torchloom.probe.mailbox import Inbox
 from torchloom.wire.blackbox import PROGRESS_AT, Progress, View
 
 _AT = PROGRESS_AT // 8
@@ -42,23 +44,29 @@ _COLLECTIVES = _AT + Progress.COLLECTIVES_ENTERED
 class Steps:
     """The step counters of one worker.
 
-    `at_boundary(completed, now_ns)` is called before every anchor step and may raise to end the script;
-    `after_step(completed, now_ns)` after it; `data_wait_ns()` says how long the worker has waited so far.
+    `inbox` is asked at every boundary and may end the script; `began(now_ns)` is called at the first one, and
+    `housekeeping(completed, now_ns)`, which says when it wants to be called next, after a step when due.
+    The hot path makes few calls on purpose: cold, each costs a microsecond of the user's step.
     """
 
     def __init__(
         self,
         view: View,
         *,
-        data_wait_ns: Callable[[], int],
-        at_boundary: Callable[[int, int], None],
-        after_step: Callable[[int, int], None],
+        inbox: Inbox,
+        data: DataWait,
+        began: Callable[[int], None],
+        housekeeping: Callable[[int, int], int],
     ) -> None:
         self._view = view
         self._words = view.words
-        self._data_wait_ns = data_wait_ns
-        self._at_boundary = at_boundary
-        self._after_step = after_step
+        self._inbox = inbox
+        self._data = data
+        self._began = began
+        self._housekeeping = housekeeping
+        self._housekeeping_ns = 0
+        self.step_ended: Callable[[], None] | None = None
+        """Also called after every step: a recorder that samples chooses by it."""
         self._anchor: Callable[[], Any] = _nobody
         self._others: list[weakref.ref[Any]] = []
         self._open: Any = None
@@ -71,7 +79,7 @@ class Steps:
         self._step_code: types.CodeType | None = None
         self._handles: list[Any] = []
         self.completed = 0
-        self.thread = threading.get_ident()
+        self._thread = get_ident()
         """The thread the anchor steps on."""
 
     def install(self, optim: Any, is_compiling: Callable[[], bool], guard: Guard) -> None:
@@ -94,30 +102,32 @@ class Steps:
 
     def before(self, optimizer: Any, args: Any) -> None:
         """The global pre-hook."""
-        thread = threading.get_ident()
+        thread = get_ident()
         anchor = self._anchor()
-        if thread != self.thread and anchor is not None and anchor is not optimizer:
-            return  # counted when it ends; `_open` belongs to the anchor's thread
+        if thread != self._thread:
+            if anchor is not None and anchor is not optimizer:
+                return  # counted when it ends; `_open` belongs to the anchor's thread
+            self._thread = self._data.thread = thread
         # Something is open: either this is a step within a step, or the one before raised and never ended.
         if self._open is not None and self._is_nested():
             return
-        self.thread = thread
         if anchor is None:
             self._drop_anchor(optimizer)
         elif anchor is not optimizer:
             self._open_is_anchor = False
             self._open = args
             return
-        now_ns = time.monotonic_ns()
-        self._words[_ENTERED] = now_ns
+        self._words[_ENTERED] = now_ns = monotonic_ns()
+        if self.completed == 0:
+            self._began(now_ns)
         self._open_is_anchor = True
         self._open = None
-        self._at_boundary(self.completed, now_ns)
+        self._inbox.check(self.completed)
         self._open = args
 
     def after(self, optimizer: Any, args: Any) -> None:
         """The global post-hook."""
-        if threading.get_ident() != self.thread:
+        if get_ident() != self._thread:
             if not self._is_nested():
                 self._count_other(optimizer)
             return
@@ -128,13 +138,13 @@ class Steps:
         if not self._open_is_anchor:
             self._count_other(optimizer)
             return
-        now_ns = time.monotonic_ns()
+        now_ns = monotonic_ns()
         words = self._words
         self.completed = completed = self.completed + 1
         step_ns = now_ns - self._ended_ns if self._ended_ns else 0
-        waited_ns, collectives = self._data_wait_ns(), words[_COLLECTIVES]
+        waited_ns, collectives = self._data.total_ns, words[_COLLECTIVES]
         self._view.write_step(
-            completed, now_ns, step_ns, waited_ns - self._waited_ns, max(0, collectives - self._collectives)
+            completed, now_ns, step_ns, waited_ns - self._waited_ns, collectives - self._collectives
         )
         self._ended_ns, self._waited_ns, self._collectives = now_ns, waited_ns, collectives
         words[_STEP_NS] = step_ns
@@ -143,7 +153,10 @@ class Steps:
         words[_STEPS] = completed
         if completed == 1:
             words[_FIRST] = now_ns
-        self._after_step(completed, now_ns)
+        if self.step_ended is not None:
+            self.step_ended()
+        if now_ns >= self._housekeeping_ns:
+            self._housekeeping_ns = self._housekeeping(completed, now_ns)
 
     def _drop_anchor(self, optimizer: Any) -> None:
         self._others = [other for other in self._others if other() is not optimizer]
@@ -153,7 +166,7 @@ class Steps:
     def _count_other(self, optimizer: Any) -> None:
         self._other_steps += 1
         self._words[_OTHER_STEPS] = self._other_steps
-        self._words[_ACTIVITY] = time.monotonic_ns()
+        self._words[_ACTIVITY] = monotonic_ns()
         if not any(other() is optimizer for other in self._others):
             self._others = [other for other in self._others if other() is not None]
             self._others.append(weakref.ref(optimizer))

@@ -18,6 +18,7 @@ It has more than 400 lines because the layout is one definition: split, its part
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
@@ -310,7 +311,11 @@ class StepWord(IntEnum):
     COLLECTIVES = 4
     """Collectives entered during the step."""
     CHECKSUM = 7
-    """Over words 1 to 6."""
+    """Over words 1 to 6, computed as that of a blob: a worker writes one per step, and in Python."""
+
+
+_STEP_CHECKSUM = int(StepWord.CHECKSUM)
+_STEP_BODY = struct.Struct("<4Q16x")
 
 
 def checksum(words: Sequence[int]) -> int:
@@ -437,11 +442,11 @@ class View:
     def write_step(self, seq: int, ended_ns: int, step_ns: int, data_wait_ns: int, collectives: int) -> None:
         at = STEPS_AT // 8 + (seq - 1) % STEP_SLOTS * STEP_WORDS
         words = self.words
-        body = (ended_ns, step_ns, data_wait_ns, collectives, 0, 0)
+        body = _STEP_BODY.pack(ended_ns, step_ns, data_wait_ns, collectives)
         words[at] = 0
-        for i, w in enumerate(body, 1):
-            words[at + i] = w
-        words[at + StepWord.CHECKSUM] = checksum(body)
+        start = at * 8 + 8
+        self.raw[start : start + 48] = body
+        words[at + _STEP_CHECKSUM] = _text_checksum(body)
         words[at] = seq
 
     def read_step(self, seq: int) -> Step | None:
@@ -449,7 +454,8 @@ class View:
         at = STEPS_AT // 8 + (seq - 1) % STEP_SLOTS * STEP_WORDS
         for _ in range(4):
             w = self.words[at : at + STEP_WORDS].tolist()
-            if w[0] == seq and self.words[at] == seq and w[StepWord.CHECKSUM] == checksum(w[1:7]):
+            body = _STEP_BODY.pack(*w[1:5])
+            if w[0] == seq and self.words[at] == seq and w[_STEP_CHECKSUM] == _text_checksum(body):
                 return Step(seq, w[1], w[2], w[3], w[4])
         return None
 
