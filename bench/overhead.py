@@ -1,8 +1,8 @@
 """What recording costs a worker: CPU time per collective, per optimizer step, and of a whole DDP job.
 
-On and off blocks alternate in one process, so that a noisy machine disturbs both alike; the differences are
-those of the medians. "thread" is the training thread, "process" counts gloo's thread too, where the native
-recorder learns of the completion.
+On and off blocks alternate in one process, so that a noisy machine disturbs both alike; what is shown is the
+median difference of neighbouring blocks. "thread" is the training thread; "process" counts gloo's thread too,
+where the native recorder learns of the completion.
 
     python bench/overhead.py [--json] [--blocks N]
 """
@@ -42,7 +42,7 @@ NOTES = (
 def alternate(
     blocks: int, states: dict[str, Callable[[], None]], work: Callable[[], None], count: int
 ) -> dict[str, dict[str, float]]:
-    """Median µs per unit of `work` (which does `count` of them) in each state, blocks interleaved."""
+    """Median µs per unit of `work` (which does `count` of them) in each state, and beyond the first state."""
     clocks = {"thread": time.thread_time_ns, "process": time.process_time_ns, "wall": time.monotonic_ns}
     taken: dict[str, dict[str, list[float]]] = {s: {c: [] for c in clocks} for s in states}
     for block in range(blocks + 1):
@@ -54,7 +54,14 @@ def alternate(
             if block:  # the first round warms up
                 for name in clocks:
                     taken[state][name].append((after[name] - before[name]) / count / 1000)
-    return {s: {c: statistics.median(v) for c, v in by.items()} for s, by in taken.items()}
+    first = taken[next(iter(states))]
+    result: dict[str, dict[str, float]] = {}
+    for state, by in taken.items():
+        result[state] = {clock: statistics.median(values) for clock, values in by.items()}
+        for clock, values in by.items():
+            pairs = zip(values, first[clock], strict=True)
+            result[state][f"{clock} extra"] = statistics.median(now - base for now, base in pairs)
+    return result
 
 
 def mapped_box() -> tuple[Any, int]:
@@ -246,13 +253,13 @@ def rows(
     what: str, measured: dict[str, Any], state: str, goal: float | None = None
 ) -> Iterator[dict[str, object]]:
     for clock in ("thread", "process", "wall"):
-        base, now = measured["without"][clock], measured[state][clock]
+        base, extra = measured["without"][clock], measured[state][f"{clock} extra"]
         yield {
             "what": what,
             "clock": clock,
             "without": round(base, 2),
-            "extra": round(now - base, 2),
-            "extra %": round(100 * (now - base) / base, 2),
+            "extra": round(extra, 2),
+            "extra %": round(100 * extra / base, 2),
             "goal": goal if clock == "thread" else None,
         }
 
