@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -438,6 +439,56 @@ def test_exits_are_known_without_the_spawner(tmp_path: Path) -> None:
         again = await stage.start(sh("exit 5"), generation=2)  # by a new spawner
         assert again.workers[0].pid
         assert (await stage.exit_of(0, generation=2)).exit.code == 5
+
+    run(tmp_path, scene)
+
+
+def test_a_worker_without_a_box_is_watched_and_adopted_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nowhere = Path("/proc/there-is-no-room-here")
+    monkeypatch.setattr(Home, "boxes", property(lambda _: nowhere))
+    monkeypatch.setattr(Home, "boxes_fallback", property(lambda _: nowhere))
+
+    async def scene(stage: Stage) -> None:
+        await stage.start_agent()
+        order = stage.order(sh("sleep 1000"))
+        await stage.send(order)
+        started = await stage.event(WorkersStarted)
+        assert "no black box" in started.workers[0].blind
+        await stage.crash_agent()
+        await stage.start_agent()
+        joined = (await until(lambda: stage.events(NodeJoined)[1:]))[0]
+        assert [w.pid for w in joined.inventory.workers] == [started.workers[0].pid]
+        await stage.send(order)  # known, though there is no box to tell
+        pulse = await telemetry(stage, lambda t: bool(t.workers))
+        assert pulse.workers[0].phase == "unknown"
+        os.kill(started.workers[0].pid, signal.SIGKILL)
+        assert (await stage.exit_of(0)).exit.signal == 9
+        assert len(stage.events(WorkersStarted)) == 1
+
+    run(tmp_path, scene)
+
+
+def test_without_pidfds_ends_are_seen_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+
+    async def scene(stage: Stage) -> None:
+        await stage.start_agent()
+        started = await stage.start(steps(0.01, "stubborn", "child"), world=2)
+        await until(lambda: len(stage.events(FirstStep)) == 2)
+        os.kill(started.workers[0].pid, signal.SIGKILL)
+        assert (await stage.exit_of(0)).exit.signal == 9
+        await stage.end(started.workers[1].ref, grace_s=0.05)
+        assert (await stage.exit_of(1)).exit.signal == 9
+        for rank in (0, 1):
+            text = stage.home.jobs_dir.joinpath("tiny", f"rank-{rank}.log").read_text()
+            child = int(text.split("child ")[1].split()[0])
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)  # may be missed this way, see Process
 
     run(tmp_path, scene)
 

@@ -22,6 +22,7 @@ from torchloom.model.events import StoreLost
 from torchloom.model.node import StoreAddress, StoreRef
 from torchloom.model.worker import Exit, WorkerRef
 from torchloom.wire import blackbox
+from torchloom.wire.blackbox import Header
 
 log = logging.getLogger(__name__)
 
@@ -73,11 +74,11 @@ async def _from_file(host: Host, path: Path) -> Worker | None:
         start_ticks=box.start_ticks,
         process=process,
         box=box,
-        log=Path(identity.get("stdout") or host.log_file(ref.job, ref.rank)),
+        log=Path(str(identity.get("stdout") or host.log_file(ref.job, ref.rank))),
         spawner=str(identity.get("key") or ""),
         devices=host.devices.told(box.json(blackbox.DEVICE))
         or host.devices.expected(
-            int(identity.get("local_rank") or 0), {}, cores if isinstance(cores, list) else None
+            box.view.header(Header.LOCAL_RANK), {}, cores if isinstance(cores, list) else None
         ),
     )
 

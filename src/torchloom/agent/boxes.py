@@ -115,8 +115,11 @@ class Box:
         if not data:
             return None
         try:
-            return json.loads(data)
-        except ValueError:
+            return json.loads(data, parse_int=_integer)
+        except (
+            ValueError,
+            RecursionError,
+        ):  # it was written inside the user's process: anything may be in it
             return None
 
     def wall_ns(self, monotonic_ns: int) -> int:
@@ -143,7 +146,7 @@ class Box:
         found = self.json(blackbox.END)
         if not isinstance(found, dict):
             return None
-        code = found.get("code")
+        code, at_ns = found.get("code"), found.get("at_ns")
         return EndRecord(
             how=str(found.get("how", "")),
             code=code if isinstance(code, int) else None,
@@ -151,7 +154,7 @@ class Box:
             message=str(found.get("message") or ""),
             traceback=str(found.get("traceback") or ""),
             connection_lost=bool(found.get("connection_lost")),
-            at_ns=int(found.get("at_ns") or 0),
+            at_ns=at_ns if isinstance(at_ns, int) else 0,
         )
 
     # -- mailbox --------------------------------------------------------------------------------
@@ -164,6 +167,11 @@ class Box:
         words[at + Mailbox.COMMAND] = blackbox.Command.STOP
         words[at + Mailbox.AT_STEP] = max(0, at_step)
         words[at + Mailbox.VERSION] = words[at + Mailbox.VERSION] + 1 & blackbox.MASK
+
+
+def _integer(digits: str) -> int | float:
+    """Integers that a message can carry; longer ones lose precision, not the whole text."""
+    return int(digits) if len(digits) < 19 else float(digits)
 
 
 def is_under_way(record: Collective) -> bool:

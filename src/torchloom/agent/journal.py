@@ -118,7 +118,10 @@ class Journal:
 
     # -- processes without a box ----------------------------------------------------------------
     def keep(self, note: ProcessNote) -> None:
-        _replace(self._notes / note.name, json.dumps(asdict(note)))
+        try:
+            _replace(self._notes / note.name, json.dumps(asdict(note)))
+        except HomeUnusable as error:  # a full disk: within the life of this agent memory will do
+            log.warning("a process cannot be noted: %s", error)
 
     def drop(self, note: ProcessNote) -> None:
         (self._notes / note.name).unlink(missing_ok=True)

@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 _GOODBYE_WITHIN_S = 3.0
 _WORKERS_PER_CORE = 16
+_MOST_WORKERS = 256
+"""Each worker costs two of the 1,024 files that a process may usually have open."""
 
 
 async def serve(
@@ -71,7 +73,7 @@ async def serve(
         if prewarm:
             tasks.start(_prewarm(host), "prewarm")
         await _adopt(host, watch, greet)
-        tasks.start(host.reporter.run(), "reporter")
+        tasks.keep(host.reporter.run, "reporter")
         commands, queries = Commands(host, watch, bus, tasks), Queries(host, bus)
         for subject, handler in (
             (subjects.command(node), commands.receive),
@@ -79,8 +81,8 @@ async def serve(
         ):
             subscriptions.append(await _subscribe(bus, subject, handler))
         bus.on_reconnect.append(greet)
-        tasks.start(pulse.follow_starts(host), "first steps")
-        tasks.start(pulse.beat(host, bus), "pulse")
+        tasks.keep(lambda: pulse.follow_starts(host), "first steps")
+        tasks.keep(lambda: pulse.beat(host, bus), "pulse")
         if ready is not None:
             ready.set()
         await stop.wait()
@@ -122,7 +124,7 @@ def _host(
         node=node,
         address=address,
         session=uuid.uuid4().hex,
-        max_workers=max_workers or max(64, _WORKERS_PER_CORE * len(found.cores)),
+        max_workers=max_workers or min(_MOST_WORKERS, max(64, _WORKERS_PER_CORE * len(found.cores))),
         log_limit=log_limit,
         devices=found,
         journal=journal,

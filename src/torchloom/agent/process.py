@@ -68,7 +68,7 @@ def _decode(status: int) -> Status:
 
 @dataclass(eq=False)
 class Process:
-    """One process held by its pidfd. `fd` is readable when it has ended."""
+    """One process held by its pidfd. `fd` is readable when it has ended; -1 when no pidfd can be had."""
 
     pid: int
     start_ticks: int
@@ -82,12 +82,15 @@ class Process:
             return None
         try:
             fd = os.pidfd_open(pid)
-        except OSError:
+        except ProcessLookupError:
             return None
+        except OSError:  # too many files, or a sandbox that forbids it: no reason to call a process dead
+            fd = -1
+        held = cls(pid, ticks, fd)
         if start_ticks(pid) != ticks:  # looked at only once the pidfd pins the pid
-            os.close(fd)
+            held.close()
             return None
-        return cls(pid, ticks, fd)
+        return held
 
     @property
     def alive(self) -> bool:
@@ -98,6 +101,8 @@ class Process:
         fields = _stat(self.pid)
         if len(fields) > 49 and int(fields[19]) == self.start_ticks:
             return _decode(int(fields[49])) if fields[0] == "Z" else None
+        if self.fd < 0:
+            return None
         info = bytearray(64)
         struct.pack_into("Q", info, 0, _INFO_EXIT)
         try:
@@ -110,6 +115,9 @@ class Process:
 
     def signal_group(self, number: int) -> None:
         """Signal the process and everything in its process group, e.g. data-loader workers."""
+        if self.fd < 0:
+            self._signal_group_by_number(number)
+            return
         try:
             signal.pidfd_send_signal(self.fd, number, None, _SIGNAL_PROCESS_GROUP)
         except ProcessLookupError:
@@ -120,16 +128,18 @@ class Process:
             self._signal_group_by_number(number)
 
     def _signal_group_by_number(self, number: int) -> None:
-        """Before Linux 6.9. The number is ours while the leader exists or anybody is in its group."""
+        """Before Linux 6.9, or without a pidfd: only while the leader is there, if only as a zombie.
+
+        Its number cannot be another's then. What a leader that was reaped at once leaves behind is missed.
+        """
         try:
-            if os.getpgid(self.pid) == self.pid and start_ticks(self.pid) == self.start_ticks:
+            if start_ticks(self.pid) == self.start_ticks and os.getpgid(self.pid) == self.pid:
                 os.killpg(self.pid, number)
-            else:
-                signal.pidfd_send_signal(self.fd, number)
         except ProcessLookupError:
             pass
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            os.close(self.fd)
+            if self.fd >= 0:
+                os.close(self.fd)

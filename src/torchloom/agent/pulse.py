@@ -24,9 +24,11 @@ from torchloom.wire.blackbox import Progress
 PULSE_EVERY_S = 0.25
 _EAGER_S = 0.005
 """How often a worker that has not stepped yet is looked at: its first step ends a recovery."""
+_EAGER_FOR_NS = 300 * 10**9
+"""After this long it is looked at with the pulse only: it may never step at all."""
 _IDLE_S = 0.025
 _STEPS_FOR_MEDIAN = 16
-_WORKERS_A_MESSAGE = 32
+_WORKERS_A_MESSAGE = 16
 """A pulse may carry 32 kB of metrics and hyperparameters, a message 1 MiB."""
 _HYPER_EVERY = 20
 """Pulses after which unchanged hyperparameters are sent again, because a message may have been lost."""
@@ -37,13 +39,17 @@ async def follow_starts(host: Host) -> None:
     while True:
         eager = False
         for worker in host.running():
-            if worker.box is not None and not worker.box.closed and not worker.first_step_told:
+            young = time.monotonic_ns() - worker.started_ns < _EAGER_FOR_NS
+            if young and not worker.first_step_told and worker.box is not None:
                 eager = True
                 look_at_start(host, worker, worker.box)
         await asyncio.sleep(_EAGER_S if eager else _IDLE_S)
 
 
 def look_at_start(host: Host, worker: Worker, box: Box) -> None:
+    """Say the worker's devices and its first step, if they are new."""
+    if box.closed:
+        return
     _look_at_device(host, worker, box)
     if worker.first_step_told or not box.progress(Progress.STEPS):
         return
@@ -72,7 +78,7 @@ async def beat(host: Host, bus: Bus) -> None:
     while True:
         pulses = []
         for worker in host.running():
-            if worker.box is not None and not worker.box.closed:
+            if worker.box is not None:
                 look_at_start(host, worker, worker.box)
             pulses.append(pulse_of(worker, time.monotonic_ns()))
             logs.bound(worker.log, host.log_limit)

@@ -136,7 +136,7 @@ class Spawners:
         self._wanted_warm.add(wanted.key)
         try:
             await self.get(wanted)
-        except LoomError as error:
+        except (LoomError, OSError) as error:
             log.warning("no spawner could be made ready: %s", error)
 
     async def _start(self, key: str, wanted: Recipe) -> AsyncSpawnerClient:
@@ -225,7 +225,7 @@ class Spawners:
             return
         try:
             await self.get(wanted)
-        except LoomError as error:
+        except (LoomError, OSError) as error:
             log.warning("spawner %s could not be replaced: %s", key, error)
 
     def _reap(self, key: str) -> None:
@@ -242,7 +242,7 @@ class Spawners:
         self.exits.pop((pid, ticks), None)
         spawner = self._pool.get(key)
         if spawner is not None:
-            with contextlib.suppress(LoomError):
+            with contextlib.suppress(LoomError, SpawnerGone):
                 await spawner.client.forget([pid])
 
     # -- the end --------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ class Spawners:
             await asyncio.wait(watchers, timeout=0.05)
         for spawner in self._pool.values():
             if quit_unused and not self._needed(spawner.key):
-                with contextlib.suppress(LoomError, TimeoutError):
+                with contextlib.suppress(LoomError, OSError):
                     await spawner.client.quit(at_once=True, timeout_s=_LEAVE_WITHIN_S)  # also while it warms
                     await asyncio.wait_for(spawner.client.gone.wait(), _LEAVE_WITHIN_S)
             await spawner.client.close()

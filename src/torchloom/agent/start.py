@@ -11,7 +11,7 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -137,16 +137,16 @@ def _order(
 
 
 async def _ask_twice(
-    host: Host, wanted: Recipe, orders: Sequence[dict[str, Any]], still_wanted: Any
+    host: Host, wanted: Recipe, orders: Sequence[dict[str, Any]], still_wanted: Callable[[], bool]
 ) -> list[Started]:
     """A spawner that dies in the middle may have started some: the boxes tell, and a second one goes on."""
     for attempt in (1, 2):
         try:
             client = await host.spawners.warm(wanted, still_wanted)
             return await client.start(orders)
-        except SpawnerGone:
+        except SpawnerGone as error:
             if attempt == 2:
-                raise
+                raise SpawnFailed("the spawner died twice while it started the workers") from error
             log.warning("the spawner died while it started workers; once more with a new one")
             await _remove_unborn(orders)
     raise AssertionError("unreachable")

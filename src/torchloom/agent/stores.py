@@ -52,9 +52,9 @@ class Stores:
                 client = await host.spawners.warm(wanted, lambda: True)
                 keeper = await client.store(ref.job, ref.generation, effect.host)
                 break
-            except SpawnerGone:
+            except SpawnerGone as error:
                 if attempt == 2:
-                    raise
+                    raise SpawnFailed("the spawner died twice while it started the store") from error
         assert keeper is not None
         process = Process.open(keeper.pid, keeper.start_ticks)
         if process is None:

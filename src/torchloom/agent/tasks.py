@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 log = logging.getLogger(__name__)
+
+_PAUSE_AFTER_FAILURE_S = 0.5
 
 
 class Tasks:
@@ -24,6 +26,15 @@ class Tasks:
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return task
+
+    def keep(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        """Like `start`, for work that never ends by itself: begun again a moment after it failed."""
+        self.start(self._again_and_again(work, name), name)
+
+    async def _again_and_again(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        while True:
+            await self._guard(work(), name)
+            await asyncio.sleep(_PAUSE_AFTER_FAILURE_S)
 
     async def _guard(self, work: Coroutine[Any, Any, None], name: str) -> None:
         try:

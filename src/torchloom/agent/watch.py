@@ -11,8 +11,10 @@ import asyncio
 import logging
 import signal
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
-from torchloom.agent import boxes, logs, words
+from torchloom.agent import boxes, logs, pulse, words
 from torchloom.agent.boxes import Box
 from torchloom.agent.host import Host, Store, Worker
 from torchloom.agent.process import Process
@@ -24,6 +26,9 @@ from torchloom.wire.blackbox import Progress
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+_LOOK_EVERY_S = 0.01
 _STATUS_WITHIN_S = 0.05
 """How long the status of a held process is looked for: it is there as soon as somebody reaps it."""
 _WORD_WITHIN_S = 1.0
@@ -44,12 +49,10 @@ class Watch:
         if worker.process is None:
             self._ended(worker)
         else:
-            asyncio.get_running_loop().add_reader(worker.process.fd, self._ended, worker)
+            self._call_at_end(worker.process, self._ended, worker)
 
     def _ended(self, worker: Worker) -> None:
         at_ns = time.time_ns()
-        if worker.process is not None:
-            asyncio.get_running_loop().remove_reader(worker.process.fd)
         worker.ending = True
         self._tasks.start(self._report(worker, at_ns), f"exit of {worker.ref.job}/{worker.ref.rank}")
 
@@ -60,6 +63,8 @@ class Watch:
         if worker.process is not None:
             # Data loaders and other children must not outlive their worker.
             worker.process.signal_group(signal.SIGKILL)
+        if worker.box is not None:
+            pulse.look_at_start(host, worker, worker.box)  # it may have stepped and died between two looks
         end = worker.box.end_record() if worker.box else None
         found, told_at_ns = await self._status(
             worker.process, worker.pid, worker.start_ticks, end, worker.spawner
@@ -67,6 +72,7 @@ class Watch:
         event = exit_event(host.node, worker, found, min(at_ns, told_at_ns or at_ns), end, ended_ns)
         stored = host.reporter.say(event, f"{worker.event_stem}.exit")
         worker.told.set()
+        logs.bound(worker.log, host.log_limit)
         log.info("%s rank %d %s", worker.ref.job, worker.ref.rank, found.describe())
         await stored
         await self.forget(worker)
@@ -112,10 +118,9 @@ class Watch:
     # -- stores ---------------------------------------------------------------------------------
     def add_store(self, store: Store) -> None:
         self._host.stores[store.ref] = store
-        asyncio.get_running_loop().add_reader(store.process.fd, self._store_ended, store)
+        self._call_at_end(store.process, self._store_ended, store)
 
     def _store_ended(self, store: Store) -> None:
-        asyncio.get_running_loop().remove_reader(store.process.fd)
         self._tasks.start(self._report_store(store), f"end of the store of {store.ref.job}")
 
     async def _report_store(self, store: Store) -> None:
@@ -133,6 +138,25 @@ class Watch:
         host.journal.drop(note)
         await host.spawners.forget(note.spawner, note.pid, note.start_ticks)
 
+    # -- processes ------------------------------------------------------------------------------
+    def _call_at_end(self, process: Process, call: Callable[[T], None], about: T) -> None:
+        """Call once when the process has ended: told by its pidfd, else found by looking."""
+        loop = asyncio.get_running_loop()
+
+        def ended() -> None:
+            loop.remove_reader(process.fd)
+            call(about)
+
+        async def look() -> None:
+            while process.alive:
+                await asyncio.sleep(_LOOK_EVERY_S)
+            call(about)
+
+        if process.fd >= 0:
+            loop.add_reader(process.fd, ended)
+        else:
+            self._tasks.start(look(), f"end of process {process.pid}")
+
     def close(self) -> None:
         """Let go of all processes; they go on."""
         loop = asyncio.get_running_loop()
@@ -140,7 +164,8 @@ class Watch:
             s.process for s in self._host.stores.values()
         ]:
             if process is not None:
-                loop.remove_reader(process.fd)
+                if process.fd >= 0:
+                    loop.remove_reader(process.fd)
                 process.close()
         for worker in self._host.workers.values():
             if worker.box is not None:
