@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from torchloom.spawner.boxes import start_ticks
-from torchloom.spawner.client import SpawnerClient, Started
+from torchloom.spawner.client import Exit, SpawnerClient, Started
 from torchloom.spawner.key import spawner_key
 from torchloom.spawner.launch import TORCHRUN_FLAGS, socket_path, start_spawner
 from torchloom.wire import blackbox
@@ -38,6 +38,15 @@ def process_state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return ""
+
+
+def exit_of(client: SpawnerClient, pid: int | None) -> Exit:
+    """The exit of one process; others that come meanwhile are of no interest."""
+    while True:
+        ended = client.wait_exit(LONG_S)
+        assert ended is not None, f"no exit of {pid} was reported"
+        if ended.pid == pid:
+            return ended
 
 
 def base_environment() -> dict[str, str]:

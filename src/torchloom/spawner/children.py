@@ -97,9 +97,10 @@ class Children:
         }
         try:
             return self._start_one(spec)
-        except (Refused, OSError, KeyError, TypeError, ValueError) as error:
-            why = str(error) if isinstance(error, Refused | OSError) else f"bad request: {error!r}"
-            return {**nothing, "error": why}
+        except (Refused, OSError) as error:
+            return {**nothing, "error": str(error)}
+        except Exception as error:  # noqa: BLE001  # a spec of a strange shape must not keep the others waiting
+            return {**nothing, "error": f"bad request: {error!r}"}
 
     def _start_one(self, spec: Mapping[str, Any]) -> dict[str, Any]:
         known = self._started_before(spec)
@@ -131,9 +132,13 @@ class Children:
                 box.discard()
             raise
         if pid == 0:
-            child.sign_in(box)
-            child.adopt_stdio(stdout, stderr)
             warmth = self.warmth
+            try:
+                child.sign_in(box)
+                child.adopt_stdio(stdout, stderr)
+            except BaseException as error:  # noqa: BLE001  # a child must not go on as a second spawner
+                print(f"spawner: a worker failed to start: {error!r}", file=sys.stderr, flush=True)
+                os._exit(127)
             raise child.Become(lambda: child.run(spec, warmth))
         return pid
 

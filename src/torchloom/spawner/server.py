@@ -76,6 +76,7 @@ class Server:
     """Serves until told to leave. `run` returns when it is over; in a new worker it raises Become."""
 
     def __init__(self, path: Path, key: str, idle_s: float, cold: bool) -> None:
+        self._pid = os.getpid()
         self._path = path
         self._key = key
         self._idle_s = idle_s
@@ -130,6 +131,8 @@ class Server:
             os._exit(0)  # in the middle of somebody's import: there is nothing to unwind to
 
     def turn(self, timeout_s: float) -> None:
+        if os.getpid() != self._pid:
+            os._exit(70)  # a child must never get here: there would be two spawners on one socket
         for key, events in self._selector.select(timeout_s):
             if key.fileobj is self._listener:
                 self._accept()
@@ -180,7 +183,10 @@ class Server:
 
     # -- the agent ------------------------------------------------------------------------------
     def _accept(self) -> None:
-        connection, _ = self._listener.accept()
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return  # gone again before we looked, or no descriptor free: it will try again
         uid = peer_uid(connection)
         if uid != os.geteuid():
             print(f"spawner: refused a connection of user {uid}", file=sys.stderr, flush=True)
@@ -234,10 +240,12 @@ class Server:
         try:
             if handler is None:
                 raise Refused(f"a spawner cannot do {request['do']!r}")
+            if self._leaving and request["do"] in ("start", "store"):
+                raise Refused("this spawner was told to quit and starts nothing any more")
             agent.send({"id": request["id"], "result": handler(request)})
         except (Refused, OSError) as error:
             agent.send({"id": request["id"], "error": str(error)})
-        except (KeyError, TypeError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001  # top of a service: exits of its workers would be lost with it
             agent.send({"id": request["id"], "error": f"bad request: {error!r}"})
 
     def _flush(self) -> None:

@@ -13,11 +13,14 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 COMM = "loom-store"
 _PR_SET_NAME = 15
-_LOOK_EVERY_S = 5.0
+_LOOK_EVERY_S = 2.0
+_LOOKS_BEFORE_FIRST_CLIENT = 300
+"""An orphan whose clients have yet to come: workers that start cold import torch before they connect."""
+_LOOKS_AFTER_LAST_CLIENT = 3
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -50,8 +53,7 @@ def keep(descriptor: int, host: str, port: int) -> NoReturn:
             wait_for_workers=False,
             master_listen_fd=descriptor,
         )
-        _wait_until_useless(parent, port)
-        del store
+        _wait_until_useless(store, parent, port)
         status = 0
     except BaseException as error:  # noqa: BLE001  # top of a process: say it in the spawner's log, then end
         print(f"spawner: the store on port {port} failed: {error!r}", file=sys.stderr, flush=True)
@@ -64,14 +66,16 @@ def _reachable(host: str) -> str:
     return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
 
 
-def _wait_until_useless(parent: int, port: int) -> None:
+def _wait_until_useless(store: Any, parent: int, port: int) -> None:
     """An orphan serves on while workers are connected, and is nobody's concern once they are gone."""
-    unused = 0
-    while unused < 3:
+    own_connection, own_keys = 1, store.num_keys()
+    unused, patience = 0, _LOOKS_BEFORE_FIRST_CLIENT
+    while unused < patience:
         time.sleep(_LOOK_EVERY_S)
-        own_connection = 1
-        useless = os.getppid() != parent and connections(port) <= own_connection
-        unused = unused + 1 if useless else 0
+        if store.num_keys() > own_keys:
+            patience = _LOOKS_AFTER_LAST_CLIENT
+        alone = os.getppid() != parent and connections(port) <= own_connection
+        unused = unused + 1 if alone else 0
 
 
 def connections(port: int) -> int:

@@ -91,7 +91,7 @@ def _import_one(name: str, warmth: Warmth) -> None:
     before = thread_count()
     try:
         importlib.import_module(name)
-    except Exception as error:  # noqa: BLE001  # a module of the user's may raise anything at all
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # a module of the user's may do anything at all
         warmth.missing[name] = f"{type(error).__name__}: {error}"
         print(f"spawner: {name} is not preloaded: {warmth.missing[name]}", file=sys.stderr, flush=True)
     started = thread_count() - before

@@ -1,0 +1,154 @@
+"""The life of a spawner: warming, idling, leaving, dying, and who may talk to it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from spawning import LONG_S, process_state, spawning, wait_until
+
+from torchloom.errors import SpawnFailed
+from torchloom.spawner.client import SpawnerGone
+from torchloom.spawner.launch import start_spawner
+from torchloom.spawner.store import find_keepers
+
+SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
+CLIENT_OF_A_STORE = """
+import sys, torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False)
+print("up", flush=True)
+sys.stdin.readline()
+store.set("a", "b")
+print(store.get("a"))
+"""
+
+
+def test_workers_survive_the_spawners_death(tmp_path: Path) -> None:
+    with spawning(tmp_path, cold=True) as one:
+        script = str(one.script("sleep.py", SLEEP))
+        started = one.start_one(script=script)
+        wait_until(lambda: one.log() == "up\n", "the script to run")
+        one.process.kill()
+        one.process.wait()
+        with pytest.raises(SpawnerGone):
+            one.client.state(LONG_S)
+        assert process_state(started.pid or 0) in ("S", "R")
+        # A second spawner takes over the socket of the dead one, and its journal.
+        with spawning(tmp_path, cold=True) as second:
+            again = second.start_one(script=script)
+            assert (again.pid, again.already) == (started.pid, True)
+
+
+def test_it_leaves_by_itself_with_nobody_and_nothing(tmp_path: Path) -> None:
+    with spawning(tmp_path, cold=True, idle_s=0.1) as one:
+        one.client.close()
+        assert one.process.wait(LONG_S) == 0
+        assert not one.socket.exists()
+        assert [p.suffix for p in one.socket.parent.iterdir()] == [".log"]
+
+
+def test_quit_waits_for_workers_unless_told_otherwise(tmp_path: Path) -> None:
+    with spawning(tmp_path, cold=True) as one:
+        started = one.start_one(script=str(one.script("sleep.py", SLEEP)))
+        keeper = one.client.store("test", 1)
+        one.client.quit()
+        with pytest.raises(SpawnFailed, match="told to quit"):
+            one.client.store("test", 2)
+        assert one.client.state(LONG_S)["pid"] == one.process.pid
+        os.kill(started.pid or 0, signal.SIGKILL)
+        assert one.process.wait(LONG_S) == 0
+        wait_until(lambda: process_state(keeper.pid) in ("", "Z"), "the store to end with its spawner")
+    with spawning(tmp_path, cold=True) as one:
+        started = one.start_one(name="left", script=str(one.script("sleep.py", SLEEP)))
+        one.client.quit(at_once=True)
+        assert one.process.wait(LONG_S) == 0
+        assert process_state(started.pid or 0) in ("S", "R", "D")
+
+
+def test_another_user_is_refused(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can try as somebody else")
+    with spawning(tmp_path, cold=True) as one:
+        connection = socket.socket(socket.AF_UNIX)
+        directory = os.open(one.socket.parent, os.O_PATH)
+        one.socket.parent.chmod(
+            0o755
+        )  # what if somebody opened what we close: the kernel still knows who it is
+        one.socket.chmod(0o777)
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                os.fchdir(directory)
+                os.setuid(65534)
+                connection.connect(one.socket.name)
+                connection.sendall(b'{"id": 1, "do": "state"}\n')
+                status = 0 if connection.recv(100) == b"" else 2
+            except PermissionError:
+                status = 3
+            except ConnectionError:
+                status = 0
+            finally:
+                os._exit(status)
+        os.close(directory)
+        connection.close()
+        _, status = os.waitpid(pid, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert "refused a connection of user 65534" in next(one.socket.parent.glob("*.log")).read_text()
+        assert one.client.state(LONG_S)["state"] == "cold", "the agent that was there stays connected"
+
+
+def test_a_directory_open_to_others_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir(mode=0o755)
+    process = start_spawner(tmp_path / "open", "k", sys.executable, dict(os.environ), cold=True)
+    assert process.wait(LONG_S) == 1
+    assert "closed to others" in (tmp_path / "open" / "spawner-k.log").read_text()
+
+
+def test_it_answers_while_warming_and_preloads_what_it_is_told(tmp_path: Path) -> None:
+    (tmp_path / "slow_module.py").write_text("import time\ntime.sleep(2)\nBORN = time.monotonic()\n")
+    text = "import time, sys\nassert 'torch' in sys.modules\nimport slow_module\nprint(slow_module.BORN)\n"
+    with spawning(tmp_path, preload=["slow_module", "no_such_module"]) as one:
+        assert one.client.state(LONG_S)["state"] == "warming"
+        one.start_one(name="a", script=str(one.script("uses.py", text)))
+        state = one.client.state(LONG_S)
+        assert (state["state"], state["threads"], state["problem"]) == ("warm", 1, None)
+        assert "no_such_module" in state["missing"]
+        one.start_one(name="b", script=str(one.script("uses.py", text)))
+        exits = [one.client.wait_exit(LONG_S) for _ in range(2)]
+        assert [e.code for e in exits if e is not None] == [0, 0]
+        assert one.log("a") == one.log("b") != "", "imported once, for both"
+
+
+def test_a_preloaded_module_with_a_thread_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "threaded.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    with spawning(tmp_path, preload=["threaded"]) as one:
+        (refused,) = one.start(one.spec(script=str(one.script("x.py", ""))))
+        assert refused.pid is None
+        assert "importing threaded started 1 thread(s)" in (refused.error or "")
+        assert not list(tmp_path.glob("boxes/*"))
+
+
+def test_an_orphaned_store_serves_on_and_ends_with_its_last_client(tmp_path: Path) -> None:
+    with spawning(tmp_path, cold=True) as one:
+        keeper = one.client.store("orphaned", 1)
+        client = subprocess.Popen(
+            [sys.executable, "-c", CLIENT_OF_A_STORE, str(keeper.port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert client.stdout is not None
+        assert client.stdout.readline() == "up\n"
+        one.process.kill()
+        one.process.wait()
+        assert find_keepers(one.socket) == [keeper.pid]
+        assert client.communicate("go\n", timeout=LONG_S)[0] == "b'b'\n"
+        wait_until(lambda: process_state(keeper.pid) in ("", "Z"), "the keeper to end by itself")
