@@ -197,3 +197,8 @@ def test_json_on_stdout_is_pure(loom: LoomHome, job: str) -> None:
         done = loom.loom(*words, "--json")
         json.loads(done.stdout)
         assert done.stderr == ""
+
+
+def test_more_nodes_than_are_connected_is_said_at_once(loom: LoomHome) -> None:
+    said = loom.loom("submit", "--nnodes", "2", "--no-python", "sleep", "1", code=2).stderr
+    assert "2 nodes were asked for and 1 are connected" in said

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from torchloom import __version__
 from torchloom.cli.main import PLAIN
 
 VERBS = ("up", "down", "ps", "status", "logs", "stop", "delete", "devices", "nodes", "incidents", "incident")
@@ -20,9 +21,7 @@ OPTIONAL = ("demo",)
 def root(version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False) -> None:
     """Watch and steer distributed PyTorch training while it runs."""
     if version:
-        from torchloom.cli.version import installed_version
-
-        typer.echo(f"torchloom {installed_version()}")
+        typer.echo(f"torchloom {__version__}")
         raise typer.Exit(0)
 
 

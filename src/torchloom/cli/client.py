@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import pwd
 import time
 import urllib.parse
 from collections.abc import Iterator
@@ -142,7 +143,7 @@ class Api:
     ) -> http.client.HTTPResponse:
         given = {name: value for name, value in query.items() if value is not None}
         target = self._base + path + (f"?{urllib.parse.urlencode(given)}" if given else "")
-        headers = headers | {"Authorization": f"Bearer {self._endpoint.token}", "User-Agent": "loom-cli"}
+        headers = headers | {"Authorization": f"Bearer {self._endpoint.token}", "User-Agent": _who()}
         payload = None
         if body is not None:
             payload = json.dumps(body).encode()
@@ -179,6 +180,15 @@ class Api:
         return NotAnswering(
             f"torchloom does not answer at {self._endpoint.url}", hint="start it with `loom up`"
         )
+
+
+def _who() -> str:
+    """Who asks, for the audit. The token is the proof, this is only a name."""
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        user = f"uid {os.getuid()}"
+    return f"{user} with loom" if user.isascii() else "loom"
 
 
 def _error(status: int, data: bytes) -> LoomError:

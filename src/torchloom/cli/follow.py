@@ -19,7 +19,7 @@ from typing import Any
 
 from torchloom.cli import story
 from torchloom.cli.client import Api, Endpoint, NotAnswering
-from torchloom.cli.screen import Screen
+from torchloom.cli.screen import Screen, lines
 from torchloom.errors import LoomError, NotFound
 from torchloom.home import Home
 
@@ -103,7 +103,7 @@ class Follower:
             return
         if body["lost_bytes"]:
             self._screen.say(f"{body['lost_bytes']} bytes of rank {body['rank']}'s log were dropped")
-        for line in body["text"].splitlines():
+        for line in lines(body["text"]):
             if not line.startswith(START_MARK):
                 self._screen.log(body["rank"], line)
         self._screen.flush()

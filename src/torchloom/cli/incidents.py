@@ -36,12 +36,17 @@ def show(found: list[dict[str, Any]]) -> None:
                 incident["job"],
                 "–" if incident["culprit"] is None else f"{incident['culprit']}",
                 recovered(incident),
-                f"{incident['verdict']} {incident['decision']}".strip(),
+                sentence(incident),
             )
             for incident in found
         ),
         nothing="no incidents",
     )
+
+
+def sentence(incident: dict[str, Any]) -> str:
+    """What happened and what follows."""
+    return "; ".join(text.rstrip(".") for text in (incident["verdict"], incident["decision"]) if text)
 
 
 def recovered(incident: dict[str, Any]) -> str:

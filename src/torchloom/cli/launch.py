@@ -77,12 +77,20 @@ def _start(
             stdout=output,
             stderr=output,
             cwd=home.root,
-            env=env | {"LOOM_HOME": str(home.root)},
+            env=_from_anywhere(env) | {"LOOM_HOME": str(home.root)},
             start_new_session=True,
             pass_fds=fds,
         )
     finally:
         os.close(output)
+
+
+def _from_anywhere(env: dict[str, str]) -> dict[str, str]:
+    """A relative PYTHONPATH means the directory where `loom` was typed, and parts run elsewhere."""
+    path = env.get("PYTHONPATH")
+    if not path:
+        return env
+    return env | {"PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in path.split(os.pathsep))}
 
 
 def _set_aside(log: Path) -> None:

@@ -72,5 +72,7 @@ def _follow(client: Any, job: str, rank: int | None, tail: int | None, as_json: 
 def _show(screen: Any, log: dict[str, Any]) -> None:
     if log["lost_bytes"]:
         screen.say(f"{log['lost_bytes']} bytes of rank {log['rank']}'s log were dropped to bound its size")
-    for line in log["text"].splitlines():
+    from torchloom.cli.screen import lines
+
+    for line in lines(log["text"]) if log["text"] else ():
         screen.log(log["rank"], line)

@@ -49,6 +49,18 @@ def seconds(value: float | None) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def time_left(value: float | None) -> str:
+    """An estimate, so no fractions."""
+    return seconds(value) if value is None or value >= 10 else f"{value:.0f} s"
+
+
+def step_time(value: float) -> str:
+    """The time of one step, in the unit that needs no leading zeros."""
+    if value <= 0:
+        return "–"
+    return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.2f} s"
+
+
 def clock(at_ns: int) -> str:
     """Local wall-clock time; today's without the date."""
     if not at_ns:

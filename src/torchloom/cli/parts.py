@@ -15,8 +15,8 @@ from typing import Any
 from torchloom.agent.process import Process, boot_id, is_alive, start_ticks
 from torchloom.home import Home
 
-PARTS = ("nats", "weaver", "agent")
-"""In the order in which they are started; they are ended in the opposite one."""
+PARTS = ("agent", "weaver", "nats")
+"""In the order in which they are started: imports take longer than the server needs to be there."""
 
 
 def write_private(path: Path, value: dict[str, Any]) -> None:

@@ -10,7 +10,6 @@ from torchloom.cli.options import HomeOption, JsonOption, api
 
 
 def command(
-    all_jobs: Annotated[bool, typer.Option("--all", "-a", help="Also jobs that have ended.")] = True,
     active: Annotated[bool, typer.Option("--active", help="Only jobs that have not ended.")] = False,
     as_json: JsonOption = False,
     home: HomeOption = None,
@@ -31,7 +30,7 @@ def command(
                 f"{job['running_workers']}/{job['world_size']}",
                 output.steps(job),
                 output.rate(job["steps_per_s"]),
-                output.seconds(job["eta_s"]),
+                output.time_left(job["eta_s"]),
                 f"{job['restarts']}",
                 output.percent(job["goodput"]),
                 output.seconds(job["elapsed_s"]),

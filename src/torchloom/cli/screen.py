@@ -19,6 +19,12 @@ def _colourful(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
+def lines(text: str) -> list[str]:
+    """The lines of a piece of log as a terminal would leave them: of a progress bar, its last state."""
+    found = text.removesuffix("\n").split("\n")
+    return [line.rstrip("\r").rpartition("\r")[2] for line in found]
+
+
 class Screen:
     """Not thread-safe: one thread writes."""
 

@@ -50,7 +50,7 @@ def _facts(view: dict[str, Any]) -> list[tuple[str, str]]:
         ("started", f"{output.clock(view['started_at_ns'])}, by {view['by']}"),
     ]
     if view["eta_s"] is not None:
-        facts.insert(4, ("eta", output.seconds(view["eta_s"])))
+        facts.insert(4, ("eta", output.time_left(view["eta_s"])))
     return facts
 
 
@@ -68,7 +68,7 @@ def _worker(worker: dict[str, Any]) -> tuple[str, ...]:
         worker["node"],
         f"{worker['pid'] or '–'}",
         f"{worker['steps']}",
-        output.seconds(worker["step_s"]) if worker["step_s"] else "–",
+        output.step_time(worker["step_s"]),
         worker["phase"] or "–",
         ", ".join(device["device"] for device in worker["devices"]) or "–",
         doing,

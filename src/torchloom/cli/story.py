@@ -61,7 +61,7 @@ def status_line(view: dict[str, Any]) -> str:
     if view["steps_per_s"] > 0:
         parts.append(output.rate(view["steps_per_s"]))
     if view["eta_s"] is not None:
-        parts.append(f"ETA {output.seconds(view['eta_s'])}")
+        parts.append(f"ETA {output.time_left(view['eta_s'])}")
     parts.append(f"{view['running_workers']}/{view['world_size']} workers")
     if view["restarts"]:
         parts.append(f"{view['restarts']} restart{'s' if view['restarts'] != 1 else ''}")

@@ -9,6 +9,7 @@ last of them.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import os
 import select
@@ -20,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+from torchloom.bus.embedded import EmbeddedNats
 from torchloom.cli import ending, parts
 from torchloom.cli.client import Api, Endpoint
 from torchloom.cli.launch import open_port, start_part
@@ -46,7 +48,8 @@ class Supervisor:
         self._plan = Plan(port)
         self._ending = False
         self._settled = False
-        """Whether the API has answered once: before that, a part that cannot start is an error to tell."""
+        """Whether the API has answered once, or parts were adopted: there is something to keep alive. Before
+        that, a part that cannot start is an error to tell, and the end."""
 
     def run(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -81,6 +84,7 @@ class Supervisor:
         old = Plan.read(self._home)
         if old is not None and alive:
             self._plan = old
+            self._settled = True
         else:
             # Whoever follows a job of a stack that died as a whole knows its old port.
             port = old.port if old is not None and self._any_port else self._wanted_port
@@ -95,6 +99,9 @@ class Supervisor:
             self._plan.write(self._home)
         if self._plan.servers:
             del self._parts["nats"]
+        elif not alive:
+            # Its address and credentials exist before it does, so that all can be started at once.
+            self._nats().prepare()
         for watched in self._parts.values():
             record = parts.living(self._home, watched.name)
             if record is not None and watched.adopt(record):
@@ -118,15 +125,16 @@ class Supervisor:
                     self._socket = open_port(self._plan.port, any_port=False)
                 child = start_part(self._home, watched.name, self._socket)
                 watched.started(Record.of(watched.name, child.pid), child)
-                Record.of(watched.name, child.pid).write(self._home)
+                _note(self._home, Record.of(watched.name, child.pid))
             say(f"started {watched.name} (pid {watched.pid})")
         except LoomError as error:
             self._failed(watched, str(error), error.exit_code)
 
-    def _start_nats(self, watched: Watched) -> None:
-        from torchloom.bus.embedded import EmbeddedNats
+    def _nats(self) -> EmbeddedNats:
+        return EmbeddedNats(self._home.nats_dir, self._node)
 
-        server = EmbeddedNats(self._home.nats_dir, self._node)
+    def _start_nats(self, watched: Watched) -> None:
+        server = self._nats()
         try:
             child = server.start()
             record = Record.of("nats", child.pid)
@@ -138,7 +146,7 @@ class Supervisor:
                 raise
             record = Record.of("nats", pid)
             watched.adopt(record)
-        record.write(self._home)
+        _note(self._home, record)
 
     def _wait(self, wake: int) -> None:
         """Until a part ends, a signal comes, or it is time to look."""
@@ -203,8 +211,17 @@ class _Fatal(LoomError):
 
 
 def say(text: str) -> None:
-    """One line in the supervisor's log."""
-    print(time.strftime("%Y-%m-%dT%H:%M:%S"), text, file=sys.stderr, flush=True)
+    """One line in the supervisor's log. A full disk costs the line, not the supervisor."""
+    with contextlib.suppress(OSError):
+        print(time.strftime("%Y-%m-%dT%H:%M:%S"), text, file=sys.stderr, flush=True)
+
+
+def _note(home: Home, record: Record) -> None:
+    """Record a part. On a full disk it runs without: the next supervisor is then told by the part's own lock."""
+    try:
+        record.write(home)
+    except OSError as error:
+        say(f"{record.name} cannot be recorded: {error.strerror}")
 
 
 def take_lock(home: Home, wait_s: float) -> int | None:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import uvicorn
 
+from torchloom import __version__
 from torchloom.api.app import create_app
 from torchloom.api.ports import Control
-from torchloom.cli.version import installed_version
 
 
 class _Server(uvicorn.Server):
@@ -25,7 +25,7 @@ async def serve_api(
     control: Control, token: str, listener: socket.socket, hosts: frozenset[str], stop: asyncio.Event
 ) -> None:
     """Serve until `stop` is set; open streams are cut after a second, because clients resume them."""
-    app = create_app(control, token, installed_version(), hosts)
+    app = create_app(control, token, __version__, hosts)
     config = uvicorn.Config(
         app,
         log_level="warning",

@@ -1,0 +1,117 @@
+"""Fleet records as the API shows them."""
+
+from __future__ import annotations
+
+from torchloom.api import views
+from torchloom.api.logs import format_id, parse_id
+from torchloom.model.fleet import (
+    Fleet,
+    Incident,
+    Job,
+    JobState,
+    Node,
+    NodeState,
+    Timeline,
+    Worker,
+    WorkerState,
+)
+from torchloom.model.job import JobSpec, Program
+from torchloom.model.messages import WorkerPulse
+from torchloom.model.node import Inventory
+from torchloom.model.worker import DeviceUse, Exit, WorkerRef
+
+CPU = DeviceUse("cpu-n-0", "cpu")
+S = 1_000_000_000
+
+
+def worker(job: str, rank: int, state: WorkerState = WorkerState.RUNNING) -> Worker:
+    return Worker(
+        ref=WorkerRef(job, rank, 1, rank + 1),
+        node="n",
+        local_rank=rank,
+        replica=0,
+        state=state,
+        pid=100 + rank,
+        devices=(CPU,),
+    )
+
+
+def job(**changes: object) -> Job:
+    spec = JobSpec(program=Program("script", "t.py"), cwd="/", workers_per_node=2, expected_steps=100)
+    made = Job(id="j", spec=spec, by="me", state=JobState.RUNNING, reason="", submitted_at_ns=0)
+    made.started_at_ns, made.generation = 10 * S, 1
+    made.workers = [worker("j", 0), worker("j", 1)]
+    for name, value in changes.items():
+        setattr(made, name, value)
+    return made
+
+
+def pulse(rank: int, steps: int, step_s: float, training_step: int | None = None) -> WorkerPulse:
+    return WorkerPulse(
+        ref=WorkerRef("j", rank, 1, rank + 1),
+        pid=100 + rank,
+        steps=steps,
+        step_s=step_s,
+        idle_s=0.0,
+        phase="training",
+        phase_s=1.0,
+        training_step=training_step,
+    )
+
+
+def test_progress_is_what_all_ranks_have_reached() -> None:
+    made = job()
+    view = views.job_summary(
+        Fleet(jobs={"j": made}), made, {0: pulse(0, 50, 0.1), 1: pulse(1, 49, 0.2)}, 20 * S
+    )
+    assert (view.step, view.step_is_training, view.total_steps) == (49, False, 100)
+    assert view.steps_per_s == 5.0 and view.eta_s == 51 / 5.0
+    assert view.elapsed_s == 10.0 and view.goodput == 1.0
+
+
+def test_the_scripts_own_number_wins() -> None:
+    made = job()
+    pulses = {0: pulse(0, 5, 0.1, 905), 1: pulse(1, 5, 0.1, 904)}
+    view = views.job_summary(Fleet(jobs={"j": made}), made, pulses, 20 * S)
+    assert (view.step, view.step_is_training) == (904, True)
+
+
+def test_an_open_incident_counts_against_goodput() -> None:
+    made = job(incident="j.1", incidents=["j.1"], down_ns=1 * S)
+    incident = Incident(
+        id="j.1", job="j", generation=1, kind="crash", verdict="v", timeline=Timeline(fault_ns=19 * S)
+    )
+    view = views.job_summary(Fleet(jobs={"j": made}, incidents={"j.1": incident}), made, {}, 20 * S)
+    assert view.goodput == 0.8
+
+
+def test_an_ended_job_shows_how_far_it_came() -> None:
+    made = job(state=JobState.COMPLETED, ended_at_ns=15 * S)
+    for each in made.workers:
+        each.state, each.steps, each.exit = WorkerState.EXITED, 60, Exit(0, None, "spawner")
+    view = views.job_detail(Fleet(jobs={"j": made}, seq=7), made, {}, 99 * S)
+    assert view.step == 60 and view.elapsed_s == 5.0 and view.eta_s is None and view.seq == 7
+    assert [w.exit for w in view.workers] == ["exited with code 0"] * 2
+
+
+def test_the_device_map_goes_both_ways_and_forgets_the_dead() -> None:
+    made = job()
+    made.workers[1].state = WorkerState.EXITED
+    inventory = Inventory(hostname="h", address="a", boot_id="b", max_workers=4, devices=(CPU,))
+    node = Node(id="n", session="s", state=NodeState.READY, inventory=inventory, joined_at_ns=0)
+    found = views.device_map(Fleet(jobs={"j": made}, nodes={"n": node}))
+    assert [user.worker for user in found.devices[0].workers] == ["j/rank-0"]
+    assert found.devices[0].replicas == ["j/0"]
+    assert [(w.worker, w.devices) for w in found.workers] == [("j/rank-0", ["cpu-n-0"])]
+    assert views.node_view(Fleet(jobs={"j": made}), node, 0.5).workers == 1
+
+
+def test_recovery_time_needs_both_ends() -> None:
+    assert views.recovery_s(Timeline(fault_ns=S)) is None
+    assert views.recovery_s(Timeline(fault_ns=S, first_step_ns=2 * S)) == 1.0
+    assert views.recovery_s(Timeline(detected_ns=S, first_step_ns=3 * S)) == 2.0
+
+
+def test_places_in_logs_survive_the_wire() -> None:
+    assert parse_id(format_id({0: 12, 3: 4, 5: -100})) == {0: 12, 3: 4}
+    assert parse_id("") == {}

@@ -1,0 +1,71 @@
+"""What a job is given of its caller's surroundings, and what it is not."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from torchloom.cli import flags
+from torchloom.cli.request import interpreter, job_env, job_name, job_request
+from torchloom.errors import NotFound, UsageError
+
+
+def parse(*argv: str) -> Namespace:
+    return flags.parser("run").parse_args(list(argv))
+
+
+def test_a_whole_request(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    options = parse("--nproc-per-node=2", "--preload", "a,b", "--preload", "c", "train.py", "--lr", "1")
+    body = job_request(options, {"HOME": "/h"}, str(tmp_path))
+    assert body["program"] == {"kind": "script", "target": "train.py", "args": ["--lr", "1"]}
+    assert body["workers_per_node"] == 2 and body["nodes"] == 1 and body["cwd"] == str(tmp_path)
+    assert body["preload"] == ["a", "b", "c"] and body["env"] == {"HOME": "/h"}
+    assert body["max_restarts"] is None and body["interpreter"] == sys.executable
+
+
+def test_our_secrets_stay_here() -> None:
+    env = {"LOOM_TOKEN": "t", "LOOM_NATS_PASSWORD": "p", "LOOM_NATS_URL": "u", "LOOM_ADDRESS": "a", "A": "b"}
+    assert job_env(env) == {"A": "b"}
+
+
+def test_what_is_not_utf_8_is_left_out() -> None:
+    assert job_env({"A": "\udcff", "B": "ü"}) == {"B": "ü"}
+
+
+def test_a_script_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=r"no\.py"):
+        job_request(parse("no.py"), {}, str(tmp_path))
+    with pytest.raises(UsageError, match="directory"):
+        job_request(parse("."), {}, str(tmp_path))
+    with pytest.raises(NotFound, match="no-such-program"):
+        job_request(parse("--no-python", "no-such-program"), {}, str(tmp_path))
+
+
+def test_elsewhere_only_the_agent_can_tell(tmp_path: Path) -> None:
+    body = job_request(parse("no.py"), {"LOOM_ADDRESS": "far:1"}, str(tmp_path))
+    assert body["program"]["target"] == "no.py"
+
+
+def test_names() -> None:
+    assert job_name(parse("--name", "mine", "x.py"), {"JOB_ID": "other"}) == "mine"
+    assert job_name(parse("x.py"), {"JOB_ID": "other"}) == "other"
+    made = job_name(parse("some/My_Train.v2.py"), {})
+    assert made.startswith("my-train-v2-") and job_name(parse("some/My_Train.v2.py"), {}) != made
+    assert job_name(parse("-m", "pkg.train"), {}).startswith("train-")
+    with pytest.raises(UsageError):
+        job_name(parse("--name", "Not Valid", "x.py"), {})
+
+
+def test_the_interpreter_is_the_active_environments(tmp_path: Path) -> None:
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.touch()
+    assert interpreter(None, {"VIRTUAL_ENV": str(tmp_path)}) == str(python)
+    assert interpreter(None, {"VIRTUAL_ENV": str(tmp_path / "gone")}) == sys.executable
+    assert interpreter(sys.executable, {"VIRTUAL_ENV": str(tmp_path)}) == sys.executable
+    with pytest.raises(NotFound):
+        interpreter("/no/such/python", {})

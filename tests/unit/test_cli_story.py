@@ -1,0 +1,96 @@
+"""What happens to a job is told once, in sentences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchloom.cli import output, story
+from torchloom.cli.follow import exit_code
+from torchloom.cli.screen import lines
+
+
+def view(**changes: Any) -> dict[str, Any]:
+    return {
+        "id": "job",
+        "state": "running",
+        "reason": "all is well",
+        "ended": False,
+        "generation": 1,
+        "restarts": 0,
+        "world_size": 2,
+        "running_workers": 2,
+        "step": 10,
+        "total_steps": None,
+        "steps_per_s": 0.0,
+        "eta_s": None,
+        "goodput": None,
+        "elapsed_s": 3.0,
+        "workers": [{"node": "n"}],
+        "incident_list": [],
+    } | changes
+
+
+def incident(**changes: Any) -> dict[str, Any]:
+    return {
+        "id": "job.1",
+        "verdict": "rank 1 was killed by signal 9 (SIGKILL) at step 212",
+        "decision": "restart 1 of 10",
+        "recovery_s": None,
+        "open": True,
+    } | changes
+
+
+def test_states_are_told_once() -> None:
+    told = story.Story("job")
+    assert [text for text, _ in told.tell(view(state="starting"))] == ["job: 2 workers starting"]
+    assert told.tell(view(state="starting")) == []
+    assert [text for text, _ in told.tell(view())] == ["job is running: 2 workers on n"]
+    assert told.tell(view(step=11)) == []
+
+
+def test_an_incident_is_told_when_it_happens_and_when_it_is_over() -> None:
+    told = story.Story("job")
+    told.tell(view())
+    first = told.tell(view(state="recovering", incident_list=[incident()]))
+    assert first == [("rank 1 was killed by signal 9 (SIGKILL) at step 212; restart 1 of 10", "bad")]
+    assert told.tell(view(state="starting", generation=2, incident_list=[incident()])) == []
+    over = told.tell(view(generation=2, incident_list=[incident(recovery_s=0.14)]))
+    assert over == [("recovered: first step 0.14 s after the fault", "good")]
+    assert told.tell(view(generation=2, incident_list=[incident(recovery_s=0.14)])) == []
+
+
+def test_a_quick_recovery_is_told_in_order() -> None:
+    told = story.Story("job").tell(view(incident_list=[incident(recovery_s=0.14)]))
+    assert [mark for _, mark in told] == ["bad", "good"]
+
+
+def test_the_status_line_shows_what_is_known() -> None:
+    assert story.status_line(view()) == "job running · step 10 · 2/2 workers"
+    full = view(total_steps=100, steps_per_s=20.0, eta_s=4.5, restarts=1)
+    assert story.status_line(full) == "job running · step 10/100 · 20.0/s · ETA 4 s · 2/2 workers · 1 restart"
+
+
+def test_the_summary_has_the_numbers() -> None:
+    end = view(state="completed", restarts=1, goodput=0.987, incident_list=[incident(recovery_s=0.14)])
+    assert story.summary(end) == (
+        "job completed: 10 steps in 3.00 s; 1 restart, back at work after 0.14 s; goodput 98.7%"
+    )
+    assert "failed – no luck: " in story.summary(view(state="failed", reason="no luck."))
+
+
+def test_exit_codes() -> None:
+    assert exit_code(view(state="completed"), interrupted=False) == 0
+    assert exit_code(view(state="failed"), interrupted=False) == 1
+    assert exit_code(view(state="stopped"), interrupted=True) == 130
+    assert exit_code(view(state="failed"), interrupted=True) == 130
+
+
+def test_durations_as_people_say_them() -> None:
+    said = [output.seconds(s) for s in (0.141, 12.3, 125, 7500)]
+    assert said == ["0.14 s", "12 s", "2 min 05 s", "2 h 05 min"]
+    assert output.seconds(None) == "–" and output.rate(0.25) == "4.0 s/step" and output.rate(0) == "–"
+    assert output.step_time(0.0231) == "23.1 ms" and output.time_left(8.51) == "9 s"
+
+
+def test_a_progress_bar_is_shown_as_a_terminal_would() -> None:
+    assert lines("a\n 0%\r50%\r100%\nb\x0cc\r\n") == ["a", "100%", "b\x0cc"]
