@@ -341,7 +341,8 @@ def test_data_wait_is_the_outermost_on_the_training_thread(
 
 def test_hyperparameters_follow_the_schedule(box: Path, warm: Warm) -> None:
     view = new_box(box)
-    assert warm({"script": "optimizers.py", "argv": ["scheduler"], "box": str(box)}).code == 0
+    outcome = warm({"script": "optimizers.py", "argv": ["scheduler"], "box": str(box)})
+    assert outcome == (0, "[0.5, 0.25]\n[0.25, 0.125]\n[0.125, 0.0625]\n", "")
     told = blob(view, HYPERPARAMETERS)
     (optimizer,) = told["optimizers"]
     assert optimizer["name"] == "SGD" and optimizer["anchor"]

@@ -109,13 +109,14 @@ class Session:
     # -- what the hooks call --------------------------------------------------------------------
     def _keep_house(self, completed: int, now_ns: int) -> int:
         """Look at what may have changed; returns when to do so again."""
+        began_ns = time.thread_time_ns()
         self._watch_device()
         self._watch_compiling()
         self._write_metrics(now_ns)
         self._watch_hyper(self.steps.optimizers(), completed)
         # A thousand param groups take milliseconds to look at: then it is done less often.
-        done_ns = time.monotonic_ns()
-        return done_ns + max(HOUSEKEEPING_NS, HOUSEKEEPING_SHARE * (done_ns - now_ns))
+        spent_ns = time.thread_time_ns() - began_ns
+        return now_ns + max(HOUSEKEEPING_NS, HOUSEKEEPING_SHARE * spent_ns)
 
     def _write_device(self) -> None:
         described = device.describe()

@@ -141,14 +141,25 @@ def threads() -> None:
 
 
 def scheduler() -> None:
-    import time
+    """Prints the learning rates as the black box shows them, stepping on until they are new there."""
+    import json
+
+    from torchloom.probe import session
+    from torchloom.wire.blackbox import HYPERPARAMETERS
+
+    def shown() -> list[float]:
+        text = session.current.view.read_blob(HYPERPARAMETERS) if session.current else b""
+        return [group["lr"] for group in json.loads(text)["optimizers"][0]["groups"]] if text else []
 
     optimizer = SGD([{"params": [weight()]}, {"params": [weight()], "lr": torch.tensor(0.25)}], lr=0.5)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    before: list[float] = []
     for _ in range(3):
-        optimizer.step()
+        while shown() == before:
+            optimizer.step()
+        before = shown()
+        print(before)
         schedule.step()
-        time.sleep(0.11)
 
 
 def many_groups() -> None:
