@@ -138,6 +138,8 @@ class Host:
                 self.say(EffectDone(node=self.node, effect=effect.id), effect.id)
             case StartWorkers():
                 self._start_workers(effect, failing, die_after)
+            case StopWorkers() if failing:
+                self.say(EffectFailed(node=self.node, effect=effect.id, why="no permission"), effect.id)
             case StopWorkers():
                 self._stop_workers(session, effect)
 

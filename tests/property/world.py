@@ -142,10 +142,11 @@ class World:
         self._flush(self.host(number), 1 + number // 2 % 3)
 
     def report_twice(self, number: int) -> None:
-        """An event is stored, and stored again because the acknowledgement was lost."""
+        """An event is stored, and stored again because the acknowledgement was lost; sometimes renamed."""
         session = self.host(number).session
         if session is not None and session.queue:
-            self.append(session.queue[0])
+            envelope = session.queue[0]
+            self.append(Envelope(f"{envelope.id}-again", "x", envelope.body) if number % 3 else envelope)
 
     def crash(self, number: int) -> None:
         chosen = self.a_process(number)

@@ -159,3 +159,13 @@ def test_boundary_needs_every_rank_to_step() -> None:
 def test_boundary_lies_beyond_the_fastest_rank_and_the_wait_is_bounded() -> None:
     at_step, wait_s = boundary([WorkerProgress(0, 10, 100.0), WorkerProgress(1, 11, 100.0)], 2)
     assert at_step == 14 and wait_s == 60.0
+
+
+def test_a_stop_that_failed_for_a_generation_that_is_gone_is_forgotten() -> None:
+    story = Story(a=8)
+    story.run()
+    story.exit(0, KILLED, steps=50)
+    story.failed(story.open(StopWorkers)[0])
+    assert story.fleet.timers
+    story.exit(1, KILLED)
+    assert story.job().generation == 2 and not story.fleet.timers

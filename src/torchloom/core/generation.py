@@ -18,6 +18,7 @@ from torchloom.model.worker import WorkerRef
 
 def start_generation(turn: Turn, job: Job, reason: str) -> None:
     """Begin the next generation, or wait with the reason why it cannot begin."""
+    turn.cancel_timers(job)
     nodes, why_not = place(turn.fleet, job)
     if not nodes:
         if job.state is not JobState.WAITING:
@@ -40,7 +41,6 @@ def start_generation(turn: Turn, job: Job, reason: str) -> None:
 def ask_store(turn: Turn, job: Job, generation: int, node: str, reason: str) -> None:
     """Ask for the store of a generation; an older one that is still asked for is dropped."""
     drop_store(turn, job, "a newer store takes its place")
-    job.store = None
     job.store_generation = generation
     job.store_node = node
     single = job.spec.nodes == 1
@@ -75,6 +75,8 @@ def forget_store(turn: Turn, job: Job) -> None:
     for effect in turn.open_of(job.id):
         if isinstance(effect, StartStore) and effect.store == ref:
             turn.close(effect.id)
+    if job.store is not None:
+        del turn.fleet.nodes[job.store_node].stores[job.id]
     job.store = None
     job.store_generation = 0
 
@@ -97,6 +99,7 @@ def store_started(turn: Turn, event: StoreStarted) -> None:
     if job.store is not None:
         return
     job.store = event.address
+    turn.fleet.nodes[event.node].stores[job.id] = None
     if job.state is JobState.STARTING and job.generation == event.store.generation:
         launch(turn, job, f"the store of generation {job.generation} is up")
 
@@ -163,12 +166,11 @@ def workers_started(turn: Turn, event: WorkersStarted) -> None:
     if strays:
         end_strays(turn, event.node, strays)
     effect = turn.fleet.outbox.get(event.effect)
-    jobs = {s.ref.job for s in event.workers} | ({effect.job} if isinstance(effect, StartWorkers) else set())
-    for job_id in sorted(jobs):
-        job = turn.fleet.jobs.get(job_id)
-        if job is not None:
-            close_done_starts(turn, job)
-            settle_start(turn, job)
+    if isinstance(effect, StartWorkers):
+        _close_if_done(turn, effect)
+    for job_id in sorted({started.ref.job for started in event.workers}):
+        if job_id in turn.fleet.jobs:
+            settle_start(turn, turn.fleet.jobs[job_id])
 
 
 def process_exists(turn: Turn, worker: Worker, pid: int) -> None:
@@ -195,9 +197,13 @@ def close_done_starts(turn: Turn, job: Job) -> None:
     """A start is done when every rank of it has had a process, whoever told us: it must not be sent again."""
     for effect in turn.open_of(job.id):
         if isinstance(effect, StartWorkers):
-            asked = (find_worker(turn.fleet, start.ref, effect.node) for start in effect.launches)
-            if not any(w is not None and w.state is WorkerState.ASSIGNED for w in asked):
-                turn.close(effect.id)
+            _close_if_done(turn, effect)
+
+
+def _close_if_done(turn: Turn, effect: StartWorkers) -> None:
+    asked = (find_worker(turn.fleet, start.ref, effect.node) for start in effect.launches)
+    if not any(w is not None and w.state is WorkerState.ASSIGNED for w in asked):
+        turn.close(effect.id)
 
 
 def settle_start(turn: Turn, job: Job) -> None:

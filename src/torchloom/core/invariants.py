@@ -34,6 +34,11 @@ def _counts(fleet: Fleet) -> list[str]:
     counted = {(node.id, job): n for node in fleet.nodes.values() for job, n in node.jobs.items()}
     if counted != slots:
         found.append(f"slots are counted as {counted}, taken are {dict(slots)}")
+    if any(node.taken != sum(node.jobs.values()) for node in fleet.nodes.values()):
+        found.append("a node counts other slots than its jobs take")
+    stores = {(j.store_node, j.id) for j in fleet.jobs.values() if j.store is not None}
+    if stores != {(node.id, job) for node in fleet.nodes.values() for job in node.stores}:
+        found.append("the stores listed by node are not those of the jobs")
     listed = {(job, effect) for job, effects in fleet.open_by_job.items() for effect in effects}
     if listed != {(job, e.id) for e in fleet.outbox.values() for job in jobs_of(e)}:
         found.append("the outbox and its index by job differ")

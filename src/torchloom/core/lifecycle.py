@@ -49,8 +49,9 @@ def set_workers(turn: Turn, job: Job, workers: list[Worker]) -> None:
     assert job.living == 0, "a generation cannot begin before the one before it is gone"
     job.workers, job.living = workers, len(workers)
     for worker in workers:
-        jobs = turn.fleet.nodes[worker.node].jobs
-        jobs[job.id] = jobs.get(job.id, 0) + 1
+        node = turn.fleet.nodes[worker.node]
+        node.jobs[job.id] = node.jobs.get(job.id, 0) + 1
+        node.taken += 1
 
 
 def move_worker(turn: Turn, worker: Worker, state: WorkerState) -> None:
@@ -58,8 +59,9 @@ def move_worker(turn: Turn, worker: Worker, state: WorkerState) -> None:
     worker.state = state
     if state is WorkerState.EXITED:
         turn.fleet.jobs[worker.ref.job].living -= 1
-        jobs = turn.fleet.nodes[worker.node].jobs
-        jobs[worker.ref.job] -= 1
-        if not jobs[worker.ref.job]:
-            del jobs[worker.ref.job]
+        node = turn.fleet.nodes[worker.node]
+        node.taken -= 1
+        node.jobs[worker.ref.job] -= 1
+        if not node.jobs[worker.ref.job]:
+            del node.jobs[worker.ref.job]
         turn.room_appeared = True

@@ -39,6 +39,8 @@ def node_joined(turn: Turn, event: NodeJoined) -> None:
         joined_at_ns=known.joined_at_ns if known is not None else turn.now_ns,
         reason="its host was rebooted" if rebooted else "",
         jobs=known.jobs if known is not None else {},
+        taken=known.taken if known is not None else 0,
+        stores=known.stores if known is not None else {},
     )
     turn.room_appeared = True
     _confirm_living(turn, event)
@@ -89,9 +91,9 @@ def _miss_absent(turn: Turn, event: NodeJoined, rebooted: bool) -> None:
 
 def _miss_stores(turn: Turn, event: NodeJoined) -> None:
     """A store that ended while no agent was there to see it."""
-    for job in list(turn.fleet.jobs.values()):
-        store = StoreRef(job.id, job.store_generation)
-        if job.store is not None and job.store_node == event.node and store not in event.inventory.stores:
+    for job_id in list(turn.fleet.nodes[event.node].stores):
+        store = StoreRef(job_id, turn.fleet.jobs[job_id].store_generation)
+        if store not in event.inventory.stores:
             store_lost(turn, StoreLost(node=event.node, store=store, exit=Exit(None, None, "inventory")))
 
 

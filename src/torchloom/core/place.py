@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from heapq import nsmallest
 
 from torchloom.model.fleet import Fleet, Job, Node, NodeState
 from torchloom.model.job import JobSpec
@@ -22,21 +23,24 @@ def place(fleet: Fleet, job: Job) -> tuple[list[str], str]:
     spec = job.spec
     before = _fitting(spec, (fleet.nodes[n] for n in {w.node for w in job.workers}))
     if len(before) >= spec.nodes:
-        return _emptiest(before)[: spec.nodes], ""
+        return _emptiest(before, spec.nodes), ""
     fitting = _fitting(spec, fleet.nodes.values())
     if len(fitting) >= spec.nodes:
         held = {n.id for n in before}
         others = [n for n in fitting if n.id not in held]
-        return [*_emptiest(before), *_emptiest(others)][: spec.nodes], ""
+        kept = _emptiest(before, spec.nodes)
+        return kept + _emptiest(others, spec.nodes - len(kept)), ""
     return [], _why_not(fleet, spec, len(fitting))
 
 
 def _fitting(spec: JobSpec, nodes: Iterable[Node]) -> list[Node]:
-    return [n for n in nodes if n.state is NodeState.READY and n.room >= spec.workers_per_node]
+    need, ready = spec.workers_per_node, NodeState.READY
+    return [n for n in nodes if n.inventory.max_workers - n.taken >= need and n.state is ready]
 
 
-def _emptiest(nodes: list[Node]) -> list[str]:
-    return [n.id for n in sorted(nodes, key=lambda n: (-n.room, n.id))]
+def _emptiest(nodes: list[Node], count: int) -> list[str]:
+    by_room = [(n.taken - n.inventory.max_workers, n.id) for n in nodes]
+    return [node for _, node in nsmallest(count, by_room)]
 
 
 def _why_not(fleet: Fleet, spec: JobSpec, fitting: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import assert_never
 
 from torchloom.core.ending import start_did_fail, worker_exited
@@ -43,6 +44,8 @@ from torchloom.model.events import (
 from torchloom.model.fleet import Fleet, Job, JobState, PastLife
 
 REMEMBERED_EVENTS = 4096
+FORGOTTEN_TOGETHER = 1024
+"""One by one would be slow: the front of a dict is searched past all that was deleted there."""
 REMEMBERED_JOBS = 4096
 """Deleted jobs whose numbers are kept; their stragglers are long gone when this many others were deleted."""
 STOP_AGAIN_S = 1.0
@@ -57,8 +60,9 @@ def apply(fleet: Fleet, envelope: Envelope, seq: int, now_ns: int) -> list[Effec
     if envelope.id in fleet.seen:
         return []
     fleet.seen[envelope.id] = None
-    if len(fleet.seen) > REMEMBERED_EVENTS:
-        del fleet.seen[next(iter(fleet.seen))]
+    if len(fleet.seen) >= REMEMBERED_EVENTS + FORGOTTEN_TOGETHER:
+        for old in list(islice(fleet.seen, FORGOTTEN_TOGETHER)):
+            del fleet.seen[old]
     turn = Turn(fleet, seq, fleet.now_ns, envelope.id)
     _dispatch(turn, envelope.body)
     if turn.room_appeared:
@@ -158,9 +162,10 @@ def _effect_failed(turn: Turn, event: EffectFailed) -> None:
                 if job.state is JobState.STARTING:
                     start_did_fail(turn, job, {w.ref for w in job.workers}, event.why)
         case StopWorkers():
-            for job_id in sorted(jobs_of(effect)):
-                if job_id in turn.fleet.jobs and not turn.fleet.jobs[job_id].ended:
-                    turn.set_timer("stop-again", turn.fleet.jobs[job_id], STOP_AGAIN_S)
+            for job_id in jobs_of(effect):
+                job = turn.fleet.jobs.get(job_id)
+                if job is not None and job.living:
+                    turn.set_timer("stop-again", job, STOP_AGAIN_S)
         case StopStore():
             pass  # the inventory of the next join tells whether it is still there
 

@@ -168,11 +168,15 @@ class Node(Struct, kw_only=True):
     reason: str = ""
     jobs: dict[str, int] = field(default_factory=dict)
     """Workers here that may have a process, counted by job; kept by core.lifecycle."""
+    taken: int = 0
+    """All of them together."""
+    stores: dict[str, None] = field(default_factory=dict)
+    """Jobs whose store is here and up; kept by core.generation."""
 
     @property
     def room(self) -> int:
         """How many more workers it may hold; negative when its agent has lowered its limit."""
-        return self.inventory.max_workers - sum(self.jobs.values())
+        return self.inventory.max_workers - self.taken
 
 
 class Timer(Struct, frozen=True, kw_only=True):
