@@ -15,6 +15,14 @@
     │   └── NoResponder        6  nobody listens on that subject
     ├── JobFailed              1  the job ended in FAILED
     │   └── SpawnFailed        1  a worker could not be started
+    ├── CheckpointError        1  a checkpoint could not be saved, found or read
+    │   ├── StorageFailed      1  the store is full, read-only, unreachable or too slow
+    │   ├── CheckpointDamaged  1  a file of it is missing, cut short or changed
+    │   ├── CheckpointMissing  3  no such checkpoint
+    │   ├── CheckpointFenced   5  a newer generation of the job has begun
+    │   ├── CheckpointExists   5  that step of that generation was committed with other content
+    │   └── CheckpointInUse    5  pinned, or the state the job would resume from
+    ├── DataDamaged            1  a data shard that is missing, cut short or not what its index says
     └── BlackBoxDamaged        1  a black box that cannot be read
 
 The number is the exit code of the `loom` command. A message is one sentence that says what is wrong; `hint`
@@ -108,6 +116,46 @@ class JobFailed(LoomError):
 
 class SpawnFailed(JobFailed):
     """A worker could not be started."""
+
+
+class CheckpointError(LoomError):
+    """A checkpoint could not be saved, found or read; those saved before are untouched."""
+
+
+class StorageFailed(CheckpointError):
+    """The store refused: full, read-only, unreachable, too slow. The same call may be repeated."""
+
+
+class CheckpointDamaged(CheckpointError):
+    """A file of a checkpoint is missing, cut short or changed. Nothing of it was unpickled."""
+
+
+class CheckpointMissing(CheckpointError):
+    """No checkpoint, or no object in the store, has that name."""
+
+    exit_code = 3
+
+
+class CheckpointFenced(CheckpointError):
+    """A newer generation of the job has begun: what this one still saves would never be used."""
+
+    exit_code = 5
+
+
+class CheckpointExists(CheckpointError):
+    """Something else is already committed under that name; it was not touched."""
+
+    exit_code = 5
+
+
+class CheckpointInUse(CheckpointError):
+    """The checkpoint is pinned, or it is what the job would resume from."""
+
+    exit_code = 5
+
+
+class DataDamaged(LoomError):
+    """A shard of a dataset is missing, cut short or not what its index says."""
 
 
 class BlackBoxDamaged(LoomError):

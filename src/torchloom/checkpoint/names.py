@@ -1,0 +1,110 @@
+"""Names and keys of everything a job keeps in its checkpoint store.
+
+    <job>/step-<N>.g<generation>/manifest.json           the commit: without it the checkpoint does not exist
+    <job>/step-<N>.g<generation>/part-<rank>.<attempt>   what one rank wrote
+    <job>/step-<N>.g<generation>/<file>                  r<rank>.<attempt>.<token>.<name>
+    <job>/generations/<G>                                generation G has begun (the fence)
+    <job>/generations/<G>.from                           what generation G resumed from
+    <job>/pins/<checkpoint>                              never delete this one
+    <job>/checks/<checkpoint>                            outcome of the last verification
+    <job>/LATEST                                         a hint for people; never read by torchloom
+
+Pure: builds and parses, touches nothing. Refuses names that could lead out of the store's root.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from torchloom.errors import UsageError
+
+JOB = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+_CHECKPOINT = re.compile(r"step-(0|[1-9]\d{0,17})\.g(0|[1-9]\d{0,17})")
+_GENERATION = re.compile(r"(0|[1-9]\d{0,17})(\.from)?")
+TEMPORARY = ".tmp-"
+"""How the last part of a key begins while a local file is being written."""
+
+MANIFEST = "manifest.json"
+SCRATCH = ""
+"""What a generation that began with nothing says it resumed from."""
+
+
+class CheckpointName(NamedTuple):
+    """Which state: ordered by generation first, because a newer generation's word counts more."""
+
+    generation: int
+    step: int
+
+    def __str__(self) -> str:
+        return f"step-{self.step}.g{self.generation}"
+
+
+def parse_name(text: str) -> CheckpointName | None:
+    """The checkpoint a name means, or None if it is not such a name."""
+    found = _CHECKPOINT.fullmatch(text)
+    return CheckpointName(int(found[2]), int(found[1])) if found else None
+
+
+def check_job(job: str) -> str:
+    """The job's name if it can be part of a key. Raises UsageError."""
+    if not JOB.fullmatch(job) or job.endswith("."):
+        raise UsageError(
+            f"{job!r} cannot name a job in a checkpoint store", hint="use letters, digits, . _ -"
+        )
+    return job
+
+
+def check_file(name: str) -> str:
+    """A file's name if it can be part of a key. Raises UsageError."""
+    if not FILE.fullmatch(name):
+        raise UsageError(f"{name!r} cannot name a file of a checkpoint", hint="use letters, digits, . _ -")
+    return name
+
+
+def directory(job: str, name: CheckpointName) -> str:
+    return f"{job}/{name}"
+
+
+def manifest_key(job: str, name: CheckpointName) -> str:
+    return f"{job}/{name}/{MANIFEST}"
+
+
+def part_key(job: str, name: CheckpointName, rank: int, attempt: int) -> str:
+    return f"{job}/{name}/part-{rank}.{attempt}"
+
+
+def file_key(job: str, name: CheckpointName, stored: str) -> str:
+    return f"{job}/{name}/{stored}"
+
+
+def stored_name(rank: int, attempt: int, token: str, name: str) -> str:
+    """Where a rank keeps a file. The token is new in every process, so no two writers ever share a key."""
+    return check_file(f"r{rank}.{attempt}.{token}.{check_file(name)}")
+
+
+def generation_key(job: str, generation: int) -> str:
+    return f"{job}/generations/{generation}"
+
+
+def choice_key(job: str, generation: int) -> str:
+    return f"{job}/generations/{generation}.from"
+
+
+def parse_generation(last: str) -> tuple[int, bool] | None:
+    """(generation, is it the record of its choice) from the last part of a key under generations/."""
+    found = _GENERATION.fullmatch(last)
+    return (int(found[1]), found[2] is not None) if found else None
+
+
+def pin_key(job: str, name: CheckpointName) -> str:
+    return f"{job}/pins/{name}"
+
+
+def check_key(job: str, name: CheckpointName) -> str:
+    return f"{job}/checks/{name}"
+
+
+def latest_key(job: str) -> str:
+    return f"{job}/LATEST"

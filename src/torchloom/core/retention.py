@@ -1,0 +1,103 @@
+"""Which checkpoints to keep: a pure choice, with a reason for each.
+
+Owns the keep rules. Deletes nothing: checkpoint/catalogue.py does, and asks here first. Without any rule
+everything is kept. Whatever the rules say, three kinds are never given up: the newest whole checkpoint (the
+one a restart would take), pinned ones, and those in use (what the running generation resumed from, and what
+somebody is about to restore).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class KeepRules:
+    """A checkpoint is kept if any rule wants it."""
+
+    last: int | None = None
+    """The newest so many whole ones; None: all of them, whatever the other rules say."""
+    every_steps: int = 0
+    """Those whose step is a multiple of this, for good; 0: no such rule."""
+    best: int = 0
+    """The best so many by `metric`; 0: no such rule."""
+    metric: str = "loss"
+    best_is: Literal["lowest", "highest"] = "lowest"
+
+    def __post_init__(self) -> None:
+        if self.last is not None and self.last < 1:
+            raise ValueError("at least the last checkpoint must be kept")
+        if self.every_steps < 0 or self.best < 0:
+            raise ValueError("a keep rule counts from 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One checkpoint, as far as the rules care."""
+
+    name: str
+    generation: int
+    step: int
+    whole: bool
+    """Committed, all files there, not found damaged."""
+    resumable: bool = True
+    """On the line of states a restart chooses from; not on a branch that was left."""
+    pinned: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Keep or not, and why, in words that follow "because"."""
+
+    name: str
+    keep: bool
+    reason: str
+
+
+def judge(candidates: Iterable[Candidate], rules: KeepRules, in_use: Collection[str] = ()) -> list[Verdict]:
+    """A verdict for every checkpoint, newest first."""
+    ordered = sorted(candidates, key=lambda c: (c.generation, c.step), reverse=True)
+    whole = [candidate for candidate in ordered if candidate.whole]
+    newest = next((candidate for candidate in whole if candidate.resumable), None)
+    last = {c.name for c in (whole if rules.last is None else whole[: rules.last])}
+    best = {c.name for c in _by_metric(whole, rules)[: rules.best]}
+
+    def reason_to_keep(candidate: Candidate) -> str:
+        if candidate.pinned:
+            return "it is pinned"
+        if candidate.name in in_use:
+            return "it is in use"
+        if newest is None:
+            return "no whole checkpoint is there, so nothing is given up"
+        if candidate is newest:
+            return "it is the newest whole one"
+        if not candidate.whole:
+            younger = (candidate.generation, candidate.step) > (newest.generation, newest.step)
+            return "it shows what went wrong since the newest whole one" if younger else ""
+        if rules.last is None:
+            return "no limit is set"
+        if candidate.name in last:
+            return f"it is one of the last {rules.last}"
+        if rules.every_steps and candidate.step % rules.every_steps == 0:
+            return f"its step is a multiple of {rules.every_steps}"
+        if candidate.name in best:
+            return f"it is one of the best {rules.best} by {rules.metric}"
+        return ""
+
+    verdicts: list[Verdict] = []
+    for candidate in ordered:
+        reason = reason_to_keep(candidate)
+        gone = "no rule keeps it" if candidate.whole else "it is damaged and a newer whole one is there"
+        verdicts.append(Verdict(candidate.name, bool(reason), reason or gone))
+    return verdicts
+
+
+def _by_metric(whole: list[Candidate], rules: KeepRules) -> list[Candidate]:
+    """Those with a usable value, best first; of equal ones the newer first."""
+    sign = 1.0 if rules.best_is == "lowest" else -1.0
+    usable = [c for c in whole if math.isfinite(c.metrics.get(rules.metric, math.nan))]
+    return sorted(usable, key=lambda c: sign * c.metrics[rules.metric])
