@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Gpu:
+    """A GPU in NVML's order, which is that of the PCI bus and, among equal GPUs, also CUDA's."""
+
     uuid: str
     name: str
-    pci: str = ""
-    """PCI bus id: CUDA numbers by speed unless told CUDA_DEVICE_ORDER=PCI_BUS_ID, NVML always by this."""
 
 
 @dataclass(frozen=True)
@@ -152,10 +152,7 @@ def _nvml_gpus() -> list[Gpu]:
         found = []
         for index in range(nvml.nvmlDeviceGetCount()):
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            pci = nvml.nvmlDeviceGetPciInfo(handle).busId
-            found.append(
-                Gpu(*map(_text, (nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle), pci)))
-            )
+            found.append(Gpu(_text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle))))
         return found
     except nvml.NVMLError as error:
         log.warning("NVML does not tell the GPUs of this host: %s", error)

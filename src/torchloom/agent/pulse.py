@@ -65,8 +65,10 @@ def _look_at_device(host: Host, worker: Worker, box: Box) -> None:
     version = box.view.blob_version(blackbox.DEVICE)
     if version == worker.device_version or version & 1:
         return
-    worker.device_version = version
     devices = host.devices.told(box.json(blackbox.DEVICE))
+    if host.devices.gpus and all(d.kind == "cpu" for d in devices) and not box.progress(Progress.STEPS):
+        return  # CUDA may not be initialised yet: before its first step a worker cannot know better
+    worker.device_version = version
     if devices:
         worker.devices = devices
         event = WorkerRegistered(node=host.node, ref=worker.ref, devices=devices)

@@ -59,7 +59,6 @@ class Watch:
     async def _report(self, worker: Worker, at_ns: int) -> None:
         """Put the exit into words, and clean up behind it once the world knows."""
         host = self._host
-        ended_ns = time.monotonic_ns()
         if worker.process is not None:
             # Data loaders and other children must not outlive their worker.
             worker.process.signal_group(signal.SIGKILL)
@@ -69,7 +68,9 @@ class Watch:
         found, told_at_ns = await self._status(
             worker.process, worker.pid, worker.start_ticks, end, worker.spawner
         )
-        event = exit_event(host.node, worker, found, min(at_ns, told_at_ns or at_ns), end, ended_ns)
+        # While there was no agent only the spawner saw when it ended.
+        at_ns = min(at_ns, told_at_ns or at_ns)
+        event = exit_event(host.node, worker, found, at_ns, end)
         stored = host.reporter.say(event, f"{worker.event_stem}.exit")
         worker.told.set()
         logs.bound(worker.log, host.log_limit)
@@ -172,11 +173,10 @@ class Watch:
                 worker.box.close()
 
 
-def exit_event(
-    node: str, worker: Worker, found: Exit, at_ns: int, end: EndRecord | None, ended_ns: int
-) -> WorkerExited:
+def exit_event(node: str, worker: Worker, found: Exit, at_ns: int, end: EndRecord | None) -> WorkerExited:
     """Everything that is known about an end, while the box and the log are still there."""
     box = worker.box
+    ended_ns = time.monotonic_ns() - (time.time_ns() - at_ns)
     return WorkerExited(
         node=node,
         ref=worker.ref,
