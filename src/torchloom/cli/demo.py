@@ -61,8 +61,8 @@ def _play(home: Home, checkpoints: Path, steps: int, workers: int, faults: bool)
     body = job_request(options, os.environ, os.getcwd())
     holder = parts.hold(home)
     try:
-        endpoint = stack.wait_ready(home, stack.begin(home))
-        job = send(Api(endpoint), body)
+        endpoint = stack.Start(home).begin().wait()
+        job = send(home, body)
         over = threading.Event()
         if faults:
             saboteur = threading.Thread(

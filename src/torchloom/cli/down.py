@@ -48,7 +48,7 @@ def settle_jobs(home: Home, stop_jobs: bool, found: bool) -> None:
     endpoint = stack.running(home) if found and "LOOM_ADDRESS" not in os.environ else None
     if endpoint is None and workers and stop_jobs:
         # Parts are missing, and only a whole stack can stop a job in an orderly way.
-        endpoint = stack.wait_ready(home, stack.begin(home))
+        endpoint = stack.Start(home).begin().wait()
     if endpoint is None and not workers:
         return
     api = Api(endpoint) if endpoint is not None else None

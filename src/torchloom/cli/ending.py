@@ -34,7 +34,6 @@ def end_parts(home: Home) -> None:
     if plan is None or not plan.servers:
         _end_nats(home)
     parts.forget(home, "nats")
-    parts.end_stay(home)
     sweep(home)
     parts.forget(home, "plan")
 

@@ -41,11 +41,11 @@ def _with_stack(home: Home, options: Namespace, body: dict[str, Any], shown: fro
         os.environ["LOOM_PREWARM"] = "0"
     holder = parts.hold(home)
     try:
-        supervisor = stack.begin(home)
+        start = stack.Start(home).begin()
         # The supervisor is on its way: what is imported from here on costs no time.
         from torchloom.cli import follow  # noqa: F401
 
-        stack.wait_ready(home, supervisor)
+        start.wait()
         return _follow(home, options, body, shown, local=True)
     finally:
         parts.forget(home, holder.name)
@@ -55,13 +55,12 @@ def _with_stack(home: Home, options: Namespace, body: dict[str, Any], shown: fro
 def _follow(
     home: Home, options: Namespace, body: dict[str, Any], shown: frozenset[int] | None, local: bool
 ) -> int:
-    from torchloom.cli.client import Api, Endpoint
+    from torchloom.cli.client import Endpoint
     from torchloom.cli.follow import Follower
     from torchloom.cli.submit import send
 
-    endpoint = Endpoint.find(home)
-    job = send(Api(endpoint), body)
-    follower = Follower(endpoint, job, home if local else None, shown, quiet=options.json)
+    job = send(home, body)
+    follower = Follower(Endpoint.find(home), job, home if local else None, shown, quiet=options.json)
     return follower.run()
 
 

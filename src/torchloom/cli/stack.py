@@ -17,13 +17,6 @@ READY_WITHIN_S = 20.0
 LOOK_EVERY_S = 0.02
 
 
-@dataclass(frozen=True)
-class Stack:
-    endpoint: Endpoint
-    started: bool
-    """Whether this call started it (or its supervisor), rather than finding it."""
-
-
 def is_supervised(home: Home) -> bool:
     return parts.living(home, "supervisor") is not None
 
@@ -35,19 +28,45 @@ def begin(home: Home, port: int = DEFAULT_PORT, any_port: bool = True) -> subpro
     return start_supervisor(home, port, any_port)
 
 
-def wait_ready(home: Home, supervisor: subprocess.Popen[bytes] | None) -> Endpoint:
-    """Until the API answers and has caught up, or the supervisor says why that cannot be."""
-    from torchloom.cli.supervisor import ALREADY
+@dataclass
+class Start:
+    """A stack on its way. `wait` says when it is there, or why it cannot be."""
 
-    deadline = time.monotonic() + READY_WITHIN_S
-    while time.monotonic() < deadline:
-        status = supervisor.poll() if supervisor is not None else None
+    home: Home
+    port: int = DEFAULT_PORT
+    any_port: bool = True
+    supervisor: subprocess.Popen[bytes] | None = None
+
+    def begin(self) -> Start:
+        self.supervisor = begin(self.home, self.port, self.any_port)
+        return self
+
+    @property
+    def ours(self) -> bool:
+        """Whether the supervisor at work is the one started here."""
+        return self.supervisor is not None and self.supervisor.poll() is None
+
+    def wait(self) -> Endpoint:
+        """Until the API answers and has caught up, or the supervisor says why that cannot be."""
+        deadline = time.monotonic() + READY_WITHIN_S
+        while time.monotonic() < deadline:
+            self._check()
+            if _answers(self.home):
+                return Endpoint.find(self.home)
+            time.sleep(LOOK_EVERY_S)
+        raise TimedOut(
+            f"torchloom did not answer within {READY_WITHIN_S:g} s", hint=f"look into {self.home.logs_dir}"
+        )
+
+    def _check(self) -> None:
+        """Raise if our supervisor gave up; start one if the other's was just about to end."""
+        from torchloom.cli.supervisor import ALREADY
+
+        status = self.supervisor.poll() if self.supervisor is not None else ALREADY
         if status is not None and status != ALREADY:
-            raise _why(home, status)
-        if _answers(home):
-            return Endpoint.find(home)
-        time.sleep(LOOK_EVERY_S)
-    raise TimedOut(f"torchloom did not answer within {READY_WITHIN_S:g} s", hint=f"look into {home.logs_dir}")
+            raise _why(self.home, status)
+        if status == ALREADY and not is_supervised(self.home):
+            self.begin()
 
 
 def _answers(home: Home) -> bool:

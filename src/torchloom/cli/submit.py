@@ -9,6 +9,8 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from torchloom.home import Home
+
 if TYPE_CHECKING:
     from torchloom.cli.client import Api
 
@@ -28,47 +30,53 @@ def main(argv: Sequence[str]) -> int:
 def submit(options: Namespace, body: dict[str, Any]) -> int:
     """Send the job to a stack that stays, started if there is none."""
     from torchloom.cli import parts, stack
-    from torchloom.cli.client import Api, Endpoint
-    from torchloom.home import Home
+    from torchloom.errors import LoomError
 
     home = Home.default()
-    if "LOOM_ADDRESS" in os.environ:
-        endpoint = Endpoint.find(home)
-    else:
+    if "LOOM_ADDRESS" not in os.environ:
         home.prepare()
-        supervisor = stack.begin(home)
         # A job that nobody follows needs a stack that lives until `loom down`.
-        if not parts.stays(home):
-            parts.stay(home)
+        stayed = parts.stays(home)
+        parts.stay(home)
+        try:
+            stack.Start(home).begin().wait()
+        except LoomError:
+            if not stack.is_supervised(home):
+                parts.end_stay(home)
+            raise
+        if not stayed:
             print("loom: torchloom stays up in the background; `loom down` ends it.", file=sys.stderr)
-        endpoint = stack.wait_ready(home, supervisor)
-    job = send(Api(endpoint), body)
+    job = send(home, body)
     print(json.dumps({"job": job}) if options.json else job)
     return 0
 
 
-def send(api: Api, body: dict[str, Any]) -> str:
+def send(home: Home, body: dict[str, Any]) -> str:
     """Submit once, also if the connection breaks meanwhile: the name tells whether it was taken."""
     import time
 
-    from torchloom.cli.client import NotAnswering
+    from torchloom.cli import stack
+    from torchloom.cli.client import Api, Endpoint, NotAnswering, Unavailable
     from torchloom.errors import Conflict
 
-    check_nodes(api, body)
     deadline = time.monotonic() + SUBMIT_WITHIN_S
     tried = False
     while True:
         try:
+            api = Api(Endpoint.find(home))
+            check_nodes(api, body)
             return str(api.post("/jobs", body)["job"])
         except Conflict:
             if not tried:
                 raise
             return str(body["name"])
-        except NotAnswering:
+        except (NotAnswering, Unavailable):
             if time.monotonic() > deadline:
                 raise
             tried = True
-            time.sleep(0.2)
+        if "LOOM_ADDRESS" not in os.environ:
+            stack.begin(home)
+        time.sleep(0.2)
 
 
 def check_nodes(api: Api, body: dict[str, Any]) -> None:

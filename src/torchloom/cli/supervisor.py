@@ -18,6 +18,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -89,13 +90,12 @@ class Supervisor:
             # Whoever follows a job of a stack that died as a whole knows its old port.
             port = old.port if old is not None and self._any_port else self._wanted_port
             self._socket = open_port(port, self._any_port)
-            bus = external_bus()
-            self._plan = Plan(
-                self._socket.getsockname()[1],
-                bus.servers if bus else (),
-                bus.user if bus else "",
-                bus.password if bus else "",
-            )
+            bound, bus = self._socket.getsockname()[1], external_bus()
+            if bus is not None:
+                self._plan = Plan(bound, bus.servers, bus.user, bus.password)
+            else:
+                # An external server that was named for this stack stays its own until `loom down`.
+                self._plan = replace(old, port=bound) if old is not None else Plan(bound)
             self._plan.write(self._home)
         if self._plan.servers:
             del self._parts["nats"]
@@ -217,7 +217,7 @@ def say(text: str) -> None:
 
 
 def _note(home: Home, record: Record) -> None:
-    """Record a part. On a full disk it runs without: the next supervisor is then told by the part's own lock."""
+    """Record a part. On a full disk it runs without, and its own lock keeps a second one away."""
     try:
         record.write(home)
     except OSError as error:

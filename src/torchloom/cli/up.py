@@ -32,6 +32,7 @@ def command(
     """Start everything here: message bus, weaver, agent. Restarts what dies; adopts what still runs."""
     from torchloom.cli import parts, stack
     from torchloom.cli.plan import DEFAULT_PORT
+    from torchloom.errors import LoomError
 
     began = time.monotonic()
     where = chosen_home(home)
@@ -42,15 +43,14 @@ def command(
     wanted = DEFAULT_PORT if port is None else port
     if foreground:
         _foreground(where.root, wanted)
-    already = stack.is_supervised(where)
+    start = stack.Start(where, wanted, any_port=False).begin()
     try:
-        supervisor = stack.begin(where, wanted, any_port=False)
-        endpoint = stack.wait_ready(where, supervisor)
-    except Exception:
+        endpoint = start.wait()
+    except LoomError:
         if not stack.is_supervised(where):
             parts.end_stay(where)
         raise
-    if already or (supervisor is not None and supervisor.poll() is not None):
+    if not start.ours:
         print(f"torchloom is already up at {endpoint.url}")
         if port not in (None, 0) and not endpoint.url.endswith(f":{port}"):
             print("loom: --port has no effect on what already runs; use `loom down` first.", file=sys.stderr)
