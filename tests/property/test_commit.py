@@ -1,0 +1,225 @@
+"""Several generations of one job against a hostile store: what a reader finds is always whole and in line.
+
+Writers are frozen (get no turn), go on, are killed; requests are refused, lost, late, doubled, torn; files
+rot. After every single request an independent reader looks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from hostile_store import FATES, Program, Server
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from torchloom.checkpoint.catalogue import sweep
+from torchloom.checkpoint.commit import PartWriter, Target, commit, gather
+from torchloom.checkpoint.generations import begin, read_generations, settle
+from torchloom.checkpoint.manifest import Facts, Manifest
+from torchloom.checkpoint.names import CheckpointName
+from torchloom.checkpoint.reader import find
+from torchloom.checkpoint.storage import Storage
+from torchloom.checkpoint.verify import load
+from torchloom.errors import CheckpointDamaged, CheckpointError, CheckpointFenced, StorageFailed
+
+JOB = "job"
+WORLD = 2
+EXAMPLES = int(os.environ.get("LOOM_TEST_EXAMPLES", "150"))
+Path = list[CheckpointName]
+"""The states that led to a state, itself last: what training passed through, saved or not."""
+
+
+def load_newest(storage: Storage, generation: int | None) -> tuple[Manifest, Path] | None:
+    """As a job does: search, load every file, and search on if one is damaged."""
+    skip: set[str] = set()
+    while (manifest := find(storage, JOB, generation, skip=skip).found) is not None:
+        try:
+            files = [(entry.rank, json.loads(load(storage, manifest, entry))) for entry in manifest.files]
+        except CheckpointDamaged:
+            skip.add(str(manifest.name))
+            continue
+        assert sorted(rank for rank, _ in files) == list(range(WORLD))
+        assert all(content["rank"] == rank for rank, content in files), "files of two ranks were mixed"
+        paths = [[CheckpointName(*name) for name in content["path"]] for _, content in files]
+        assert all(path == paths[0] and path[-1] == manifest.name for path in paths), "files of two states"
+        return manifest, paths[0]
+    return None
+
+
+@dataclass
+class World:
+    server: Server = field(default_factory=Server)
+    programs: list[Program] = field(default_factory=list)
+    generations: int = 0
+    starts: dict[int, Path] = field(default_factory=dict)
+    """Generation → what led to the state it resumed from."""
+    acknowledged: set[CheckpointName] = field(default_factory=set)
+    """Saves that succeeded while no newer generation had begun."""
+    rotten: set[str] = field(default_factory=set)
+    unchangeable: dict[str, bytes] = field(default_factory=dict)
+
+    def start_writer(self) -> None:
+        generation = self.generations
+        self.generations += 1
+        self.programs.append(Program(self.server, lambda storage: self.train(storage, generation)))
+
+    def start_sweeper(self) -> None:
+        def body(storage: Storage) -> None:
+            try:
+                sweep(storage, JOB, now_s=1e9, grace_s=0.0)
+            except StorageFailed:
+                pass
+
+        self.programs.append(Program(self.server, body))
+
+    def train(self, storage: Storage, generation: int) -> None:
+        """One life of the job, as `loom.Checkpoint` leads it."""
+        try:
+            begin(storage, JOB, generation)
+            found = load_newest(storage, generation)
+            path = found[1] if found else []
+            self.starts[generation] = list(path)
+            settle(storage, JOB, generation, path[-1] if path else None)
+        except CheckpointError:
+            return  # the job is restarted as the next generation
+        parent = str(path[-1]) if path else ""
+        for attempt in range(6):
+            path = [*path, CheckpointName(generation, (path[-1].step if path else 0) + 10)]
+            try:
+                parent = self.save(storage, path, parent, attempt)
+            except CheckpointFenced:
+                return
+            except CheckpointError:
+                continue  # training goes on
+
+    def save(self, storage: Storage, path: Path, parent: str, attempt: int) -> str:
+        target = Target(JOB, path[-1], WORLD, attempt)
+        for rank in range(WORLD):
+            writer = PartWriter(storage, target, rank)
+            writer.add("state", [json.dumps({"rank": rank, "path": path}).encode()])
+            writer.finish()
+        commit(storage, target, gather(storage, target), Facts(parent=parent), now_s=0.0)
+        if read_generations(self.server, JOB).newest == path[-1].generation:
+            self.acknowledged.add(path[-1])
+        return str(path[-1])
+
+    def rot(self, number: int) -> None:
+        """Damage a file, in size or only in content."""
+        files = sorted(k for k in self.server.objects if k.endswith(".state"))
+        if files:
+            key = files[number % len(files)]
+            data = self.server.objects[key]
+            self.server.objects[key] = data[:-1] if number % 2 else bytes(len(data))
+            self.rotten.add(key.split("/")[1])
+
+    def act(self, action: str, number: int) -> None:
+        if action == "writer":
+            if self.generations < 6:
+                self.start_writer()
+        elif action == "sweeper":
+            self.start_sweeper()
+        elif action == "arrive":
+            self.server.arrive(number)
+        elif action == "rot":
+            self.rot(number)
+        else:
+            alive = [program for program in self.programs if program.alive]
+            if alive:
+                alive[number % len(alive)].take_turn(action)
+        self.check()
+
+    def check(self) -> None:
+        for key, data in self.server.objects.items():
+            if key.endswith(("manifest.json", ".from")):
+                assert self.unchangeable.setdefault(key, data) == data, f"{key} was changed"
+        assert set(self.unchangeable) <= set(self.server.objects), "a record disappeared"
+        found = load_newest(self.server, None)
+        chosen = read_generations(self.server, JOB).chosen
+        head = max((g for g in chosen if chosen.get(g, "torn") != "torn"), default=None)
+        own = {name.step for name in self.acknowledged if name.generation == head} - {
+            name.step for name in self.acknowledged if str(name) in self.rotten
+        }
+        if found is None:
+            assert not own
+            return
+        name, path = found[0].name, found[1]
+        assert head is not None
+        if name.generation != head:
+            assert name in self.starts[head], "a state that the newest generation did not build on was chosen"
+            assert not own, "an acknowledged save of the newest generation was passed over"
+            origin = chosen[head]
+            assert origin == name or str(origin) in self.rotten
+        else:
+            assert name.step >= max(own, default=0), "an acknowledged save was passed over"
+            assert path[: len(self.starts[head])] == self.starts[head]
+
+    def calm(self) -> None:
+        """The store is well again: the next generation resumes from what was there, and saves."""
+        for program in self.programs:
+            program.take_turn("killed")
+        while self.server.on_their_way:
+            self.server.arrive(0)
+            self.check()
+        before = load_newest(self.server, None)
+        generation = self.generations
+        self.train(self.server, generation)
+        after = load_newest(self.server, None)
+        assert after is not None and after[0].name.generation == generation
+        assert self.starts[generation] == (before[1] if before else [])
+        assert len(after[1]) == len(self.starts[generation]) + 6
+        sweep(self.server, JOB, now_s=1e9, grace_s=0.0)
+        assert load_newest(self.server, None) == after
+
+
+ACTIONS = ["ok"] * 40 + [fate for fate in FATES if fate != "ok"] + ["writer", "writer", "arrive", "arrive"]
+ACTIONS += ["sweeper", "rot"]
+
+
+def live_through(history: list[tuple[str, int]]) -> None:
+    world = World()
+    world.start_writer()
+    try:
+        for action, number in history:
+            world.act(action, number)
+        world.calm()
+    finally:
+        for program in world.programs:
+            program.take_turn("killed")
+
+
+@given(st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 2310)), max_size=150))
+@settings(
+    max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+def test_what_a_reader_finds_is_whole_and_in_line(history: list[tuple[str, int]]) -> None:
+    live_through(history)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_long_seeded_histories(seed: int) -> None:
+    """Hypothesis likes short histories; long ones let frozen generations come back after several others."""
+    chance = random.Random(seed)
+    live_through([(chance.choice(ACTIONS), chance.randrange(2310)) for _ in range(400)])
+
+
+def test_a_writer_frozen_just_before_its_commit_changes_nothing_when_it_goes_on() -> None:
+    """Every place at which generation 0 can be frozen while generation 1 lives its whole life."""
+    for place in range(70):
+        world = World()
+        world.start_writer()
+        for _ in range(place):
+            world.act("ok", 0)
+        world.start_writer()
+        while world.programs[1].alive:
+            world.programs[1].take_turn("ok")
+            world.check()
+        settled = load_newest(world.server, None)
+        while world.programs[0].alive:
+            world.programs[0].take_turn("ok")
+            world.check()
+        assert load_newest(world.server, None) == settled
+        world.calm()
