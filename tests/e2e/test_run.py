@@ -194,3 +194,22 @@ def test_detached_it_returns_with_the_id(stack: Stack, tmp_path: Path) -> None:
     stack.wait_state(job, "completed")
     followed = stack.loom("logs", job, "-f").stdout
     assert "[rank 0] tick 2\n" in followed
+
+
+def test_loom_up_makes_the_stack_of_a_run_stay(bare: Stack, tmp_path: Path) -> None:
+    with running(bare, "--spawn", "cold", "--name", "first", script(tmp_path), "100") as run:
+        run.wait_out("tick 5\n")
+        pid = bare.part_pid("weaver")
+        assert "already up" in bare.loom("up").stdout
+        assert run.wait() == 0, run.err
+    assert bare.status("first")["state"] == "completed" and bare.part_pid("weaver") == pid
+
+
+def test_two_runs_share_a_stack_and_the_last_one_ends_it(bare: Stack, tmp_path: Path) -> None:
+    with running(bare, "--spawn", "cold", "--name", "long", script(tmp_path), "200") as run:
+        run.wait_out("tick 5\n")
+        pid = bare.part_pid("weaver")
+        bare.loom("run", "--spawn", "cold", "--name", "short", script(tmp_path), "3")
+        assert bare.part_pid("weaver") == pid
+        assert run.wait() == 0, run.err
+    assert not bare.leftovers()

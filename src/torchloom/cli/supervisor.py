@@ -255,10 +255,10 @@ def main() -> int:
 
 def supervise(home: Home, port: int, any_port: bool) -> int:
     """Supervise in this process until told to end."""
-    parts.take_failure(home, "supervisor")
     lock = take_lock(home, wait_s=0.3)
     if lock is None:
         return ALREADY
+    parts.take_failure(home, "supervisor")
     try:
         return Supervisor(home, port, any_port).run()
     finally:
