@@ -1,0 +1,74 @@
+"""Recorded incidents replay to the decisions that were made: the strongest regression test of the core.
+
+A recording is the event stream of a real job (scripts/record_incident.py). Every `Decided` record in it says
+what the weaver of that day sent; the core of today must come to the same effects from the same events.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from torchloom.core.invariants import broken
+from torchloom.core.reducer import apply
+from torchloom.model.effects import Effect
+from torchloom.model.events import Decided, Envelope
+from torchloom.model.fleet import Fleet, JobState
+from torchloom.wire import codec
+
+RECORDINGS = sorted(Path(__file__).parent.glob("recordings/*.jsonl"))
+
+
+def records(path: Path) -> Iterator[tuple[int, int, Envelope]]:
+    for line in path.read_text().splitlines():
+        record = json.loads(line)
+        yield record["seq"], record["at_ns"], msgspec.convert(record["envelope"], Envelope)
+
+
+def replay(path: Path) -> tuple[Fleet, dict[str, Effect], dict[str, Effect]]:
+    """The fleet at the end, the effects of today's core, and the effects that were decided then."""
+    fleet, now, then = Fleet(), {}, {}
+    for seq, at_ns, envelope in records(path):
+        for effect in apply(fleet, envelope, seq, at_ns):
+            now[effect.id] = effect
+        assert broken(fleet) == [], f"after event {seq}"
+        if isinstance(envelope.body, Decided):
+            then.update((effect.id, effect) for effect in envelope.body.effects)
+    return fleet, now, then
+
+
+@pytest.mark.parametrize("path", RECORDINGS, ids=lambda p: p.stem)
+def test_the_same_events_lead_to_the_recorded_decisions(path: Path) -> None:
+    fleet, now, then = replay(path)
+    assert then, "a recording without decisions shows nothing"
+    assert {id: now.get(id) for id in then} == then
+    assert all(job.ended for job in fleet.jobs.values())
+    assert fleet.outbox == {}
+
+
+@pytest.mark.parametrize("path", RECORDINGS, ids=lambda p: p.stem)
+def test_a_snapshot_at_any_event_leads_to_the_same_end(path: Path) -> None:
+    end, _, _ = replay(path)
+    stream = list(records(path))
+    for cut in range(0, len(stream), 5):
+        fleet = Fleet()
+        for number, (seq, at_ns, envelope) in enumerate(stream):
+            if number == cut:
+                fleet = codec.decode_fleet(codec.encode(fleet))
+            apply(fleet, envelope, seq, at_ns)
+        assert codec.encode(fleet) == codec.encode(end)
+
+
+def test_a_killed_worker_tells_its_story() -> None:
+    path = next(p for p in RECORDINGS if p.stem == "killed-worker")
+    fleet, _, _ = replay(path)
+    job = fleet.jobs["recorded"]
+    assert job.state is JobState.STOPPED and job.restarts == 1
+    incident = fleet.incidents[job.incidents[0]]
+    assert incident.culprit == 1 and "SIGKILL" in incident.verdict
+    line = incident.timeline
+    assert line.fault_ns <= line.decided_ns <= line.stopped_ns <= line.spawned_ns <= line.first_step_ns
