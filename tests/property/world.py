@@ -30,7 +30,7 @@ from torchloom.model.job import JobSpec, Program, RestartLimits
 from torchloom.model.worker import EndRecord, Exit, WorkerRef
 from torchloom.wire import codec
 
-LIMITS = RestartLimits(max_restarts=4, max_restarts_per_worker=3, max_fruitless=2)
+LIMITS = RestartLimits(max_restarts=6, max_restarts_per_worker=4, max_fruitless=4)
 SECOND_NS = 1_000_000_000
 
 
@@ -102,7 +102,10 @@ class World:
         return found[number % len(found)] if found else None
 
     def submit(self, number: int) -> None:
+        """A new job; a name whose job has ended is used again, so that a long history never runs dry."""
         job = f"job-{number % 3}"
+        if job in self.fleet.jobs and self.fleet.jobs[job].ended:
+            self.say(JobDeleted(job=job, by="ann"))
         shape = [(1, 1), (2, 1), (3, 1), (2, 2), (1, 2)][number // 3 % 5]
         spec = JobSpec(
             program=Program("script", "train.py"),
@@ -334,11 +337,12 @@ ACTIONS: dict[str, Callable[[World, int], None]] = {
 """Everything that may happen, by name. The names are drawn with WEIGHTS, so that histories get somewhere."""
 
 WEIGHTS = {
-    "deliver": 8,
+    "deliver": 12,
     "report": 8,
-    "good moment": 5,
-    "good start": 4,
-    "submit": 4,
+    "good moment": 2,
+    "good start": 3,
+    "submit": 6,
+    "stop": 3,
     "send": 4,
     "crash": 4,
     "timer": 4,
