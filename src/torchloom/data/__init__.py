@@ -1,0 +1,33 @@
+"""Data that survives restarts and resizes: deterministic order, shard dealing, elastic loaders, shard cache.
+
+Importing this room imports no torch; its names come when they are asked for. It knows nothing of checkpoints:
+a loader gives its `state_dict` to whoever saves it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchloom.data.loader import ElasticLoader, Portion
+    from torchloom.data.randomness import sample_seed
+    from torchloom.data.sharded import ShardedDataset
+    from torchloom.data.sharded_loader import ShardedLoader
+
+_HOMES = {
+    "ElasticLoader": "loader",
+    "Portion": "loader",
+    "sample_seed": "randomness",
+    "ShardedDataset": "sharded",
+    "ShardedLoader": "sharded_loader",
+}
+
+__all__ = ["ElasticLoader", "Portion", "ShardedDataset", "ShardedLoader", "sample_seed"]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{home}"), name)

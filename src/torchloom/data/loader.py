@@ -1,0 +1,294 @@
+"""`ElasticLoader`: any map-style dataset, the same global batches whatever the number of ranks.
+
+    loader = loom.ElasticLoader(dataset, global_batch=256, seed=1, num_workers=4)
+    while loader.epoch < epochs:
+        for batch in loader:
+            loss = criterion(model(batch)) * loader.weight
+            ...
+
+The order is a function of (seed, epoch) and the global batch only; a rank takes a contiguous share of each
+global batch. The position is counted in samples of the whole world and moves when the training loop takes a
+batch, not when a data worker reads ahead. Underneath is a torch DataLoader, which does the reading; this
+class owns the position and nothing else. Saving it is the checkpoint's affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from torchloom.data.order import Permutation, seed_of, share, spans, weight
+from torchloom.data.place import whereabouts
+from torchloom.data.randomness import drawing_alone, seeded
+from torchloom.data.state import checked, whole_number
+from torchloom.errors import UsageError
+
+OWNED = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "generator")
+"""Options of DataLoader that decide the order and therefore are not the caller's."""
+_AT_ONCE = 2048
+"""Places whose samples are looked up together: a place costs a tenth of what it costs alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """One rank's part of one global batch; the numbers are places in the order of the epoch."""
+
+    epoch: int
+    start: int
+    stop: int
+    """The global batch."""
+    first: int
+    last: int
+    """This rank's share: from `first` to before `last`. Empty if the batch has fewer samples than ranks."""
+    weight: float
+    """Multiply the mean loss of this rank by it, and the mean over ranks is the mean over samples."""
+
+
+class ElasticLoader:
+    """Batches of a map-style dataset in an order that does not depend on the number of ranks."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        global_batch: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        seed_samples: bool = True,
+        rank: int | None = None,
+        world: int | None = None,
+        **loader_options: Any,
+    ) -> None:
+        """`loader_options` go to torch's DataLoader: num_workers, collate_fn, pin_memory, …
+
+        drop_last leaves out the samples after the last full global batch of an epoch. Without it the last
+        batch is short: `weight` makes that exact, and a rank that gets no sample of it is given the batch's
+        first one with weight 0, because a rank that skips a step would hang the others.
+        """
+        for name in OWNED:
+            if name in loader_options:
+                raise UsageError(f"ElasticLoader decides {name} itself", hint="leave it out")
+        if not loader_options.get("in_order", True):
+            raise UsageError("in_order=False gives another order each time", hint="leave it out")
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise UsageError(
+                "ElasticLoader needs a dataset with len() and [index]",
+                hint="use loom.ShardedDataset for a stream of lines",
+            )
+        self._length = len(dataset)
+        self._seed, self._shuffle, self._drop_last = int(seed), bool(shuffle), bool(drop_last)
+        self._rank, self._world = whereabouts(rank, world)
+        self._global_batch = self._fitting(global_batch, self._world)
+        self._epoch = 0
+        self._position = 0
+        self._portion: Portion | None = None
+        self._revision = 0
+        self._reader: object = None
+        self._plan = _Plan()
+        # A generator of its own, because DataLoader otherwise draws from torch's global one whenever an
+        # iteration begins: a resumed run, which begins once more, would train with another dropout.
+        generator = torch.Generator().manual_seed(seed_of(self._seed, "loader"))
+        self._loader: Any = DataLoader(
+            _Keyed(dataset, self._seed if seed_samples else None),
+            batch_sampler=self._plan,
+            generator=generator,
+            **loader_options,
+        )
+
+    # -- where we are ----------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch; an epoch ends when its last batch has been worked on."""
+        return self._epoch
+
+    @property
+    def position(self) -> int:
+        """Samples of this epoch that the training loops of all ranks together have taken."""
+        return self._position
+
+    @property
+    def global_batch(self) -> int:
+        return self._global_batch
+
+    @property
+    def portion(self) -> Portion | None:
+        """What the batch in the loop's hands is; None outside of the loop."""
+        return self._portion
+
+    @property
+    def weight(self) -> float:
+        """The gradient weight of the batch in the loop's hands: 1.0 if the batch divides evenly."""
+        return 1.0 if self._portion is None else self._portion.weight
+
+    def indices(self) -> list[int]:
+        """The dataset's indices of the batch in the loop's hands, for a log of samples."""
+        portion = self._portion
+        if portion is None:
+            return []
+        places, order = range(portion.first, portion.last), self._order(portion.epoch)
+        return list(places) if order is None else order.at(places)
+
+    def __len__(self) -> int:
+        """Global batches of a whole epoch."""
+        whole, more = divmod(self._length, self._global_batch)
+        return whole + (more > 0 and not self._drop_last)
+
+    # -- changing it -----------------------------------------------------------------------------------
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch; where it already is in that epoch it stays where it is."""
+        if epoch != self._epoch:
+            self._epoch, self._position = epoch, 0
+            self._moved()
+
+    def set_global_batch(self, global_batch: int) -> None:
+        """From the next batch on take so many samples; no sample is lost or repeated."""
+        self._global_batch = self._fitting(global_batch, self._world)
+        self._moved()
+
+    def set_world(self, rank: int, world: int) -> None:
+        """From the next batch on be this rank of that many."""
+        rank, world = whereabouts(rank, world)
+        self._fitting(self._global_batch, world)
+        self._rank, self._world = rank, world
+        self._moved()
+
+    def state_dict(self, *, include_current: bool = True) -> dict[str, Any]:
+        """The position: equal on all ranks, and good for any number of them.
+
+        The batch in the loop's hands counts as consumed, as after the optimizer's step. Give
+        `include_current=False` for a state from before that step.
+        """
+        position = self._position
+        if not include_current and self._portion is not None:
+            position = self._portion.start
+        return {
+            "kind": "map",
+            "version": 1,
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+            "length": self._length,
+            "epoch": self._epoch,
+            "position": position,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue there. The seed is the state's; the global batch and the world are the caller's."""
+        checked(state, "map", length=self._length, shuffle=self._shuffle)
+        seed, epoch = whole_number(state, "seed", None), whole_number(state, "epoch", None)
+        position = whole_number(state, "position", self._length)
+        self._seed, self._epoch, self._position = seed, epoch, position
+        self._moved()
+
+    # -- reading ---------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:
+        """The rest of the epoch. After a `break` the next loop goes on with the next batch."""
+        reader = self._reader = object()
+        while True:
+            revision = self._revision
+            places = spans(self._length, self._position, self._global_batch, self._drop_last)
+            self._plan.begin(self, self._position)
+            batches = iter(self._loader)
+            for start, stop in places:
+                batch = next(batches)
+                self._position = stop
+                self._portion = self._portion_of(start, stop)
+                yield batch
+                if self._reader is not reader:
+                    raise UsageError("another loop over this loader has begun", hint="use one loop at a time")
+                self._portion = None
+                if self._revision != revision:
+                    break
+            else:
+                self._epoch, self._position = self._epoch + 1, 0
+                return
+
+    def _portion_of(self, start: int, stop: int) -> Portion:
+        first, last = share(stop - start, self._rank, self._world)
+        part = weight(last - first, stop - start, self._world)
+        return Portion(self._epoch, start, stop, start + first, start + last, part)
+
+    def _order(self, epoch: int) -> Permutation | None:
+        return Permutation(self._length, self._seed, epoch) if self._shuffle else None
+
+    def _moved(self) -> None:
+        self._revision += 1
+
+    @staticmethod
+    def _fitting(global_batch: int, world: int) -> int:
+        if global_batch < world:
+            raise UsageError(
+                f"a global batch of {global_batch} cannot feed {world} ranks",
+                hint="take a larger global batch or fewer ranks",
+            )
+        return global_batch
+
+
+class _Plan:
+    """The batch sampler: which (seed, epoch, index) come in which batch, from where the loader stood."""
+
+    def __init__(self) -> None:
+        self._begun: Iterator[list[tuple[int, int, int]]] = iter(())
+
+    def begin(self, loader: ElasticLoader, position: int) -> None:
+        self._begun = self._keys(loader, position, loader._seed, loader._epoch, loader._global_batch)
+
+    def __iter__(self) -> Iterator[list[tuple[int, int, int]]]:
+        return self._begun
+
+    @staticmethod
+    def _keys(
+        loader: ElasticLoader, position: int, seed: int, epoch: int, size: int
+    ) -> Iterator[list[tuple[int, int, int]]]:
+        # Everything is an argument: data workers read ahead while the loop may already have moved.
+        order, rank, world = loader._order(epoch), loader._rank, loader._world
+        batches: list[range] = []
+        for start, stop in spans(loader._length, position, size, loader._drop_last):
+            first, last = share(stop - start, rank, world)
+            if first == last:
+                first, last = 0, 1
+            batches.append(range(start + first, start + last))
+            if sum(map(len, batches)) >= _AT_ONCE:
+                yield from _keys_of(batches, order, seed, epoch)
+                batches = []
+        yield from _keys_of(batches, order, seed, epoch)
+
+
+def _keys_of(
+    batches: list[range], order: Permutation | None, seed: int, epoch: int
+) -> Iterator[list[tuple[int, int, int]]]:
+    places = [place for batch in batches for place in batch]
+    indices = iter(places if order is None else order.at(places))
+    for batch in batches:
+        yield [(seed, epoch, index) for index in islice(indices, len(batch))]
+
+
+class _Keyed:
+    """The dataset as the data workers see it: asked by (seed, epoch, index), seeded sample by sample.
+
+    The epoch travels with the question, because persistent data workers keep the dataset of the first epoch.
+    """
+
+    def __init__(self, dataset: Any, seed: int | None) -> None:
+        self._dataset = dataset
+        self._seeds = seed is not None
+
+    def __getitems__(self, keys: list[tuple[int, int, int]]) -> list[Any]:
+        if self._seeds:
+            with drawing_alone():
+                return [self._sample(*key) for key in keys]
+        indices = [index for _, _, index in keys]
+        together = getattr(self._dataset, "__getitems__", None)
+        return together(indices) if together else [self._dataset[index] for index in indices]
+
+    def _sample(self, seed: int, epoch: int, index: int) -> Any:
+        with seeded(seed_of(seed, epoch, index)):
+            return self._dataset[index]

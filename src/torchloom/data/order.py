@@ -1,0 +1,132 @@
+"""The deterministic order of samples: who gets which sample, as pure functions.
+
+Owns the shuffle of an epoch, the cut of a global batch into the ranks' shares, their gradient weights and the
+seed of a single sample. It reads nothing, keeps no position and does not know datasets or loaders.
+
+The shuffle is a **bijection computed place by place**: a Feistel network over the smallest power of two that
+holds the epoch, walked until it lands inside. It needs no memory, whatever the number of samples, any rank
+can ask for any place, and it is our own arithmetic: `torch.randperm` promises no stability between versions,
+and a run that is resumed after an upgrade must not see another order. Numbers stay below 2**63, so that
+the same lines of code work on Python's integers (about 10 µs a place) and on int64 tensors (0.5 to 2 µs,
+for thousands at once).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+LARGEST = 2**62
+"""The largest number of places that can be shuffled."""
+
+_ROUNDS = 8
+_WORD = 0xFFFF_FFFF
+_VECTOR_FROM = 256
+"""Fewer places are quicker without a tensor."""
+_BLOCK = 4096
+
+
+class Permutation:
+    """A shuffle of `range(length)`, the same for the same key on every machine and every version."""
+
+    def __init__(self, length: int, *key: int | str) -> None:
+        if not 0 <= length <= LARGEST:
+            raise ValueError(f"cannot shuffle {length} places")
+        self.length = length
+        self._block: tuple[int, list[int]] = (-1, [])
+        bits = max(4, (length - 1).bit_length())
+        self._low = bits // 2
+        self._low_mask = (1 << self._low) - 1
+        self._high_mask = (1 << (bits - self._low)) - 1
+        digest = hashlib.blake2b(repr(key).encode(), digest_size=8 * _ROUNDS, person=b"loom order").digest()
+        words = [int.from_bytes(digest[at : at + 4], "little") for at in range(0, len(digest), 4)]
+        self._keys = [(words[2 * n] >> 1, words[2 * n + 1]) for n in range(_ROUNDS)]
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, place: int) -> int:
+        if not 0 <= place < self.length:
+            raise IndexError(place)
+        value: int = self._mix(place)
+        while value >= self.length:
+            value = self._mix(value)
+        return value
+
+    def __iter__(self) -> Iterator[int]:
+        for start in range(0, self.length, _BLOCK):
+            yield from self.at(range(start, min(start + _BLOCK, self.length)))
+
+    def at(self, places: Sequence[int]) -> list[int]:
+        """What stands at these places. The more at once, the cheaper each."""
+        torch: Any = sys.modules.get("torch")
+        if torch is None or len(places) < _VECTOR_FROM:
+            return [self[place] for place in places]
+        if min(places) < 0 or max(places) >= self.length:
+            raise IndexError((min(places), max(places)))
+        values = self._mix(torch.tensor(places, dtype=torch.int64, device="cpu"))
+        outside = values >= self.length
+        while bool(outside.any()):
+            values[outside] = self._mix(values[outside])
+            outside = values >= self.length
+        found: list[int] = values.tolist()
+        return found
+
+    def span(self, start: int, stop: int) -> list[int]:
+        """What stands from `start` to before `stop`, for one who goes on from there: a block is kept."""
+        found: list[int] = []
+        while start < stop:
+            number = start // _BLOCK
+            if self._block[0] != number:
+                first = number * _BLOCK
+                self._block = number, self.at(range(first, min(first + _BLOCK, self.length)))
+            until = min(stop, (number + 1) * _BLOCK)
+            found += self._block[1][start - number * _BLOCK : until - number * _BLOCK]
+            start = until
+        return found
+
+    def _mix(self, value: Any) -> Any:
+        """One pass through the network, for an integer or for a tensor of them."""
+        high, low = value >> self._low, value & self._low_mask
+        for n, (key, plus) in enumerate(self._keys):
+            if n % 2:
+                low = low ^ (_scramble(high, key, plus) & self._low_mask)
+            else:
+                high = high ^ (_scramble(low, key, plus) & self._high_mask)
+        return (high << self._low) | low
+
+
+def _scramble(half: Any, key: int, plus: int) -> Any:
+    """Spread 31 bits over 32. Both factors keep every product below 2**63."""
+    half = ((half ^ key) * 0x9E3779B1) & _WORD
+    half = (half ^ (half >> 15)) + plus & _WORD
+    half = (half * 0x2C1B3C6D) & _WORD
+    return half ^ (half >> 13)
+
+
+def spans(length: int, position: int, size: int, drop_last: bool) -> Iterator[tuple[int, int]]:
+    """The global batches from `position` to the end of the epoch, as (first place, place after the last)."""
+    while position < length and (position + size <= length or not drop_last):
+        stop = min(position + size, length)
+        yield position, stop
+        position = stop
+
+
+def share(count: int, rank: int, world: int) -> tuple[int, int]:
+    """The contiguous share of a rank in `count` things; the first ranks get one more if uneven."""
+    each, more = divmod(count, world)
+    start = rank * each + min(rank, more)
+    return start, start + each + (rank < more)
+
+
+def weight(local: int, total: int, world: int) -> float:
+    """What a rank multiplies its mean loss by, so that the mean over ranks is the mean over samples."""
+    return local * world / total if total else 0.0
+
+
+def seed_of(*key: int | str) -> int:
+    """A seed of 63 bits for one sample: depends on its name only, never on who reads it or when."""
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8, person=b"loom sample").digest()
+    return int.from_bytes(digest, "little") >> 1

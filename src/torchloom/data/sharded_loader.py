@@ -1,0 +1,167 @@
+"""`ShardedLoader`: batches of a `ShardedDataset`, one per rank and step, with data workers.
+
+The training process decides which lines come in which batch; data workers only read what they are told. So
+the order does not depend on how many there are or how fast, and the position is what the loop has taken, not
+what was read ahead. Every rank takes the same number of steps: at the very end of an epoch a rank may have no
+line left while others have one, and gets a batch with weight 0.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from torchloom.data.deal import Piece, batches
+from torchloom.data.loader import OWNED
+from torchloom.data.order import seed_of, weight
+from torchloom.data.sharded import ShardedDataset, with_next
+from torchloom.data.shards import Shards
+from torchloom.errors import UsageError
+
+Task = tuple[int | None, int, int, Piece, int | None]
+"""What `Shards.read` is asked."""
+
+
+class ShardedLoader:
+    """The rest of the epoch in batches of `batch_size` lines for each rank."""
+
+    def __init__(
+        self, dataset: ShardedDataset, batch_size: int, *, drop_last: bool = False, **loader_options: Any
+    ) -> None:
+        """`loader_options` go to torch's DataLoader: num_workers, collate_fn, pin_memory, …
+
+        drop_last ends the epoch before the first step in which some rank would have less than a full batch.
+        """
+        for name in OWNED:
+            if name in loader_options:
+                raise UsageError(f"ShardedLoader decides {name} itself", hint="leave it out")
+        if not loader_options.get("in_order", True):
+            raise UsageError("in_order=False gives another order each time", hint="leave it out")
+        if batch_size < 1:
+            raise UsageError(f"a batch of {batch_size} lines is impossible")
+        if not dataset.lines:
+            raise UsageError("the dataset has no lines")
+        self._dataset, self._batch, self._drop_last = dataset, batch_size, drop_last
+        self._weight = 1.0
+        self._revision = 0
+        self._reader: object = None
+        self._plan = _Plan()
+        generator = torch.Generator().manual_seed(seed_of(dataset._seed, "loader"))
+        self._loader: Any = DataLoader(
+            _Asked(dataset.shards), batch_sampler=self._plan, generator=generator, **loader_options
+        )
+        self._in_lockstep()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch."""
+        return self._dataset.epoch
+
+    @property
+    def step(self) -> int:
+        """Batches taken since the shards were dealt: at the start of the epoch or at the last resize."""
+        return self._dataset._cursor.step
+
+    @property
+    def weight(self) -> float:
+        """Multiply the mean loss by it, and the mean over ranks is the mean over lines. Mostly 1.0."""
+        return self._weight
+
+    def __len__(self) -> int:
+        """Steps of this epoch, from the last deal on; the same on every rank."""
+        loads = self._dataset._cursor.loads
+        return min(loads) // self._batch if self._drop_last else -(-max(loads) // self._batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position. One rank's is enough to continue with another number of ranks or another batch,
+        because all of them have taken as many batches."""
+        return self._dataset._state()
+
+    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Continue there: a state of any rank, or of all of them in a list, of any world."""
+        self._dataset._restore(state, self._batch)
+        self._revision += 1
+
+    def set_batch_size(self, batch_size: int) -> None:
+        """From the next batch on take so many lines; what is left of the epoch is dealt again."""
+        if batch_size < 1:
+            raise UsageError(f"a batch of {batch_size} lines is impossible")
+        self._batch = batch_size
+        self._in_lockstep()
+        self._revision += 1
+
+    def __iter__(self) -> Iterator[Any]:
+        """The rest of the epoch. After a `break` the next loop goes on with the next batch."""
+        reader = self._reader = object()
+        while True:
+            self._in_lockstep()
+            revision, cursor = self._revision, self._dataset._cursor
+            load, loads = cursor.loads[cursor.rank], Counter(cursor.loads)
+            self._plan.begin(self._tasks(cursor.step, len(self)))
+            taken = iter(self._loader)
+            for step in range(cursor.step, len(self)):
+                batch = next(taken)
+                own = _clamped(load - step * self._batch, self._batch)
+                everyone = sum(
+                    _clamped(n - step * self._batch, self._batch) * times for n, times in loads.items()
+                )
+                self._weight = weight(own, everyone, cursor.world)
+                cursor.step, cursor.consumed = step + 1, min((step + 1) * self._batch, load)
+                yield batch
+                if self._reader is not reader:
+                    raise UsageError("another loop over this loader has begun", hint="use one loop at a time")
+                if self._revision != revision:
+                    break
+            else:
+                self._dataset._next_epoch()
+                return
+
+    def _tasks(self, step: int, steps: int) -> Iterator[list[Task]]:
+        dataset = self._dataset
+        epoch, order, base = dataset.epoch, dataset._order_seed, dataset._seed
+        after = {piece.shard: ahead for piece, ahead in with_next(dataset._cursor.hand)}
+        rest = batches(dataset._cursor.ahead(), self._batch)
+        some = next(number for number, lines in enumerate(dataset.shards.lines) if lines)
+        for _ in range(step, steps):
+            # A rank without lines reads any one, because a batch must have the usual shape; its weight is 0.
+            pieces = next(rest, [Piece(some, 0, 1)])
+            yield [(order, base, epoch, piece, after.get(piece.shard)) for piece in pieces]
+
+    def _in_lockstep(self) -> None:
+        """Make the dataset's cursor count in our batches; what was read in others is dealt again."""
+        cursor = self._dataset._cursor
+        if cursor.consumed == 0 and cursor.step == 0:
+            cursor.batch = self._batch
+        elif cursor.batch != self._batch:
+            self._dataset._restore(self._dataset._state(), self._batch)
+
+
+class _Plan:
+    """The batch sampler: hands out the tasks of the iteration that has begun."""
+
+    def __init__(self) -> None:
+        self._tasks: Iterator[list[Task]] = iter(())
+
+    def begin(self, tasks: Iterator[list[Task]]) -> None:
+        self._tasks = tasks
+
+    def __iter__(self) -> Iterator[list[Task]]:
+        return self._tasks
+
+
+class _Asked:
+    """What the data workers hold."""
+
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
+
+    def __getitems__(self, tasks: list[Task]) -> list[Any]:
+        return [sample for task in tasks for sample in self._shards.read(*task)]
+
+
+def _clamped(value: int, most: int) -> int:
+    return max(0, min(value, most))
