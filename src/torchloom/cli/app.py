@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
@@ -13,9 +12,11 @@ import typer
 from torchloom import __version__
 from torchloom.cli.main import PLAIN
 
-VERBS = ("up", "down", "ps", "status", "logs", "stop", "delete", "devices", "nodes", "incidents", "incident")
+VERBS = (
+    *("up", "down", "run", "submit", "ps", "status", "logs", "stop", "delete"),
+    *("devices", "nodes", "incidents", "incident", "demo", "weaver", "agent"),
+)
 """In the order of `loom --help`."""
-OPTIONAL = ("demo",)
 
 
 def root(version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False) -> None:
@@ -35,13 +36,12 @@ def run_typer(argv: list[str]) -> int:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(invoke_without_command=True)(root)
-    known = [*VERBS, *(name for name in OPTIONAL if find_spec(f"torchloom.cli.{name}"))]
-    if argv and argv[0] in known:
-        known = [argv[0]]
-    else:
-        _describe_plain(app)
-    for name in known:
-        app.command(name)(_interruptible(import_module(f"torchloom.cli.{name}").command))
+    for name in [argv[0]] if argv and argv[0] in VERBS else VERBS:
+        if name in PLAIN:
+            # Only for the list in `loom --help`: these verbs are found before typer is asked.
+            app.command(name, help=PLAIN[name])(lambda: None)
+        else:
+            app.command(name)(_interruptible(import_module(f"torchloom.cli.{name}").command))
     try:
         app(argv, prog_name="loom")
     except SystemExit as end:
@@ -60,9 +60,3 @@ def _interruptible(command: Callable[..., Any]) -> Callable[..., Any]:
             raise typer.Exit(130) from None
 
     return call
-
-
-def _describe_plain(app: typer.Typer) -> None:
-    """Only for the list in `loom --help`: these verbs are found before typer is asked."""
-    for name, text in PLAIN.items():
-        app.command(name, help=text)(lambda: None)

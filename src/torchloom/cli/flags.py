@@ -56,6 +56,7 @@ def parser(verb: str) -> argparse.ArgumentParser:
         prog=f"loom {verb}",
         usage=f"loom {verb} [flags] script.py [arguments of the script]",
         description="Run a training script on several workers, supervised. Takes torchrun's flags.",
+        epilog=f"example: loom {verb} --nproc-per-node 2 --expect-steps 1000 train.py --lr 0.1",
     )
     job = made.add_argument_group("workers")
     _add(
@@ -72,8 +73,10 @@ def parser(verb: str) -> argparse.ArgumentParser:
     _add(job, "--shutdown-timeout", metavar="S", type=float, help="seconds between SIGTERM and SIGKILL")
     ours = made.add_argument_group("torchloom")
     ours.add_argument("--name", help="id of the job (default: made from the script's name; JOB_ID)")
-    ours.add_argument("--preload", metavar="MODULES", action="append", default=[], help="import first")
-    ours.add_argument("--spawn", choices=("warm", "cold"), default="warm", help="fork, or start anew")
+    ours.add_argument("--preload", metavar="MODULES", action="append", default=[], help="import ahead")
+    ours.add_argument(
+        "--spawn", choices=("warm", "cold"), default="warm", help="fork a process with torch loaded, or not"
+    )
     _add(ours, "--pin-cores", action="store_true", help="give each worker its own share of the cores")
     _add(ours, "--expect-steps", metavar="N", type=int, help="steps the job will take, for the ETA")
     ours.add_argument("--python", metavar="PATH", help="interpreter of the job")
