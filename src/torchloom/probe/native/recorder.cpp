@@ -6,6 +6,8 @@
 //
 // It knows nothing of Python. Offsets, operators and flags come from layout.h, which the build generates from
 // torchloom/wire/blackbox.py and torchloom/probe/operations.py, so that there is one definition of each.
+//
+// It has more than 400 lines because it is compiled as one file, with nothing to find but the header above.
 
 #include <pthread.h>
 #include <time.h>
@@ -165,6 +167,27 @@ struct Entry {
   }
 };
 
+// Questions that not every torch can answer; templates, so that only those that exist are compiled.
+template <typename W>
+c10::intrusive_ptr<c10::ivalue::Future> future_result(W& work) {
+  if constexpr (requires { work.getFutureResult(); }) return work.getFutureResult();
+  return nullptr;
+}
+template <typename W>
+std::chrono::milliseconds timeout_of(const W& work) {
+  if constexpr (requires { work.getTimeout(); }) return work.getTimeout();
+  return kNoTimeout;
+}
+template <typename W>
+uint64_t completion_key(const W& work) {
+  if constexpr (requires { work.getCompletionKey(); }) return work.getCompletionKey();
+  return 0;
+}
+template <typename W>
+void block_current_stream(W& work) {
+  if constexpr (requires { work.blockCurrentStream(); }) work.blockCurrentStream();
+}
+
 // Stands in for a work that has no future (gloo's send, recv, reduce_scatter), to see when the caller's wait
 // returns. Everything is asked of the real work.
 class WatchedWork final : public c10d::Work {
@@ -201,20 +224,13 @@ class WatchedWork final : public c10d::Work {
   uint64_t getSequencenumber() const override { return inner_->getSequencenumber(); }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return inner_->getFuture(); }
 
-  // Not in every torch >= 2.6, hence neither `override` nor a plain call.
+  // Not in every torch >= 2.6, hence without `override`.
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() { return future_result(*inner_); }
+  std::chrono::milliseconds getTimeout() const { return timeout_of(*inner_); }
+  uint64_t getCompletionKey() const { return completion_key(*inner_); }
   void blockCurrentStream() { block_current_stream(*inner_); }
 
  private:
-  template <typename W>
-  static c10::intrusive_ptr<c10::ivalue::Future> future_result(W& work) {
-    if constexpr (requires { work.getFutureResult(); }) return work.getFutureResult();
-    return nullptr;
-  }
-  template <typename W>
-  static void block_current_stream(W& work) {
-    if constexpr (requires { work.blockCurrentStream(); }) work.blockCurrentStream();
-  }
   void ended(bool failed) {
     if (!ended_.exchange(true)) entry_.end(layout::HOST_WAIT, failed);
   }
