@@ -159,6 +159,20 @@ def test_it_lives_through_the_death_of_its_stack(bare: Stack, tmp_path: Path) ->
     assert not bare.leftovers()
 
 
+def test_all_parts_die_at_once_and_training_goes_on(bare: Stack, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    flags = ("--nproc-per-node", "2", "--name", "all", TRAIN, str(notes), "--steps", "600")
+    with running(bare, *flags) as run:
+        wait_until(lambda: notes.exists() and notes.read_text().count("\n") > 60, f"steps {run.err}")
+        for part in ("supervisor", "weaver", "agent", "nats"):
+            bare.kill_part(part)
+        assert run.wait(120) == 0, run.err
+    lines = [line.split() for line in notes.read_text().splitlines()]
+    assert len({pid for pid, _, _ in lines}) == 2, "no worker was started twice"
+    assert len(lines) == 1200 and "answers again" in run.err
+    assert not bare.leftovers()
+
+
 def test_killed_itself_the_job_goes_on_and_the_stack_ends_with_it(bare: Stack, tmp_path: Path) -> None:
     with running(bare, "--spawn", "cold", script(tmp_path), "150") as run:
         run.wait_out("tick 5\n")
