@@ -98,7 +98,10 @@ class Stage:
         return [event for event in found if isinstance(event, kind)]
 
     async def event(self, kind: type[E], accept: Callable[[E], bool] = lambda _: True) -> E:
-        return await until(lambda: next(filter(accept, self.events(kind)), None))
+        try:
+            return await until(lambda: next(filter(accept, self.events(kind)), None))
+        except TimeoutError as error:
+            raise AssertionError(f"no {kind.__name__}; failed: {self.events(EffectFailed)}") from error
 
     async def exit_of(self, rank: int, generation: int = 1) -> WorkerExited:
         return await self.event(WorkerExited, lambda e: e.ref.rank == rank and e.ref.generation == generation)
@@ -178,7 +181,8 @@ async def until(check: Callable[[], Any], timeout_s: float = 30.0) -> Any:
     """Wait for a condition."""
     give_up = time.monotonic() + timeout_s
     while not (found := check()):
-        assert time.monotonic() < give_up, "waited too long"
+        if time.monotonic() > give_up:
+            raise TimeoutError("waited too long")
         await asyncio.sleep(0.005)
     return found
 
@@ -351,6 +355,49 @@ def test_an_order_that_comes_again_after_the_end_starts_nothing(tmp_path: Path) 
         assert stage.home.jobs_dir.joinpath("tiny", "rank-0.log").read_text().count("once") == 1
 
     run(tmp_path, scene)
+
+
+@pytest.mark.parametrize("victim", ["agent", "spawner"])
+def test_a_death_in_the_middle_of_a_start_neither_loses_nor_doubles_a_worker(
+    tmp_path: Path, victim: str
+) -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.start_agent()
+        await stage.start(sh("exit 0"), job="first")  # so that there is a spawner
+        for generation, delay_s in enumerate((0.0, 0.001, 0.003, 0.006, 0.01, 0.02), 1):
+            order = stage.order(sh("echo begun; sleep 1000"), world=4, generation=generation)
+            sending = asyncio.create_task(stage.send(order))
+            await asyncio.sleep(delay_s)
+            if victim == "agent":
+                await stage.crash_agent()
+                await stage.start_agent()
+            else:
+                spawners = [pid for pid in processes_naming(stage.home.sockets) if is_spawner(pid)]
+                for pid in spawners:
+                    os.kill(pid, signal.SIGKILL)
+            await asyncio.wait([sending])
+            sending.exception()
+            assert (await stage.send(order)).accepted
+            started = await stage.event(WorkersStarted, lambda e, o=order: e.effect == o.id)  # type: ignore[misc]
+            for worker in started.workers:
+                assert is_alive(worker.pid, start_ticks(worker.pid))
+            directory = stage.home.jobs_dir / "tiny"
+            for rank in range(4):
+                path = directory / f"rank-{rank}.log"
+                await until(lambda p=path, g=generation: p.read_text().count("begun") >= g)  # type: ignore[misc]
+            await stage.end(*(w.ref for w in started.workers))
+            for rank in range(4):
+                assert (directory / f"rank-{rank}.log").read_text().count("begun") == generation
+        assert not stage.events(EffectFailed)
+
+    run(tmp_path, scene)
+
+
+def is_spawner(pid: int) -> bool:
+    """Not a forked child of one that is about to become something else."""
+    with contextlib.suppress(OSError):
+        return b"torchloom.spawner" not in Path(f"/proc/{parent_of(pid)}/cmdline").read_bytes()
+    return False
 
 
 def test_commands_of_an_older_epoch_or_another_node_are_refused(tmp_path: Path) -> None:

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
+from torchloom.agent import sockets
 from torchloom.errors import LoomError, SpawnFailed
 from torchloom.home import Home
 from torchloom.spawner.client import AsyncSpawnerClient, Exit, SpawnerGone
@@ -27,6 +28,9 @@ from torchloom.spawner.launch import TORCHRUN_FLAGS, socket_path, start_spawner
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+_ATTEMPTS = 5
 ANSWER_WITHIN_S = 20.0
 """A new spawner answers before it imports anything; only a host in trouble takes this long."""
 _LOOK_EVERY_S = 0.01
@@ -98,7 +102,7 @@ class Spawners:
                 client = await self._connect(path, timeout_s=0.0)
                 state = await client.state(timeout_s=2.0)
             except SpawnerGone:
-                _sweep(path)
+                sockets.sweep(path)
                 continue
             except (LoomError, OSError) as error:
                 log.warning("the spawner at %s does not answer: %s", path, error)
@@ -116,8 +120,29 @@ class Spawners:
                 return known.client
             return await self._start(key, wanted)
 
-    async def warm(self, wanted: Recipe, still_wanted: Callable[[], bool]) -> AsyncSpawnerClient:
-        """A spawner that is ready to fork. Gives up with SpawnFailed when nobody wants it any more."""
+    async def ask(
+        self,
+        wanted: Recipe,
+        request: Callable[[AsyncSpawnerClient], Awaitable[T]],
+        still_wanted: Callable[[], bool] = lambda: True,
+        before_retry: Callable[[], Awaitable[None]] | None = None,
+    ) -> T:
+        """The answer of a spawner that is ready to fork. Requests are safe to repeat, so one that dies is
+        replaced.
+
+        Raises SpawnFailed when nobody wants it any more, or when one after the other dies.
+        """
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return await request(await self._warm(wanted, still_wanted))
+            except SpawnerGone:
+                log.warning("the spawner died in the middle of a request (%d of %d)", attempt, _ATTEMPTS)
+            if before_retry is not None:
+                await before_retry()
+            await asyncio.sleep(_LOOK_EVERY_S * attempt**2)
+        raise SpawnFailed(f"{_ATTEMPTS} spawners died one after the other: {self._last_words(wanted.key)}")
+
+    async def _warm(self, wanted: Recipe, still_wanted: Callable[[], bool]) -> AsyncSpawnerClient:
         client = await self.get(wanted)
         spawner = self._pool.get(wanted.key)
         while spawner is None or not spawner.warm:
@@ -141,9 +166,9 @@ class Spawners:
 
     async def _start(self, key: str, wanted: Recipe) -> AsyncSpawnerClient:
         path = socket_path(self._home.sockets, key)
-        if path.exists():
-            with contextlib.suppress(SpawnerGone):
-                return self._add(key, await self._connect(path, timeout_s=0.0))
+        living = await self._living(path)
+        if living is not None:
+            return self._add(key, living)
         try:
             process = start_spawner(
                 self._home.sockets,
@@ -154,7 +179,7 @@ class Spawners:
                 cold=wanted.cold,
             )
         except OSError as error:
-            _sweep(path)
+            sockets.sweep(path)
             raise SpawnFailed(f"{wanted.interpreter} cannot be run ({error.strerror})") from error
         self._reap(key)
         self._processes[key] = process
@@ -162,9 +187,22 @@ class Spawners:
             client = await self._first_contact(path, process, key)
         except SpawnFailed:
             self._reap(key)
-            _sweep(path)
+            sockets.sweep(path)
             raise
         return self._add(key, client)
+
+    async def _living(self, path: Path) -> AsyncSpawnerClient | None:
+        """The spawner that serves this socket already, or None once it is certain that there is none.
+
+        The lock of one that was killed is still held for a moment by a child it had just forked.
+        """
+        give_up = time.monotonic() + _LEAVE_WITHIN_S
+        while True:
+            with contextlib.suppress(SpawnerGone):
+                return await self._connect(path, timeout_s=0.0)
+            if sockets.is_free(path) or time.monotonic() > give_up:
+                return None
+            await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _first_contact(
         self, path: Path, process: subprocess.Popen[bytes], key: str
@@ -272,26 +310,6 @@ class Spawners:
                 self._reap(key)
             unused = [key for key in self._processes if not self._needed(key)]
             left = [path.with_suffix(".sock") for path in self._home.sockets.glob("spawner-*.log")]
-            if not unused and all(_sweep(path) or self._needed(_key_of(path)) for path in left):
+            if not unused and all(sockets.sweep(path) or self._needed(sockets.key_of(path)) for path in left):
                 return
             await asyncio.sleep(_LOOK_EVERY_S)
-
-
-def _key_of(path: Path) -> str:
-    return path.stem.removeprefix("spawner-")
-
-
-def _sweep(path: Path) -> bool:
-    """Remove what a spawner that is gone left beside its socket; False while it is there."""
-    lock = path.with_name(f"{path.name}.lock")
-    try:
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held by a living one, however busy it is
-            for left in (path, path.with_suffix(".log"), lock):
-                left.unlink(missing_ok=True)
-        finally:
-            os.close(descriptor)
-    except OSError:
-        return False
-    return True

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,12 @@ from torchloom.agent.journal import ProcessNote
 from torchloom.agent.process import Process, boot_id, is_alive
 from torchloom.agent.spawners import Recipe, recipe
 from torchloom.agent.watch import Watch
-from torchloom.errors import BlackBoxDamaged, SpawnFailed, UsageError
+from torchloom.errors import BlackBoxDamaged, LoomError, SpawnFailed, UsageError
 from torchloom.home import private_directory
 from torchloom.model.effects import Launch, StartWorkers
 from torchloom.model.events import StartedWorker, WorkersStarted
 from torchloom.model.ids import check_token
-from torchloom.spawner.client import SpawnerGone, Started
-
-log = logging.getLogger(__name__)
+from torchloom.spawner.client import Started
 
 _SIGN_IN_WITHIN_S = 0.5
 """A newborn writes its pid into its box at once; a box without one after this long has no process."""
@@ -94,9 +91,18 @@ async def _start(
     _prepare_directories(host)
     orders = [_order(host, effect, order, launch, env) for launch in launches]
     refs = [launch.ref for launch in launches]
-    results = await _ask_twice(
-        host, wanted, orders, still_wanted=lambda: not host.withdrawn.intersection(refs)
-    )
+    try:
+        results = await host.spawners.ask(
+            wanted,
+            lambda spawner: spawner.start(orders),
+            still_wanted=lambda: not host.withdrawn.intersection(refs),
+            before_retry=lambda: _remove_unborn(orders),
+        )
+    except LoomError:
+        # A spawner that died in the middle may have started some, which only their boxes tell.
+        left = [(*what, _journalled(what[1])) for what in zip(launches, orders, strict=True)]
+        await _undo(host, [_worker(host, wanted, order, *what) for what in left if what[2].pid])
+        raise
     workers: list[Worker] = []
     problem = next((r.error for r in results if r.error or r.pid is None), None)
     for launch, asked, result in zip(launches, orders, results, strict=True):
@@ -136,26 +142,10 @@ def _order(
     )
 
 
-async def _ask_twice(
-    host: Host, wanted: Recipe, orders: Sequence[dict[str, Any]], still_wanted: Callable[[], bool]
-) -> list[Started]:
-    """A spawner that dies in the middle may have started some: the boxes tell, and a second one goes on."""
-    for attempt in (1, 2):
-        try:
-            client = await host.spawners.warm(wanted, still_wanted)
-            return await client.start(orders)
-        except SpawnerGone as error:
-            if attempt == 2:
-                raise SpawnFailed("the spawner died twice while it started the workers") from error
-            log.warning("the spawner died while it started workers; once more with a new one")
-            await _remove_unborn(orders)
-    raise AssertionError("unreachable")
-
-
 async def _remove_unborn(orders: Sequence[dict[str, Any]]) -> None:
     """Boxes of workers that were never forked would make a second start refuse."""
     for order in orders:
-        for path in (Path(order["box"]), Path(order["box_fallback"]) / Path(order["box"]).name):
+        for path in _box_paths(order):
             give_up = time.monotonic() + _SIGN_IN_WITHIN_S
             while path.exists() and not _has_process(path):
                 if time.monotonic() > give_up:
@@ -165,13 +155,31 @@ async def _remove_unborn(orders: Sequence[dict[str, Any]]) -> None:
 
 
 def _has_process(path: Path) -> bool:
+    return bool(_signed(path))
+
+
+def _signed(path: Path) -> tuple[int, int] | None:
+    """Pid and start time of the process that belongs to a box, if there is one."""
     try:
         box = Box.open(path)
     except BlackBoxDamaged:
-        return False
-    pid = box.pid
+        return None
+    who = (box.pid, box.start_ticks)
     box.close()
-    return pid != 0
+    return who if who[0] else None
+
+
+def _journalled(asked: dict[str, Any]) -> Started:
+    """What a start that was cut short left of this worker, as its box tells."""
+    for path in _box_paths(asked):
+        if (who := _signed(path)) is not None:
+            return Started(pid=who[0], start_ticks=who[1], box=str(path), already=True, error=None)
+    return Started(pid=None, start_ticks=None, box=None, already=False, error="not started")
+
+
+def _box_paths(asked: dict[str, Any]) -> tuple[Path, Path]:
+    box = Path(asked["box"])
+    return box, Path(asked["box_fallback"]) / box.name
 
 
 def _worker(

@@ -21,7 +21,6 @@ from torchloom.model.effects import StartStore, StopStore
 from torchloom.model.events import EffectDone, StoreStarted
 from torchloom.model.ids import check_token
 from torchloom.model.node import StoreAddress, StoreRef
-from torchloom.spawner.client import SpawnerGone, StoreKeeper
 
 
 class Stores:
@@ -46,16 +45,9 @@ class Stores:
         host, ref = self._host, effect.store
         private_directory(host.home.sockets)
         wanted = recipe(effect.interpreter, without_secrets(env), effect.preload, effect.spawn)
-        keeper: StoreKeeper | None = None
-        for attempt in (1, 2):
-            try:
-                client = await host.spawners.warm(wanted, lambda: True)
-                keeper = await client.store(ref.job, ref.generation, effect.host)
-                break
-            except SpawnerGone as error:
-                if attempt == 2:
-                    raise SpawnFailed("the spawner died twice while it started the store") from error
-        assert keeper is not None
+        keeper = await host.spawners.ask(
+            wanted, lambda spawner: spawner.store(ref.job, ref.generation, effect.host)
+        )
         process = Process.open(keeper.pid, keeper.start_ticks)
         if process is None:
             raise SpawnFailed(f"the store of {ref.job} ended as soon as it had started")
