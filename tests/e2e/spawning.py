@@ -41,12 +41,17 @@ def process_state(pid: int) -> str:
 
 
 def exit_of(client: SpawnerClient, pid: int | None) -> Exit:
-    """The exit of one process; others that come meanwhile are of no interest."""
-    while True:
-        ended = client.wait_exit(LONG_S)
-        assert ended is not None, f"no exit of {pid} was reported"
-        if ended.pid == pid:
-            return ended
+    """The exit of one process; those of others stay in the client's queue."""
+    others: list[Exit] = []
+    try:
+        while True:
+            ended = client.wait_exit(LONG_S)
+            assert ended is not None, f"no exit of {pid} was reported"
+            if ended.pid == pid:
+                return ended
+            others.append(ended)
+    finally:
+        client.exits.extendleft(reversed(others))
 
 
 def base_environment() -> dict[str, str]:
