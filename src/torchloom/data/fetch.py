@@ -29,7 +29,7 @@ from torchloom.errors import DataDamaged, LoomError
 class Fetching:
     """Answers requests, each in a thread, so that a shard wanted now does not wait for one wanted later."""
 
-    def __init__(self, source: Source, cache: Cache | None) -> None:
+    def __init__(self, source: Source, cache: Cache) -> None:
         self._source, self._cache = source, cache
         self._answering = threading.Lock()
 
@@ -51,18 +51,23 @@ class Fetching:
     def _done(self, request: dict[str, Any]) -> dict[str, Any]:
         if "read" in request:
             return {"text": self._read(request["read"], request["most"]).decode(errors="replace")}
-        assert self._cache is not None
         shard = request.get("get") or request["ahead"]
-        try:
-            path = self._cache.get(
-                shard["sha256"],
-                shard["bytes"],
-                lambda: self._source.chunks(shard["name"]),
-                patient="get" in request,
-            )
-        except DataDamaged as error:
-            raise DataDamaged(f"{shard['name']}: {error.message}", hint=error.hint) from None
-        return {"path": str(path)}
+        return {"path": str(self._shard(shard, patient="get" in request))}
+
+    def _shard(self, shard: dict[str, Any], patient: bool) -> Path | None:
+        for last in (False, True):
+            try:
+                return self._cache.get(
+                    shard["sha256"],
+                    shard["bytes"],
+                    lambda: self._source.chunks(shard["name"]),
+                    patient=patient,
+                )
+            except DataDamaged as error:
+                # Once more, because a connection that broke in the middle looks the same as a bad shard.
+                if last:
+                    raise DataDamaged(f"{shard['name']}: {error.message}", hint=error.hint) from None
+        raise AssertionError
 
     def _read(self, name: str, most: int) -> bytes:
         content = b""

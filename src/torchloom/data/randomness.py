@@ -25,9 +25,21 @@ def sample_seed() -> int:
     return _current or 0
 
 
+def seed_all(seed: int) -> None:
+    """Let the generators start from `seed`, until the next sample's."""
+    global _current
+    random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed & 0xFFFF_FFFF)
+    _current = seed
+
+
 @contextmanager
 def drawing_alone() -> Iterator[None]:
     """Keep what is drawn inside from being felt outside; in a data worker nobody else draws."""
+    global _current
     if get_worker_info() is not None:
         yield
         return
@@ -38,23 +50,8 @@ def drawing_alone() -> Iterator[None]:
     try:
         yield
     finally:
+        _current = None
         random.setstate(python_state)
         torch.default_generator.set_state(torch_state)
         if numpy_state is not None:
             numpy.random.set_state(numpy_state)
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Let the generators start from `seed`."""
-    global _current
-    random.seed(seed)
-    torch.default_generator.manual_seed(seed)
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(seed & 0xFFFF_FFFF)
-    _current = seed
-    try:
-        yield
-    finally:
-        _current = None

