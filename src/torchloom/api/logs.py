@@ -115,6 +115,7 @@ class LogStream:
         yield ": torchloom logs\n\n"
         while True:
             # Read the state first: what was printed before the end was seen is then surely read below.
+            seq = self._control.fleet.seq
             found = self._control.fleet.jobs.get(self._job)
             ended = found is None or found.ended
             now = loop.time()
@@ -137,7 +138,9 @@ class LogStream:
                 yield ": still here\n\n"
             if not sent:
                 next_due = min(self._due.values(), default=now)
-                await asyncio.sleep(min(IDLE_POLL_S, max(POLL_S, next_due - loop.time())))
+                pause_s = min(IDLE_POLL_S, max(POLL_S, next_due - loop.time()))
+                # Not a mere sleep: the end of the job ends the stream at once.
+                await self._control.changed(seq, pause_s)
 
     async def _read(self, rank: int) -> LogPiece | None:
         try:
