@@ -8,6 +8,7 @@ import uuid
 from collections.abc import AsyncIterator
 
 import pytest
+from msgspec.structs import replace
 
 from torchloom.bus.memory import MemoryBus, MemoryHub
 from torchloom.bus.protocol import Bus, Message
@@ -120,8 +121,10 @@ def test_a_job_runs_fails_restarts_and_completes() -> None:
             await agent.die(victim, None, 9)
             await until(
                 weaver,
-                lambda: weaver.fleet.jobs[job].generation == 2
-                and weaver.fleet.jobs[job].state is JobState.RUNNING,
+                lambda: (
+                    weaver.fleet.jobs[job].generation == 2
+                    and weaver.fleet.jobs[job].state is JobState.RUNNING
+                ),
                 "runs again",
             )
             assert weaver.fleet.jobs[job].restarts == 1
@@ -234,9 +237,9 @@ def test_bad_requests_are_refused_with_a_sentence_and_leave_no_event() -> None:
             with pytest.raises(UsageError, match="not a valid job id"):
                 await weaver.submit("../etc", SPEC, {}, "me")
             with pytest.raises(UsageError, match="largest node holds 8"):
-                await weaver.submit(None, JobSpec(program=SPEC.program, cwd="/", workers_per_node=9), {}, "me")
+                await weaver.submit(None, replace(SPEC, workers_per_node=9), {}, "me")
             with pytest.raises(UsageError, match="1 to 4096"):
-                await weaver.submit(None, JobSpec(program=SPEC.program, cwd="/", workers_per_node=0), {}, "me")
+                await weaver.submit(None, replace(SPEC, workers_per_node=0), {}, "me")
             with pytest.raises(NotFound):
                 await weaver.stop("nope", "me")
             with pytest.raises(Conflict, match="stop it first"):

@@ -264,7 +264,7 @@ class CollectiveWord(IntEnum):
     CHECKSUM = 8
     """Over words 0 to 7, so that a late writer of an older record cannot vouch for a newer body."""
     COMPLETION = 9
-    """Outside the checksum. Ended: time << 3 | source << 1 | failed. Before: IN_FLIGHT | seq << 3 | source << 1.
+    """Not in the checksum. Ended: time << 3 | source << 1 | failed; before: IN_FLIGHT | seq << 3 | source << 1.
 
     It changes only by compare-and-set from the value that carries the record's own number, so a completion
     that arrives after the slot was reused changes nothing.
@@ -279,7 +279,7 @@ FLAG_COALESCED = 2
 FLAG_FAILED = 4
 """The operation raised, at once or later; its finished_ns is when that was known."""
 FLAG_BACKEND_SEQ = 8
-"""GROUP_SEQ is the backend's own count (a sampling recorder cannot count): gloo's includes sends and recvs."""
+"""GROUP_SEQ is the backend's own count (a sampling recorder cannot count); gloo's has sends and recvs too."""
 
 
 class GroupWord(IntEnum):
