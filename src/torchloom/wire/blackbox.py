@@ -264,7 +264,7 @@ class CollectiveWord(IntEnum):
     CHECKSUM = 8
     """Over words 0 to 7, so that a late writer of an older record cannot vouch for a newer body."""
     COMPLETION = 9
-    """Not in the checksum. Ended: time << 3 | source << 1 | failed; before: IN_FLIGHT | seq << 3 | source << 1.
+    """Not in the checksum. Ended: time << 3 | source << 1 | failed; else IN_FLIGHT | seq << 3 | source << 1.
 
     It changes only by compare-and-set from the value that carries the record's own number, so a completion
     that arrives after the slot was reused changes nothing.

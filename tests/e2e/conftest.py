@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from stack import Stack, wait_until
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A short path: sockets have to fit into 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="loom-e2e-") as root:
+        yield Path(root) / "home"
+
+
+@pytest.fixture
+def bare(home: Path) -> Iterator[Stack]:
+    """A stack that is not up yet. At the end everything is ended and nothing may be left."""
+    stack = Stack(home)
+    try:
+        yield stack
+    finally:
+        stack.loom("down", "--stop-jobs", check=None)
+    wait_until(lambda: not stack.leftovers(), f"nothing left: {stack.leftovers()}", timeout_s=20)
+
+
+@pytest.fixture
+def stack(bare: Stack) -> Stack:
+    bare.up()
+    return bare

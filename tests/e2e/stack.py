@@ -1,0 +1,161 @@
+"""A whole torchloom of its own for a test: home, port, `loom` commands, and a check that nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from torchloom.home import Home
+
+BIN = Path(sys.executable).parent
+SCRIPTS = Path(__file__).resolve().parent / "scripts"
+
+
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
+    """Poll until the condition gives something true, and return that."""
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"not within {timeout_s:g} s: {what}")
+
+
+class Stack:
+    """`loom up` in a home of its own."""
+
+    def __init__(self, root: Path) -> None:
+        self.home = Home(root)
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith("LOOM_")}
+        self.env |= {"LOOM_HOME": str(root), "NO_COLOR": "1", "PYTHONUNBUFFERED": "1"}
+
+    # -- commands -------------------------------------------------------------------------------------
+    def loom(
+        self, *args: str, check: int | None = 0, timeout: float = 120
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [str(BIN / "loom"), *args], env=self.env, capture_output=True, text=True, timeout=timeout
+        )
+        if check is not None and done.returncode != check:
+            raise AssertionError(
+                f"loom {' '.join(args)} ended with {done.returncode}, expected {check}\n"
+                f"--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}\n--- logs\n{self.logs()}"
+            )
+        return done
+
+    def json(self, *args: str) -> Any:
+        return json.loads(self.loom(*args, "--json").stdout)
+
+    def up(self, *flags: str) -> None:
+        self.loom("up", "--port", "0", *flags)
+
+    def down(self) -> None:
+        self.loom("down", "--stop-jobs")
+
+    def submit(self, script: str, *args: str, workers: int = 2, flags: tuple[str, ...] = ()) -> str:
+        path = script if os.path.isabs(script) else str(SCRIPTS / script)
+        out = self.loom("submit", "--nproc-per-node", str(workers), *flags, path, *args)
+        return out.stdout.split()[-1]
+
+    def status(self, job: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.json("status", job)
+        return found
+
+    def try_status(self, job: str) -> dict[str, Any]:
+        """Like status, but empty while the control service is away."""
+        done = self.loom("status", job, "--json", check=None)
+        return json.loads(done.stdout) if done.returncode == 0 else {}
+
+    def wait_state(self, job: str, *states: str, timeout_s: float = 90.0) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = wait_until(
+                lambda: (s := self.try_status(job)) and s["state"] in states and s,
+                f"{job} {states}",
+                timeout_s,
+            )
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.try_status(job)}\n{self.logs()}") from error
+        return found
+
+    # -- parts ----------------------------------------------------------------------------------------
+    def part_pid(self, name: str) -> int:
+        """Pid of nats, weaver, agent or supervisor."""
+        return int(json.loads((self.home.parts_dir / f"{name}.json").read_bytes())["pid"])
+
+    def try_part_pid(self, name: str) -> int:
+        try:
+            return self.part_pid(name)
+        except (OSError, ValueError, KeyError):
+            return 0
+
+    def kill_part(self, name: str) -> int:
+        """SIGKILL a part; its pid."""
+        pid = self.spawner_pids()[0] if name == "spawner" else self.part_pid(name)
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def wait_part_back(self, name: str, old_pid: int) -> None:
+        if name == "spawner":
+            wait_until(lambda: any(p != old_pid for p in self.spawner_pids()), "a new spawner")
+        else:
+            wait_until(lambda: self.try_part_pid(name) not in (0, old_pid), f"a new {name}")
+
+    def spawner_pids(self) -> list[int]:
+        return [p.pid for p in self.processes() if _is_spawner(p)]
+
+    def processes(self) -> list[psutil.Process]:
+        """Every living process that was started for this home."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.status() == psutil.STATUS_ZOMBIE or process.pid == os.getpid():
+                    continue
+                command = " ".join(process.cmdline())
+                mine = process.environ().get("LOOM_HOME") == str(self.home.root)
+            except psutil.Error:
+                continue
+            if mine or str(self.home.root) in command or str(self.home.sockets) in command:
+                found.append(process)
+        return found
+
+    def logs(self) -> str:
+        parts = []
+        for path in sorted(self.home.logs_dir.glob("*")) if self.home.logs_dir.is_dir() else []:
+            parts.append(f"=== {path.name}\n" + path.read_text(errors="replace")[-3000:])
+        return "\n".join(parts)
+
+    def leftovers(self) -> list[str]:
+        """What must not be there when everything has ended."""
+        found = [f"process {p.pid}: {_command(p)}" for p in self.processes()]
+        found += [f"file {path}" for path in (self.home.sockets, self.home.boxes) if path.exists()]
+        found += [f"box {path}" for path in self.home.boxes_fallback.glob("*")]
+        found += [f"part {path}" for path in self.home.parts_dir.glob("*.json")]
+        return found
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())[:200]
+    except psutil.Error:
+        return "?"
+
+
+def _is_spawner(process: psutil.Process) -> bool:
+    """A spawner itself, not what it forked (forked workers keep its command line but lead a session)."""
+    try:
+        if "torchloom.spawner" not in " ".join(process.cmdline()):
+            return False
+        parent = process.parent()
+        return parent is None or "torchloom.spawner" not in " ".join(parent.cmdline())
+    except psutil.Error:
+        return False
