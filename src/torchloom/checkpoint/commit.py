@@ -12,9 +12,8 @@ Owns the order of writes:
 
 Why a reader sees all or nothing. A checkpoint without manifest does not exist. The manifest appears whole (or
 is refused by its seal), after every file it lists was durable, and is never replaced (create-only). The files
-it lists are never written again: their keys hold a token of the process that wrote them, and a process writes
-each key once (its attempts are counted). So a kill, a failed or a doubled write at any place leaves unlisted
-files, which the sweep removes, and nothing else.
+it lists are never written again: every key holds a random token made for that one write. So a kill, a failed,
+late or doubled write at any place leaves unlisted files, which the sweep removes, and nothing else.
 
 Why a late writer of an old generation never wins, even if it was frozen between the check of step 4 and its
 put. The check is a courtesy: it saves work and gives a clear error. Safety does not rest on it, because no
@@ -105,7 +104,6 @@ class PartWriter:
         self._storage = storage
         self._target = target
         self._rank = rank
-        self._token = secrets.token_hex(_TOKEN_BYTES)
         self._files: dict[str, FileEntry] = {}
         self._started: list[str] = []
 
@@ -114,7 +112,8 @@ class PartWriter:
         if name in self._files:
             raise UsageError(f"rank {self._rank} writes {name!r} twice into one checkpoint")
         target = self._target
-        stored = stored_name(self._rank, target.attempt, self._token, name)
+        # A new key for every try: a failed one may still arrive late, and must not meet a listed file.
+        stored = stored_name(self._rank, target.attempt, secrets.token_hex(_TOKEN_BYTES), name)
         total = Checksum()
         self._started.append(stored)
         self._storage.put(file_key(target.job, target.name, stored), summed(chunks, total))

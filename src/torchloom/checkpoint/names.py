@@ -80,7 +80,7 @@ def file_key(job: str, name: CheckpointName, stored: str) -> str:
 
 
 def stored_name(rank: int, attempt: int, token: str, name: str) -> str:
-    """Where a rank keeps a file. The token is new in every process, so no two writers ever share a key."""
+    """Where a rank keeps a file. The token is new for every write, so no key is ever written twice."""
     return check_file(f"r{rank}.{attempt}.{token}.{check_file(name)}")
 
 
