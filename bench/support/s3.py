@@ -36,7 +36,13 @@ def s3_server(bucket: str) -> Iterator[dict[str, str]]:
     home = tempfile.mkdtemp(prefix="loom-bench-s3-")
     ports = dict(zip(PORTS, _free_ports(len(PORTS)), strict=True))
     command = [binary, "mini", f"-dir={home}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-bucket={bucket}"]
-    command += ["-webdav=false", "-admin.ui=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]
+    command += [
+        "-webdav=false",
+        "-admin.ui=false",
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
+        "-master.telemetry=false",
+    ]
     command += [f"-{name}={port}" for name, port in ports.items()]
     env = environment(AWS_ACCESS_KEY_ID=KEY, AWS_SECRET_ACCESS_KEY=SECRET)
     with open(Path(home, "log"), "wb") as log:

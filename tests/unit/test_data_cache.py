@@ -7,6 +7,9 @@ import functools
 import hashlib
 import http.server
 import os
+import select
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -207,3 +210,23 @@ def test_a_fetching_process_that_dies_is_noticed_and_replaced(
         fetcher.get(shard)
     assert fetcher.get(shard).read_bytes() == content
     fetcher.close()
+
+
+def test_the_fetching_process_ends_with_its_reader(
+    served: tuple[str, Path, list[str]], tmp_path: Path
+) -> None:
+    code = (
+        "import sys, time\nfrom torchloom.data.fetcher import Fetcher\nfrom pathlib import Path\n"
+        "f = Fetcher(sys.argv[1], Path(sys.argv[2]), 1 << 20)\nf.read('index.json', 1 << 20)\n"
+        "print(f._process.pid, flush=True)\ntime.sleep(600)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    command = [sys.executable, "-c", code, served[0], str(tmp_path / "cache")]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout is not None
+        fetching = os.pidfd_open(int(reader.stdout.readline()))
+        reader.kill()
+    try:
+        assert select.select([fetching], [], [], 30)[0], "it still runs"
+    finally:
+        os.close(fetching)

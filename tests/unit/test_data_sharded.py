@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from torchloom.data import ShardedDataset
+from torchloom.data.deal import Piece
 from torchloom.data.demo import main, make
 from torchloom.errors import DataDamaged, NotFound, UsageError
 
@@ -212,3 +214,20 @@ def test_the_demo_is_the_same_each_time_and_overwrites_nothing(
     assert make(tmp_path / "y", shards=2, lines=5).shards == make(tmp_path / "z", shards=2, lines=5).shards
     assert main([str(tmp_path / "x")]) == 2
     assert "not empty" in capsys.readouterr().err
+
+
+def test_the_state_before_the_step_gives_the_batch_again(corpus: Path) -> None:
+    loader = opened(corpus, 1, 3).loader(4)
+    batches = iter(loader)
+    next(batches)
+    second = next(batches).tolist()
+    again = opened(corpus, 1, 3).loader(4)
+    again.load_state_dict(loader.state_dict(include_current=False))
+    assert next(iter(again)).tolist() == second
+
+
+def test_what_a_spawned_data_worker_gets_reads_the_same(corpus: Path) -> None:
+    shards = opened(corpus).shards
+    task = (5, 5, 0, Piece(1, 2, 9), None)
+    first = shards.read(*task)
+    assert pickle.loads(pickle.dumps(shards)).read(*task) == first and len(first) == 7

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torchloom.data.sharded_loader import ShardedLoader
 
 
-class ShardedDataset(IterableDataset):  # type: ignore[misc]
+class ShardedDataset(IterableDataset):
     """The lines of this rank, from where it stands to the end of the epoch."""
 
     def __init__(
@@ -86,17 +86,17 @@ class ShardedDataset(IterableDataset):  # type: ignore[misc]
                 "a DataLoader's workers have read this dataset, and what they read ahead is not known here",
                 hint="use dataset.loader(batch_size, num_workers=…) and its state_dict",
             )
-        return self._state()
+        return self._state(self._cursor)
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Continue there: this rank's state, or a list with the states of all ranks of any world."""
         self._restore(state, None)
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self, cursor: Cursor) -> dict[str, Any]:
         facts = {"fingerprint": self.shards.fingerprint, "seed": self._seed, "shuffle": self._shuffle}
-        ahead = self._cursor.ahead()
+        ahead = cursor.ahead()
         at = [self.shards.index.shards[ahead[0].shard].name, ahead[0].start] if ahead else None
-        return {**self._cursor.state(), **facts, "at": at}
+        return {**cursor.state(), **facts, "at": at}
 
     def _restore(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]], batch: int | None) -> None:
         states = [state] if isinstance(state, Mapping) else list(state)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ class ShardedLoader:
             raise UsageError("the dataset has no lines")
         self._dataset, self._batch, self._drop_last = dataset, batch_size, drop_last
         self._weight = 1.0
+        self._in_hand = False
         self._revision = 0
         self._reader: object = None
         self._plan = _Plan()
@@ -55,6 +57,8 @@ class ShardedLoader:
             _Asked(dataset.shards), batch_sampler=self._plan, generator=generator, **loader_options
         )
         self._in_lockstep()
+        if loader_options.get("num_workers"):
+            dataset.shards.close()  # the data workers read; each has a fetching process of its own
 
     @property
     def epoch(self) -> int:
@@ -76,15 +80,24 @@ class ShardedLoader:
         loads = self._dataset._cursor.loads
         return min(loads) // self._batch if self._drop_last else -(-max(loads) // self._batch)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, include_current: bool = True) -> dict[str, Any]:
         """The position. One rank's is enough to continue with another number of ranks or another batch,
-        because all of them have taken as many batches."""
-        return self._dataset._state()
+        because all of them have taken as many batches.
+
+        The batch in the loop's hands counts as consumed, as after the optimizer's step. Give
+        `include_current=False` for a state from before that step.
+        """
+        cursor = self._dataset._cursor
+        if not include_current and self._in_hand:
+            step = cursor.step - 1
+            consumed = min(step * self._batch, cursor.loads[cursor.rank])
+            cursor = replace(cursor, step=step, consumed=consumed)
+        return self._dataset._state(cursor)
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Continue there: a state of any rank, or of all of them in a list, of any world."""
         self._dataset._restore(state, self._batch)
-        self._revision += 1
+        self._revision, self._in_hand = self._revision + 1, False
 
     def set_batch_size(self, batch_size: int) -> None:
         """From the next batch on take so many lines; what is left of the epoch is dealt again."""
@@ -92,7 +105,7 @@ class ShardedLoader:
             raise UsageError(f"a batch of {batch_size} lines is impossible")
         self._batch = batch_size
         self._in_lockstep()
-        self._revision += 1
+        self._revision, self._in_hand = self._revision + 1, False
 
     def __iter__(self) -> Iterator[Any]:
         """The rest of the epoch. After a `break` the next loop goes on with the next batch."""
@@ -111,7 +124,9 @@ class ShardedLoader:
                 )
                 self._weight = weight(own, everyone, cursor.world)
                 cursor.step, cursor.consumed = step + 1, min((step + 1) * self._batch, load)
+                self._in_hand = True
                 yield batch
+                self._in_hand = False
                 if self._reader is not reader:
                     raise UsageError("another loop over this loader has begun", hint="use one loop at a time")
                 if self._revision != revision:
@@ -137,7 +152,7 @@ class ShardedLoader:
         if cursor.consumed == 0 and cursor.step == 0:
             cursor.batch = self._batch
         elif cursor.batch != self._batch:
-            self._dataset._restore(self._dataset._state(), self._batch)
+            self._dataset._restore(self._dataset._state(cursor), self._batch)
 
 
 class _Plan:

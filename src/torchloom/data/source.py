@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
 from torchloom.errors import DataDamaged, NotFound, UsageError
 
 CHUNK_BYTES = 4 << 20
+PATIENCE_S = 180.0
+"""How long a request to a store that does not answer is repeated, if LOOM_STORE_TIMEOUT does not say."""
+BACKOFF = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=2), "base": 2}
 
 
 class Source(Protocol):
@@ -81,11 +85,14 @@ class ObjectSource:
         self._uri = uri
         self._obstore: Any = obstore
         self._failures = (obstore.exceptions.BaseError, OSError, ValueError)
-        options: dict[str, Any] = {}
-        if uri.startswith("s3"):
-            options = _s3_options(environment)
-        elif uri.startswith("http://"):
-            options = {"client_options": {"allow_http": True}}
+        options: dict[str, Any] = _s3_options(environment) if uri.startswith("s3") else {}
+        if (options.get("endpoint") or uri).startswith("http://"):
+            options["client_options"] = {"allow_http": True}
+        try:
+            patience = timedelta(seconds=float(environment.get("LOOM_STORE_TIMEOUT") or PATIENCE_S))
+        except (ValueError, OverflowError):
+            raise UsageError("LOOM_STORE_TIMEOUT must be a number of seconds") from None
+        options["retry_config"] = {"max_retries": 1000, "retry_timeout": patience, "backoff": BACKOFF}
         try:
             self._store: Any = from_url(uri, **options)
         except self._failures as error:
@@ -125,17 +132,13 @@ def open_source(uri: str, environment: Mapping[str, str]) -> Source:
 
 
 def _s3_options(environment: Mapping[str, str]) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    config = {
+    options = {
         "endpoint": environment.get("S3_ENDPOINT", ""),
         "access_key_id": environment.get("S3_ACCESS_KEY", ""),
         "secret_access_key": environment.get("S3_SECRET_KEY", ""),
         "region": environment.get("S3_REGION") or environment.get("AWS_REGION") or "us-east-1",
     }
-    options.update({key: value for key, value in config.items() if value})
-    if config["endpoint"].startswith("http://"):
-        options["client_options"] = {"allow_http": True}
-    return options
+    return {key: value for key, value in options.items() if value}
 
 
 def _first_line(error: Exception) -> str:
