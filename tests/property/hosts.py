@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from torchloom.model.effects import Effect, StartStore, StartWorkers, StopStore, StopWorkers
+from torchloom.model.effects import Effect, RemoveJobFiles, StartStore, StartWorkers, StopStore, StopWorkers
 from torchloom.model.events import (
     EffectDone,
     EffectFailed,
@@ -142,6 +142,8 @@ class Host:
                 self.say(EffectFailed(node=self.node, effect=effect.id, why="no permission"), effect.id)
             case StopWorkers():
                 self._stop_workers(session, effect)
+            case RemoveJobFiles():
+                self.say(EffectDone(node=self.node, effect=effect.id), effect.id)
 
     def _start_store(self, effect: StartStore, failing: bool) -> None:
         if failing and effect.store not in self.stores:

@@ -105,7 +105,7 @@ class World:
         """A new job; a name whose job has ended is used again, so that a long history never runs dry."""
         job = f"job-{number % 3}"
         if job in self.fleet.jobs and self.fleet.jobs[job].ended:
-            self.say(JobDeleted(job=job, by="ann"))
+            self.say(JobDeleted(job=job, by="ann", keep_logs=bool(number % 2)))
         shape = [(1, 1), (2, 1), (3, 1), (2, 2), (1, 2)][number // 3 % 5]
         spec = JobSpec(
             program=Program("script", "train.py"),
@@ -233,7 +233,7 @@ class World:
         self.say(LeaseTaken(weaver=f"weaver-{number}", epoch=self.fleet.epoch + 1))
 
     def delete(self, number: int) -> None:
-        self.say(JobDeleted(job=f"job-{number % 3}", by="ann"))
+        self.say(JobDeleted(job=f"job-{number % 3}", by="ann", keep_logs=bool(number % 2)))
 
     def good_moment(self, number: int) -> None:
         """Everything open reaches its agent and every answer is stored; agents that are down stay down."""

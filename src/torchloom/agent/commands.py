@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from torchloom.agent.host import Host
+from torchloom.agent.remove import remove_job_files
 from torchloom.agent.start import start_workers
 from torchloom.agent.stop import stop_workers
 from torchloom.agent.stores import Stores
@@ -20,7 +21,7 @@ from torchloom.agent.tasks import Tasks
 from torchloom.agent.watch import Watch
 from torchloom.bus.protocol import Bus, Message
 from torchloom.errors import LoomError
-from torchloom.model.effects import Effect, StartStore, StartWorkers, StopStore, StopWorkers
+from torchloom.model.effects import Effect, RemoveJobFiles, StartStore, StartWorkers, StopStore, StopWorkers
 from torchloom.model.events import EffectDone, EffectFailed, StoreStarted, WorkersStarted
 from torchloom.model.messages import Command, Receipt
 from torchloom.wire import codec
@@ -105,6 +106,8 @@ class Commands:
                 return await start_workers(self._host, self._watch, effect, env)
             case StopWorkers():
                 return await stop_workers(self._host, effect)
+            case RemoveJobFiles():
+                return await remove_job_files(self._host, effect)
             case _:
                 assert_never(effect)
 

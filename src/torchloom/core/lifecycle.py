@@ -52,6 +52,7 @@ def set_workers(turn: Turn, job: Job, workers: list[Worker]) -> None:
         node = turn.fleet.nodes[worker.node]
         node.jobs[job.id] = node.jobs.get(job.id, 0) + 1
         node.taken += 1
+        job.places[worker.node] = None
 
 
 def move_worker(turn: Turn, worker: Worker, state: WorkerState) -> None:

@@ -15,10 +15,11 @@ from torchloom.core.generation import (
     store_started,
     workers_started,
 )
+from torchloom.core.jobs import job_deleted, job_submitted
 from torchloom.core.nodes import node_joined, node_left, node_reachable, node_unreachable, store_lost
 from torchloom.core.stopping import stop_again, stop_requested
 from torchloom.core.turn import Turn, jobs_of
-from torchloom.model.effects import Effect, StartStore, StartWorkers, StopStore, StopWorkers
+from torchloom.model.effects import Effect, RemoveJobFiles, StartStore, StartWorkers, StopStore, StopWorkers
 from torchloom.model.events import (
     Decided,
     EffectDone,
@@ -41,13 +42,11 @@ from torchloom.model.events import (
     WorkerRegistered,
     WorkersStarted,
 )
-from torchloom.model.fleet import Fleet, Job, JobState, PastLife
+from torchloom.model.fleet import Fleet, JobState
 
 REMEMBERED_EVENTS = 4096
 FORGOTTEN_TOGETHER = 1024
 """One by one would be slow: the front of a dict is searched past all that was deleted there."""
-REMEMBERED_JOBS = 4096
-"""Deleted jobs whose numbers are kept; their stragglers are long gone when this many others were deleted."""
 STOP_AGAIN_S = 1.0
 
 
@@ -73,11 +72,11 @@ def apply(fleet: Fleet, envelope: Envelope, seq: int, now_ns: int) -> list[Effec
 def _dispatch(turn: Turn, event: Event) -> None:
     match event:
         case JobSubmitted():
-            _job_submitted(turn, event)
+            job_submitted(turn, event)
         case StopRequested():
             stop_requested(turn, event)
         case JobDeleted():
-            _job_deleted(turn, event)
+            job_deleted(turn, event)
         case NodeJoined():
             node_joined(turn, event)
         case NodeUnreachable():
@@ -115,36 +114,6 @@ def _dispatch(turn: Turn, event: Event) -> None:
             assert_never(event)
 
 
-def _job_submitted(turn: Turn, event: JobSubmitted) -> None:
-    if event.job in turn.fleet.jobs:
-        return
-    past = turn.fleet.past_lives.pop(event.job, PastLife(0, 1))
-    job = Job(
-        id=event.job,
-        spec=event.spec,
-        by=event.by,
-        state=JobState.WAITING,
-        reason="submitted",
-        submitted_at_ns=turn.now_ns,
-        generation=past.generation,
-        next_incarnation=past.next_incarnation,
-    )
-    turn.fleet.jobs[job.id] = job
-    turn.fleet.waiting[job.id] = None
-    start_generation(turn, job, f"submitted by {event.by}")
-
-
-def _job_deleted(turn: Turn, event: JobDeleted) -> None:
-    job = turn.fleet.jobs.get(event.job)
-    if job is not None and job.ended:
-        for incident in job.incidents:
-            turn.fleet.incidents.pop(incident, None)
-        del turn.fleet.jobs[event.job]
-        turn.fleet.past_lives[job.id] = PastLife(job.generation, job.next_incarnation)
-        if len(turn.fleet.past_lives) > REMEMBERED_JOBS:
-            del turn.fleet.past_lives[next(iter(turn.fleet.past_lives))]
-
-
 def _effect_failed(turn: Turn, event: EffectFailed) -> None:
     effect = turn.fleet.outbox.get(event.effect)
     if effect is None or effect.node != event.node:
@@ -168,6 +137,8 @@ def _effect_failed(turn: Turn, event: EffectFailed) -> None:
                     turn.set_timer("stop-again", job, STOP_AGAIN_S)
         case StopStore():
             pass  # the inventory of the next join tells whether it is still there
+        case RemoveJobFiles():
+            pass  # files that cannot be removed now are not worth asking for ever
 
 
 def _first_step(turn: Turn, event: FirstStep) -> None:

@@ -5,10 +5,18 @@ from __future__ import annotations
 import zlib
 from typing import TypeVar
 
-from torchloom.model.effects import Effect, EffectBase, StartStore, StartWorkers, StopStore, StopWorkers
+from torchloom.model.effects import (
+    Effect,
+    EffectBase,
+    RemoveJobFiles,
+    StartStore,
+    StartWorkers,
+    StopStore,
+    StopWorkers,
+)
 from torchloom.model.fleet import Fleet, Job, Timer
 
-E = TypeVar("E", StartStore, StopStore, StartWorkers, StopWorkers)
+E = TypeVar("E", StartStore, StopStore, StartWorkers, StopWorkers, RemoveJobFiles)
 
 
 class Turn:
@@ -77,7 +85,7 @@ def jobs_of(effect: Effect) -> list[str]:
     match effect:
         case StartStore() | StopStore():
             return [effect.store.job]
-        case StartWorkers():
+        case StartWorkers() | RemoveJobFiles():
             return [effect.job]
         case StopWorkers():
             return list(dict.fromkeys(ref.job for ref in effect.workers))

@@ -88,4 +88,12 @@ class StopWorkers(EffectBase, frozen=True, kw_only=True, tag="stop-workers"):
     """SIGKILL at once whoever is inside a collective, because the group is broken and it can only wait."""
 
 
-Effect = StartStore | StopStore | StartWorkers | StopWorkers
+class RemoveJobFiles(EffectBase, frozen=True, kw_only=True, tag="remove-job-files"):
+    """Remove the logs of a job that was deleted, unless a newer job of its name has begun meanwhile."""
+
+    job: str
+    generation: int
+    """The last one of the deleted job; a worker of a later one means that the files are another job's."""
+
+
+Effect = StartStore | StopStore | StartWorkers | StopWorkers | RemoveJobFiles

@@ -23,6 +23,10 @@ class JobSubmitted(EventBase, frozen=True, kw_only=True, tag="job-submitted"):
     job: str
     spec: JobSpec
     by: str
+    key: str = ""
+    """The caller's Idempotency-Key: of several submissions with one key only the first makes a job."""
+    digest: str = ""
+    """Of the request without the values of its environment, to tell a retry from a mistake."""
 
 
 class WorkerProgress(Struct, frozen=True):
@@ -45,6 +49,8 @@ class StopRequested(EventBase, frozen=True, kw_only=True, tag="stop-requested"):
 class JobDeleted(EventBase, frozen=True, kw_only=True, tag="job-deleted"):
     job: str
     by: str
+    keep_logs: bool = True
+    """Whether its files stay on the nodes. Events from before there was a choice kept them."""
 
 
 class NodeJoined(EventBase, frozen=True, kw_only=True, tag="node-joined"):

@@ -140,6 +140,8 @@ class Job(Struct, kw_only=True):
     """By rank, of the current generation only."""
     living: int = 0
     """How many of them may have a process; kept by core.lifecycle."""
+    places: dict[str, None] = field(default_factory=dict)
+    """Every node that ever held a worker of it, so that its files are found; kept by core.lifecycle."""
     store: StoreAddress | None = None
     store_generation: int = 0
     """Generation for which a store was asked for last; it runs ahead of `generation` during a recovery."""
@@ -185,6 +187,13 @@ class Timer(Struct, frozen=True, kw_only=True):
     job: str
 
 
+class Submission(Struct, frozen=True):
+    """What an Idempotency-Key stands for."""
+
+    job: str
+    digest: str
+
+
 class PastLife(Struct, frozen=True):
     """Where the numbers of a deleted job ended, so that a new job of its name cannot be mistaken for it."""
 
@@ -208,6 +217,8 @@ class Fleet(Struct, kw_only=True):
     """Ids of the effects in the outbox, by the jobs they are about; kept by core.turn."""
     waiting: dict[str, None] = field(default_factory=dict)
     """Jobs that wait for room, longest first; kept by core.lifecycle."""
+    keys: dict[str, Submission] = field(default_factory=dict)
+    """Of the newest submissions that had an Idempotency-Key."""
     past_lives: dict[str, PastLife] = field(default_factory=dict)
     """Of the newest deleted jobs, by name."""
     timers: dict[str, Timer] = field(default_factory=dict)

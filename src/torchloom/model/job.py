@@ -40,6 +40,22 @@ class RestartLimits(Struct, frozen=True, forbid_unknown_fields=True):
     """Share by which a delay is spread around its value."""
 
 
+class HangLimits(Struct, frozen=True, forbid_unknown_fields=True):
+    """When silence is worth a word, and when it is acted upon. None: what the job itself teaches us."""
+
+    heartbeat_timeout_s: float | None = None
+    hang_report_s: float | None = None
+    hang_act_s: float | None = None
+
+
+class CheckpointSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where and how often the job is asked to save; its workers find it as CHECKPOINT_DIR and _EVERY."""
+
+    directory: str = ""
+    every: int | None = None
+    """Steps between two checkpoints."""
+
+
 class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A job: which program, how many workers, and within which limits it may be recovered."""
 
@@ -63,6 +79,13 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     env_names: tuple[str, ...] = ()
     """Names of the job's environment variables. The values are kept apart and never shown."""
     labels: dict[str, str] = {}
+    max_steps: int | None = None
+    """The job's workers find it as MAX_STEPS; it is the end that ETA and progress are told by."""
+    min_workers: int | None = None
+    """Smallest and largest world the owner would accept; None: only the one asked for."""
+    max_workers: int | None = None
+    limits: HangLimits = HangLimits()
+    checkpoint: CheckpointSettings = CheckpointSettings()
 
     @property
     def world_size(self) -> int:

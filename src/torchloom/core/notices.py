@@ -1,0 +1,164 @@
+"""Tells what an event changed, by looking at the fleet before and after it. Changes nothing itself.
+
+Looks only at jobs that the event can concern: its own, those on its node, and those that wait for room.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from torchloom.core.reducer import apply
+from torchloom.model.events import (
+    Decided,
+    EffectDone,
+    EffectFailed,
+    Envelope,
+    Event,
+    FirstStep,
+    JobDeleted,
+    JobSubmitted,
+    LeaseTaken,
+    NodeJoined,
+    NodeLeft,
+    NodeReachable,
+    NodeUnreachable,
+    StopRequested,
+    StoreLost,
+    StoreStarted,
+    TimerFired,
+    WorkerExited,
+    WorkerRegistered,
+    WorkersStarted,
+)
+from torchloom.model.fleet import Fleet
+from torchloom.model.notice import IncidentChange, JobChange, Notice, Topic
+
+
+def apply_and_tell(fleet: Fleet, envelope: Envelope, seq: int, now_ns: int) -> Notice | None:
+    """Apply one event of the stream, exactly as `apply` does, and put into words what came of it.
+
+    None for an event that was applied before: nothing happened.
+    """
+    event = envelope.body
+    doubled = seq <= fleet.seq or envelope.id in fleet.seen
+    job = job_of(event, fleet)
+    near = _near(fleet, event, job)
+    jobs, incidents = _jobs(fleet, near), _incidents(fleet, near)
+    apply(fleet, envelope, seq, now_ns)
+    if doubled:
+        return None
+    if job:
+        near.setdefault(job)
+    changed = [change for change in _jobs(fleet, near).values() if jobs.get(change.id) != change]
+    found = [i for i in _incidents(fleet, near).values() if incidents.get(i.id) != i]
+    topic, text = _words(event)
+    more: list[Topic] = ["job"] if changed and topic != "job" else []
+    if found:
+        more.append("incident")
+    ref = getattr(event, "ref", None)
+    return Notice(
+        seq=seq,
+        at_ns=now_ns,
+        kind=str(event.__struct_config__.tag),
+        topics=(topic, *more),
+        text=text,
+        job=job,
+        node=str(getattr(event, "node", "")),
+        rank=None if ref is None else ref.rank,
+        by=str(getattr(event, "by", "")),
+        jobs=tuple(changed),
+        incidents=tuple(found),
+    )
+
+
+def job_of(event: Event, fleet: Fleet) -> str:
+    """The job that an event is about, if it is about one."""
+    match event:
+        case JobSubmitted() | StopRequested() | JobDeleted():
+            return event.job
+        case WorkerRegistered() | FirstStep() | WorkerExited():
+            return event.ref.job
+        case StoreStarted() | StoreLost():
+            return event.store.job
+        case WorkersStarted():
+            return event.workers[0].ref.job if event.workers else ""
+        case TimerFired():
+            timer = fleet.timers.get(event.timer)
+            return timer.job if timer is not None else ""
+        case EffectFailed() | EffectDone():
+            return next((job for job, open_ in fleet.open_by_job.items() if event.effect in open_), "")
+        case NodeJoined() | NodeUnreachable() | NodeReachable() | NodeLeft() | LeaseTaken() | Decided():
+            return ""
+        case _:
+            assert_never(event)
+
+
+def _near(fleet: Fleet, event: Event, job: str) -> dict[str, None]:
+    if isinstance(event, Decided | LeaseTaken):
+        return {}
+    near = dict.fromkeys(fleet.waiting)
+    if job:
+        near[job] = None
+    if isinstance(event, NodeJoined | NodeLeft | NodeUnreachable | NodeReachable):
+        node = fleet.nodes.get(event.node)
+        near |= dict.fromkeys((*node.jobs, *node.stores) if node is not None else ())
+    return near
+
+
+def _jobs(fleet: Fleet, near: dict[str, None]) -> dict[str, JobChange]:
+    found = (fleet.jobs.get(job) for job in near)
+    return {j.id: JobChange(j.id, str(j.state), j.reason, j.generation) for j in found if j is not None}
+
+
+def _incidents(fleet: Fleet, near: dict[str, None]) -> dict[str, IncidentChange]:
+    made = {}
+    for name in near:
+        job = fleet.jobs.get(name)
+        for id in job.incidents[-2:] if job is not None else ():
+            i = fleet.incidents.get(id)
+            if i is not None:
+                made[id] = IncidentChange(id, i.job, i.kind, i.verdict, i.decision, i.open)
+    return made
+
+
+def _words(event: Event) -> tuple[Topic, str]:
+    match event:
+        case JobSubmitted():
+            return "job", f"{event.by} submitted {event.job} with {event.spec.world_size} workers"
+        case StopRequested():
+            return "job", f"{event.by} asked {event.job} to stop" + (" at once" if event.kill else "")
+        case JobDeleted():
+            return "job", f"{event.by} deleted {event.job}"
+        case NodeJoined():
+            return "node", f"{event.node} joined with {len(event.inventory.workers)} running workers"
+        case NodeUnreachable():
+            return "node", f"{event.node} has been silent for {event.silent_s:.1f} s"
+        case NodeReachable():
+            return "node", f"{event.node} is heard again"
+        case NodeLeft():
+            return "node", f"the agent of {event.node} was stopped"
+        case StoreStarted():
+            return "system", f"the store of {event.store.job} is up on {event.node}"
+        case StoreLost():
+            return "worker", f"the store of {event.store.job} on {event.node} {event.exit.describe()}"
+        case WorkersStarted():
+            return "worker", f"{len(event.workers)} workers were started on {event.node}"
+        case EffectFailed():
+            return "system", f"{event.node} could not do what it was told: {event.why}"
+        case EffectDone():
+            return "system", f"{event.node} did what it was told"
+        case WorkerRegistered():
+            names = ", ".join(device.device for device in event.devices)
+            return "device", f"rank {event.ref.rank} of {event.ref.job} uses {names or 'no device'}"
+        case FirstStep():
+            return "worker", f"rank {event.ref.rank} of {event.ref.job} completed its first step"
+        case WorkerExited():
+            return "worker", f"rank {event.ref.rank} of {event.ref.job} {event.exit.describe()}"
+        case TimerFired():
+            return "system", "a wait is over"
+        case LeaseTaken():
+            return "system", f"{event.weaver} leads with epoch {event.epoch}"
+        case Decided():
+            return "system", "; ".join(dict.fromkeys(effect.reason for effect in event.effects))
+        case _:
+            assert_never(event)
