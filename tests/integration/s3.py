@@ -91,6 +91,14 @@ class S3Server:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
+            self._remove_sockets()
+
+    def _remove_sockets(self) -> None:
+        """A killed server leaves its sockets, at a place it does not let us choose."""
+        for port in self._ports.values():
+            for number in (port, port + GRPC_OFFSET):
+                for left in Path("/tmp").glob(f"seaweedfs-*-{number}.sock"):
+                    left.unlink(missing_ok=True)
 
     def _wait_ready(self) -> None:
         from torchloom.checkpoint.storage import open_storage

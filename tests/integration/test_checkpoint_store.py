@@ -136,6 +136,15 @@ def test_of_many_that_create_one_wins(place: Place) -> None:
     assert claimed == set(range(6))
 
 
+def test_without_conditional_puts_an_object_that_is_there_is_still_not_replaced(server: S3Server) -> None:
+    storage = open_storage("plain", server.environment)
+    assert isinstance(storage, ObjectStorage)
+    storage.conditional = False
+    assert storage.put_new("j/x", b"first") and not storage.put_new("j/x", b"second")
+    assert storage.put_new("j/x", b"first"), "our own, repeated after a lost answer"
+    assert storage.get("j/x") == b"first"
+
+
 def test_a_kill_at_every_point_leaves_the_old_or_the_new_checkpoint(place: Place) -> None:
     storage = place.open()
     save_one(storage, "count", OLD)

@@ -43,7 +43,11 @@ class Storage(Protocol):
         """Write an object, replacing any. Large objects come in chunks that are not kept."""
 
     def put_new(self, key: str, data: bytes) -> bool:
-        """Write a small object only if there is none of that key; False if there is one."""
+        """Write a small object only if there is none of that key; False if there is one.
+
+        True may also mean that an equal one is there: a far store cannot tell it from our own, repeated after a
+        lost answer. Who must be the only one puts something unique into it.
+        """
 
     def get(self, key: str) -> bytes:
         """A small object, whole."""
