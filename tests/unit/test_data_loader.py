@@ -123,14 +123,19 @@ def test_the_state_before_the_step_gives_the_batch_again() -> None:
     assert ids(next(iter(again))) == ids(batch)
 
 
-def test_batch_and_world_change_inside_the_loop_without_loss() -> None:
-    loader = ElasticLoader(Numbers(30), 4, num_workers=1)
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_batch_changes_inside_the_loop_without_loss(persistent: bool) -> None:
+    loader = ElasticLoader(Numbers(30), 4, num_workers=2, persistent_workers=persistent)
     seen: list[int] = []
     for number, batch in enumerate(loader):
         seen += ids(batch)
         if number == 1:
             loader.set_global_batch(7)
-    assert sorted(seen) == list(range(30))
+        if number == 2:
+            break
+    for batch in loader:
+        seen += ids(batch)
+    assert sorted(seen) == list(range(30)) and loader.epoch == 1
 
 
 def test_training_draws_the_same_numbers_whoever_loads() -> None:

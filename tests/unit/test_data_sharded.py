@@ -231,3 +231,9 @@ def test_what_a_spawned_data_worker_gets_reads_the_same(corpus: Path) -> None:
     task = (5, 5, 0, Piece(1, 2, 9), None)
     first = shards.read(*task)
     assert pickle.loads(pickle.dumps(shards)).read(*task) == first and len(first) == 7
+
+
+def test_a_line_that_is_not_json_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"id": 1}\n{"id": 2}\n{"id":\n')
+    with pytest.raises(DataDamaged, match=r"a\.jsonl, line 3, is not JSON"):
+        list(ShardedDataset(tmp_path, shuffle=False))

@@ -41,8 +41,8 @@ class Fetching:
             answer = self._done(request)
         except LoomError as error:
             answer = {"error": error.message, "hint": error.hint, "kind": type(error).__name__}
-        except OSError as error:
-            answer = {"error": f"fetching failed ({error.strerror})", "hint": "", "kind": "DataDamaged"}
+        except BaseException as error:  # noqa: BLE001 – top of a service: the reader waits for an answer
+            answer = {"error": f"fetching failed ({error!r})", "hint": "", "kind": "DataDamaged"}
         if "id" in request:
             with self._answering:
                 sys.stdout.write(json.dumps({"id": request["id"], **answer}) + "\n")

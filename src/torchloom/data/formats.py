@@ -11,6 +11,7 @@ import mmap
 import os
 import sys
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,36 +49,37 @@ class Lines(Mapped):
 
     def __init__(self, path: Path, shard: Shard) -> None:
         super().__init__(path, shard)
-        self._ends = array("q")
+        self._starts = array("q", [0])
         for start in range(0, shard.bytes, _SCAN_BYTES):
             count = min(_SCAN_BYTES, shard.bytes - start)
             chunk = torch.frombuffer(self.memory, dtype=torch.uint8, offset=start, count=count)
-            self._ends.extend(((chunk == 10).nonzero().flatten() + start).tolist())
-        if shard.bytes and self.memory[shard.bytes - 1 : shard.bytes] != b"\n":
-            self._ends.append(shard.bytes)
-        if len(self._ends) != shard.lines:
+            self._starts.extend(((chunk == 10).nonzero().flatten() + (start + 1)).tolist())
+        if shard.bytes and self._starts[-1] != shard.bytes:
+            self._starts.append(shard.bytes + 1)  # as if the last newline were there
+        if len(self._starts) - 1 != shard.lines:
             raise DataDamaged(
-                f"{shard.name} has {len(self._ends):,} lines and its index says {shard.lines:,}",
+                f"{shard.name} has {len(self._starts) - 1:,} lines and its index says {shard.lines:,}",
                 hint="write the index again if it changed on purpose",
             )
 
-    def raw(self, number: int) -> bytes:
-        start = self._ends[number - 1] + 1 if number else 0
-        line: bytes = self.memory[start : self._ends[number]]
-        return line[:-1] if line.endswith(b"\r") else line
-
-    def __getitem__(self, number: int) -> Any:
-        return self.raw(number).decode(errors="replace")
+    def at(self, numbers: Sequence[int]) -> list[Any]:
+        memory, starts = self.memory, self._starts
+        lines = [memory[starts[n] : starts[n + 1] - 1].decode(errors="replace") for n in numbers]
+        return [line[:-1] if line.endswith("\r") else line for line in lines]
 
 
 class JsonLines(Lines):
     """One JSON document a line."""
 
-    def __getitem__(self, number: int) -> Any:
+    def at(self, numbers: Sequence[int]) -> list[Any]:
+        loads, found = json.loads, []
+        lines = super().at(numbers)
         try:
-            return json.loads(self.raw(number))
+            for line in lines:
+                found.append(loads(line))
         except (ValueError, RecursionError):
-            raise DataDamaged(f"{self.name}, line {number + 1}, is not JSON") from None
+            raise DataDamaged(f"{self.name}, line {numbers[len(found)] + 1}, is not JSON") from None
+        return found
 
 
 class Tokens(Mapped):
@@ -90,10 +92,13 @@ class Tokens(Mapped):
         self._type = torch.uint16 if token_bytes == 2 else torch.uint32
         self._bytes, self._window, self._stride = token_bytes, window, stride
 
-    def __getitem__(self, number: int) -> Any:
-        offset = number * self._stride * self._bytes
-        view = torch.frombuffer(self.memory, dtype=self._type, count=self._window, offset=offset)
-        return view.to(torch.int64)
+    def at(self, numbers: Sequence[int]) -> list[Any]:
+        memory, step = self.memory, self._stride * self._bytes
+        views = [
+            torch.frombuffer(memory, dtype=self._type, count=self._window, offset=number * step)
+            for number in numbers
+        ]
+        return [view.to(torch.int64) for view in views]
 
 
 def open_shard(path: Path, index: Index, shard: Shard, window: int, stride: int) -> Lines | Tokens:

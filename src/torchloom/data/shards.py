@@ -83,12 +83,12 @@ class Shards:
         else:
             numbers = self._order(seed, epoch, piece.shard).span(piece.start, piece.stop)
         if self._transform is None:
-            return [shard[number] for number in numbers]
+            return shard.at(numbers)
         samples = []
         with drawing_alone():
-            for number in numbers:
+            for number, line in zip(numbers, shard.at(numbers), strict=True):
                 seed_all(seed_of(base, epoch, piece.shard, number))
-                samples.append(self._transform(shard[number]))
+                samples.append(self._transform(line))
         return samples
 
     def stream(
