@@ -45,8 +45,8 @@ class Storage(Protocol):
     def put_new(self, key: str, data: bytes) -> bool:
         """Write a small object only if there is none of that key; False if there is one.
 
-        True may also mean that an equal one is there: a far store cannot tell it from our own, repeated after a
-        lost answer. Who must be the only one puts something unique into it.
+        True may also mean that an equal one is there: a far store cannot tell it from our own, repeated
+        after a lost answer. Who must be the only one puts something unique into it.
         """
 
     def get(self, key: str) -> bytes:
