@@ -11,12 +11,60 @@ A training script needs none of this; with it, it tells what cannot be guessed:
     with loom.phase("eval"):
         evaluate()
 
+Checkpoints and data that survive restarts and resizes:
+
+    loader = loom.ElasticLoader(dataset, global_batch=256, num_workers=2)
+    ckpt = loom.Checkpoint(model=model, optimizer=optimizer, data=loader)
+    first = ckpt.restore()
+    ...
+        ckpt.step(n, loss=loss)
+
 The same script runs unchanged without torchloom around it. Importing this imports neither torch nor any part
-of the control plane.
+of the control plane; the names that need torch come when they are asked for.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from torchloom.probe.api import Info, attach, info, log, phase, step
 
+if TYPE_CHECKING:
+    from torchloom.checkpoint.checkpoint import Checkpoint
+    from torchloom.core.retention import KeepRules
+    from torchloom.data import ElasticLoader, ShardedDataset, ShardedLoader
+
 __version__ = "0.1.0"
 
-__all__ = ["Info", "__version__", "attach", "info", "log", "phase", "step"]
+__all__ = [
+    "Checkpoint",
+    "ElasticLoader",
+    "Info",
+    "KeepRules",
+    "ShardedDataset",
+    "ShardedLoader",
+    "__version__",
+    "attach",
+    "info",
+    "log",
+    "phase",
+    "step",
+]
+
+_DATA = ("ElasticLoader", "ShardedDataset", "ShardedLoader")
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Checkpoint":
+        from torchloom.checkpoint import telling
+        from torchloom.checkpoint.checkpoint import Checkpoint
+
+        telling.connect(phase, log, step)
+        return Checkpoint
+    if name == "KeepRules":
+        from torchloom.core.retention import KeepRules
+
+        return KeepRules
+    if name in _DATA:
+        from torchloom import data
+
+        return getattr(data, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,7 +13,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_public_names_are_these() -> None:
-    assert sorted(torchloom.__all__) == ["Info", "__version__", "attach", "info", "log", "phase", "step"]
+    assert sorted(torchloom.__all__) == [
+        *("Checkpoint", "ElasticLoader", "Info", "KeepRules", "ShardedDataset", "ShardedLoader"),
+        *("__version__", "attach", "info", "log", "phase", "step"),
+    ]
     assert all(hasattr(torchloom, name) for name in torchloom.__all__)
 
 

@@ -1,0 +1,292 @@
+"""`loom.Checkpoint`: save and restore a training with three lines.
+
+    ckpt = loom.Checkpoint(model=model, optimizer=optimizer, data=loader, every=100)
+    first = ckpt.restore()
+    for step in range(first + 1, steps + 1):
+        ...
+        ckpt.step(step, loss=loss)
+
+Owns the order of things in the training process: when a save is due (agenda.py), the state is copied once
+into memory that is kept (staging.py); that copy is all the loop waits for. It is the memory tier's newest
+state and, if the store is due, what a thread writes there (writer.py). Chooses nothing about formats,
+storage or restoring.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from torchloom.checkpoint import telling
+from torchloom.checkpoint.agenda import Agenda
+from torchloom.checkpoint.commit import Target
+from torchloom.checkpoint.generations import claim
+from torchloom.checkpoint.group import Board, Group, generation_of, here, job_name, store_uri
+from torchloom.checkpoint.interval import SHARE, Every, Pace, parse_every
+from torchloom.checkpoint.lineage import describe, figures
+from torchloom.checkpoint.manifest import Facts
+from torchloom.checkpoint.memory import MemoryTier
+from torchloom.checkpoint.names import CheckpointName, check_job
+from torchloom.checkpoint.restore import Restored, Restorer
+from torchloom.checkpoint.staging import Staging
+from torchloom.checkpoint.state import State
+from torchloom.checkpoint.storage import open_storage
+from torchloom.checkpoint.writer import Outcome, Save, Writer
+from torchloom.core.retention import KeepRules
+from torchloom.errors import UsageError
+
+CLOSING_WITHIN_S = 120.0
+"""How long the end of the process waits for a save in flight."""
+
+
+class Checkpoint:
+    """Everything a script gives here is saved and restored together."""
+
+    def __init__(
+        self,
+        *,
+        every: int | str = "auto",
+        keep: int | KeepRules | None = None,
+        dir: str | os.PathLike[str] | None = None,
+        name: str | None = None,
+        memory: bool = True,
+        replicated: Collection[str] | None = None,
+        **parts: Any,
+    ) -> None:
+        """`parts`: model, optimizer, scheduler, data, … anything with state_dict() and load_state_dict().
+
+        `every` is a number of steps, a time ("10s", "5min") or "auto": as often as costs 1 % of the time.
+        `keep` limits how many are kept. `dir` is a directory or s3://bucket/prefix; without it
+        CHECKPOINT_DIR counts. `replicated` names the parts that are equal on all ranks and saved once;
+        without it models under DDP and their optimizers are.
+        """
+        env = os.environ
+        self._state = State(parts, replicated)
+        self._every = parse_every(every)
+        self._keep = KeepRules(last=keep) if isinstance(keep, int) else keep
+        self._job = check_job(name or job_name(env))
+        self._storage = open_storage(store_uri(env, dir), env)
+        self._generation = generation_of(env)
+        self._memory = memory and env.get("LOOM_MEMORY_DIR", "")
+        self._parent = ""
+        self._attempt = 0
+        self._event = 0
+        self._step_ended = time.perf_counter()
+        self._step_s = 0.0
+        self._blocked_s = 0.0
+        self.interval = 0
+        """Steps between saves to the store, as chosen last."""
+        self.memory_interval = 0
+        """Steps between states in memory, as chosen last; 0: the tier is off."""
+        self.failures = 0
+        """Saves that did not succeed."""
+        self.restored: Restored | None = None
+        """What `restore` found."""
+        self._group: Group | None = None
+        self._closed = False
+        atexit.register(self.close)
+
+    # -- what a script calls -------------------------------------------------------------------------
+
+    def restore(self, step: int | None = None) -> int:
+        """Bring everything back to the newest state, or to that of a step; its step, 0 if there is none."""
+        wanted = step
+        if wanted is None and os.environ.get("LOOM_RESTORE_STEP", "").isdecimal():
+            wanted = int(os.environ["LOOM_RESTORE_STEP"])
+        with telling.ports.phase("restore"):
+            group = self._begin()
+            self._writer.wait()
+            tier = self._staging.tier
+            restorer = Restorer(self._state, self._storage, self._job, group, tier)
+            self.restored = restored = restorer.run(self._generation, wanted)
+        self._generation, self._parent = restored.generation, restored.name
+        self._connect()
+        if restored.name and group.rank == 0:
+            telling.say(
+                f"goes on after step {restored.step}, restored from {restored.where} "
+                f"({restored.name}) in {restored.took_s:.3f} s"
+            )
+        telling.ports.log(restored_step=restored.step, restore_s=restored.took_s)
+        self._step_ended = time.perf_counter()
+        return restored.step
+
+    def step(self, step: int, **metrics: object) -> None:
+        """The end of a step: saves if it is time. Call it on all ranks, after the optimizer's step."""
+        began = time.perf_counter()
+        telling.ports.step(step)
+        if metrics:
+            telling.ports.log(**metrics)
+        self._ready()
+        self._took_step(began - self._step_ended)
+        self._collect()
+        if not self._can_agree and self._writer.busy and step % max(1, self._every.steps) == 0:
+            self._writer.wait()
+        on = self._staging.tier is not None
+        decision = self._agenda.decide(step, max(self._step_s, 1e-6), self._writer.busy, on)
+        if decision is not None and (decision.memory or decision.disk):
+            self._take(step, metrics, to_store=decision.disk)
+        self._step_ended = time.perf_counter()
+
+    def save(self, step: int, *, wait: bool = False, **metrics: object) -> None:
+        """Save now, on all ranks; a save in flight is finished first. `wait` until it is in the store."""
+        self._ready()
+        with telling.ports.phase("checkpoint"):
+            self._writer.wait()
+        self._collect()
+        self._agenda.saved(step)
+        self._take(step, metrics, to_store=True)
+        if wait:
+            with telling.ports.phase("checkpoint"):
+                self._writer.wait()
+            self._collect()
+        self._step_ended = time.perf_counter()
+
+    def close(self) -> None:
+        """Wait for the save in flight. Called at the end of the process by itself."""
+        if self._closed or self._group is None:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        with telling.ports.phase("checkpoint"):
+            self._writer.leave()
+            if not self._writer.wait(CLOSING_WITHIN_S):
+                telling.say(f"the last save of {self._job} was not done within {CLOSING_WITHIN_S:g} s")
+        self._collect()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- beginning -----------------------------------------------------------------------------------
+
+    def _begin(self) -> Group:
+        """Look around once, as late as possible: the process group may be made after the Checkpoint."""
+        if self._group is not None:
+            return self._group
+        self._group = group = here(os.environ)
+        talks = group.connected or group.world == 1
+        tier = None
+        if self._memory and talks:
+            tier = MemoryTier(Path(str(self._memory)), group.rank, group.world)
+        if not talks and not self._every.steps:
+            raise UsageError(
+                f"every={self._every} needs a process group, because ranks must agree when to save",
+                hint="call init_process_group before, or give a number of steps",
+            )
+        self._can_agree = talks
+        self._staging = Staging(self._state, group, tier)
+        self._board: Board | None = None
+        self._writer = Writer(self._storage, self._gave_up)
+        return group
+
+    def _connect(self) -> None:
+        """What needs the generation."""
+        group = self._begin()
+        assert self._generation is not None
+        if group.connected and group.world > 1:
+            self._board = Board(group, f"{self._job}/{self._generation}")
+        self._staging.board = self._board
+        leads = group.rank == 0 or self._board is None
+        self._agenda = Agenda(Pace(self._every), Pace(Every(share=SHARE)), leads, self._board)
+
+    def _ready(self) -> None:
+        group = self._begin()
+        if self._generation is None:
+            number = claim(self._storage, self._job, f"{os.getpid()}") if group.rank == 0 else 0
+            self._generation = int(group.share(number))
+        if not hasattr(self, "_agenda"):
+            self._connect()
+
+    def _gave_up(self, attempt: int) -> bool:
+        return self._board is not None and self._board.has(f"failed/{attempt}")
+
+    # -- saving --------------------------------------------------------------------------------------
+
+    def _took_step(self, seconds: float) -> None:
+        self._agenda.disk.took_step(seconds)
+        self._agenda.memory.took_step(seconds)
+        self._step_s = seconds
+
+    def _take(self, step: int, metrics: Mapping[str, object], *, to_store: bool) -> None:
+        """Stage the state, which is all that the loop waits for, and let the rest happen beside it."""
+        group = self._begin()
+        assert self._generation is not None
+        began = time.perf_counter()
+        name = CheckpointName(self._generation, step)
+        self._event += 1
+        self._attempt += to_store
+        with telling.ports.phase("checkpoint"):
+            about = {
+                "step": step,
+                "epoch": self._state.epoch,
+                "generation": name.generation,
+                "config_version": 0,
+            }
+            staged = self._staging.take(name, about, self._event, to_store=to_store and not self._writer.busy)
+        if staged.note:
+            telling.say(staged.note)
+        if to_store and staged.files is None:
+            self._failed(step, "this rank is still writing the one before")
+        elif to_store and staged.files is not None:
+            target = Target(self._job, name, group.world, self._attempt)
+            save = Save(
+                target=target,
+                rank=group.rank,
+                files=staged.files,
+                facts=self._facts(metrics),
+                keep=self._keep,
+                commits=group.rank == 0,
+            )
+            self._writer.start(save)
+        self._blocked_s = time.perf_counter() - began - staged.growth_s
+        self._agenda.memory.took_save(self._blocked_s, 0.0)
+        self.interval = self._agenda.disk.steps
+        self.memory_interval = self._agenda.memory.steps if self._staging.tier is not None else 0
+        told = {"checkpoint_interval": self.interval, "memory_interval": self.memory_interval}
+        telling.ports.log(checkpoint_blocked_s=self._blocked_s, checkpoint_staged=step, **told)
+
+    def _facts(self, metrics: Mapping[str, object]) -> Facts:
+        if self._begin().rank != 0:
+            return Facts()
+        return Facts(
+            epoch=self._state.epoch,
+            cursor=self._state.cursor(),
+            rng="own",
+            parent=self._parent,
+            metrics=figures(metrics),
+            lineage=describe(),
+        )
+
+    def _collect(self) -> None:
+        outcome = self._writer.collect()
+        if outcome is None:
+            return
+        self._staging.written()
+        self._agenda.disk.took_save(self._blocked_s, outcome.cpu_s)
+        step = outcome.save.target.name.step
+        if outcome.problem:
+            self._failed(step, outcome.problem)
+        elif outcome.save.commits:
+            self._saved(step, outcome)
+
+    def _saved(self, step: int, outcome: Outcome) -> None:
+        self._parent = str(outcome.save.target.name)
+        if outcome.warning:
+            telling.say(outcome.warning)
+        telling.ports.log(checkpoint_step=step, checkpoint_s=outcome.took_s)
+
+    def _failed(self, step: int, why: str) -> None:
+        self.failures += 1
+        telling.say(f"the checkpoint of step {step} failed: {why}; training goes on")
+        telling.ports.log(checkpoint_failures=self.failures, checkpoint_error=f"step {step}: {why}")
+        if self._board is not None:
+            self._board.post(f"failed/{self._attempt}", "1")

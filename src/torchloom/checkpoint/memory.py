@@ -1,0 +1,232 @@
+"""The memory tier: the newest states of a host's ranks in shared memory, which outlives the processes.
+
+    <directory>/own-<rank>.<slot>    what this rank alone has
+    <directory>/shared.<slot>        what all ranks of the host have in common, kept by one of them
+
+Owns the files and the rule for overwriting them. The directory is the agent's, which removes it when the
+job has ended. A file is a header, an image (image.py) and the sums of its blocks; the header is wiped
+before the image is touched and written after it, so a killed process leaves a slot that says it is nothing.
+Ranks tell each other what they have sealed, and a slot is used again only if it does not hold the newest
+state that **all** have sealed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import struct
+import zlib
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from torchloom.checkpoint.image import BLOCK, block_count
+from torchloom.checkpoint.names import CheckpointName
+from torchloom.checkpoint.region import Region, existing, file_backed
+
+HEADER = 4096
+_MAGIC = b"LOOMMEM1"
+_HEAD = struct.Struct("<8sII")
+_NAME = re.compile(r"(own-\d+|shared)\.(\d)")
+SLOTS = 3
+"""Two in turn; a third is made only while one of them is being written to disk."""
+USABLE = 0.8
+"""How much of the memory that is free now the tier may take."""
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """A whole image in memory."""
+
+    name: CheckpointName
+    world: int
+    size: int
+    payload: Region
+    sums: torch.Tensor
+
+
+class SlotFile:
+    """One file of the tier."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._region: Region | None = None
+        self._size = 0
+
+    def prepare(self, size: int) -> tuple[Region, torch.Tensor]:
+        """Wipe the header and give the memory for an image and its sums. Raises OSError without room."""
+        whole = HEADER + _padded(size) + 8 * block_count(size)
+        if self._region is None or self._region.size < whole:
+            self._region = None
+            self._region = file_backed(self._path, whole)
+        self._size = size
+        self._region.bytes[: _HEAD.size] = bytes(_HEAD.size)
+        return _parts(self._region, size)
+
+    def seal(self, name: CheckpointName, world: int) -> None:
+        assert self._region is not None
+        _, sums = _parts(self._region, self._size)
+        body = json.dumps(
+            {
+                "generation": name.generation,
+                "step": name.step,
+                "world": world,
+                "size": self._size,
+                "sums": _crc(sums),
+            }
+        ).encode()
+        self._region.bytes[_HEAD.size : _HEAD.size + len(body)] = body
+        self._region.bytes[: _HEAD.size] = _HEAD.pack(_MAGIC, len(body), zlib.crc32(body))
+
+    def payload(self) -> memoryview:
+        """The bytes of the image, to be written elsewhere."""
+        assert self._region is not None
+        return self._region.bytes[HEADER : HEADER + self._size]
+
+
+def read(path: Path) -> Sealed | None:
+    """The sealed image of a file; None if it is not one."""
+    try:
+        region = existing(path)
+        magic, length, crc = _HEAD.unpack(region.bytes[: _HEAD.size])
+        body = bytes(region.bytes[_HEAD.size : _HEAD.size + length])
+        if magic != _MAGIC or length > HEADER - _HEAD.size or zlib.crc32(body) != crc:
+            return None
+        facts = json.loads(body)
+        size = int(facts["size"])
+        if HEADER + _padded(size) + 8 * block_count(size) > region.size:
+            return None
+        payload, sums = _parts(region, size)
+        if _crc(sums) != facts["sums"]:
+            return None
+        name = CheckpointName(int(facts["generation"]), int(facts["step"]))
+        return Sealed(name, int(facts["world"]), size, payload, sums)
+    except (OSError, ValueError, KeyError, TypeError, struct.error):
+        return None
+
+
+class MemoryTier:
+    """What this rank keeps in the memory of its host."""
+
+    def __init__(self, directory: Path, rank: int, world: int) -> None:
+        self._directory, self._rank, self._world = directory, rank, world
+        self._files: dict[tuple[str, int], SlotFile] = {}
+        self._held: dict[int, int] = {}
+        """Which event each slot of ours holds; those of an earlier process have none."""
+        self._busy: int | None = None
+        self._checked = False
+        self.keep: int | None = None
+        """The slot that holds the newest state sealed by all, if any."""
+
+    def offers(self, local_world_keeps_shared: bool = True) -> dict[CheckpointName, dict[str, Sealed]]:
+        """States of an earlier life that this rank can restore: its own image and the host's shared one."""
+        own = self._found(f"own-{self._rank}")
+        shared = self._found("shared")
+        return {
+            name: {"own": sealed, **({"shared": shared[name]} if name in shared else {})}
+            for name, sealed in own.items()
+        }
+
+    def hold(self, name: CheckpointName) -> None:
+        """This state was restored: its slots are not used before a newer one is sealed by all."""
+        for slot in range(SLOTS):
+            sealed = read(self._path(f"own-{self._rank}", slot))
+            if sealed is not None and sealed.name == name:
+                self.keep = slot
+
+    def room_for(self, own: int, shared: int, local_world: int) -> str:
+        """Why the tier cannot be used, in words; empty if it can. Looked at once."""
+        if self._checked:
+            return ""
+        self._checked = True
+        needed = 2 * (own * local_world + shared + 2 * HEADER)
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            taken = sum(file.stat().st_size for file in self._directory.iterdir())
+            free = int(USABLE * _free(self._directory)) + taken
+        except OSError as error:
+            return f"{self._directory} cannot be used ({error.strerror})"
+        if needed > free:
+            return f"it needs {needed >> 20:,} MiB and {free >> 20:,} MiB may be used"
+        return ""
+
+    def choose(self, safe_event: int) -> int | None:
+        """A slot to overwrite; None if each is needed. `safe_event`: the newest sealed by all ranks."""
+        for slot, event in self._held.items():
+            if event == safe_event:
+                self.keep = slot
+        free = [slot for slot in range(SLOTS) if slot not in (self.keep, self._busy)]
+        made = [slot for slot in free if slot in self._held]
+        if made:
+            return min(made, key=lambda slot: self._held[slot])
+        return free[0] if free else None
+
+    def file(self, kind: str, slot: int) -> SlotFile:
+        name = f"own-{self._rank}" if kind == "own" else kind
+        if (kind, slot) not in self._files:
+            self._files[kind, slot] = SlotFile(self._path(name, slot))
+        return self._files[kind, slot]
+
+    def sealed(self, slot: int, event: int) -> None:
+        self._held[slot] = event
+
+    def begin_write(self, slot: int | None) -> None:
+        """The slot is being written to disk (None: no longer)."""
+        self._busy = slot
+
+    def drop(self) -> None:
+        """Give the memory back."""
+        self._files.clear()
+        for slot in range(SLOTS):
+            for name in (f"own-{self._rank}", "shared"):
+                with suppress(OSError):
+                    self._path(name, slot).unlink()
+
+    def _found(self, name: str) -> dict[CheckpointName, Sealed]:
+        found = (read(self._path(name, slot)) for slot in range(SLOTS))
+        return {sealed.name: sealed for sealed in found if sealed and sealed.world == self._world}
+
+    def _path(self, name: str, slot: int) -> Path:
+        return self._directory / f"{name}.{slot}"
+
+
+def _parts(region: Region, size: int) -> tuple[Region, torch.Tensor]:
+    end = HEADER + _padded(size)
+    sums = region.tensor[end : end + 8 * block_count(size)].view(torch.int64)
+    return region.part(HEADER, end), sums
+
+
+def _padded(size: int) -> int:
+    return block_count(size) * BLOCK
+
+
+def _crc(sums: torch.Tensor) -> int:
+    return zlib.crc32(json.dumps(sums.tolist()).encode())
+
+
+def _free(directory: Path) -> int:
+    """Memory that may be used: of the file system, of the host, and of this container."""
+    free = [shutil.disk_usage(directory).free]
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free.append(1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]))
+    with suppress(OSError, ValueError):
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        free.append(limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+    return max(0, min(free))
+
+
+def release(directory: Path) -> None:
+    """Remove a job's tier; for the agent, when the job has ended."""
+    if not directory.is_dir() or directory.is_symlink():
+        return
+    for entry in os.scandir(directory):
+        if _NAME.fullmatch(entry.name):
+            with suppress(OSError):
+                os.unlink(entry.path)
+    with suppress(OSError):
+        directory.rmdir()

@@ -1,0 +1,226 @@
+"""Finding the newest state that all ranks can load, and loading it.
+
+Owns the order of a restore: register the generation, compare what is in memory with what is in the store,
+load on every rank, agree that all could, record the choice. One rank looks and all obey, so ranks cannot
+choose differently. A state that some rank cannot load is passed over by all, said aloud, and the next one
+is tried.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torchloom.checkpoint import telling
+from torchloom.checkpoint.catalogue import mark_damaged
+from torchloom.checkpoint.filling import Filling, Images
+from torchloom.checkpoint.generations import begin, claim, line_of_descent, settle
+from torchloom.checkpoint.group import Group
+from torchloom.checkpoint.image import Reading
+from torchloom.checkpoint.manifest import FileEntry, Manifest
+from torchloom.checkpoint.memory import MemoryTier, Sealed
+from torchloom.checkpoint.names import CheckpointName
+from torchloom.checkpoint.reader import candidates_of, look
+from torchloom.checkpoint.region import Region, anonymous
+from torchloom.checkpoint.state import State
+from torchloom.checkpoint.storage import Storage
+from torchloom.checkpoint.verify import load_into
+from torchloom.errors import CheckpointDamaged, CheckpointError, CheckpointFenced, CheckpointMissing
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What rank 0 decided."""
+
+    generation: int
+    name: CheckpointName | None = None
+    manifest: Manifest | None = None
+    """Set if it comes from the store; else it is in memory."""
+    problem: CheckpointError | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def where(self) -> str:
+        return "memory" if self.manifest is None else "the store"
+
+
+@dataclass(frozen=True)
+class Restored:
+    """Where this life of the job goes on."""
+
+    generation: int
+    step: int
+    name: str
+    where: str
+    took_s: float
+
+
+class Restorer:
+    """Restores one script's state."""
+
+    def __init__(
+        self, state: State, storage: Storage, job: str, group: Group, tier: MemoryTier | None
+    ) -> None:
+        self._state, self._storage, self._job, self._group = state, storage, job, group
+        self._tier = tier
+        self._skip: set[CheckpointName] = set()
+
+    def run(self, generation: int | None, step: int | None) -> Restored:
+        """The newest state, or that of `step`. Raises CheckpointError when there is one that must be read
+        and cannot."""
+        began = time.perf_counter()
+        spoiled = ""
+        while True:
+            offers = self._tier.offers() if self._tier else {}
+            common = self._common(set(offers))
+            choice: Choice = self._group.share(
+                self._choose(generation, step, common) if self._group.rank == 0 else None
+            )
+            generation = choice.generation
+            if choice.problem is not None:
+                raise choice.problem
+            if self._group.rank == 0:
+                for note in choice.notes:
+                    telling.say(note)
+            if choice.name is None:
+                if spoiled:
+                    raise CheckpointDamaged(f"no state could be restored: {spoiled}")
+                self._settle(choice)
+                return Restored(generation, 0, "", "", time.perf_counter() - began)
+            problem = self._load(choice, offers.get(choice.name, {}))
+            problems = [text for text in self._group.gather(problem) if text]
+            if not problems:
+                self._settle(choice)
+                if self._tier is not None and choice.manifest is None:
+                    self._tier.hold(choice.name)
+                took_s = time.perf_counter() - began
+                return Restored(generation, choice.name.step, str(choice.name), choice.where, took_s)
+            spoiled = problems[0]
+            self._reject(choice, spoiled)
+
+    def _common(self, mine: set[CheckpointName]) -> set[CheckpointName]:
+        if not self._group.connected and self._group.world > 1:
+            return set()
+        return set.intersection(*self._group.gather(mine)) - self._skip
+
+    def _choose(self, generation: int | None, step: int | None, common: set[CheckpointName]) -> Choice:
+        """Rank 0 looks. An error is part of the answer, because the others wait for one."""
+        number = generation if generation is not None else -1
+        try:
+            if generation is None:
+                number = claim(self._storage, self._job, secrets.token_hex(6))
+            else:
+                begin(self._storage, self._job, generation)
+            return self._look(number, step, common)
+        except CheckpointFenced as error:
+            return Choice(number, problem=error)
+        except CheckpointError as error:
+            if not common or generation is None or step is not None:
+                return Choice(number, problem=error)
+            # The store is away and memory is not. Recording the choice is made up for by the first commit.
+            return Choice(number, max(common), notes=(f"restoring from memory, because {error}",))
+
+    def _look(self, generation: int, step: int | None, common: set[CheckpointName]) -> Choice:
+        listing = look(self._storage, self._job)
+        settled = generation in listing.generations.chosen
+        names = {*listing.committed, *common}
+        line = line_of_descent(names, listing.generations, generation + 1 if settled else generation)
+        if step is not None:
+            others = [name for name in sorted(names, reverse=True) if name not in set(line)]
+            line = [name for name in (*line, *others) if name.step == step]
+            if not line:
+                raise CheckpointMissing(f"{self._job} has no checkpoint of step {step}")
+        notes: list[str] = []
+        for name in line:
+            if name in self._skip:
+                continue
+            if name in common:
+                return Choice(generation, name, notes=tuple(notes))
+            try:
+                return Choice(generation, name, listing.judge(name), notes=tuple(notes))
+            except (CheckpointDamaged, CheckpointMissing) as error:
+                notes.append(f"checkpoint {name} is passed over: {error}")
+        assert step is not None or candidates_of(listing, generation) is not None
+        return Choice(generation, notes=tuple(notes))
+
+    def _load(self, choice: Choice, offer: dict[str, Sealed]) -> str:
+        """Load on this rank; why it failed, or nothing."""
+        try:
+            images = (
+                self._from_memory(offer) if choice.manifest is None else self._from_store(choice.manifest)
+            )
+            filling = Filling(self._state, images)
+        except CheckpointError as error:
+            filling, problem = None, str(error)
+        else:
+            problem = ""
+        # Warming buckets is collective: either all ranks go through it or none.
+        if any(self._group.gather(problem)) or filling is None:
+            return problem
+        self._state.warm_buckets(filling.about.get("buckets", {}))
+        try:
+            filling.run()
+        except CheckpointError as error:
+            return str(error)
+        return ""
+
+    def _from_memory(self, offer: dict[str, Sealed]) -> Images:
+        own = offer["own"]
+        shared = offer.get("shared")
+        return Images(
+            own=Reading(own.payload, own.size, own.sums),
+            shared=Reading(shared.payload, shared.size, shared.sums) if shared else None,
+            same_world=True,
+            everyone=lambda: iter(()),
+        )
+
+    def _from_store(self, manifest: Manifest) -> Images:
+        rank = self._group.rank % manifest.world
+        entries = {entry.name: entry for entry in manifest.of_rank(rank) if entry.name == "own"}
+        entries |= {entry.name: entry for entry in manifest.files if entry.name == "shared"}
+        if "own" not in entries:
+            raise CheckpointDamaged(f"{manifest.name} holds nothing of rank {rank}")
+
+        def reading(entry: FileEntry, region: Region | None = None) -> Reading:
+            region = region or anonymous(entry.size)
+            load_into(self._storage, manifest, entry, region.bytes[: entry.size])
+            return Reading(region, entry.size)
+
+        def everyone() -> Iterator[Reading]:
+            largest = max(entry.size for entry in manifest.files)
+            scratch = anonymous(largest)
+            for entry in manifest.files:
+                yield reading(entry, scratch)
+
+        shared = entries.get("shared")
+        return Images(
+            own=reading(entries["own"]),
+            shared=reading(shared) if shared else None,
+            same_world=manifest.world == self._group.world,
+            everyone=everyone,
+        )
+
+    def _settle(self, choice: Choice) -> None:
+        """Rank 0 records the choice; that a store is away is made up for by the first commit."""
+        if self._group.rank == 0:
+            try:
+                settle(self._storage, self._job, choice.generation, choice.name)
+            except CheckpointFenced:
+                raise
+            except CheckpointError as error:
+                telling.say(f"the choice of {choice.name} could not be recorded yet: {error}")
+
+    def _reject(self, choice: Choice, why: str) -> None:
+        assert choice.name is not None
+        self._skip.add(choice.name)
+        if self._group.rank != 0:
+            return
+        telling.say(f"{choice.name} in {choice.where} is passed over: {why}")
+        telling.ports.log(checkpoint_rejected=f"{choice.name}: {why}")
+        if choice.manifest is not None:
+            try:
+                mark_damaged(self._storage, self._job, str(choice.name), why, time.time())
+            except CheckpointError as error:
+                telling.say(f"the damage could not be noted: {error}")

@@ -1,0 +1,52 @@
+"""What a checkpoint tells the rest of torchloom: its phase, its step, its figures, its failures.
+
+Owns three ports and no meaning. `torchloom/__init__.py` connects them to the probe; unconnected, as in a
+script without torchloom around it, they do nothing. A failure is also said in one line on stderr, because
+that is where the person who started the script looks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+
+def _no_phase(name: str) -> AbstractContextManager[object]:
+    return nullcontext()
+
+
+def _no_log(**values: object) -> None: ...
+
+
+def _no_step(number: object) -> None: ...
+
+
+@dataclass
+class Ports:
+    """Where telling goes."""
+
+    phase: Callable[[str], AbstractContextManager[object]] = _no_phase
+    log: Callable[..., None] = _no_log
+    step: Callable[[object], None] = _no_step
+
+
+ports = Ports()
+
+
+def connect(
+    phase: Callable[[str], AbstractContextManager[object]],
+    log: Callable[..., None],
+    step: Callable[[object], None],
+) -> None:
+    """Tell these from now on."""
+    ports.phase, ports.log, ports.step = phase, log, step
+
+
+def say(text: str) -> None:
+    """One line for a person. A closed or full stderr is no reason to end a training."""
+    try:
+        print(f"torchloom: {text}", file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        pass

@@ -1,0 +1,115 @@
+"""A deterministic DDP training with dropout and data workers, which notes its samples and how it ended.
+
+    identical.py OUT [--steps N] [--every N|Ts|auto] [--layers N] [--step-ms M]
+
+OUT/samples-<rank> gets a line `<generation> <step> <indices>` for every step; OUT/final-<rank> gets digests
+of the parameters, the optimizer's state and the random number generator after the last step.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import torchloom as loom
+
+parser = argparse.ArgumentParser()
+parser.add_argument("out", type=Path)
+parser.add_argument("--steps", type=int, default=60)
+parser.add_argument("--every", default="10")
+parser.add_argument("--width", type=int, default=256)
+parser.add_argument("--layers", type=int, default=6)
+parser.add_argument("--step-ms", type=float, default=30)
+parser.add_argument("--dir", default=None)
+parser.add_argument("--no-memory", action="store_true")
+args = parser.parse_args()
+
+
+class Numbers(torch.utils.data.Dataset):
+    """Samples made from their index, disturbed by noise that must be the same after a restart."""
+
+    def __len__(self) -> int:
+        return 500
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        made = torch.Generator().manual_seed(index)
+        return torch.randn(args.width, generator=made) + 0.1 * torch.randn(args.width), index
+
+
+class Net(nn.Module):
+    """Used in another order than it is made, so that gradients come in another order than parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(args.width, 1)
+        self.middle = nn.ModuleList(nn.Linear(args.width, args.width) for _ in range(args.layers))
+        self.drop = nn.Dropout(0.2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.middle[1::2]:
+            x = self.drop(torch.tanh(layer(x)))
+        for layer in self.middle[0::2]:
+            x = self.drop(torch.tanh(layer(x)))
+        return self.last(x)
+
+
+def digest(tensors: list[torch.Tensor]) -> str:
+    total = hashlib.sha256()
+    for tensor in tensors:
+        total.update(tensor.detach().contiguous().numpy().tobytes())
+    return total.hexdigest()
+
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(1 + rank)
+model = DistributedDataParallel(Net(), bucket_cap_mb=1)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
+loader = loom.ElasticLoader(Numbers(), global_batch=24, seed=3, num_workers=1)
+ckpt = loom.Checkpoint(
+    model=model,
+    optimizer=optimizer,
+    scheduler=scheduler,
+    data=loader,
+    every=args.every,
+    keep=3,
+    dir=args.dir,
+    memory=not args.no_memory,
+)
+step = ckpt.restore()
+
+args.out.mkdir(parents=True, exist_ok=True)
+generation = os.environ.get("LOOM_GENERATION", "0")
+with open(args.out / f"samples-{rank}", "a", buffering=1) as samples, ckpt:
+    while step < args.steps:
+        for inputs, indices in loader:
+            step += 1
+            began = time.monotonic()
+            optimizer.zero_grad()
+            loss = model(inputs).pow(2).mean() * loader.weight
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            samples.write(f"{generation} {step} {','.join(map(str, indices.tolist()))}\n")
+            ckpt.step(step, loss=loss)
+            time.sleep(max(0.0, args.step_ms / 1000 - (time.monotonic() - began)))
+            if step == args.steps:
+                break
+
+moments = [t for state in optimizer.state.values() for _, t in sorted(state.items())]
+final = {
+    "parameters": digest(list(model.parameters())),
+    "optimizer": digest(moments),
+    "random": digest([torch.get_rng_state()]),
+    "lr": scheduler.get_last_lr(),
+}
+(args.out / f"final-{rank}").write_text(json.dumps(final))
+dist.destroy_process_group()
