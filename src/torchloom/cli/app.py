@@ -2,46 +2,71 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from torchloom import __version__
 from torchloom.cli.main import PLAIN
+from torchloom.cli.options import with_place
 
 VERBS = (
     *("up", "down", "run", "submit", "ps", "status", "logs", "stop", "delete"),
-    *("devices", "nodes", "incidents", "incident", "demo", "weaver", "agent"),
+    *("incidents", "incident", "devices", "nodes", "demo"),
+    *("weaver", "agent"),
 )
 """In the order of `loom --help`."""
 
+LOCAL_VERBS = frozenset({"up", "down", "demo", "completion"})
+"""Verbs that concern this host only, so that no cluster can be chosen."""
 
-def root(version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False) -> None:
-    """Watch and steer distributed PyTorch training while it runs."""
+
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+    context: Annotated[str | None, typer.Option("--context", help="Cluster to speak to.")] = None,
+    home: Annotated[str | None, typer.Option("--home", help="Directory of torchloom's state.")] = None,
+) -> None:
+    """Watch and steer distributed PyTorch training while it runs.
+
+    Every verb that reads takes --json; `loom VERB --help` has examples.
+    """
     if version:
         typer.echo(f"torchloom {__version__}")
         raise typer.Exit(0)
 
 
-def run_typer(argv: list[str]) -> int:
-    """Do what the command line says; the exit code. LoomErrors pass through."""
+def build(verbs: tuple[str, ...]) -> typer.Typer:
+    """An application with these verbs."""
     app = typer.Typer(
         name="loom",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
+        rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(invoke_without_command=True)(root)
-    for name in [argv[0]] if argv and argv[0] in VERBS else VERBS:
+    for name in verbs:
         if name in PLAIN:
             # Only for the list in `loom --help`: these verbs are found before typer is asked.
-            app.command(name, help=PLAIN[name])(lambda: None)
+            app.command(name, help=PLAIN[name])(_found_before)
+            continue
+        module = import_module(f"torchloom.cli.{name}")
+        parts = getattr(module, "SUBVERBS", None)
+        if parts is None:
+            app.command(name)(with_place(module.command, name in LOCAL_VERBS))
         else:
-            app.command(name)(_interruptible(import_module(f"torchloom.cli.{name}").command))
+            group = typer.Typer(no_args_is_help=True, help=module.HELP)
+            for part, command in parts.items():
+                group.command(part)(with_place(command, name in LOCAL_VERBS))
+            app.add_typer(group, name=name)
+    return app
+
+
+def run_typer(argv: list[str]) -> int:
+    """Do what the command line says; the exit code. LoomErrors pass through."""
+    app = build((argv[0],) if argv and argv[0] in VERBS else VERBS)
     try:
         app(argv, prog_name="loom")
     except SystemExit as end:
@@ -49,14 +74,5 @@ def run_typer(argv: list[str]) -> int:
     return 0
 
 
-def _interruptible(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Ctrl-C is 130, not typer's 1."""
-
-    @functools.wraps(command)
-    def call(*args: Any, **options: Any) -> Any:
-        try:
-            return command(*args, **options)
-        except KeyboardInterrupt:
-            raise typer.Exit(130) from None
-
-    return call
+def _found_before() -> None:
+    """Stands for a verb that parses its own options."""

@@ -1,15 +1,20 @@
-"""`loom delete`: forget a job that has ended."""
+"""`loom delete`: forget jobs that have ended."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from torchloom.cli.options import JobsArgument, JsonOption, api
 
-import typer
-
-from torchloom.cli.options import HomeOption, api
+EXAMPLES = (("loom delete train-3f9a", "forget one job"),)
 
 
-def command(job: Annotated[str, typer.Argument(help="Id of the job.")], home: HomeOption = None) -> None:
-    """Forget a job that has ended. A running one must be stopped first."""
-    api(home).delete(f"/jobs/{job}")
-    print(f"{job} deleted")
+def command(jobs: JobsArgument, as_json: JsonOption = False) -> None:
+    """Forget jobs that have ended. A running one must be stopped first."""
+    from torchloom.cli import output
+
+    client = api()
+    for job in dict.fromkeys(jobs):
+        client.delete(job)
+        if as_json:
+            output.show_line({"job": job, "deleted": True})
+        else:
+            print(f"{job} deleted")

@@ -14,13 +14,19 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from torchloom.cli.client import Endpoint
+    from torchloom.client import Client, Endpoint
+    from torchloom.client.schema import TimelineView
     from torchloom.home import Home
+
+EXAMPLES = (
+    ("loom demo", "two workers, two faults"),
+    ("loom demo --steps 500 --no-faults", "only the training"),
+)
 
 
 def command(
@@ -28,10 +34,7 @@ def command(
     workers: Annotated[int, typer.Option(help="Workers.", min=2, max=16)] = 2,
     faults: Annotated[bool, typer.Option(help="Kill things on the way.")] = True,
 ) -> None:
-    """Train a small GPT on 2 workers, kill one of them on the way, and see what happens.
-
-    Example: loom demo --steps 500
-    """
+    """Train a small GPT on 2 workers, kill one of them on the way, and see what happens."""
     from torchloom.home import Home
 
     root = Path(tempfile.mkdtemp(prefix="loom-demo-"))
@@ -48,11 +51,11 @@ def command(
 
 def _play(home: Home, checkpoints: Path, steps: int, workers: int, faults: bool) -> int:
     from torchloom.cli import flags, parts, stack
-    from torchloom.cli.client import Api
     from torchloom.cli.follow import Follower
     from torchloom.cli.request import job_request
     from torchloom.cli.run import let_go
     from torchloom.cli.submit import send
+    from torchloom.client import Client
     from torchloom.examples import char_gpt_path
 
     _say(f"a character GPT on {workers} workers, {steps} steps; everything runs on this machine")
@@ -71,7 +74,7 @@ def _play(home: Home, checkpoints: Path, steps: int, workers: int, faults: bool)
             saboteur.start()
         code = Follower(endpoint, job, home, None, quiet=False).run()
         over.set()
-        _summarize(Api(endpoint), job)
+        _summarize(Client(endpoint), job)
         return code
     finally:
         parts.forget(home, holder.name)
@@ -81,15 +84,15 @@ def _play(home: Home, checkpoints: Path, steps: int, workers: int, faults: bool)
 def _sabotage(home: Home, endpoint: Endpoint, job: str, steps: int, over: threading.Event) -> None:
     """Kill rank 1 after a third of the way, and the control service after two thirds."""
     from torchloom.cli import parts
-    from torchloom.cli.client import Api
+    from torchloom.client import Client
     from torchloom.errors import LoomError
 
-    api = Api(endpoint)
+    api = Client(endpoint)
     todo = ["worker", "weaver"]
     while todo and not over.is_set():
         time.sleep(0.05)
         try:
-            view = api.get(f"/jobs/{job}")
+            view = api.job(job)
         except LoomError:
             continue
         if view["state"] != "running" or view["step"] < steps * (3 - len(todo)) // 3:
@@ -108,11 +111,11 @@ def _sabotage(home: Home, endpoint: Endpoint, job: str, steps: int, over: thread
                     os.kill(weaver.pid, signal.SIGKILL)
 
 
-def _summarize(api: Any, job: str) -> None:
+def _summarize(api: Client, job: str) -> None:
     """What happened, phase by phase."""
     from torchloom.cli import output
 
-    view = api.get(f"/jobs/{job}")
+    view = api.job(job)
     metrics = view["workers"][0]["metrics"]
     print()
     print(f"steps      {output.steps(view)}" + (f", loss {metrics['loss']:.3f}" if "loss" in metrics else ""))
@@ -127,17 +130,16 @@ def _summarize(api: Any, job: str) -> None:
             print(f"           {lost} steps since the script's last checkpoint were repeated")
 
 
-def _phases(line: dict[str, int]) -> str:
+def _phases(line: TimelineView) -> str:
     """Each phase of a recovery with the time it took."""
     told, before = [], line["fault_ns"]
-    names = {
-        "decided": "decided",
-        "stopped": "peers ended",
-        "spawned": "new workers",
-        "first_step": "first step",
-    }
-    for key, name in names.items():
-        at = line[f"{key}_ns"]
+    reached = (
+        (line["decided_ns"], "decided"),
+        (line["stopped_ns"], "peers ended"),
+        (line["spawned_ns"], "new workers"),
+        (line["first_step_ns"], "first step"),
+    )
+    for at, name in reached:
         if at and before:
             told.append(f"{name} +{max(0, at - before) / 1e6:.0f} ms")
             before = at

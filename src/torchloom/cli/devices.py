@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from torchloom.cli.options import HomeOption, JsonOption, api
+from torchloom.cli.options import JsonOption, api
+
+EXAMPLES = (("loom devices", "device ↔ replica ↔ worker, both ways"),)
 
 
-def command(as_json: JsonOption = False, home: HomeOption = None) -> None:
+def command(as_json: JsonOption = False) -> None:
     """Show devices with their workers and replicas, and workers with their devices."""
     from torchloom.cli import output
 
-    found = api(home).get("/devices")
+    found = api().devices()
     if as_json:
         output.show_json(found)
         return

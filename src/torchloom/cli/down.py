@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchloom.cli.options import HomeOption, chosen_home
-
 if TYPE_CHECKING:
     from torchloom.home import Home
+
+EXAMPLES = (
+    ("loom down", "end everything; refuses while a job runs"),
+    ("loom down --stop-jobs", "stop running jobs first"),
+    ("loom down --keep-jobs", "leave workers running; the next `loom up` takes care of them"),
+)
 
 
 def command(
@@ -18,15 +22,15 @@ def command(
     keep_jobs: Annotated[
         bool, typer.Option("--keep-jobs", help="Leave workers running; the next `loom up` adopts them.")
     ] = False,
-    home: HomeOption = None,
 ) -> None:
     """Stop everything here. With running jobs it wants to know what shall become of them."""
     from torchloom.cli import parts
     from torchloom.errors import UsageError
+    from torchloom.home import Home
 
     if stop_jobs and keep_jobs:
         raise UsageError("--stop-jobs and --keep-jobs exclude each other.")
-    where = chosen_home(home)
+    where = Home.default()
     found = any(parts.living(where, name) for name in ("supervisor", *parts.PARTS))
     if not keep_jobs:
         settle_jobs(where, stop_jobs, found)
@@ -39,9 +43,9 @@ def command(
 def settle_jobs(home: Home, stop_jobs: bool, found: bool) -> None:
     """Refuse while something trains, or stop it."""
     from torchloom.cli import stack
-    from torchloom.cli.client import Api
     from torchloom.cli.ending import living_workers
     from torchloom.cli.stop import wait_ended
+    from torchloom.client import Client
     from torchloom.errors import Conflict
 
     workers = living_workers(home)
@@ -51,8 +55,8 @@ def settle_jobs(home: Home, stop_jobs: bool, found: bool) -> None:
         endpoint = stack.Start(home).begin().wait()
     if endpoint is None and not workers:
         return
-    api = Api(endpoint) if endpoint is not None else None
-    jobs = [job["id"] for job in api.get("/jobs", active=True)] if api is not None else []
+    api = Client(endpoint) if endpoint is not None else None
+    jobs = [job["id"] for job in api.jobs(active=True)] if api is not None else []
     if not jobs and not workers:
         return
     if not stop_jobs:
@@ -60,7 +64,7 @@ def settle_jobs(home: Home, stop_jobs: bool, found: bool) -> None:
         raise Conflict(f"Still running: {names}", hint="say --stop-jobs or --keep-jobs")
     assert api is not None
     for job in jobs:
-        api.post(f"/jobs/{job}/stop", {})
+        api.stop(job)
     for job in jobs:
         wait_ended(api, job, quiet=True)
 

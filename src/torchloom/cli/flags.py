@@ -84,6 +84,7 @@ def parser(verb: str) -> argparse.ArgumentParser:
         ours.add_argument("--detach", action="store_true", help="return at once, as `loom submit` does")
     ours.add_argument("--json", action="store_true", help="print JSON and nothing else on stdout")
     ours.add_argument("--home", metavar="DIR", help="directory of torchloom's state (LOOM_HOME)")
+    ours.add_argument("--context", metavar="NAME", help="cluster to speak to, see `loom context`")
     rest = made.add_argument_group("accepted because torchrun has them")
     for flag in (*_QUIET, *_NOTED_SWITCHES):
         _add(rest, flag, action="store_true", help=argparse.SUPPRESS)

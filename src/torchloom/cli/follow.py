@@ -15,13 +15,16 @@ import time
 from collections.abc import Iterator
 from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchloom.cli import story
-from torchloom.cli.client import Api, Endpoint, NotAnswering
 from torchloom.cli.screen import Screen, lines
+from torchloom.client import Client, Endpoint, NotAnswering
 from torchloom.errors import LoomError, NotFound
 from torchloom.home import Home
+
+if TYPE_CHECKING:
+    from torchloom.client.schema import JobDetail
 
 LOOK_LIVE_S = 0.25
 LOOK_QUIET_S = 2.0
@@ -31,7 +34,8 @@ AGAIN_AFTER_S = 0.2
 START_MARK = "[loom] generation "
 """The agent's line in a log where a new process begins; here the same is told in sentences."""
 
-Item = tuple[str, dict[str, Any]]
+Item = tuple[str, Any]
+"""What a reader has got: `log`, `job`, `say`, … and what belongs to it."""
 
 
 class Follower:
@@ -72,8 +76,8 @@ class Follower:
 
     # ---- the terminal ----
 
-    def _show(self) -> dict[str, Any]:
-        last: dict[str, Any] | None = None
+    def _show(self) -> JobDetail:
+        last: JobDetail | None = None
         logs_done = self._quiet
         give_up = 0.0
         while last is None or not (logs_done or time.monotonic() > give_up):
@@ -108,7 +112,7 @@ class Follower:
                 self._screen.log(body["rank"], line)
         self._screen.flush()
 
-    def _show_job(self, view: dict[str, Any]) -> None:
+    def _show_job(self, view: JobDetail) -> None:
         if self._quiet:
             return
         for sentence, mark in self._story.tell(view):
@@ -144,7 +148,7 @@ class Follower:
         """Ask until it is heard: the control service may be just being restarted."""
         while not self._over.is_set():
             try:
-                Api(self._endpoint).post(f"/jobs/{self._job}/stop", {"kill": kill})
+                Client(self._endpoint).stop(self._job, {"kill": kill})
                 return
             except NotAnswering:
                 time.sleep(AGAIN_AFTER_S)
@@ -155,12 +159,12 @@ class Follower:
     # ---- the readers ----
 
     def _read_state(self) -> None:
-        api = Api(self._endpoint)
+        api = Client(self._endpoint)
         after, away = -1, False
         wait_s = LOOK_QUIET_S if self._quiet or not sys.stderr.isatty() else LOOK_LIVE_S
         while not self._over.is_set():
             try:
-                view = api.get(f"/jobs/{self._job}", after=after, wait_s=wait_s)
+                view = api.job(self._job, after=after, wait_s=wait_s)
             except NotFound as error:
                 self._queue.put(("fatal", {"error": error}))
                 return
@@ -170,7 +174,7 @@ class Follower:
                 away = True
                 self._mend()
                 time.sleep(AGAIN_AFTER_S)
-                api = Api(self._endpoint)
+                api = Client(self._endpoint)
                 continue
             if away:
                 self._queue.put(("say", {"text": "torchloom answers again"}))
@@ -192,9 +196,9 @@ class Follower:
     def _read_logs(self) -> None:
         place = ""
         while not self._over.is_set():
-            api = Api(self._endpoint)
+            api = Client(self._endpoint)
             try:
-                for kind, id, body in api.stream(f"/jobs/{self._job}/logs/stream", place):
+                for kind, id, body in api.log_stream(self._job, last_event_id=place):
                     place = id or place
                     if kind == "end":
                         self._queue.put(("logs-done", {}))
@@ -206,7 +210,7 @@ class Follower:
             time.sleep(AGAIN_AFTER_S)
 
 
-def exit_code(view: dict[str, Any], interrupted: bool) -> int:
+def exit_code(view: JobDetail, interrupted: bool) -> int:
     """0 completed, 1 failed, 130 stopped by us or by somebody else."""
     match view["state"]:
         case "completed":

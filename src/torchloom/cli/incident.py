@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchloom.cli.options import HomeOption, JsonOption, api
+from torchloom.cli.options import JsonOption, api
 
-_PHASES = (
-    ("detected_ns", "detected"),
-    ("decided_ns", "decided"),
-    ("stopped_ns", "rest stopped"),
-    ("spawned_ns", "spawned"),
-    ("first_step_ns", "first step"),
-)
+if TYPE_CHECKING:
+    from torchloom.client.schema import ExitView, TimelineView
+
+EXAMPLES = (("loom incident train-3f9a.i1", "verdict, decision, timeline, tracebacks"),)
 
 
 def command(
     incident: Annotated[str, typer.Argument(help="Id of the incident.")],
     as_json: JsonOption = False,
-    home: HomeOption = None,
 ) -> None:
     """Show an incident: verdict, decision, timeline, exits, last words."""
     from torchloom.cli import output
 
-    found = api(home).get(f"/incidents/{incident}")
+    found = api().incident(incident)
     if as_json:
         output.show_json(found)
         return
@@ -39,17 +35,27 @@ def command(
         _show_exit(report, report["rank"] == found["culprit"])
 
 
-def timeline(line: dict[str, int]) -> str:
+def timeline(line: TimelineView) -> str:
     """`21:14:03 fault → +0.004 s detected → …`; phases that were not reached are left out."""
     from torchloom.cli import output
 
     start = line["fault_ns"] or line["detected_ns"]
     reached = [f"{output.clock(start)} fault"]
-    reached += [f"+{(line[key] - start) / 1e9:.3f} s {name}" for key, name in _PHASES if line[key]]
+    reached += [
+        f"+{(at - start) / 1e9:.3f} s {name}"
+        for at, name in (
+            (line["detected_ns"], "detected"),
+            (line["decided_ns"], "decided"),
+            (line["stopped_ns"], "rest stopped"),
+            (line["spawned_ns"], "spawned"),
+            (line["first_step_ns"], "first step"),
+        )
+        if at
+    ]
     return " → ".join(reached)
 
 
-def _show_exit(report: dict[str, Any], culprit: bool) -> None:
+def _show_exit(report: ExitView, culprit: bool) -> None:
     role = "culprit" if culprit else "ended by us" if report["after_stop"] else ""
     role = "secondary" if report["secondary"] and not culprit else role
     print()

@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchloom.cli.options import HomeOption, JsonOption, api
+from torchloom.cli.options import JsonOption, WatchOption, api
+
+if TYPE_CHECKING:
+    from torchloom.client.schema import IncidentView
+
+EXAMPLES = (
+    ("loom incidents", "of all jobs"),
+    ("loom incidents train-3f9a --json", "of one job, for a program"),
+)
 
 
 def command(
     job: Annotated[str | None, typer.Argument(help="Only of this job.")] = None,
+    watch: WatchOption = False,
     as_json: JsonOption = False,
-    home: HomeOption = None,
 ) -> None:
     """List incidents with verdict, decision and time to recover."""
     from torchloom.cli import output
 
-    found = api(home).get("/incidents", job=job)
-    if as_json:
-        output.show_json(found)
+    client = api()
+    if watch:
+        from torchloom.cli import live
+
+        live.watch(lambda: client.incidents(job=job), show, lines=list if as_json else None)
+    elif as_json:
+        output.show_json(client.incidents(job=job))
     else:
-        show(found)
+        show(client.incidents(job=job))
 
 
-def show(found: list[dict[str, Any]]) -> None:
+def show(found: list[IncidentView]) -> None:
     from torchloom.cli import output
 
     output.table(
@@ -44,12 +56,12 @@ def show(found: list[dict[str, Any]]) -> None:
     )
 
 
-def sentence(incident: dict[str, Any]) -> str:
+def sentence(incident: IncidentView) -> str:
     """What happened and what follows."""
     return "; ".join(text.rstrip(".") for text in (incident["verdict"], incident["decision"]) if text)
 
 
-def recovered(incident: dict[str, Any]) -> str:
+def recovered(incident: IncidentView) -> str:
     from torchloom.cli import output
 
     if incident["recovery_s"] is not None:

@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchloom.cli.options import HomeOption, JsonOption, api
+from torchloom.cli.options import JobArgument, JsonOption, api
+
+if TYPE_CHECKING:
+    from torchloom.cli.screen import Screen
+    from torchloom.client import Client
+
+EXAMPLES = (
+    ("loom logs train-3f9a", "the newest 100 lines of every rank"),
+    ("loom logs train-3f9a -f --rank 1", "go on until the job ends"),
+    ("loom logs train-3f9a --tail 5 --json", "for a program"),
+)
 
 
 def command(
-    job: Annotated[str, typer.Argument(help="Id of the job.")],
+    job: JobArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
     rank: Annotated[int | None, typer.Option("--rank", help="Only this rank.")] = None,
     tail: Annotated[int | None, typer.Option("--tail", help="Lines per rank.", show_default="100")] = None,
     as_json: JsonOption = False,
-    home: HomeOption = None,
 ) -> None:
     """Show the newest lines of a job's logs, or follow them."""
     from torchloom.cli import output
 
-    client = api(home)
+    client = api()
     if follow:
         _follow(client, job, rank, tail, as_json)
         return
-    found = client.get(f"/jobs/{job}/logs", rank=rank, tail=100 if tail is None else tail)
+    found = client.logs(job, rank=rank, tail=100 if tail is None else tail)
     if as_json:
         output.show_json(found)
         return
@@ -33,29 +42,28 @@ def command(
 
     screen = Screen(live=False)
     for log in found["logs"]:
-        _show(screen, log)
-        if log.get("error"):
+        _show(screen, log["rank"], log["text"], log["lost_bytes"])
+        if log["error"]:
             screen.say(f"rank {log['rank']}: {log['error']}", "bad")
     screen.flush()
 
 
-def _follow(client: Any, job: str, rank: int | None, tail: int | None, as_json: bool) -> None:
+def _follow(client: Client, job: str, rank: int | None, tail: int | None, as_json: bool) -> None:
     """Until the stream says `end`. A stream that breaks is taken up where it was, for as long as it takes."""
-    import json
-
-    from torchloom.cli.client import NotAnswering
+    from torchloom.cli import output
     from torchloom.cli.screen import Screen
+    from torchloom.client import NotAnswering
 
     screen = Screen(live=False)
     place, away = "", False
     while True:
         try:
-            for kind, id, body in client.stream(f"/jobs/{job}/logs/stream", place, rank=rank, tail=tail):
+            for kind, id, body in client.log_stream(job, rank=rank, tail=tail, last_event_id=place):
                 place, away = id, False
                 if as_json:
-                    print(json.dumps({"event": kind} | body), flush=True)
+                    output.show_line({"event": kind} | body)
                 elif kind == "log":
-                    _show(screen, body)
+                    _show(screen, body["rank"], body["text"], body["lost_bytes"])
                     screen.flush()
                 if kind == "end":
                     return
@@ -69,10 +77,10 @@ def _follow(client: Any, job: str, rank: int | None, tail: int | None, as_json: 
         time.sleep(0.5)
 
 
-def _show(screen: Any, log: dict[str, Any]) -> None:
-    if log["lost_bytes"]:
-        screen.say(f"{log['lost_bytes']} bytes of rank {log['rank']}'s log were dropped to bound its size")
+def _show(screen: Screen, rank: int, text: str, lost_bytes: int) -> None:
+    if lost_bytes:
+        screen.say(f"{lost_bytes} bytes of rank {rank}'s log were dropped to bound its size")
     from torchloom.cli.screen import lines
 
-    for line in lines(log["text"]) if log["text"] else ():
-        screen.log(log["rank"], line)
+    for line in lines(text) if text else ():
+        screen.log(rank, line)

@@ -12,7 +12,7 @@ import os
 import sys
 from importlib import import_module
 
-from torchloom.errors import LoomError
+from torchloom.errors import LoomError, UsageError
 
 PLAIN = {
     "run": "Run a training script on several workers and follow it; takes torchrun's flags.",
@@ -21,7 +21,11 @@ PLAIN = {
     "agent": "Run this host's agent (production).",
 }
 
+COMPLETE = "__complete"
+"""What the completion scripts of shells call; not a verb for people."""
+
 _PLAIN_ERRORS = (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT)
+_BEFORE_THE_VERB = ("--context", "--home")
 
 
 def main() -> None:
@@ -31,11 +35,7 @@ def main() -> None:
 def run(argv: list[str]) -> int:
     """Do what the command line says; the exit code."""
     try:
-        if argv and argv[0] in PLAIN:
-            return int(import_module(f"torchloom.cli.{argv[0]}").main(argv[1:]))
-        from torchloom.cli.app import run_typer
-
-        return run_typer(argv)
+        return _run(argv)
     except LoomError as error:
         print(f"loom: {error}", file=sys.stderr)
         return error.exit_code
@@ -50,3 +50,33 @@ def run(argv: list[str]) -> int:
             raise
         print(f"loom: {error.filename or 'a file'} cannot be written: {error.strerror}.", file=sys.stderr)
         return 4
+
+
+def _run(argv: list[str]) -> int:
+    argv = place_behind_verb(argv)
+    if argv and argv[0] in PLAIN:
+        return int(import_module(f"torchloom.cli.{argv[0]}").main(argv[1:]))
+    if argv and argv[0] == COMPLETE:
+        from torchloom.cli.complete import print_candidates
+
+        return print_candidates(argv[1:])
+    from torchloom.cli.app import run_typer
+
+    return run_typer(argv)
+
+
+def place_behind_verb(argv: list[str]) -> list[str]:
+    """`loom --context prod ps` is `loom ps --context prod`: people write both."""
+    ahead: list[str] = []
+    rest = list(argv)
+    while rest and rest[0].partition("=")[0] in _BEFORE_THE_VERB:
+        if "=" in rest[0]:
+            ahead.append(rest.pop(0))
+            continue
+        if len(rest) < 2:
+            raise UsageError(f"{rest[0]} needs a value.")
+        ahead += rest[:2]
+        del rest[:2]
+    # Behind the verb, and of two-word verbs behind the second.
+    at = 2 if rest[:1] in (["context"], ["token"]) and len(rest) > 1 else 1
+    return rest[:at] + ahead + rest[at:]

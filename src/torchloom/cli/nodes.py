@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-from torchloom.cli.options import HomeOption, JsonOption, api
+from typing import TYPE_CHECKING
+
+from torchloom.cli.options import JsonOption, WatchOption, api
+
+if TYPE_CHECKING:
+    from torchloom.client.schema import NodeView
+
+EXAMPLES = (("loom nodes", "hosts, how full they are, and when they were last heard"),)
 
 
-def command(as_json: JsonOption = False, home: HomeOption = None) -> None:
+def command(watch: WatchOption = False, as_json: JsonOption = False) -> None:
     """List nodes with state, workers and the last sign of life."""
     from torchloom.cli import output
 
-    nodes = api(home).get("/nodes")
-    if as_json:
-        output.show_json(nodes)
-        return
+    client = api()
+    if watch:
+        from torchloom.cli import live
+
+        live.watch(client.nodes, _table, lines=list if as_json else None)
+    elif as_json:
+        output.show_json(client.nodes())
+    else:
+        _table(client.nodes())
+
+
+def _table(nodes: list[NodeView]) -> None:
+    from torchloom.cli import output
+
     output.table(
         ("NODE", "STATE", "ADDRESS", "WORKERS", "DEVICES", "HEARD", "REASON"),
         (

@@ -1,35 +1,76 @@
-"""Options that several verbs share."""
+"""Options that several verbs share, and those that every verb takes."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from torchloom.cli.client import Api
-    from torchloom.home import Home
+    from torchloom.client import Client
 
 HomeOption = Annotated[
     Path | None,
-    typer.Option("--home", help="Directory of torchloom's state (LOOM_HOME).", show_default=False),
+    typer.Option(
+        "--home", metavar="DIR", help="Directory of torchloom's state (LOOM_HOME).", show_default=False
+    ),
+]
+ContextOption = Annotated[
+    str | None,
+    typer.Option(
+        "--context",
+        metavar="NAME",
+        help="Cluster to speak to, see `loom context` (LOOM_CONTEXT).",
+        show_default=False,
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Show it again whenever it changes.")]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job, see `loom ps`.")]
+JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids of jobs, see `loom ps`.")]
 
 
-def chosen_home(home: Path | None) -> Home:
-    """--home, LOOM_HOME or ~/.torchloom. Later look-ups in this process and its children see the same one."""
-    from torchloom.home import Home
+def with_place(command: Callable[..., Any], local_only: bool = False) -> Callable[..., Any]:
+    """The verb with --home and --context added to its own options; Ctrl-C is 130, not typer's 1."""
+
+    @functools.wraps(command)
+    def call(*args: Any, home: Path | None = None, context: str | None = None, **options: Any) -> Any:
+        use_place(home, context, local_only)
+        try:
+            return command(*args, **options)
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+
+    own = inspect.signature(command, eval_str=True)
+    added = {"home": HomeOption} if local_only else {"context": ContextOption, "home": HomeOption}
+    parameters = [
+        *own.parameters.values(),
+        *(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
+            for name, option in added.items()
+        ),
+    ]
+    call.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return call
+
+
+def use_place(home: str | Path | None, context: str | None, local_only: bool = False) -> None:
+    """Make home and context hold for this process and its children, by the environment."""
+    from torchloom.cli.contexts import choose
 
     if home is not None:
-        os.environ["LOOM_HOME"] = str(home.expanduser().absolute())
-    return Home.default()
+        os.environ["LOOM_HOME"] = str(Path(home).expanduser().absolute())
+    if not local_only:
+        choose(context, home_given=home is not None)
 
 
-def api(home: Path | None) -> Api:
-    """A client of the stack of this home, or of LOOM_ADDRESS."""
-    from torchloom.cli.client import Api, Endpoint
+def api() -> Client:
+    """A client of the cluster that was chosen."""
+    from torchloom.client import Client, Endpoint
 
-    return Api(Endpoint.find(chosen_home(home)))
+    return Client(Endpoint.find())

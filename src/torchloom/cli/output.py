@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torchloom.client.schema import JobDetail, JobSummary
+
+STATE_STYLES = {
+    "running": "green",
+    "completed": "green",
+    "ready": "green",
+    "failed": "bold red",
+    "lost": "bold red",
+    "silent": "yellow",
+    "waiting": "yellow",
+    "backoff": "yellow",
+    "stopping": "yellow",
+}
+"""Colour beside the word, never instead of it; rich leaves it out for NO_COLOR."""
 
 
 def show_json(value: object) -> None:
     """Pure JSON on stdout."""
     json.dump(value, sys.stdout, indent=2, ensure_ascii=False)
     sys.stdout.write("\n")
+
+
+def show_line(value: object) -> None:
+    """One line of NDJSON, sent at once: somebody may wait for it at the other end of a pipe."""
+    print(json.dumps(value, ensure_ascii=False), flush=True)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], nothing: str) -> None:
@@ -30,9 +53,21 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], nothing: str) -
         # The last column holds sentences and gives way first; ids and numbers must stay whole.
         drawn.add_column(name, overflow="fold", no_wrap=number < len(columns) - 1)
     for row in found:
-        drawn.add_row(*(Text(cell) for cell in row))
-    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
-    console.print(drawn)
+        cells = zip(columns, row, strict=True)
+        drawn.add_row(*(Text(cell, _style(name, cell)) for name, cell in cells))
+    # While a frame of --watch is drawn, sys.stdout is a buffer: the terminal behind it decides.
+    seen = on_terminal()
+    width = shutil.get_terminal_size().columns if seen else 200
+    Console(width=width, highlight=False, force_terminal=seen, file=sys.stdout).print(drawn)
+
+
+def _style(column: str, cell: str) -> str:
+    return STATE_STYLES.get(cell, "") if column == "STATE" else ""
+
+
+def on_terminal() -> bool:
+    """Whether a person looks at stdout."""
+    return sys.__stdout__ is not None and sys.__stdout__.isatty()
 
 
 def seconds(value: float | None) -> str:
@@ -69,7 +104,7 @@ def clock(at_ns: int) -> str:
     return time.strftime("%H:%M:%S" if then[:3] == now[:3] else "%Y-%m-%d %H:%M:%S", then)
 
 
-def steps(summary: dict[str, object]) -> str:
+def steps(summary: JobSummary | JobDetail) -> str:
     """Step and, where the end is known, how much that is."""
     step, total = summary["step"], summary["total_steps"]
     return f"{step}/{total}" if total else f"{step}"

@@ -9,21 +9,25 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Literal
 
 from torchloom.cli import flags
 from torchloom.errors import NotFound, UsageError
 from torchloom.model.ids import check_token, token_from
 
+if TYPE_CHECKING:
+    from torchloom.client.schema import JobRequest
+
 _NOT_FOR_JOBS = ("LOOM_TOKEN", "LOOM_ADDRESS", "LOOM_NATS_")
 
 
-def job_request(options: argparse.Namespace, env: Mapping[str, str], cwd: str) -> dict[str, Any]:
+def job_request(options: argparse.Namespace, env: Mapping[str, str], cwd: str) -> JobRequest:
     """The whole request. Raises with one sentence for what cannot work."""
+    kind: Literal["script", "module", "command"]
     kind = "module" if options.module else "command" if options.no_python else "script"
     if "LOOM_ADDRESS" not in env:
         _check_target(kind, options.script, cwd)
-    body: dict[str, Any] = {
+    body: JobRequest = {
         "name": job_name(options, env),
         "program": {"kind": kind, "target": options.script, "args": script_args(options)},
         "cwd": cwd,
@@ -43,6 +47,15 @@ def job_request(options: argparse.Namespace, env: Mapping[str, str], cwd: str) -
     except UnicodeEncodeError:
         raise UsageError("The command line or a path holds bytes that are not UTF-8.") from None
     return body
+
+
+def choose_place(options: argparse.Namespace) -> None:
+    """Make --home and --context hold for this process."""
+    from torchloom.cli.contexts import choose
+
+    if options.home:
+        os.environ["LOOM_HOME"] = os.path.abspath(os.path.expanduser(options.home))
+    choose(options.context, home_given=bool(options.home))
 
 
 def script_args(options: argparse.Namespace) -> list[str]:

@@ -8,18 +8,20 @@ from __future__ import annotations
 import os
 from argparse import Namespace
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torchloom.home import Home
+
+if TYPE_CHECKING:
+    from torchloom.client.schema import JobRequest
 
 
 def main(argv: Sequence[str]) -> int:
     from torchloom.cli import flags
-    from torchloom.cli.request import job_request
+    from torchloom.cli.request import choose_place, job_request
 
     options = flags.parse("run", argv)
-    if options.home:
-        os.environ["LOOM_HOME"] = os.path.abspath(os.path.expanduser(options.home))
+    choose_place(options)
     shown = flags.shown_ranks(options)
     body = job_request(options, os.environ, os.getcwd())
     if options.detach:
@@ -33,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     return _with_stack(home, options, body, shown)
 
 
-def _with_stack(home: Home, options: Namespace, body: dict[str, Any], shown: frozenset[int] | None) -> int:
+def _with_stack(home: Home, options: Namespace, body: JobRequest, shown: frozenset[int] | None) -> int:
     """Hold a stack of this home while the job runs. Without `loom up` it ends with its last holder."""
     from torchloom.cli import parts, stack
 
@@ -53,11 +55,11 @@ def _with_stack(home: Home, options: Namespace, body: dict[str, Any], shown: fro
 
 
 def _follow(
-    home: Home, options: Namespace, body: dict[str, Any], shown: frozenset[int] | None, local: bool
+    home: Home, options: Namespace, body: JobRequest, shown: frozenset[int] | None, local: bool
 ) -> int:
-    from torchloom.cli.client import Endpoint
     from torchloom.cli.follow import Follower
     from torchloom.cli.submit import send
+    from torchloom.client import Endpoint
 
     job = send(home, body)
     follower = Follower(Endpoint.find(home), job, home if local else None, shown, quiet=options.json)
@@ -67,7 +69,7 @@ def _follow(
 def let_go(home: Home) -> None:
     """Wait until a stack that nobody needs any more has ended, so that nothing is left when we return."""
     from torchloom.cli import ending, parts
-    from torchloom.cli.client import Api, Endpoint
+    from torchloom.client import Client, Endpoint
     from torchloom.errors import LoomError
 
     if parts.stays(home) or parts.holders(home):
@@ -80,7 +82,7 @@ def let_go(home: Home) -> None:
             end_stack(home)
         return
     try:
-        if Api(Endpoint.find(home)).get("/jobs", active=True):
+        if Client(Endpoint.find(home)).jobs(active=True):
             return
     except LoomError:
         pass  # it is ending already

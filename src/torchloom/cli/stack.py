@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass
 
 from torchloom.cli import parts
-from torchloom.cli.client import Api, Endpoint, NotAnswering
 from torchloom.cli.launch import start_supervisor
 from torchloom.cli.plan import DEFAULT_PORT, Plan
+from torchloom.client import Client, Endpoint, NotAnswering
 from torchloom.errors import LoomError, NotAllowed, NotFound, TimedOut
 from torchloom.home import Home
 
@@ -73,9 +73,9 @@ def _answers(home: Home) -> bool:
     plan = Plan.read(home)
     if plan is None:
         return False
-    api = Api(Endpoint(plan.url, ""))
+    api = Client(Endpoint(plan.url, ""), timeout_s=2.0)
     try:
-        return bool(api.get("/health", timeout_s=2.0)["ready"])
+        return bool(api.health()["ready"])
     except (LoomError, TypeError, KeyError):
         return False
     finally:
@@ -105,9 +105,9 @@ def running(home: Home) -> Endpoint | None:
         endpoint = Endpoint.find(home)
     except (NotFound, NotAllowed):
         return None
-    api = Api(endpoint)
+    api = Client(endpoint, timeout_s=5.0)
     try:
-        api.get("/health", timeout_s=5.0)
+        api.health()
     except NotAnswering:
         return None
     finally:

@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING
 
-import typer
+from torchloom.cli.options import JobArgument, JsonOption, WatchOption, api
 
-from torchloom.cli.options import HomeOption, JsonOption, api
+if TYPE_CHECKING:
+    from torchloom.client.schema import JobDetail, WorkerView
+
+EXAMPLES = (
+    ("loom status train-3f9a", "state, workers, incidents"),
+    ("loom status train-3f9a --watch", "until it ends"),
+    ("loom status train-3f9a --json | jq .steps_per_s", "one number"),
+)
 
 
 def command(
-    job: Annotated[str, typer.Argument(help="Id of the job.")],
+    job: JobArgument,
+    watch: WatchOption = False,
     as_json: JsonOption = False,
-    home: HomeOption = None,
 ) -> None:
     """Show a job: state, progress, every worker, incidents."""
     from torchloom.cli import output
 
-    view = api(home).get(f"/jobs/{job}")
-    if as_json:
-        output.show_json(view)
-        return
+    client = api()
+    if watch:
+        from torchloom.cli import live
+
+        live.watch(
+            lambda: client.job(job),
+            _show,
+            lines=(lambda view: [view]) if as_json else None,
+            done=lambda view: view["ended"],
+        )
+    elif as_json:
+        output.show_json(client.job(job))
+    else:
+        _show(client.job(job))
+
+
+def _show(view: JobDetail) -> None:
+    from torchloom.cli import output
+
     for name, text in _facts(view):
         print(f"{name:<10} {text}")
     print()
@@ -36,7 +58,7 @@ def command(
         show(view["incident_list"])
 
 
-def _facts(view: dict[str, Any]) -> list[tuple[str, str]]:
+def _facts(view: JobDetail) -> list[tuple[str, str]]:
     from torchloom.cli import output
 
     what = "training step" if view["step_is_training"] else "steps of this generation"
@@ -54,7 +76,7 @@ def _facts(view: dict[str, Any]) -> list[tuple[str, str]]:
     return facts
 
 
-def _worker(worker: dict[str, Any]) -> tuple[str, ...]:
+def _worker(worker: WorkerView) -> tuple[str, ...]:
     from torchloom.cli import output
 
     doing = worker["exit"] or worker["collective"]

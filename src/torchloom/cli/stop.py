@@ -4,44 +4,53 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchloom.cli.options import HomeOption, JsonOption, api
+from torchloom.cli.options import JobsArgument, JsonOption, api
 
 if TYPE_CHECKING:
-    from torchloom.cli.client import Api
+    from torchloom.client import Client
+    from torchloom.client.schema import JobDetail
+
+EXAMPLES = (
+    ("loom stop train-3f9a", "at the next step boundary, and wait for it"),
+    ("loom stop train-3f9a --grace 5", "SIGKILL what has not ended 5 s after SIGTERM"),
+    ("loom stop train-3f9a --kill", "at once"),
+)
 
 STOP_WITHIN_S = 300.0
 
 
 def command(
-    job: Annotated[str, typer.Argument(help="Id of the job.")],
+    jobs: JobsArgument,
     kill: Annotated[bool, typer.Option("--kill", help="SIGKILL at once, no step boundary.")] = False,
     grace: Annotated[
         float | None, typer.Option("--grace", help="Seconds between SIGTERM and SIGKILL.", metavar="S")
     ] = None,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when it has ended.")] = True,
     as_json: JsonOption = False,
-    home: HomeOption = None,
 ) -> None:
-    """Stop a job at its next step boundary and wait until it has ended."""
-    client = api(home)
-    before = client.get(f"/jobs/{job}")
-    if not before["ended"]:
-        client.post(f"/jobs/{job}/stop", {"kill": kill, "grace_s": grace})
-    end = wait_ended(client, job, quiet=as_json)
-    if as_json:
-        import json
+    """Stop jobs at their next step boundary and wait until they have ended."""
+    from torchloom.cli import output
 
-        print(json.dumps(end))
-    elif before["ended"]:
-        print(f"{job} had already ended: {end['state']}")
-    else:
-        print(f"{job} {end['state']}: {end['reason']}")
+    client = api()
+    had_ended = {job: client.job(job)["ended"] for job in dict.fromkeys(jobs)}
+    for job, ended in had_ended.items():
+        if not ended:
+            client.stop(job, {"kill": kill, "grace_s": grace})
+    for job, ended in had_ended.items():
+        view = wait_ended(client, job, quiet=as_json) if wait else client.job(job)
+        if as_json:
+            output.show_line(view)
+        elif ended:
+            print(f"{job} had already ended: {view['state']}")
+        else:
+            print(f"{job} {view['state']}: {view['reason']}")
 
 
-def wait_ended(client: Api, job: str, quiet: bool) -> dict[str, Any]:
+def wait_ended(client: Client, job: str, quiet: bool) -> JobDetail:
     """The job as it is when it has ended; tells on a terminal what it waits for."""
     from torchloom.cli.screen import Screen
     from torchloom.errors import TimedOut
@@ -51,7 +60,7 @@ def wait_ended(client: Api, job: str, quiet: bool) -> dict[str, Any]:
     after = -1
     try:
         while time.monotonic() < deadline:
-            view: dict[str, Any] = client.get(f"/jobs/{job}", after=after, wait_s=1.0)
+            view = client.job(job, after=after, wait_s=1.0)
             if view["ended"]:
                 return view
             after = view["seq"]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torchloom.cli import output
+
+if TYPE_CHECKING:
+    from torchloom.client.schema import IncidentView, JobDetail
 
 
 class Story:
@@ -16,7 +19,7 @@ class Story:
         self._told: dict[str, bool] = {}
         """Incidents by id, and whether their end has been told."""
 
-    def tell(self, view: dict[str, Any]) -> list[tuple[str, str]]:
+    def tell(self, view: JobDetail) -> list[tuple[str, str]]:
         """The sentences that are new in this view, with a mark for each."""
         told = self._incidents(view["incident_list"])
         state, first = view["state"], not self._state
@@ -25,7 +28,7 @@ class Story:
             told = told or self._state_change(view, first)
         return told
 
-    def _state_change(self, view: dict[str, Any], first: bool) -> list[tuple[str, str]]:
+    def _state_change(self, view: JobDetail, first: bool) -> list[tuple[str, str]]:
         match view["state"]:
             case "starting" if first:
                 return [(f"{self._job}: {_workers(view)} starting", "")]
@@ -36,7 +39,7 @@ class Story:
                 return [(f"{self._job} is running: {_workers(view)} on {where}", "")]
         return []
 
-    def _incidents(self, incidents: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    def _incidents(self, incidents: list[IncidentView]) -> list[tuple[str, str]]:
         told: list[tuple[str, str]] = []
         for incident in incidents:
             id, took_s = incident["id"], incident["recovery_s"]
@@ -50,12 +53,12 @@ class Story:
         return told
 
 
-def _workers(view: dict[str, Any]) -> str:
+def _workers(view: JobDetail) -> str:
     count = view["world_size"]
     return f"{count} worker{'s' if count != 1 else ''}"
 
 
-def status_line(view: dict[str, Any]) -> str:
+def status_line(view: JobDetail) -> str:
     """One line: job, state, step, speed, time left, restarts."""
     parts = [f"{view['id']} {view['state']}", f"step {output.steps(view)}"]
     if view["steps_per_s"] > 0:
@@ -68,7 +71,7 @@ def status_line(view: dict[str, Any]) -> str:
     return " · ".join(parts)
 
 
-def summary(view: dict[str, Any]) -> str:
+def summary(view: JobDetail) -> str:
     """How it ended, in one sentence with the numbers that matter."""
     took = [i["recovery_s"] for i in view["incident_list"] if i["recovery_s"] is not None]
     parts = [f"{view['step']} steps in {output.seconds(view['elapsed_s'])}"]

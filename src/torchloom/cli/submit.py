@@ -7,27 +7,27 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torchloom.home import Home
 
 if TYPE_CHECKING:
-    from torchloom.cli.client import Api
+    from torchloom.client import Client
+    from torchloom.client.schema import JobRequest
 
 SUBMIT_WITHIN_S = 15.0
 
 
 def main(argv: Sequence[str]) -> int:
     from torchloom.cli import flags
-    from torchloom.cli.request import job_request
+    from torchloom.cli.request import choose_place, job_request
 
     options = flags.parse("submit", argv)
-    if options.home:
-        os.environ["LOOM_HOME"] = os.path.abspath(os.path.expanduser(options.home))
+    choose_place(options)
     return submit(options, job_request(options, os.environ, os.getcwd()))
 
 
-def submit(options: Namespace, body: dict[str, Any]) -> int:
+def submit(options: Namespace, body: JobRequest) -> int:
     """Send the job to a stack that stays, started if there is none."""
     from torchloom.cli import parts, stack
     from torchloom.errors import LoomError
@@ -51,21 +51,21 @@ def submit(options: Namespace, body: dict[str, Any]) -> int:
     return 0
 
 
-def send(home: Home, body: dict[str, Any]) -> str:
+def send(home: Home, body: JobRequest) -> str:
     """Submit once, also if the connection breaks meanwhile: the name tells whether it was taken."""
     import time
 
     from torchloom.cli import stack
-    from torchloom.cli.client import Api, Endpoint, NotAnswering, Unavailable
+    from torchloom.client import Client, Endpoint, NotAnswering, Unavailable
     from torchloom.errors import Conflict
 
     deadline = time.monotonic() + SUBMIT_WITHIN_S
     tried = False
     while True:
         try:
-            api = Api(Endpoint.find(home))
+            api = Client(Endpoint.find(home))
             check_nodes(api, body)
-            return str(api.post("/jobs", body)["job"])
+            return str(api.submit(body)["job"])
         except Conflict:
             if not tried:
                 raise
@@ -79,13 +79,13 @@ def send(home: Home, body: dict[str, Any]) -> str:
         time.sleep(0.2)
 
 
-def check_nodes(api: Api, body: dict[str, Any]) -> None:
+def check_nodes(api: Client, body: JobRequest) -> None:
     """More hosts than are connected would wait for ever: say so now."""
     from torchloom.errors import UsageError
 
     wanted = int(body["nodes"])
     if wanted > 1:
-        ready = sum(node["state"] == "ready" for node in api.get("/nodes"))
+        ready = sum(node["state"] == "ready" for node in api.nodes())
         if ready < wanted:
             raise UsageError(
                 f"{wanted} nodes were asked for and {ready} are connected",

@@ -24,11 +24,11 @@ from types import FrameType
 
 from torchloom.bus.embedded import EmbeddedNats
 from torchloom.cli import ending, parts
-from torchloom.cli.client import Api, Endpoint
 from torchloom.cli.launch import open_port, start_part
 from torchloom.cli.parts import PARTS, Record
 from torchloom.cli.plan import Plan, external_bus, make_token, node_name
 from torchloom.cli.watch import Watched
+from torchloom.client import Client, Endpoint
 from torchloom.errors import LoomError, StoreInUse, TimedOut
 from torchloom.home import Home
 
@@ -185,17 +185,17 @@ class Supervisor:
         say(f"{watched.name}: {why}; next try in {max(0.0, watched.due_s - time.monotonic()):.1f} s")
 
     def _answers(self) -> bool:
-        return self._ask(lambda api: bool(api.get("/health", timeout_s=0.5)["ready"]))
+        return self._ask(lambda api: bool(api.health()["ready"]), timeout_s=0.5)
 
     def _no_job_active(self) -> bool:
-        return self._ask(lambda api: not api.get("/jobs", timeout_s=2.0, active=True))
+        return self._ask(lambda api: not api.jobs(active=True), timeout_s=2.0)
 
-    def _ask(self, question: Callable[[Api], bool]) -> bool:
+    def _ask(self, question: Callable[[Client], bool], timeout_s: float) -> bool:
         """Ask the API; no answer is a no."""
         weaver = self._parts["weaver"]
         if weaver.process is None:
             return False
-        api = Api(Endpoint(self._plan.url, self._home.token_file.read_text().strip()))
+        api = Client(Endpoint(self._plan.url, self._home.token_file.read_text().strip()), timeout_s)
         try:
             return question(api)
         except LoomError:

@@ -10,7 +10,11 @@ from typing import Annotated
 
 import typer
 
-from torchloom.cli.options import HomeOption, chosen_home
+EXAMPLES = (
+    ("loom up", "on 127.0.0.1:8700"),
+    ("loom up --port 0 --home ~/second", "a second one beside it, on any free port"),
+    ("loom up --nats nats://bus:4222", "with a NATS server that runs already"),
+)
 
 
 def command(
@@ -27,15 +31,15 @@ def command(
         ),
     ] = "",
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay here and log here.")] = False,
-    home: HomeOption = None,
 ) -> None:
     """Start everything here: message bus, weaver, agent. Restarts what dies; adopts what still runs."""
     from torchloom.cli import parts, stack
     from torchloom.cli.plan import DEFAULT_PORT
     from torchloom.errors import LoomError
+    from torchloom.home import Home
 
     began = time.monotonic()
-    where = chosen_home(home)
+    where = Home.default()
     where.prepare()
     if nats:
         os.environ["LOOM_NATS_URL"] = nats

@@ -1,0 +1,28 @@
+"""A typed, synchronous client of the HTTP API, generated from its OpenAPI description. The CLI uses it too.
+
+    from torchloom.client import Client, Endpoint
+
+    client = Client(Endpoint.find())              # LOOM_ADDRESS and LOOM_TOKEN, else this host's stack
+    job = client.submit({"world_size": 2})["job"]
+    print(client.job(job)["state"])
+
+Answers are plain dicts with a TypedDict for the type checker (`torchloom.client.schema`); errors are those of
+`torchloom.errors`. Needs only the standard library. It neither prints nor chooses a cluster.
+"""
+
+from torchloom.client.endpoint import Endpoint, NothingHere
+from torchloom.client.operations import Operations
+from torchloom.client.transport import Event, NotAnswering, Unavailable
+
+
+class Client(Operations):
+    """Every operation of the API as a method. One connection; one thread at a time."""
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+__all__ = ["Client", "Endpoint", "Event", "NotAnswering", "NothingHere", "Unavailable"]

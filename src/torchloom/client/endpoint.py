@@ -1,0 +1,61 @@
+"""Where a torchloom service is and by which token one speaks to it. Opens no connection."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+
+from torchloom.errors import NotAllowed, NotFound
+from torchloom.home import Home
+
+HOST = "127.0.0.1"
+
+
+class NothingHere(NotFound):
+    """No stack was ever started for this home, or it was ended."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    url: str
+    token: str = field(repr=False)
+    """Not in the repr: a token must not get into a log by way of a traceback."""
+
+    @classmethod
+    def find(cls, home: Home | None = None) -> Endpoint:
+        """LOOM_ADDRESS with LOOM_TOKEN, else what runs for this home (LOOM_HOME, ~/.torchloom)."""
+        where = home or Home.default()
+        chosen = os.environ.get("LOOM_ADDRESS")
+        if chosen:
+            return cls(with_scheme(chosen), read_token(where))
+        return cls(local_url(where), read_token(where))
+
+
+def with_scheme(address: str) -> str:
+    """`host:port` is plain HTTP, as LOOM_ADDRESS may say it."""
+    return address if "://" in address else f"http://{address}"
+
+
+def local_url(home: Home) -> str:
+    """Address of the stack that was started for this home."""
+    try:
+        port = int(json.loads((home.parts_dir / "plan.json").read_bytes())["port"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise NothingHere(
+            f"torchloom is not running for {home.root}", hint="start it with `loom up`"
+        ) from None
+    return f"http://{HOST}:{port}"
+
+
+def read_token(home: Home) -> str:
+    """LOOM_TOKEN, else the token of this home's API."""
+    given = os.environ.get("LOOM_TOKEN")
+    if given:
+        return given
+    try:
+        return home.token_file.read_text().strip()
+    except FileNotFoundError:
+        raise NotAllowed(f"{home.token_file} does not exist", hint="set LOOM_TOKEN or LOOM_HOME") from None
+    except OSError as error:
+        raise NotAllowed(f"{home.token_file} cannot be read ({error.strerror})") from error

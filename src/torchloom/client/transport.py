@@ -1,0 +1,225 @@
+"""HTTP with a token, problem documents as errors, and server-sent events. Knows no route of the API.
+
+The standard library's client: it is imported in a quarter of the time of any other, and a command line is
+started often.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import pwd
+import time
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torchloom.client.endpoint import Endpoint
+from torchloom.errors import Conflict, LoomError, NotAllowed, NotFound, TimedOut, UsageError
+
+PREFIX = "/api/v1"
+TIMEOUT_S = 20.0
+PATIENCE_S = 5.0
+"""How long a service that is still catching up is asked again."""
+
+
+class NotAnswering(TimedOut):
+    """Nobody is there, or the connection broke; the same request may be tried again."""
+
+
+class Unavailable(TimedOut):
+    """The service is there and cannot say now: it is catching up, or without its bus."""
+
+
+_KINDS: dict[str, type[LoomError]] = {
+    "usage": UsageError,
+    "not-found": NotFound,
+    "not-allowed": NotAllowed,
+    "conflict": Conflict,
+    "unavailable": Unavailable,
+    "timed-out": TimedOut,
+}
+
+Event = tuple[str, str, dict[str, Any]]
+"""Kind, id, body."""
+
+
+class Transport:
+    """One connection, kept open. Not for use by several threads."""
+
+    def __init__(self, endpoint: Endpoint, timeout_s: float = TIMEOUT_S) -> None:
+        self.endpoint = endpoint
+        self.timeout_s = timeout_s
+        """For each read from the connection, so a stream may last longer; may be changed at any time."""
+        parts = urllib.parse.urlsplit(endpoint.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise UsageError(
+                "The address of torchloom is not of the form http://host:port",
+                hint="correct LOOM_ADDRESS or the context",
+            )
+        self._secure = parts.scheme == "https"
+        self._host, self._port = parts.hostname, parts.port
+        self._base = parts.path.rstrip("/") + PREFIX
+        self._connection: http.client.HTTPConnection | None = None
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object] | None = None,
+        body: object = None,
+        headers: Mapping[str, str | None] | None = None,
+    ) -> Any:
+        """One answer, decoded. What only reads is asked again while the service is catching up."""
+        deadline = time.monotonic() + min(self.timeout_s, PATIENCE_S)
+        while True:
+            try:
+                return self._answer(method, path, query or {}, body, headers or {})
+            except Unavailable:
+                if method != "GET" or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.05)
+
+    def stream(
+        self,
+        path: str,
+        last_id: str | None = None,
+        /,
+        **query: object,
+    ) -> Iterator[Event]:
+        """Server-sent events until the stream ends or the connection breaks (NotAnswering)."""
+        headers = {"Accept": "text/event-stream", "Last-Event-ID": last_id or None}
+        response = self._send("GET", path, query, None, headers)
+        try:
+            if response.status >= 400:
+                raise problem_error(response.status, response.read())
+            yield from read_events(response)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._away() from error
+
+    def _answer(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object],
+        body: object,
+        headers: Mapping[str, str | None],
+    ) -> Any:
+        response = self._send(method, path, query, body, headers)
+        try:
+            data = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise self._away() from error
+        if response.status >= 400:
+            raise problem_error(response.status, data)
+        if not data:
+            return None
+        if "json" not in response.headers.get("Content-Type", ""):
+            return data.decode(errors="replace")
+        return json.loads(data)
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object],
+        body: object,
+        headers: Mapping[str, str | None],
+    ) -> http.client.HTTPResponse:
+        target = self._base + path + encode_query(query)
+        sent = {name: value for name, value in headers.items() if value is not None}
+        sent |= {"Authorization": f"Bearer {self.endpoint.token}", "User-Agent": _who()}
+        payload = None
+        if body is not None:
+            payload = json.dumps(body).encode()
+            sent["Content-Type"] = "application/json"
+        fresh = self._connection is None
+        try:
+            connection = self._connect()
+            try:
+                connection.request(method, target, payload, sent)
+                return connection.getresponse()
+            except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
+                # A kept connection may have been closed meanwhile; a request that was read is never repeated
+                # for POST, because it may have been done.
+                if fresh or method != "GET":
+                    raise
+                self.close()
+                connection = self._connect()
+                connection.request(method, target, payload, sent)
+                return connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            raise self._away() from error
+        except (UnicodeError, ValueError) as error:
+            # What a header cannot carry, a token with a line break for instance. The value is not repeated.
+            raise UsageError("The address or the token holds a character that HTTP cannot carry.") from error
+
+    def _connect(self) -> http.client.HTTPConnection:
+        if self._connection is None:
+            kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
+            self._connection = kind(self._host, self._port, timeout=self.timeout_s)
+        self._connection.timeout = self.timeout_s
+        if self._connection.sock is not None:
+            self._connection.sock.settimeout(self.timeout_s)
+        return self._connection
+
+    def _away(self) -> NotAnswering:
+        self.close()
+        return NotAnswering(
+            f"torchloom does not answer at {self.endpoint.url}",
+            hint="start it with `loom up`, or choose another with --context or LOOM_ADDRESS",
+        )
+
+
+def encode_query(query: Mapping[str, object]) -> str:
+    """`?a=1&b=true`; what is None is left out, and a list repeats its name."""
+    pairs: list[tuple[str, str]] = []
+    for name, value in query.items():
+        for one in value if isinstance(value, (list, tuple)) else (value,):
+            if one is not None:
+                pairs.append((name, str(one).lower() if isinstance(one, bool) else str(one)))
+    return f"?{urllib.parse.urlencode(pairs)}" if pairs else ""
+
+
+def read_events(lines: Iterator[bytes] | http.client.HTTPResponse) -> Iterator[Event]:
+    """Server-sent events from the lines of a response. Comments only keep the connection alive."""
+    kind, id, data = "message", "", ""
+    for raw in lines:
+        line = raw.decode(errors="replace").rstrip("\r\n")
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if not line:
+            if data:
+                yield kind, id, json.loads(data)
+            kind, data = "message", ""
+        elif name == "event":
+            kind = value
+        elif name == "id":
+            id = value
+        elif name == "data":
+            data = f"{data}\n{value}" if data else value
+
+
+def problem_error(status: int, data: bytes) -> LoomError:
+    """The error class that the server's problem document names."""
+    try:
+        found = json.loads(data)
+        kind, detail = str(found["type"]).rpartition(":")[2], str(found["detail"])
+    except (ValueError, KeyError, TypeError):
+        return LoomError(f"torchloom answered with HTTP status {status} and no reason.")
+    return _KINDS.get(kind, LoomError)(detail)
+
+
+def _who() -> str:
+    """Who asks, for the audit. The token is the proof, this is only a name."""
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        user = f"uid {os.getuid()}"
+    return f"{user} with loom" if user.isascii() else "loom"
