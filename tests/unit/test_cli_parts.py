@@ -14,8 +14,9 @@ import pytest
 
 from torchloom.cli import parts
 from torchloom.cli.parts import Record
-from torchloom.cli.plan import Plan, make_token, read_token
+from torchloom.cli.plan import Plan, make_token
 from torchloom.cli.watch import PROVEN_S, Watched
+from torchloom.client.endpoint import read_token
 from torchloom.errors import NotAllowed
 from torchloom.home import Home
 

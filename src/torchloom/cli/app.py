@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from types import ModuleType
 from typing import Annotated
 
 import typer
@@ -12,13 +13,13 @@ from torchloom.cli.main import PLAIN
 from torchloom.cli.options import with_place
 
 VERBS = (
-    *("up", "down", "run", "submit", "ps", "status", "logs", "stop", "delete"),
-    *("incidents", "incident", "devices", "nodes", "demo"),
-    *("weaver", "agent"),
+    *("up", "down", "run", "submit", "ps", "status", "logs", "wait", "stop", "delete"),
+    *("incidents", "incident", "devices", "nodes", "shell", "demo"),
+    *("context", "completion", "weaver", "agent"),
 )
 """In the order of `loom --help`."""
 
-LOCAL_VERBS = frozenset({"up", "down", "demo", "completion"})
+LOCAL_VERBS = frozenset({"up", "down", "demo", "context", "completion"})
 """Verbs that concern this host only, so that no cluster can be chosen."""
 
 
@@ -55,13 +56,20 @@ def build(verbs: tuple[str, ...]) -> typer.Typer:
         module = import_module(f"torchloom.cli.{name}")
         parts = getattr(module, "SUBVERBS", None)
         if parts is None:
-            app.command(name)(with_place(module.command, name in LOCAL_VERBS))
+            app.command(name, epilog=examples(module))(with_place(module.command, name in LOCAL_VERBS))
         else:
-            group = typer.Typer(no_args_is_help=True, help=module.HELP)
+            group = typer.Typer(no_args_is_help=True, help=module.HELP, epilog=examples(module))
             for part, command in parts.items():
-                group.command(part)(with_place(command, name in LOCAL_VERBS))
+                group.command(part, epilog=examples(module))(with_place(command, name in LOCAL_VERBS))
             app.add_typer(group, name=name)
     return app
+
+
+def examples(module: ModuleType) -> str:
+    """The module's EXAMPLES as the end of its help; \\b keeps the lines apart."""
+    width = max(len(line) for line, _ in module.EXAMPLES)
+    rows = (f"  {line:<{width}}  {said}" for line, said in module.EXAMPLES)
+    return "\b\nExamples:\n" + "\n".join(rows)
 
 
 def run_typer(argv: list[str]) -> int:

@@ -32,7 +32,7 @@ ContextOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Show it again whenever it changes.")]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job, see `loom ps`.")]
-JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids of jobs, see `loom ps`.")]
+JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB", help="Ids of jobs, see `loom ps`.")]
 
 
 def with_place(command: Callable[..., Any], local_only: bool = False) -> Callable[..., Any]:

@@ -13,7 +13,6 @@ from typing import Literal
 
 from torchloom.bus.address import BusAddress
 from torchloom.cli.parts import read_json, write_private
-from torchloom.errors import NotAllowed
 from torchloom.home import Home
 from torchloom.model.ids import check_token, token_from
 
@@ -73,19 +72,6 @@ def node_name() -> str:
     """Name of this host in the fleet."""
     chosen = os.environ.get("LOOM_NODE")
     return check_token(chosen, "node name") if chosen else token_from(socket.gethostname(), "node")
-
-
-def read_token(home: Home) -> str:
-    """The token of this home's API, as a client needs it."""
-    given = os.environ.get("LOOM_TOKEN")
-    if given:
-        return given
-    try:
-        return home.token_file.read_text().strip()
-    except FileNotFoundError:
-        raise NotAllowed(f"{home.token_file} does not exist", hint="set LOOM_TOKEN or LOOM_HOME") from None
-    except OSError as error:
-        raise NotAllowed(f"{home.token_file} cannot be read ({error.strerror})") from error
 
 
 def make_token(home: Home) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from torchloom.errors import NotAllowed, NotFound
 from torchloom.home import Home
@@ -28,13 +29,23 @@ class Endpoint:
         where = home or Home.default()
         chosen = os.environ.get("LOOM_ADDRESS")
         if chosen:
-            return cls(with_scheme(chosen), read_token(where))
+            url = with_scheme(chosen)
+            if not os.environ.get("LOOM_TOKEN") and not is_loopback(url):
+                # The token of this host's home opens everything here; it must not go to somebody else.
+                raise NotAllowed("LOOM_ADDRESS is another host and LOOM_TOKEN is not set", hint="set it")
+            return cls(url, read_token(where))
         return cls(local_url(where), read_token(where))
 
 
 def with_scheme(address: str) -> str:
     """`host:port` is plain HTTP, as LOOM_ADDRESS may say it."""
     return address if "://" in address else f"http://{address}"
+
+
+def is_loopback(url: str) -> bool:
+    """Whether the address is this host's own."""
+    host = urlsplit(url).hostname or ""
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def local_url(home: Home) -> str:
