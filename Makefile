@@ -3,10 +3,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.torchloom-ready
 
-.PHONY: help setup demo test check bench clean
+.PHONY: help setup demo test test-long check bench clean
 
 help:            ## show this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
 setup: $(STAMP)  ## virtual environment, packages, native recorder
 
@@ -19,6 +19,9 @@ demo: setup      ## a real job on 2 workers, with a real fault on the way
 
 test: setup      ## all tests
 	$(BIN)/python -m pytest -q
+
+test-long: setup ## the tests that take minutes
+	$(BIN)/python -m pytest -q -m long
 
 check: setup     ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .

@@ -13,7 +13,7 @@ import os
 import uuid
 from collections.abc import Awaitable, Callable
 
-from torchloom.agent import adopt, boxes, devices, pulse
+from torchloom.agent import adopt, boxes, devices, memory, pulse
 from torchloom.agent.commands import Commands
 from torchloom.agent.environment import without_secrets
 from torchloom.agent.host import Host
@@ -83,6 +83,7 @@ async def serve(
         bus.on_reconnect.append(greet)
         tasks.keep(lambda: pulse.follow_starts(host), "first steps")
         tasks.keep(lambda: pulse.beat(host, bus), "pulse")
+        tasks.keep(lambda: memory.keep(host), "memory tiers")
         if ready is not None:
             ready.set()
         await stop.wait()
@@ -101,6 +102,7 @@ async def serve(
         await host.spawners.close(quit_unused=not keep)
         watch.close()
         if clean:
+            memory.release_idle(host, {}, 0.0, 0.0)
             _sweep(home)
         journal.close()
 

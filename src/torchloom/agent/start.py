@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchloom.agent import boxes, logs
+from torchloom.agent import boxes, logs, memory
 from torchloom.agent.boxes import Box
 from torchloom.agent.environment import start_order, without_secrets
 from torchloom.agent.host import Host, Worker, order_id
@@ -131,7 +131,7 @@ def _order(
     path = host.log_file(ref.job, ref.rank)
     restarts = f", restart {effect.restart_count}" if effect.restart_count else ""
     logs.mark_start(path, f"generation {ref.generation}: rank {ref.rank} of {effect.world_size}{restarts}")
-    return start_order(
+    asked = start_order(
         effect,
         launch,
         env,
@@ -140,6 +140,9 @@ def _order(
         log=path,
         cores=host.devices.share(launch.local_rank, effect.local_world_size) if effect.pin_cores else None,
     )
+    for name, value in memory.places(host.home, ref.job).items():
+        asked["env"].setdefault(name, value)
+    return asked
 
 
 async def _remove_unborn(orders: Sequence[dict[str, Any]]) -> None:

@@ -134,17 +134,19 @@ class Checkpoint:
 
     def save(self, step: int, *, wait: bool = False, **metrics: object) -> None:
         """Save now, on all ranks; a save in flight is finished first. `wait` until it is in the store."""
+        self.wait()
+        self._agenda.saved(step)
+        self._take(step, metrics, to_store=True)
+        if wait:
+            self.wait()
+        self._step_ended = time.perf_counter()
+
+    def wait(self) -> None:
+        """Wait until the save in flight, if any, is in the store or has failed."""
         self._ready()
         with telling.ports.phase("checkpoint"):
             self._writer.wait()
         self._collect()
-        self._agenda.saved(step)
-        self._take(step, metrics, to_store=True)
-        if wait:
-            with telling.ports.phase("checkpoint"):
-                self._writer.wait()
-            self._collect()
-        self._step_ended = time.perf_counter()
 
     def close(self) -> None:
         """Wait for the save in flight. Called at the end of the process by itself."""

@@ -1,7 +1,7 @@
 """The memory tier: the newest states of a host's ranks in shared memory, which outlives the processes.
 
-    <directory>/own-<rank>.<slot>    what this rank alone has
-    <directory>/shared.<slot>        what all ranks of the host have in common, kept by one of them
+    own-<rank>.<slot>    what this rank alone has
+    shared.<slot>        what all ranks of the host have in common, kept by one of them
 
 Owns the files and the rule for overwriting them. The directory is the agent's, which removes it when the
 job has ended. A file is a header, an image (image.py) and the sums of its blocks; the header is wiped
@@ -13,8 +13,6 @@ state that **all** have sealed.
 from __future__ import annotations
 
 import json
-import os
-import re
 import shutil
 import struct
 import zlib
@@ -24,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+from torchloom.checkpoint import tier
 from torchloom.checkpoint.image import BLOCK, block_count
 from torchloom.checkpoint.names import CheckpointName
 from torchloom.checkpoint.region import Region, existing, file_backed
@@ -31,7 +30,6 @@ from torchloom.checkpoint.region import Region, existing, file_backed
 HEADER = 4096
 _MAGIC = b"LOOMMEM1"
 _HEAD = struct.Struct("<8sII")
-_NAME = re.compile(r"(own-\d+|shared)\.(\d)")
 SLOTS = 3
 """Two in turn; a third is made only while one of them is being written to disk."""
 USABLE = 0.8
@@ -122,19 +120,19 @@ class MemoryTier:
         self.keep: int | None = None
         """The slot that holds the newest state sealed by all, if any."""
 
-    def offers(self, local_world_keeps_shared: bool = True) -> dict[CheckpointName, dict[str, Sealed]]:
+    def offers(self) -> dict[CheckpointName, dict[str, Sealed]]:
         """States of an earlier life that this rank can restore: its own image and the host's shared one."""
-        own = self._found(f"own-{self._rank}")
-        shared = self._found("shared")
+        own = self._found(tier.own(self._rank))
+        shared = self._found(tier.SHARED)
         return {
-            name: {"own": sealed, **({"shared": shared[name]} if name in shared else {})}
+            name: {"own": sealed, **({tier.SHARED: shared[name]} if name in shared else {})}
             for name, sealed in own.items()
         }
 
     def hold(self, name: CheckpointName) -> None:
         """This state was restored: its slots are not used before a newer one is sealed by all."""
         for slot in range(SLOTS):
-            sealed = read(self._path(f"own-{self._rank}", slot))
+            sealed = read(self._path(tier.own(self._rank), slot))
             if sealed is not None and sealed.name == name:
                 self.keep = slot
 
@@ -166,7 +164,7 @@ class MemoryTier:
         return free[0] if free else None
 
     def file(self, kind: str, slot: int) -> SlotFile:
-        name = f"own-{self._rank}" if kind == "own" else kind
+        name = tier.own(self._rank) if kind == "own" else kind
         if (kind, slot) not in self._files:
             self._files[kind, slot] = SlotFile(self._path(name, slot))
         return self._files[kind, slot]
@@ -182,7 +180,7 @@ class MemoryTier:
         """Give the memory back."""
         self._files.clear()
         for slot in range(SLOTS):
-            for name in (f"own-{self._rank}", "shared"):
+            for name in (tier.own(self._rank), tier.SHARED):
                 with suppress(OSError):
                     self._path(name, slot).unlink()
 
@@ -191,7 +189,7 @@ class MemoryTier:
         return {sealed.name: sealed for sealed in found if sealed and sealed.world == self._world}
 
     def _path(self, name: str, slot: int) -> Path:
-        return self._directory / f"{name}.{slot}"
+        return tier.file(self._directory, name, slot)
 
 
 def _parts(region: Region, size: int) -> tuple[Region, torch.Tensor]:
@@ -218,15 +216,3 @@ def _free(directory: Path) -> int:
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
         free.append(limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
     return max(0, min(free))
-
-
-def release(directory: Path) -> None:
-    """Remove a job's tier; for the agent, when the job has ended."""
-    if not directory.is_dir() or directory.is_symlink():
-        return
-    for entry in os.scandir(directory):
-        if _NAME.fullmatch(entry.name):
-            with suppress(OSError):
-                os.unlink(entry.path)
-    with suppress(OSError):
-        directory.rmdir()

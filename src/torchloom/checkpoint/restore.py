@@ -22,7 +22,7 @@ from torchloom.checkpoint.image import Reading
 from torchloom.checkpoint.manifest import FileEntry, Manifest
 from torchloom.checkpoint.memory import MemoryTier, Sealed
 from torchloom.checkpoint.names import CheckpointName
-from torchloom.checkpoint.reader import candidates_of, look
+from torchloom.checkpoint.reader import look
 from torchloom.checkpoint.region import Region, anonymous
 from torchloom.checkpoint.state import State
 from torchloom.checkpoint.storage import Storage
@@ -65,7 +65,8 @@ class Restorer:
     ) -> None:
         self._state, self._storage, self._job, self._group = state, storage, job, group
         self._tier = tier
-        self._skip: set[CheckpointName] = set()
+        self._bad_in_memory: set[CheckpointName] = set()
+        self._bad_in_store: set[CheckpointName] = set()
 
     def run(self, generation: int | None, step: int | None) -> Restored:
         """The newest state, or that of `step`. Raises CheckpointError when there is one that must be read
@@ -103,7 +104,7 @@ class Restorer:
     def _common(self, mine: set[CheckpointName]) -> set[CheckpointName]:
         if not self._group.connected and self._group.world > 1:
             return set()
-        return set.intersection(*self._group.gather(mine)) - self._skip
+        return set.intersection(*self._group.gather(mine)) - self._bad_in_memory
 
     def _choose(self, generation: int | None, step: int | None, common: set[CheckpointName]) -> Choice:
         """Rank 0 looks. An error is part of the answer, because the others wait for one."""
@@ -125,7 +126,8 @@ class Restorer:
     def _look(self, generation: int, step: int | None, common: set[CheckpointName]) -> Choice:
         listing = look(self._storage, self._job)
         settled = generation in listing.generations.chosen
-        names = {*listing.committed, *common}
+        committed = set(listing.committed)
+        names = committed | common
         line = line_of_descent(names, listing.generations, generation + 1 if settled else generation)
         if step is not None:
             others = [name for name in sorted(names, reverse=True) if name not in set(line)]
@@ -134,15 +136,14 @@ class Restorer:
                 raise CheckpointMissing(f"{self._job} has no checkpoint of step {step}")
         notes: list[str] = []
         for name in line:
-            if name in self._skip:
-                continue
             if name in common:
                 return Choice(generation, name, notes=tuple(notes))
+            if name in self._bad_in_store or name not in committed:
+                continue
             try:
                 return Choice(generation, name, listing.judge(name), notes=tuple(notes))
             except (CheckpointDamaged, CheckpointMissing) as error:
                 notes.append(f"checkpoint {name} is passed over: {error}")
-        assert step is not None or candidates_of(listing, generation) is not None
         return Choice(generation, notes=tuple(notes))
 
     def _load(self, choice: Choice, offer: dict[str, Sealed]) -> str:
@@ -214,7 +215,7 @@ class Restorer:
 
     def _reject(self, choice: Choice, why: str) -> None:
         assert choice.name is not None
-        self._skip.add(choice.name)
+        (self._bad_in_memory if choice.manifest is None else self._bad_in_store).add(choice.name)
         if self._group.rank != 0:
             return
         telling.say(f"{choice.name} in {choice.where} is passed over: {why}")

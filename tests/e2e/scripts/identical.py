@@ -2,8 +2,8 @@
 
     identical.py OUT [--steps N] [--every N|Ts|auto] [--layers N] [--step-ms M]
 
-OUT/samples-<rank> gets a line `<generation> <step> <indices>` for every step; OUT/final-<rank> gets digests
-of the parameters, the optimizer's state and the random number generator after the last step.
+OUT/samples-<rank> gets a line `<generation> <step> <indices> <pid>` for every step; OUT/final-<rank> gets
+digests of the parameters, the optimizer's state and the random number generator after the last step.
 """
 
 import argparse
@@ -98,7 +98,8 @@ with open(args.out / f"samples-{rank}", "a", buffering=1) as samples, ckpt:
             loss.backward()
             optimizer.step()
             scheduler.step()
-            samples.write(f"{generation} {step} {','.join(map(str, indices.tolist()))}\n")
+            seen = ",".join(map(str, indices.tolist()))
+            samples.write(f"{generation} {step} {seen} {os.getpid()}\n")
             ckpt.step(step, loss=loss)
             time.sleep(max(0.0, args.step_ms / 1000 - (time.monotonic() - began)))
             if step == args.steps:
