@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from importlib import import_module
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from torchloom import __version__
 from torchloom.cli.main import PLAIN
-from torchloom.cli.options import with_place
+from torchloom.cli.options import ContextOption, HomeOption, with_place
 
 VERBS = (
     *("up", "down", "run", "submit", "ps", "status", "logs", "wait", "stop", "delete"),
@@ -25,8 +25,8 @@ LOCAL_VERBS = frozenset({"up", "down", "demo", "context", "completion"})
 
 def root(
     version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
-    context: Annotated[str | None, typer.Option("--context", help="Cluster to speak to.")] = None,
-    home: Annotated[str | None, typer.Option("--home", help="Directory of torchloom's state.")] = None,
+    context: ContextOption = None,
+    home: HomeOption = None,
 ) -> None:
     """Watch and steer distributed PyTorch training while it runs.
 
@@ -37,15 +37,23 @@ def root(
         raise typer.Exit(0)
 
 
+class _InOrder(typer.core.TyperGroup):
+    """Lists verbs in our order; typer's own puts groups last."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(self.commands, key=VERBS.index)
+
+
 def build(verbs: tuple[str, ...]) -> typer.Typer:
     """An application with these verbs."""
     app = typer.Typer(
         name="loom",
+        cls=_InOrder,
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     )
     app.callback(invoke_without_command=True)(root)
     for name in verbs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import sys
@@ -58,7 +59,10 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], nothing: str) -
     # While a frame of --watch is drawn, sys.stdout is a buffer: the terminal behind it decides.
     seen = on_terminal()
     width = shutil.get_terminal_size().columns if seen else 200
-    Console(width=width, highlight=False, force_terminal=seen, file=sys.stdout).print(drawn)
+    # Not to stdout directly: rich makes an error of its own of a pipe whose reader has had enough.
+    text = io.StringIO()
+    Console(width=width, highlight=False, force_terminal=seen, file=text).print(drawn)
+    sys.stdout.write(text.getvalue())
 
 
 def _style(column: str, cell: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import os
 import signal
 import socket
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from torchloom.cli.plan import DEFAULT_PORT, HOST
+from torchloom.errors import UsageError
 from torchloom.home import Home
 
 CONNECT_WITHIN_S = 10.0
@@ -25,9 +27,15 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--allow-host", action="append", default=[], metavar="NAME", help="a name the API is called by"
     )
+    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate (PEM); with --tls-key")
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="key of the certificate")
+    parser.add_argument(
+        "--insecure", action="store_true", help="listen elsewhere than on loopback without TLS"
+    )
     parser.add_argument("--part", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--fd", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
+    check_exposure(options)
     if options.home is not None:
         os.environ["LOOM_HOME"] = str(options.home.expanduser().absolute())
     if options.nats:
@@ -36,6 +44,33 @@ def main(argv: Sequence[str]) -> int:
     from torchloom.cli.service import run_part
 
     return run_part("weaver", options.part, lambda: _serve(Home.default(), options))
+
+
+def check_exposure(options: argparse.Namespace) -> None:
+    """A token must not cross a network in the clear unless somebody says that he wants it so."""
+    if bool(options.tls_cert) != bool(options.tls_key):
+        raise UsageError("--tls-cert and --tls-key belong together.")
+    for path in (options.tls_cert, options.tls_key):
+        if path is not None and not path.is_file():
+            raise UsageError(f"{path} is not a file.")
+    if not (is_loopback(options.host) or options.tls_cert or options.insecure):
+        raise UsageError(
+            f"{options.host} is reachable from other machines and there is no TLS",
+            hint="give --tls-cert and --tls-key, or --insecure behind a proxy that does it",
+        )
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def names_of(options: argparse.Namespace) -> frozenset[str]:
+    """Names under which clients may call: those allowed, and the address itself if it is one."""
+    own = [] if options.host in ("", "0.0.0.0", "::") else [options.host]
+    return frozenset(name.lower() for name in [*options.allow_host, *own])
 
 
 async def _serve(home: Home, options: argparse.Namespace) -> None:
@@ -62,6 +97,8 @@ async def _serve(home: Home, options: argparse.Namespace) -> None:
         )
     )
     await asyncio.sleep(0)  # let the connection begin: the imports below take longer than it does
+    from torchloom.api.defaults import Defaults
+    from torchloom.api.tokens import Tokens
     from torchloom.cli.web import serve_api
 
     bus = await connecting
@@ -70,7 +107,17 @@ async def _serve(home: Home, options: argparse.Namespace) -> None:
 
         weaver = Weaver(bus, name)
         api = asyncio.create_task(
-            serve_api(weaver, token, listener, frozenset(options.allow_host), stop), name="api"
+            serve_api(
+                weaver,
+                Tokens(token, home.tokens_file),
+                listener,
+                names_of(options),
+                stop,
+                defaults=Defaults.read(os.environ),
+                certificate=options.tls_cert,
+                key=options.tls_key,
+            ),
+            name="api",
         )
         control = asyncio.create_task(weaver.run(stop), name="weaver")
         await asyncio.wait({api, control}, return_when=asyncio.FIRST_COMPLETED)

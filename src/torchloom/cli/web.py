@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import uvicorn
 
 from torchloom import __version__
 from torchloom.api.app import create_app
+from torchloom.api.defaults import Defaults
 from torchloom.api.ports import Control
+from torchloom.api.tokens import Tokens
 
 
 class _Server(uvicorn.Server):
@@ -22,10 +25,18 @@ class _Server(uvicorn.Server):
 
 
 async def serve_api(
-    control: Control, token: str, listener: socket.socket, hosts: frozenset[str], stop: asyncio.Event
+    control: Control,
+    tokens: Tokens,
+    listener: socket.socket,
+    hosts: frozenset[str],
+    stop: asyncio.Event,
+    *,
+    defaults: Defaults | None = None,
+    certificate: Path | None = None,
+    key: Path | None = None,
 ) -> None:
     """Serve until `stop` is set; open streams are cut after a second, because clients resume them."""
-    app = create_app(control, token, __version__, hosts)
+    app = create_app(control, tokens, __version__, hosts, defaults)
     config = uvicorn.Config(
         app,
         log_level="warning",
@@ -35,6 +46,8 @@ async def serve_api(
         timeout_graceful_shutdown=1,
         timeout_keep_alive=60,
         server_header=False,
+        ssl_certfile=certificate,
+        ssl_keyfile=key,
     )
     server = _Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="uvicorn")

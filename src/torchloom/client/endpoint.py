@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -11,6 +12,7 @@ from torchloom.errors import NotAllowed, NotFound
 from torchloom.home import Home
 
 HOST = "127.0.0.1"
+_LOOPBACK = re.compile(r"127(\.\d{1,3}){3}")
 
 
 class NothingHere(NotFound):
@@ -45,7 +47,7 @@ def with_scheme(address: str) -> str:
 def is_loopback(url: str) -> bool:
     """Whether the address is this host's own."""
     host = urlsplit(url).hostname or ""
-    return host in ("localhost", "::1") or host.startswith("127.")
+    return host in ("localhost", "::1") or _LOOPBACK.fullmatch(host) is not None
 
 
 def local_url(home: Home) -> str:
