@@ -170,7 +170,7 @@ def settle(turn: Turn, job: Job) -> None:
     if job.living:
         return
     if job.state is JobState.STOPPING:
-        end_job(turn, job, JobState.STOPPED, job.reason)
+        _stopped(turn, job)
     elif job.state is JobState.RECOVERING:
         assert job.plan is not None
         incident = turn.fleet.incidents[job.incident]
@@ -178,6 +178,17 @@ def settle(turn: Turn, job: Job) -> None:
         if incident.culprit is not None:
             incident.verdict += secondary_note(incident.exits)
         _follow_plan(turn, job, job.plan, incident)
+
+
+def _stopped(turn: Turn, job: Job) -> None:
+    """The last worker is gone, as was wanted: for good, or for the sake of an earlier state."""
+    if job.restore is None or job.restore.after < job.generation:
+        end_job(turn, job, JobState.STOPPED, job.reason)
+        return
+    incident = turn.fleet.incidents.get(job.incident)
+    if incident is not None and incident.open:
+        incident.timeline.stopped_ns = turn.now_ns
+    start_generation(turn, job, f"{job.restore.by} restores step {job.restore.step}")
 
 
 def _follow_plan(turn: Turn, job: Job, plan: Plan, incident: Incident) -> None:
@@ -242,3 +253,7 @@ def end_job(turn: Turn, job: Job, state: JobState, reason: str) -> None:
     if incident is not None:
         incident.open = False
     job.plan = None
+    job.restore = None
+    if job.checkpoints is not None and job.checkpoints.failing:
+        turn.fleet.incidents[job.checkpoints.failing].open = False
+        job.checkpoints.failing = ""

@@ -139,6 +139,7 @@ def launch(turn: Turn, job: Job, reason: str) -> None:
                 store=job.store,
                 pin_cores=spec.pin_cores,
                 expected_steps=spec.expected_steps,
+                restore_step=job.restore.step if job.restore is not None else None,
             )
         )
 

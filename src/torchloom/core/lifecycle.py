@@ -17,10 +17,11 @@ JOB_MOVES: dict[JobState, frozenset[JobState]] = {
     J.RUNNING: frozenset({J.RECOVERING, J.STOPPING, J.COMPLETED}),
     J.RECOVERING: frozenset({J.STARTING, J.WAITING, J.BACKOFF, J.STOPPING, J.FAILED}),
     J.BACKOFF: frozenset({J.STARTING, J.WAITING, J.STOPPED}),
-    J.STOPPING: frozenset({J.STOPPED}),
-    J.COMPLETED: frozenset(),
-    J.FAILED: frozenset(),
-    J.STOPPED: frozenset(),
+    # Back to the start only by a restore: it ends a generation for the sake of the next, or revives a job.
+    J.STOPPING: frozenset({J.STOPPED, J.STARTING, J.WAITING}),
+    J.COMPLETED: frozenset({J.STARTING, J.WAITING}),
+    J.FAILED: frozenset({J.STARTING, J.WAITING}),
+    J.STOPPED: frozenset({J.STARTING, J.WAITING}),
 }
 
 WORKER_MOVES: dict[WorkerState, frozenset[WorkerState]] = {
@@ -40,8 +41,7 @@ def move_job(turn: Turn, job: Job, state: JobState, reason: str) -> None:
         turn.fleet.waiting[job.id] = None
     else:
         turn.fleet.waiting.pop(job.id, None)
-    if state in ENDED:
-        job.ended_at_ns = turn.now_ns
+    job.ended_at_ns = turn.now_ns if state in ENDED else 0
 
 
 def set_workers(turn: Turn, job: Job, workers: list[Worker]) -> None:

@@ -9,6 +9,10 @@ from typing import assert_never
 
 from torchloom.core.reducer import apply
 from torchloom.model.events import (
+    CheckpointFailed,
+    CheckpointRejected,
+    CheckpointSaved,
+    CheckpointStoreOpened,
     Decided,
     EffectDone,
     EffectFailed,
@@ -22,6 +26,7 @@ from torchloom.model.events import (
     NodeLeft,
     NodeReachable,
     NodeUnreachable,
+    RestoreRequested,
     StopRequested,
     StoreLost,
     StoreStarted,
@@ -74,9 +79,11 @@ def apply_and_tell(fleet: Fleet, envelope: Envelope, seq: int, now_ns: int) -> N
 def job_of(event: Event, fleet: Fleet) -> str:
     """The job that an event is about, if it is about one."""
     match event:
-        case JobSubmitted() | StopRequested() | JobDeleted():
+        case JobSubmitted() | StopRequested() | RestoreRequested() | JobDeleted():
             return event.job
         case WorkerRegistered() | FirstStep() | WorkerExited():
+            return event.ref.job
+        case CheckpointStoreOpened() | CheckpointSaved() | CheckpointFailed() | CheckpointRejected():
             return event.ref.job
         case StoreStarted() | StoreLost():
             return event.store.job
@@ -127,6 +134,8 @@ def _words(event: Event) -> tuple[Topic, str]:
             return "job", f"{event.by} submitted {event.job} with {event.spec.world_size} workers"
         case StopRequested():
             return "job", f"{event.by} asked {event.job} to stop" + (" at once" if event.kill else "")
+        case RestoreRequested():
+            return "job", f"{event.by} asked {event.job} to go back to step {event.step}"
         case JobDeleted():
             return "job", f"{event.by} deleted {event.job}"
         case NodeJoined():
@@ -154,6 +163,17 @@ def _words(event: Event) -> tuple[Topic, str]:
             return "worker", f"rank {event.ref.rank} of {event.ref.job} completed its first step"
         case WorkerExited():
             return "worker", f"rank {event.ref.rank} of {event.ref.job} {event.exit.describe()}"
+        case CheckpointStoreOpened():
+            if event.restored:
+                return "worker", f"{event.ref.job} goes on from {event.restored}, from {event.restored_from}"
+            return "worker", f"{event.ref.job} found no checkpoint and begins from nothing"
+        case CheckpointSaved():
+            return "worker", f"{event.ref.job} saved step {event.saved.step}"
+        case CheckpointFailed():
+            return "worker", f"rank {event.ref.rank} of {event.ref.job} could not save step {event.step}"
+        case CheckpointRejected():
+            names = ", ".join(one.name for one in event.rejected)
+            return "worker", f"{event.ref.job} passed over damaged checkpoints: {names}"
         case TimerFired():
             return "system", "a wait is over"
         case LeaseTaken():

@@ -5,6 +5,12 @@ from __future__ import annotations
 from itertools import islice
 from typing import assert_never
 
+from torchloom.core.checkpoints import (
+    checkpoint_failed,
+    checkpoint_rejected,
+    checkpoint_saved,
+    store_opened,
+)
 from torchloom.core.ending import start_did_fail, worker_exited
 from torchloom.core.generation import (
     find_worker,
@@ -17,10 +23,15 @@ from torchloom.core.generation import (
 )
 from torchloom.core.jobs import job_deleted, job_submitted
 from torchloom.core.nodes import node_joined, node_left, node_reachable, node_unreachable, store_lost
+from torchloom.core.restoring import restore_requested
 from torchloom.core.stopping import stop_again, stop_requested
 from torchloom.core.turn import Turn, jobs_of
 from torchloom.model.effects import Effect, RemoveJobFiles, StartStore, StartWorkers, StopStore, StopWorkers
 from torchloom.model.events import (
+    CheckpointFailed,
+    CheckpointRejected,
+    CheckpointSaved,
+    CheckpointStoreOpened,
     Decided,
     EffectDone,
     EffectFailed,
@@ -34,6 +45,7 @@ from torchloom.model.events import (
     NodeLeft,
     NodeReachable,
     NodeUnreachable,
+    RestoreRequested,
     StopRequested,
     StoreLost,
     StoreStarted,
@@ -75,6 +87,8 @@ def _dispatch(turn: Turn, event: Event) -> None:
             job_submitted(turn, event)
         case StopRequested():
             stop_requested(turn, event)
+        case RestoreRequested():
+            restore_requested(turn, event)
         case JobDeleted():
             job_deleted(turn, event)
         case NodeJoined():
@@ -103,6 +117,14 @@ def _dispatch(turn: Turn, event: Event) -> None:
             _first_step(turn, event)
         case WorkerExited():
             worker_exited(turn, event)
+        case CheckpointStoreOpened():
+            store_opened(turn, event)
+        case CheckpointSaved():
+            checkpoint_saved(turn, event)
+        case CheckpointFailed():
+            checkpoint_failed(turn, event)
+        case CheckpointRejected():
+            checkpoint_rejected(turn, event)
         case TimerFired():
             _timer_fired(turn, event)
         case LeaseTaken():

@@ -28,6 +28,8 @@ def stop_requested(turn: Turn, event: StopRequested) -> None:
             end_job(turn, job, JobState.STOPPED, reason)
             return
         case JobState.STOPPING:
+            if job.restore is not None:  # it was to begin again, and now it is not
+                job.restore, job.reason = None, reason
             if not event.kill:
                 return  # it is under way, and asking again would only begin the waiting anew
             job.reason = reason

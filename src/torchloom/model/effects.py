@@ -69,6 +69,8 @@ class StartWorkers(EffectBase, frozen=True, kw_only=True, tag="start-workers"):
     store: StoreAddress
     pin_cores: bool = False
     expected_steps: int | None = None
+    restore_step: int | None = None
+    """Begin from the state of this step instead of the newest one."""
 
 
 class StopWorkers(EffectBase, frozen=True, kw_only=True, tag="stop-workers"):

@@ -9,6 +9,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from torchloom.model.checkpoints import CheckpointPlace, RejectedCheckpoint, SavedCheckpoint
 from torchloom.model.effects import Effect
 from torchloom.model.job import JobSpec
 from torchloom.model.node import Inventory, StoreAddress, StoreRef
@@ -43,6 +44,15 @@ class StopRequested(EventBase, frozen=True, kw_only=True, tag="stop-requested"):
     kill: bool = False
     """No boundary and no grace: SIGKILL."""
     grace_s: float | None = None
+    progress: tuple[WorkerProgress, ...] = ()
+
+
+class RestoreRequested(EventBase, frozen=True, kw_only=True, tag="restore-requested"):
+    """A person wants the job to go on from an earlier state, which was seen to be there and whole."""
+
+    job: str
+    step: int
+    by: str
     progress: tuple[WorkerProgress, ...] = ()
 
 
@@ -157,6 +167,45 @@ class WorkerExited(EventBase, frozen=True, kw_only=True, tag="worker-exited"):
     log_tail: tuple[str, ...] = ()
 
 
+class CheckpointStoreOpened(EventBase, frozen=True, kw_only=True, tag="checkpoint-store-opened"):
+    """A generation found its place in the store and what it resumes from."""
+
+    node: str
+    ref: WorkerRef
+    place: CheckpointPlace
+    restored: str = ""
+    """Name of the state it resumed from; empty: it began from nothing."""
+    restored_from: str = ""
+    """In words: memory, or the store."""
+
+
+class CheckpointSaved(EventBase, frozen=True, kw_only=True, tag="checkpoint-saved"):
+    """A state is whole in the store. Told every few seconds at most, so not every save is told."""
+
+    node: str
+    ref: WorkerRef
+    saved: SavedCheckpoint
+
+
+class CheckpointFailed(EventBase, frozen=True, kw_only=True, tag="checkpoint-failed"):
+    """A save did not succeed, for the first time since the last one that did. Training goes on."""
+
+    node: str
+    ref: WorkerRef
+    step: int
+    why: str
+
+
+class CheckpointRejected(EventBase, frozen=True, kw_only=True, tag="checkpoint-rejected"):
+    """States were passed over at a restore, because they are damaged."""
+
+    node: str
+    ref: WorkerRef
+    rejected: tuple[RejectedCheckpoint, ...]
+    used: str = ""
+    """Name of the state that was used instead; empty: there was none."""
+
+
 class TimerFired(EventBase, frozen=True, kw_only=True, tag="timer-fired"):
     timer: str
 
@@ -176,6 +225,7 @@ class Decided(EventBase, frozen=True, kw_only=True, tag="decided"):
 Event = (
     JobSubmitted
     | StopRequested
+    | RestoreRequested
     | JobDeleted
     | NodeJoined
     | NodeUnreachable
@@ -189,6 +239,10 @@ Event = (
     | WorkerRegistered
     | FirstStep
     | WorkerExited
+    | CheckpointStoreOpened
+    | CheckpointSaved
+    | CheckpointFailed
+    | CheckpointRejected
     | TimerFired
     | LeaseTaken
     | Decided

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from msgspec import Struct, field
 
+from torchloom.model.checkpoints import CheckpointPlace, SavedCheckpoint
 from torchloom.model.effects import Effect
 from torchloom.model.job import JobSpec
 from torchloom.model.node import Inventory, StoreAddress
@@ -124,6 +125,37 @@ class Plan(Struct, frozen=True):
     """Whether the failed generation had made real progress."""
 
 
+class JobCheckpoints(Struct, kw_only=True):
+    """What is known of a job's checkpoints without looking into their store."""
+
+    place: CheckpointPlace
+    node: str
+    """Who told it; a directory is to be looked for there."""
+    restored: str = ""
+    """What the newest generation resumed from; empty: from nothing."""
+    restored_from: str = ""
+    saved: SavedCheckpoint | None = None
+    saved_generation: int = 0
+    failing: str = ""
+    """The incident about saving, while saves fail."""
+    failed_at: tuple[int, int] = (0, 0)
+    """Generation and step of the failure."""
+    last_failing: str = ""
+    healed_ns: int = 0
+    """The incident before, and when saving went well again."""
+    rejected: dict[str, None] = field(default_factory=dict)
+    """Damaged states that an incident has told of already."""
+
+
+class Restore(Struct, frozen=True, kw_only=True):
+    """An earlier state that a person wants the next generation to begin from."""
+
+    step: int
+    by: str
+    after: int
+    """Generation at the time of the request: a later one carries it out."""
+
+
 class Job(Struct, kw_only=True):
     id: str
     spec: JobSpec
@@ -153,6 +185,9 @@ class Job(Struct, kw_only=True):
     incident: str = ""
     """The open incident, if any."""
     incidents: list[str] = field(default_factory=list)
+    checkpoints: JobCheckpoints | None = None
+    restore: Restore | None = None
+    """Asked for and not yet carried out."""
     down_ns: int = 0
     """Time without training between a fault and the first step after it, over closed incidents."""
 

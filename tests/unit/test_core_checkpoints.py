@@ -1,0 +1,146 @@
+"""What workers tell about saving becomes knowledge and incidents, and never a restart."""
+
+from __future__ import annotations
+
+from core_story import Story
+
+from torchloom.core.notices import apply_and_tell
+from torchloom.model.checkpoints import CheckpointPlace, RejectedCheckpoint, SavedCheckpoint
+from torchloom.model.effects import Effect
+from torchloom.model.events import (
+    CheckpointFailed,
+    CheckpointRejected,
+    CheckpointSaved,
+    CheckpointStoreOpened,
+)
+from torchloom.model.fleet import Fleet, JobCheckpoints, JobState
+from torchloom.wire import codec
+
+PLACE = CheckpointPlace("/data/checkpoints", "j")
+
+
+class SavingStory(Story):
+    """A running job whose rank 0 has opened its store."""
+
+    def __init__(self) -> None:
+        super().__init__(a=4)
+        self.run()
+        self.opened()
+
+    def opened(self, restored: str = "") -> list[Effect]:
+        where = "the store" if restored else ""
+        return self.tell(
+            CheckpointStoreOpened(
+                node="a", ref=self.ref(), place=PLACE, restored=restored, restored_from=where
+            )
+        )
+
+    def saved(self, step: int, after_s: float = 0.01) -> list[Effect]:
+        name = f"step-{step}.g{self.job().generation}"
+        saved = SavedCheckpoint(name=name, step=step)
+        return self.tell(CheckpointSaved(node="a", ref=self.ref(), saved=saved), after_s=after_s)
+
+    def failed(self, step: int, rank: int = 0, why: str = "the disk is full") -> list[Effect]:  # type: ignore[override]
+        return self.tell(CheckpointFailed(node="a", ref=self.ref(rank), step=step, why=why))
+
+    def rejected(self, *names: str, used: str = "step-5.g1") -> list[Effect]:
+        passed = tuple(RejectedCheckpoint(name, "a file was changed") for name in names)
+        return self.tell(CheckpointRejected(node="a", ref=self.ref(), rejected=passed, used=used))
+
+    @property
+    def known(self) -> JobCheckpoints:
+        known = self.job().checkpoints
+        assert known is not None
+        return known
+
+
+def test_the_newest_saved_state_is_kept_with_the_job() -> None:
+    story = SavingStory()
+    assert story.known.place == PLACE and story.known.node == "a"
+    assert story.saved(10) == story.saved(20) == []
+    story.saved(15)  # told late
+    assert story.known.saved is not None and story.known.saved.step == 20
+    story.check_replay()
+
+
+def test_what_an_older_generation_tells_is_dropped() -> None:
+    story = SavingStory()
+    old = story.ref()
+    story.exit(0, steps=50)
+    story.end_rest()
+    story.bring_up()
+    story.tell(CheckpointFailed(node="a", ref=old, step=9, why="no"))
+    story.tell(CheckpointSaved(node="a", ref=old, saved=SavedCheckpoint(name="x", step=9)))
+    assert story.known.saved is None and not story.known.failing
+    assert len(story.job().incidents) == 1, "only that of the crash"
+
+
+def test_failures_in_a_row_are_one_incident_that_a_save_closes() -> None:
+    story = SavingStory()
+    story.saved(10)
+    assert story.failed(20) == [], "nothing is restarted"
+    story.failed(20, rank=1)
+    story.failed(30)
+    (incident,) = [story.fleet.incidents[i] for i in story.job().incidents]
+    assert incident.kind == "checkpoint-failed" and incident.open and incident.culprit == 0
+    assert "step 20" in incident.verdict and "the disk is full" in incident.verdict
+    assert "step 10" in incident.decision
+    assert story.state() is JobState.RUNNING and story.job().incident == ""
+    story.saved(25)  # saved before the last failure and told after it
+    assert incident.open
+    story.saved(40, after_s=7)
+    assert not incident.open and "step 40" in incident.decision
+    story.check_replay()
+
+
+def test_a_store_that_fails_again_soon_is_the_same_incident() -> None:
+    story = SavingStory()
+    for step in (10, 30, 50):
+        story.failed(step)
+        story.saved(step + 10)
+    assert len(story.job().incidents) == 1 and not story.incident().open
+    story.saved(70, after_s=1000)
+    story.failed(80)
+    assert len(story.job().incidents) == 2 and story.incident().open
+
+
+def test_the_end_of_a_job_closes_the_incident_about_saving() -> None:
+    story = SavingStory()
+    story.failed(20)
+    story.stop(kill=True)
+    story.end_rest()
+    assert story.state() is JobState.STOPPED and not story.incident().open
+
+
+def test_a_damaged_state_is_told_once_with_what_was_used_instead() -> None:
+    story = SavingStory()
+    assert story.rejected("step-10.g1") == []
+    incident = story.incident()
+    assert incident.kind == "checkpoint-damaged" and not incident.open
+    assert "step-10.g1" in incident.verdict and "was changed" in incident.verdict
+    assert incident.decision == "step-5.g1 was used instead"
+    story.rejected("step-10.g1")
+    assert len(story.job().incidents) == 1
+    story.rejected("step-10.g1", "step-5.g1", used="")
+    assert len(story.job().incidents) == 2 and "step-10.g1" not in story.incident().verdict
+    assert "no other" in story.incident().decision
+    story.check_replay()
+
+
+def test_every_event_can_be_told_in_words() -> None:
+    story = SavingStory()
+    story.opened("step-4.g1")
+    story.saved(10)
+    story.failed(20)
+    story.rejected("step-10.g1")
+    fleet = Fleet()
+    told = [apply_and_tell(fleet, codec.decode_envelope(d), s, n) for d, s, n in story.stream]
+    texts = [notice.text for notice in told if notice is not None]
+    assert texts[-5:] == [
+        "j found no checkpoint and begins from nothing",
+        "j goes on from step-4.g1, from the store",
+        "j saved step 10",
+        "rank 0 of j could not save step 20",
+        "j passed over damaged checkpoints: step-10.g1",
+    ]
+    assert told[-1] is not None and told[-1].incidents
