@@ -39,6 +39,11 @@ class Home:
         return self.root / "token"
 
     @property
+    def tokens_file(self) -> Path:
+        """Further tokens by name, as hashes."""
+        return self.root / "tokens.json"
+
+    @property
     def nats_dir(self) -> Path:
         return self.root / "nats"
 

@@ -69,10 +69,13 @@ def test_a_large_body_is_refused(loom: LoomHome) -> None:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ({}, "program"),
+        ({"world_size": 0}, "world_size"),
+        ({"world_size": "4"}, "world_size"),
+        ({"script": "a.py", "module": "b"}, "together"),
+        ({"script": "a.py"}, "relative"),
         ({"program": {"target": "a.py"}, "cwd": "/", "workers_per_node": 0}, "workers_per_node"),
         ({"program": {"target": "a.py"}, "cwd": "/", "workers_per_node": 10_000}, "workers_per_node"),
-        ({"program": {"target": "a.py"}, "cwd": "/", "name": "Not/Valid"}, "lower-case"),
+        ({"program": {"target": "a.py"}, "cwd": "/", "name": "Not/Valid"}, "name"),
         ({"program": {"target": "a.py"}, "cwd": "/", "surprise": 1}, "surprise"),
         ({"program": {"target": "a.py"}, "cwd": "/", "env": {"A=B": "secret-value"}}, "environment"),
     ],

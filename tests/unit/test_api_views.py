@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchloom.api import views
-from torchloom.api.logs import format_id, parse_id
+from torchloom.api.log_stream import format_id, parse_id
 from torchloom.model.fleet import (
     Fleet,
     Incident,

@@ -114,7 +114,7 @@ def test_a_job_runs_fails_restarts_and_completes() -> None:
             await until(weaver, lambda: weaver.active, "leads")
             await agent.join()
             await until(weaver, lambda: "n1" in weaver.fleet.nodes, "joined")
-            job = await weaver.submit("j", SPEC, {"SECRET": "x"}, "me")
+            job = (await weaver.submit("j", SPEC, {"SECRET": "x"}, "me")).job
             await until(weaver, lambda: weaver.fleet.jobs[job].state is JobState.RUNNING, "runs")
             assert agent.env == {"SECRET": "x"}
             victim = weaver.fleet.jobs[job].workers[1].ref
@@ -236,7 +236,7 @@ def test_bad_requests_are_refused_with_a_sentence_and_leave_no_event() -> None:
                 await weaver.submit("j", SPEC, {}, "me")
             with pytest.raises(UsageError, match="not a valid job id"):
                 await weaver.submit("../etc", SPEC, {}, "me")
-            with pytest.raises(UsageError, match="largest node holds 8"):
+            with pytest.raises(Conflict, match="largest node holds 8"):
                 await weaver.submit(None, replace(SPEC, workers_per_node=9), {}, "me")
             with pytest.raises(UsageError, match="1 to 4096"):
                 await weaver.submit(None, replace(SPEC, workers_per_node=0), {}, "me")
@@ -245,5 +245,75 @@ def test_bad_requests_are_refused_with_a_sentence_and_leave_no_event() -> None:
             with pytest.raises(Conflict, match="stop it first"):
                 await weaver.delete("j", "me")
             assert len(hub.records) == events
+
+    asyncio.run(scenario())
+
+
+def test_of_two_submissions_with_one_key_at_once_one_makes_a_job() -> None:
+    async def scenario() -> None:
+        hub = MemoryHub()
+        async with running(hub, "w1") as first, running(hub, "w2") as second:
+            await until(first, lambda: first.ready and second.ready, "ready")
+            asked = [w.submit(None, SPEC, {"A": "1"}, "me", key="k", digest="d") for w in (first, second) * 3]
+            answers = await asyncio.gather(*asked)
+            assert len({a.job for a in answers}) == 1 and sum(a.created for a in answers) <= 1
+            assert len(first.fleet.jobs) == 1
+            with pytest.raises(UsageError, match="another request"):
+                await first.submit(None, SPEC, {"A": "1"}, "me", key="k", digest="other")
+            with pytest.raises(UsageError, match="another request"):
+                await first.submit(None, SPEC, {"A": "2"}, "me", key="k", digest="d")
+        async with running(hub, "w3") as later:
+            await until(later, lambda: later.ready, "ready")
+            again = await later.submit(None, SPEC, {"A": "1"}, "me", key="k", digest="d")
+            assert again.job == answers[0].job and not again.created, "a key survives a restart"
+
+    asyncio.run(scenario())
+
+
+def test_what_a_job_may_wait_for_is_the_callers_choice() -> None:
+    async def scenario() -> None:
+        hub = MemoryHub()
+        agent = ObedientAgent(MemoryBus(hub))
+        large = JobSpec(program=SPEC.program, cwd="/", workers_per_node=9)
+        two = JobSpec(program=SPEC.program, cwd="/", nodes=2)
+        async with running(hub, "w1") as weaver:
+            await agent.join()
+            await until(weaver, lambda: weaver.active and "n1" in weaver.fleet.nodes, "ready")
+            for spec in (large, two):
+                with pytest.raises(Conflict):
+                    await weaver.submit(None, spec, {}, "me")
+            waits = (await weaver.submit("waits", large, {}, "me", queue=True)).job
+            assert weaver.fleet.jobs[waits].state is JobState.WAITING
+            full = JobSpec(program=SPEC.program, cwd="/", workers_per_node=8)
+            await weaver.submit("full", full, {}, "me", queue=False)
+            with pytest.raises(Conflict, match="no room now"):
+                await weaver.submit("more", SPEC, {}, "me", queue=False)
+            assert (
+                weaver.fleet.jobs[(await weaver.submit("later", SPEC, {}, "me")).job].state
+                is JobState.WAITING
+            )
+
+    asyncio.run(scenario())
+
+
+def test_a_later_service_can_tell_what_an_earlier_one_told() -> None:
+    async def scenario() -> None:
+        hub = MemoryHub()
+        agent = ObedientAgent(MemoryBus(hub))
+        async with running(hub, "w1") as weaver:
+            await agent.join()
+            await until(weaver, lambda: weaver.active and "n1" in weaver.fleet.nodes, "ready")
+            await weaver.submit("j", SPEC, {}, "me")
+            await until(weaver, lambda: weaver.fleet.jobs["j"].state is JobState.RUNNING, "runs")
+            await until(weaver, lambda: not weaver.fleet.outbox, "settled")
+            told = weaver.notices(0, 1000)
+        assert told and {n.kind for n in told} >= {"node-joined", "job-submitted", "workers-started"}
+        async with running(hub, "w2") as later:
+            await until(later, lambda: later.ready, "ready")
+            assert later.fleet.seq > 0 and later.notices(0, 1000) is None, "it began from a snapshot"
+            assert await later.reach_back(0)
+            again = later.notices(0, len(told))
+            assert again == told
+            assert not await later.reach_back(10_000), "that place is in another stream"
 
     asyncio.run(scenario())

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Depends, FastAPI
 
-from torchloom.api import fleet, jobs, logs, problems
-from torchloom.api.guard import Guard
+from torchloom.api import access, events, fleet, jobs, logs, metrics, openapi, problems
+from torchloom.api.defaults import Defaults
+from torchloom.api.guard import PREFIX, Guard
 from torchloom.api.ports import Control
 from torchloom.api.schemas import Health
+from torchloom.api.tokens import Tokens
 from torchloom.errors import BusUnavailable
 
-PREFIXES = ("/api/v1", "")
+PREFIXES = (PREFIX, "")
 """The second is for the classic paths."""
 
 
@@ -32,19 +34,33 @@ class Gate:
             )
 
 
-def create_app(control: Control, token: str, version: str, hosts: frozenset[str] = frozenset()) -> FastAPI:
+def create_app(
+    control: Control,
+    tokens: Tokens,
+    version: str,
+    hosts: frozenset[str] = frozenset(),
+    defaults: Defaults | None = None,
+) -> FastAPI:
     """The whole API on top of one control service. `hosts` are names it may be called by besides loopback."""
     app = FastAPI(title="torchloom", version=version, docs_url=None, redoc_url=None)
     router, gate = APIRouter(), Gate(control)
 
-    @router.get("/health", operation_id="health")
+    @router.get("/health", operation_id="health", tags=["fleet"])
     async def health() -> Health:
         return Health(version=version, ready=control.ready, active=control.active)
 
-    for part in (jobs.routes(control), logs.routes(control), fleet.routes(control)):
+    router.include_router(access.routes(tokens))
+    for part in (
+        jobs.routes(control, defaults or Defaults()),
+        logs.routes(control),
+        fleet.routes(control),
+        events.routes(control),
+        metrics.routes(control, version),
+    ):
         router.include_router(part, dependencies=[Depends(gate)])
     for prefix in PREFIXES:
         app.include_router(router, prefix=prefix, include_in_schema=bool(prefix))
     problems.install(app)
-    app.add_middleware(Guard, token=token, hosts=hosts)
+    openapi.complete(app)
+    app.add_middleware(Guard, tokens=tokens, hosts=hosts)
     return app

@@ -7,12 +7,12 @@ from fastapi import APIRouter
 from torchloom.api import views
 from torchloom.api.find import job_of
 from torchloom.api.ports import Control
-from torchloom.api.schemas import DeviceMap, IncidentDetail, IncidentView, NodeView
+from torchloom.api.schemas import DeviceMap, IncidentDetail, IncidentView, JobId, NodeView
 from torchloom.errors import NotFound
 
 
 def routes(control: Control) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(tags=["fleet"])
 
     @router.get("/devices", operation_id="devices")
     async def devices() -> DeviceMap:
@@ -24,7 +24,7 @@ def routes(control: Control) -> APIRouter:
         return [views.node_view(fleet, node, control.node_seen(node.id)) for node in fleet.nodes.values()]
 
     @router.get("/incidents", operation_id="incidents")
-    async def incidents(job: str | None = None) -> list[IncidentView]:
+    async def incidents(job: JobId | None = None) -> list[IncidentView]:
         if job is not None:
             job_of(control, job)
         kept = control.fleet.incidents.values()

@@ -1,24 +1,36 @@
-"""Who may speak to the API: token, Host header, size of a body. Owns no route.
+"""Who may speak to the API: token or session, role, origin, Host header, size of a body. Owns no route.
 
-Plain ASGI middleware, so that a refused request costs nothing and a stream is never buffered.
+Plain ASGI middleware, so that a refused request costs nothing and a stream is never buffered. What a role may
+do follows from the method and the path alone: a new route cannot forget to ask.
 """
 
 from __future__ import annotations
 
-import hmac
+import time
+import urllib.parse
+from http.cookies import CookieError, SimpleCookie
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from torchloom.api.problems import problem
+from torchloom.api.problems import problem, refusal_of
+from torchloom.api.schemas import Identity
+from torchloom.api.tokens import Tokens
+from torchloom.errors import LoomError
 
 MAX_BODY_BYTES = 768 * 1024
 """A job's environment travels in one NATS message of at most 1 MiB; this leaves room around it."""
 
-OPEN_PATHS = frozenset({"/health", "/api/v1/health"})
-"""Paths that need no token: they tell nothing but that we live."""
+PREFIX = "/api/v1"
+OPEN_PATHS = frozenset({"/health", "/login"})
+"""Paths that need no token: they tell nothing but that we live, or take the token themselves."""
+READERS_MAY = frozenset({"/logout"})
+"""What a reader may do although it is not a GET."""
+ADMINS_ONLY = "/tokens"
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+COOKIE = "loom_session"
 
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 
@@ -26,17 +38,19 @@ LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 class Guard:
     """Refuse what has the wrong Host, no valid token or too large a body, before any route sees it."""
 
-    def __init__(self, app: ASGIApp, token: str, hosts: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, tokens: Tokens, hosts: frozenset[str]) -> None:
         self._app = app
-        self._token = token.encode()
+        self._tokens = tokens
         self._hosts = LOOPBACK_HOSTS | hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        refusal = self._refuse(scope, headers)
+        try:
+            refusal = self._refuse(scope, Headers(scope=scope))
+        except LoomError as error:
+            refusal = refusal_of(error)
         if refusal is not None:
             await refusal(scope, receive, send)
             return
@@ -46,22 +60,63 @@ class Guard:
         # A foreign name in Host is how a web page reaches a loopback service by DNS rebinding.
         if _host_name(headers.get("host", "")) not in self._hosts:
             return problem(403, "not-allowed", "This Host header is not one of ours: use the address itself.")
-        if scope["path"] not in OPEN_PATHS and not self._token_ok(headers.get("authorization", "")):
+        path = scope["path"].removeprefix(PREFIX)
+        if path in OPEN_PATHS:
+            if path == "/login" and not _from_our_page(scope, headers, origin_needed=False):
+                return problem(403, "not-allowed", "Another site's page cannot log in here.")
+        else:
+            refusal = self._refuse_caller(scope, headers, path)
+            if refusal is not None:
+                return refusal
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or len(length) > 18 or int(length) > MAX_BODY_BYTES:
+            return problem(413, "usage", f"The body is larger than {MAX_BODY_BYTES} bytes.")
+        return None
+
+    def _refuse_caller(self, scope: Scope, headers: Headers, path: str) -> Response | None:
+        changes = scope["method"] not in SAFE_METHODS
+        who = self._bearer(headers.get("authorization", ""))
+        if who is None and "authorization" not in headers:
+            who = self._session(headers)
+            if who is not None and changes and not _from_our_page(scope, headers, origin_needed=True):
+                return problem(403, "not-allowed", "A session may change things only from our own page.")
+        if who is None:
             return problem(
                 401,
                 "not-allowed",
                 "A valid token is needed: send `Authorization: Bearer` with the content of LOOM_HOME/token.",
                 {"WWW-Authenticate": "Bearer"},
             )
-        length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
-            return problem(413, "usage", f"The body is larger than {MAX_BODY_BYTES} bytes.")
+        admins_only = path == ADMINS_ONLY or path.startswith(f"{ADMINS_ONLY}/")
+        if who.role != "admin" and (admins_only or (changes and path not in READERS_MAY)):
+            return problem(403, "not-allowed", f"The token {who.name} may only read.")
+        scope["loom.caller"] = who
         return None
 
-    def _token_ok(self, authorization: str) -> bool:
+    def _bearer(self, authorization: str) -> Identity | None:
         scheme, _, given = authorization.partition(" ")
-        right = hmac.compare_digest(given.strip().encode(), self._token)
-        return right and scheme.lower() == "bearer"
+        return self._tokens.who(given.strip()) if scheme.lower() == "bearer" else None
+
+    def _session(self, headers: Headers) -> Identity | None:
+        try:
+            cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+        except CookieError:
+            return None
+        return self._tokens.session(cookie.value, time.time()) if cookie is not None else None
+
+
+def _from_our_page(scope: Scope, headers: Headers, origin_needed: bool) -> bool:
+    """Whether a browser says that our own page sent this. SameSite is not enough: another port of this host
+    is the same site, and cookies do not know ports."""
+    fetch_site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if fetch_site is not None:
+        return fetch_site in ("same-origin", "none") and (origin is None or _is_ours(scope, headers, origin))
+    return _is_ours(scope, headers, origin) if origin is not None else not origin_needed
+
+
+def _is_ours(scope: Scope, headers: Headers, origin: str) -> bool:
+    parts = urllib.parse.urlsplit(origin)
+    return parts.scheme == scope["scheme"] and parts.netloc.lower() == headers.get("host", "").lower()
 
 
 class _Bounded:
@@ -85,7 +140,12 @@ def _host_name(host: str) -> str:
     return host.partition(":")[0].lower()
 
 
+def identity(request: Request) -> Identity:
+    """Who asks, as the guard found out."""
+    who: Identity = request.scope["loom.caller"]
+    return who
+
+
 def caller(request: Request) -> str:
-    """Who asks, for the audit. One token for all until there are roles, so only the program can be told."""
-    agent = request.headers.get("user-agent", "")[:64]
-    return agent if agent.isprintable() and agent else "api"
+    """The name for the audit: that of the token, because only that is proven."""
+    return identity(request).name

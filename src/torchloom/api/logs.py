@@ -7,164 +7,102 @@ The id of a streamed event is the place in every rank's log, `0:1234,1:456`, so 
 from __future__ import annotations
 
 import asyncio
-import json
-import re
-from collections.abc import AsyncIterator
+from collections import deque
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query
-from fastapi.responses import StreamingResponse
 
 from torchloom.api.find import job_of, ranks_of
+from torchloom.api.log_stream import PIECE_BYTES, LogStream, matching, parse_id
 from torchloom.api.ports import Control
-from torchloom.api.schemas import JobLogs, LogView
-from torchloom.errors import LoomError, NotFound, UsageError
-from torchloom.model.messages import LogPiece
+from torchloom.api.schemas import JobLogs, LogLines, LogView
+from torchloom.api.sse import EventStream
+from torchloom.errors import LoomError
 
-PIECE_BYTES = 256 * 1024
-POLL_S = 0.05
-IDLE_POLL_S = 0.4
-"""A rank that prints nothing is asked ever less often, down to this."""
-AT_ONCE = 32
-COMMENT_EVERY_S = 10.0
-"""A comment now and then, so that a client knows that silence is not a dead connection."""
+AT_ONCE = 16
+MOST_SEARCHED = 96 << 20
+"""Bytes of one rank's log that a search reads; an agent keeps fewer."""
 
-_ID = re.compile(r"\d{1,5}:\d{1,15}(,\d{1,5}:\d{1,15})*")
+Rank = Annotated[int | None, Query(ge=0, le=2**31)]
+Grep = Annotated[str, Query(max_length=256)]
 
 
 def routes(control: Control) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(tags=["logs"])
 
     @router.get("/jobs/{job}/logs", operation_id="logs")
     async def logs(
         job: str,
-        rank: Annotated[int | None, Query(ge=0)] = None,
+        rank: Rank = None,
         tail: Annotated[int, Query(ge=1, le=100_000)] = 100,
+        offset: Annotated[int | None, Query(ge=0, le=2**53)] = None,
+        grep: Grep = "",
     ) -> JobLogs:
+        """The last `tail` lines of each rank, or what comes after the byte `offset`.
+
+        With `grep`, only lines that contain this text. A piece is at most half a MiB; `next_offset` leads on.
+        """
         ranks = ranks_of(job_of(control, job), rank)
         slots = asyncio.Semaphore(AT_ONCE)
 
         async def read(number: int) -> LogView:
             async with slots:
-                return await _tail(control, job, number, tail)
+                try:
+                    if grep and offset is None:
+                        return await _search(control, job, number, grep, tail)
+                    return await _piece(control, job, number, -tail if offset is None else offset, grep)
+                except LoomError as error:
+                    return LogView(
+                        rank=number, text="", offset=0, next_offset=0, lost_bytes=0, error=str(error)
+                    )
 
         return JobLogs(job=job, logs=list(await asyncio.gather(*(read(number) for number in ranks))))
 
-    @router.get("/jobs/{job}/logs/stream", operation_id="logStream", response_class=StreamingResponse)
+    @router.get(
+        "/jobs/{job}/logs/stream",
+        operation_id="logStream",
+        response_class=EventStream,
+        responses={200: {"model": LogLines, "description": "A stream of server-sent events"}},
+    )
     async def stream(
         job: str,
-        rank: Annotated[int | None, Query(ge=0)] = None,
+        rank: Rank = None,
         tail: Annotated[int | None, Query(ge=0, le=100_000)] = None,
-        last_event_id: Annotated[str | None, Header()] = None,
-    ) -> StreamingResponse:
+        grep: Grep = "",
+        last_event_id: Annotated[str | None, Header(max_length=65_536)] = None,
+    ) -> EventStream:
         """Server-sent events `log` and finally `end`; `tail` limits how far back a new stream begins."""
         ranks = ranks_of(job_of(control, job), rank)
         places = dict.fromkeys(ranks, -tail if tail else 0)
         places.update({k: v for k, v in parse_id(last_event_id or "").items() if k in places})
-        return StreamingResponse(
-            LogStream(control, job, places, from_end=tail == 0 and not last_event_id).events(),
-            media_type="text/event-stream",
-            headers={"Cache-Control": "no-store"},
-        )
+        from_end = tail == 0 and not last_event_id
+        return EventStream(LogStream(control, job, places, from_end, grep).events())
 
     return router
 
 
-async def _tail(control: Control, job: str, rank: int, lines: int) -> LogView:
-    try:
-        piece = await control.read_log(job, rank, -lines, PIECE_BYTES)
-    except LoomError as error:
-        return LogView(rank=rank, text="", offset=0, next_offset=0, lost_bytes=0, error=str(error))
+async def _piece(control: Control, job: str, rank: int, offset: int, grep: str) -> LogView:
+    piece = await control.read_log(job, rank, offset, PIECE_BYTES)
+    text = piece.data.decode(errors="replace")
     return LogView(
         rank=rank,
-        text=piece.data.decode(errors="replace"),
+        text=matching(text, grep) if grep else text,
         offset=piece.offset,
         next_offset=piece.next_offset,
         lost_bytes=piece.lost_bytes,
     )
 
 
-def parse_id(text: str) -> dict[int, int]:
-    """`0:1234,1:456` as places by rank."""
-    if not text:
-        return {}
-    if not _ID.fullmatch(text) or len(text) > 65_536:
-        raise UsageError("Last-Event-ID is not one of ours.")
-    return {int(rank): int(place) for rank, place in (pair.split(":") for pair in text.split(","))}
-
-
-def format_id(places: dict[int, int]) -> str:
-    return ",".join(f"{rank}:{place}" for rank, place in places.items() if place >= 0)
-
-
-class LogStream:
-    """Follows the logs of some ranks of one job until it has ended and all is sent."""
-
-    def __init__(self, control: Control, job: str, places: dict[int, int], from_end: bool) -> None:
-        self._control = control
-        self._job = job
-        self._places = places
-        self._pause = dict.fromkeys(places, 0.0)
-        self._due = dict.fromkeys(places, 0.0)
-        self._skip_first = set(places) if from_end else set()
-        """Ranks whose past is not wanted: their first piece only tells where the end is."""
-
-    async def events(self) -> AsyncIterator[str]:
-        loop = asyncio.get_running_loop()
-        spoke = loop.time()
-        yield ": torchloom logs\n\n"
-        while True:
-            # Read the state first: what was printed before the end was seen is then surely read below.
-            seq = self._control.fleet.seq
-            found = self._control.fleet.jobs.get(self._job)
-            ended = found is None or found.ended
-            now = loop.time()
-            ranks = [rank for rank in self._places if ended or self._due[rank] <= now]
-            sent = False
-            for start in range(0, len(ranks), AT_ONCE):
-                batch = ranks[start : start + AT_ONCE]
-                pieces = await asyncio.gather(*(self._read(rank) for rank in batch))
-                for rank, piece in zip(batch, pieces, strict=True):
-                    event = self._take(rank, piece, loop.time())
-                    if event:
-                        sent, spoke = True, loop.time()
-                        yield event
-            if ended and not sent:
-                state = str(found.state) if found else "deleted"
-                yield _event("end", {"state": state}, format_id(self._places))
-                return
-            if loop.time() - spoke > COMMENT_EVERY_S:
-                spoke = loop.time()
-                yield ": still here\n\n"
-            if not sent:
-                next_due = min(self._due.values(), default=now)
-                pause_s = min(IDLE_POLL_S, max(POLL_S, next_due - loop.time()))
-                # Not a mere sleep: the end of the job ends the stream at once.
-                await self._control.changed(seq, pause_s)
-
-    async def _read(self, rank: int) -> LogPiece | None:
-        try:
-            return await self._control.read_log(self._job, rank, self._places[rank], PIECE_BYTES)
-        except NotFound:
-            return None
-        except LoomError:
-            # The node cannot be asked now. Its log is on its disk: the next try reads the same place.
-            return None
-
-    def _take(self, rank: int, piece: LogPiece | None, now: float) -> str:
-        """Account for a piece of a rank's log; the event to send, if it says anything."""
-        first = rank in self._skip_first
-        if piece is not None:
-            self._places[rank] = piece.next_offset
-            self._skip_first.discard(rank)
-        news = piece is not None and (bool(piece.data) or piece.lost_bytes > 0) and not first
-        self._pause[rank] = 0.0 if news else min(IDLE_POLL_S, max(POLL_S, self._pause[rank] * 1.5))
-        self._due[rank] = now + self._pause[rank]
-        if piece is None or not news:
-            return ""
-        body = {"rank": rank, "text": piece.data.decode(errors="replace"), "lost_bytes": piece.lost_bytes}
-        return _event("log", body, format_id(self._places))
-
-
-def _event(kind: str, body: dict[str, object], id: str) -> str:
-    return f"event: {kind}\nid: {id}\ndata: {json.dumps(body)}\n\n"
+async def _search(control: Control, job: str, rank: int, grep: str, tail: int) -> LogView:
+    """The last matching lines of everything that is kept."""
+    lines: deque[str] = deque(maxlen=tail)
+    begin, place, lost = 0, 0, 0
+    while place - begin < MOST_SEARCHED:
+        piece = await control.read_log(job, rank, place, PIECE_BYTES)
+        if place == 0:
+            begin, lost = piece.offset, piece.lost_bytes
+        lines.extend(matching(piece.data.decode(errors="replace"), grep).splitlines(keepends=True))
+        if piece.next_offset <= place:
+            break
+        place = piece.next_offset
+    return LogView(rank=rank, text="".join(lines), offset=begin, next_offset=place, lost_bytes=lost)

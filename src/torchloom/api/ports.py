@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from torchloom.model.fleet import Fleet
-from torchloom.model.job import JobSpec
+from torchloom.model.job import Accepted, JobSpec
 from torchloom.model.messages import BoxReading, LogPiece, WorkerPulse
+from torchloom.model.notice import Notice
 
 
 class Control(Protocol):
@@ -36,13 +37,23 @@ class Control(Protocol):
         """Seconds since the node's last heartbeat; None if there was none."""
         ...
 
-    async def submit(self, job: str | None, spec: JobSpec, env: dict[str, str], by: str) -> str:
-        """Accept a job and return its id."""
+    async def submit(
+        self,
+        job: str | None,
+        spec: JobSpec,
+        env: dict[str, str],
+        by: str,
+        *,
+        key: str = "",
+        digest: str = "",
+        queue: bool | None = None,
+    ) -> Accepted:
+        """Accept a job, or tell which one the same `key` made before."""
         ...
 
     async def stop(self, job: str, by: str, kill: bool = False, grace_s: float | None = None) -> None: ...
 
-    async def delete(self, job: str, by: str) -> None: ...
+    async def delete(self, job: str, by: str, keep_logs: bool = False) -> None: ...
 
     async def read_log(self, job: str, rank: int, offset: int, max_bytes: int) -> LogPiece: ...
 
@@ -50,4 +61,12 @@ class Control(Protocol):
 
     async def changed(self, after_seq: int, timeout_s: float) -> int:
         """Wait until `fleet.seq` is greater than `after_seq`, or the time is up; return `fleet.seq`."""
+        ...
+
+    def notices(self, after_seq: int, most: int) -> list[Notice] | None:
+        """What happened after a place in the stream, oldest first; None when that is not at hand."""
+        ...
+
+    async def reach_back(self, after_seq: int) -> bool:
+        """Make `notices` able to answer for that place; False when nobody can any more."""
         ...

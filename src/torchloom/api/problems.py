@@ -33,10 +33,24 @@ _STATUS: tuple[tuple[type[LoomError], int, str], ...] = (
 _PLAIN = {401: "not-allowed", 403: "not-allowed", 404: "not-found", 405: "usage", 413: "usage"}
 
 
-def problem(status: int, kind: str, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
+def problem(
+    status: int, kind: str, detail: str, headers: dict[str, str] | None = None, field: str = ""
+) -> JSONResponse:
     """One sentence as a problem document. `type` tells the client which error class to raise."""
-    body = {"type": f"urn:torchloom:{kind}", "title": kind, "status": status, "detail": detail}
+    body: dict[str, object] = {
+        "type": f"urn:torchloom:{kind}",
+        "title": kind,
+        "status": status,
+        "detail": detail,
+    }
+    if field:
+        body["field"] = field
     return JSONResponse(body, status, headers, media_type="application/problem+json")
+
+
+def refusal_of(error: LoomError) -> JSONResponse:
+    status, kind = next((s, k) for cls, s, k in _STATUS if isinstance(error, cls))
+    return problem(status, kind, str(error), {"Retry-After": "1"} if status == 503 else None)
 
 
 def install(app: FastAPI) -> None:
@@ -44,12 +58,12 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(LoomError)
     async def on_loom_error(_: Request, error: LoomError) -> JSONResponse:
-        status, kind = next((s, k) for cls, s, k in _STATUS if isinstance(error, cls))
-        return problem(status, kind, str(error))
+        return refusal_of(error)
 
     @app.exception_handler(RequestValidationError)
     async def on_invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        return problem(422, "usage", describe_invalid(error))
+        where, sentence = describe_invalid(error)
+        return problem(422, "usage", sentence, field=where)
 
     @app.exception_handler(HTTPException)
     async def on_http(_: Request, error: HTTPException) -> JSONResponse:
@@ -62,8 +76,10 @@ def install(app: FastAPI) -> None:
         return problem(500, "failed", f"The service failed with {type(error).__name__}; see its log.")
 
 
-def describe_invalid(error: RequestValidationError) -> str:
-    """The first mistake in words. Never repeats the input: it may hold environment values."""
+def describe_invalid(error: RequestValidationError) -> tuple[str, str]:
+    """Where the first mistake is, and what it is. Never repeats the input: it may hold environment values."""
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
-    return f"{where or 'The request'}: {first['msg']}."
+    where = ".".join(
+        str(part)[:64] for part in first["loc"] if part not in ("body", "query", "path", "header")
+    )
+    return where, f"{where or 'The request'}: {first['msg']}."

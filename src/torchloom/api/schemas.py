@@ -5,42 +5,108 @@ No answer ever holds a value of a job's environment.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from torchloom.model.job import MAX_WORKERS
 
+Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?$")]
+LabelValue = Annotated[str, Field(max_length=255, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Text = Annotated[str, Field(max_length=131_072, pattern=r"^[^\x00]*$")]
+"""What a process can be given as an argument."""
+Path = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
+JobId = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+State = Literal[
+    "waiting", "starting", "running", "recovering", "backoff", "stopping", "completed", "failed", "stopped"
+]
+EndState = Literal["completed", "failed", "stopped"]
+
 
 class Strict(BaseModel):
-    """A request: an unknown field is a mistake of the caller, not something to ignore."""
+    """A request: an unknown field, or a number in quotes, is the caller's mistake, not to be guessed at."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class ProgramBody(Strict):
     kind: Literal["script", "module", "command"] = "script"
-    target: str = Field(min_length=1, max_length=4096)
-    args: list[str] = []
+    target: Path
+    args: list[Text] = []
+
+
+class LimitsBody(Strict):
+    heartbeat_timeout_s: float | None = Field(default=None, gt=0, le=86_400)
+    hang_report_s: float | None = Field(default=None, gt=0, le=86_400)
+    hang_act_s: float | None = Field(default=None, gt=0, le=86_400)
+
+
+class CheckpointBody(Strict):
+    directory: Path | None = None
+    every: int | None = Field(default=None, ge=1, le=2**53)
+    """Steps between two checkpoints."""
 
 
 class JobRequest(Strict):
-    name: str | None = None
+    """A job. Everything has a default: `{"world_size": 4}` runs the example that comes with torchloom.
+
+    What runs is one of `script`, `module`, `command` or `program`; how many workers is one of `world_size`,
+    `replicas` × `workers`, or `nodes` × `workers_per_node`.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        json_schema_extra={
+            "examples": [
+                {"world_size": 4},
+                {
+                    "script": "/home/me/train.py",
+                    "args": ["--steps", "1000"],
+                    "world_size": 2,
+                    "max_restarts": 3,
+                    "labels": {"team": "vision"},
+                    "env": {"OMP_NUM_THREADS": "1"},
+                },
+            ]
+        },
+    )
+
+    name: JobId | None = None
     """Id of the job; made up if it is missing."""
-    program: ProgramBody
-    cwd: str = Field(min_length=1, max_length=4096)
-    workers_per_node: int = Field(default=1, ge=1, le=MAX_WORKERS)
-    nodes: int = Field(default=1, ge=1, le=MAX_WORKERS)
-    interpreter: str = ""
+    program: ProgramBody | None = None
+    script: Path | None = None
+    module: Path | None = None
+    command: list[Text] | None = Field(default=None, min_length=1)
+    args: list[Text] = []
+    """Arguments of the script or module."""
+    cwd: Path | None = None
+    """Working directory; needed for a script with a relative path."""
+    world_size: int | None = Field(default=None, ge=1, le=MAX_WORKERS)
+    replicas: int | None = Field(default=None, ge=1, le=MAX_WORKERS)
+    workers: int | None = Field(default=None, ge=1, le=MAX_WORKERS)
+    """Workers of one replica."""
+    workers_per_node: int | None = Field(default=None, ge=1, le=MAX_WORKERS)
+    nodes: int | None = Field(default=None, ge=1, le=MAX_WORKERS)
+    min_workers: int | None = Field(default=None, ge=1, le=MAX_WORKERS)
+    max_workers: int | None = Field(default=None, ge=1, le=MAX_WORKERS)
+    interpreter: str = Field(default="", max_length=4096, pattern=r"^[^\x00]*$")
     spawn: Literal["warm", "cold"] = "warm"
-    preload: list[str] = []
+    preload: list[Text] = []
     max_restarts: int | None = Field(default=None, ge=0, le=100_000)
     stop_grace_s: float | None = Field(default=None, ge=0, le=86_400)
     pin_cores: bool = False
-    expected_steps: int | None = Field(default=None, ge=1)
-    env: dict[str, str] = {}
+    max_steps: int | None = Field(default=None, ge=1, le=2**53)
+    """Where the job shall end; its workers find it as MAX_STEPS."""
+    expected_steps: int | None = Field(default=None, ge=1, le=2**53)
+    """Known end of the job, for ETA and progress only."""
+    limits: LimitsBody = LimitsBody()
+    checkpoint: CheckpointBody = CheckpointBody()
+    env: dict[str, Text] = {}
     """Kept apart from the job's description and never shown again."""
-    labels: dict[str, str] = {}
+    labels: dict[Label, LabelValue] = Field(default={}, max_length=64)
+    queue: bool | None = None
+    """Wait for room: true always, false never; if it is missing, when the nodes could hold the job."""
 
 
 class StopRequest(Strict):
@@ -50,6 +116,62 @@ class StopRequest(Strict):
 
 class JobCreated(BaseModel):
     job: str
+    created: bool = True
+    """False when the same Idempotency-Key had made it before."""
+
+
+class PurgeRequest(Strict):
+    """Which ended jobs go. All that is given must hold."""
+
+    states: list[EndState] = ["completed", "failed", "stopped"]
+    older_than_s: float = Field(default=7 * 86_400.0, ge=0, le=1e10)
+    """Seconds since the job ended; a week unless said otherwise."""
+    labels: dict[Label, LabelValue] = {}
+    keep_logs: bool = False
+    dry_run: bool = False
+
+
+class PurgeResult(BaseModel):
+    jobs: list[str]
+    """What was deleted, or would be."""
+    dry_run: bool
+
+
+class Problem(BaseModel):
+    """RFC 9457."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    field: str | None = None
+    """The part of the request that is at fault."""
+
+
+class LoginRequest(Strict):
+    token: str = Field(min_length=1, max_length=512)
+
+
+Role = Literal["admin", "read"]
+
+
+class Identity(BaseModel):
+    name: str
+    role: Role
+
+
+class TokenRequest(Strict):
+    name: JobId
+    role: Role = "read"
+
+
+class TokenView(Identity):
+    created_at_ns: int
+
+
+class TokenMade(TokenView):
+    token: str
+    """Shown this once: only its hash is kept."""
 
 
 class Health(BaseModel):
@@ -145,6 +267,19 @@ class IncidentDetail(IncidentView):
     exits: list[ExitView]
 
 
+class ReplicaView(BaseModel):
+    id: str
+    index: int
+    state: Literal["running", "starting", "stopping", "exited"]
+    """That of its worst worker."""
+    workers: int
+    running_workers: int
+    step: int
+    phase: str
+    """Of the worker that is furthest behind."""
+    last_loss: float | None
+
+
 class JobSummary(BaseModel):
     id: str
     state: str
@@ -170,6 +305,15 @@ class JobSummary(BaseModel):
     by: str
     program: str
     incidents: list[str]
+    labels: dict[str, str]
+    max_steps: int | None
+    progress: float | None
+    """Share of the known end that is done, 0 to 1."""
+    samples_per_s: float | None
+    """As the script tells it with loom.log(samples_per_s=…), over all ranks."""
+    last_loss: float | None
+    """As the script tells it with loom.log(loss=…), mean over the ranks."""
+    replicas: list[ReplicaView]
 
 
 class JobDetail(JobSummary):
@@ -180,7 +324,6 @@ class JobDetail(JobSummary):
     cwd: str
     args: list[str]
     env_names: list[str]
-    labels: dict[str, str]
     workers: list[WorkerView]
     incident_list: list[IncidentView]
 
@@ -193,6 +336,14 @@ class LogView(BaseModel):
     lost_bytes: int
     error: str = ""
     """Why this rank's log could not be read."""
+
+
+class LogLines(BaseModel):
+    """The data of a `log` event of the log stream."""
+
+    rank: int
+    text: str
+    lost_bytes: int
 
 
 class JobLogs(BaseModel):
@@ -262,3 +413,35 @@ class NodeView(BaseModel):
     devices: list[DeviceView]
     seen_s: float | None
     """Seconds since the last heartbeat."""
+
+
+class JobChangeView(BaseModel):
+    id: str
+    state: str
+    reason: str
+    generation: int
+
+
+class IncidentChangeView(BaseModel):
+    id: str
+    job: str
+    kind: str
+    verdict: str
+    decision: str
+    open: bool
+
+
+class EventView(BaseModel):
+    """The data of one server-sent event; its `event` is the first topic and its `id` is `seq`."""
+
+    seq: int
+    at_ns: int
+    kind: str
+    topics: list[Literal["job", "worker", "incident", "node", "device", "config", "system"]]
+    text: str
+    job: str
+    node: str
+    rank: int | None
+    by: str
+    jobs: list[JobChangeView]
+    incidents: list[IncidentChangeView]

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+from itertools import groupby
+from typing import Literal
+
 from torchloom.api.schemas import (
     DeviceEntry,
     DeviceMap,
@@ -13,16 +18,24 @@ from torchloom.api.schemas import (
     JobDetail,
     JobSummary,
     NodeView,
+    ReplicaView,
     TimelineView,
     WorkerDevices,
     WorkerView,
 )
-from torchloom.model.fleet import ExitReport, Fleet, Incident, Job, Node, Timeline, Worker
+from torchloom.model.fleet import ExitReport, Fleet, Incident, Job, Node, Timeline, Worker, WorkerState
 from torchloom.model.ids import replica_id, worker_id
 from torchloom.model.messages import WorkerPulse
 from torchloom.model.worker import DeviceUse
 
 Pulses = dict[int, WorkerPulse]
+
+_WORST_FIRST: tuple[tuple[WorkerState, Literal["running", "starting", "stopping", "exited"]], ...] = (
+    (WorkerState.EXITED, "exited"),
+    (WorkerState.STOPPING, "stopping"),
+    (WorkerState.ASSIGNED, "starting"),
+    (WorkerState.RUNNING, "running"),
+)
 
 
 def job_detail(fleet: Fleet, job: Job, pulses: Pulses, now_ns: int) -> JobDetail:
@@ -35,7 +48,6 @@ def job_detail(fleet: Fleet, job: Job, pulses: Pulses, now_ns: int) -> JobDetail
         cwd=spec.cwd,
         args=list(spec.program.args),
         env_names=list(spec.env_names),
-        labels=spec.labels,
         workers=[worker_view(worker, pulses.get(worker.ref.rank)) for worker in job.workers],
         incident_list=[incident_view(fleet.incidents[id]) for id in job.incidents if id in fleet.incidents],
     )
@@ -69,6 +81,12 @@ def job_summary(fleet: Fleet, job: Job, pulses: Pulses, now_ns: int) -> JobSumma
         by=job.by,
         program=job.spec.program.target,
         incidents=list(job.incidents),
+        labels=job.spec.labels,
+        max_steps=job.spec.max_steps,
+        progress=min(1.0, step / total) if total else None,
+        samples_per_s=_samples_per_s(job, pulses),
+        last_loss=_loss(pulses.values()),
+        replicas=replica_views(job, pulses),
     )
 
 
@@ -76,7 +94,7 @@ def _progress(job: Job, pulses: Pulses) -> tuple[int, bool, int | None]:
     """What all ranks have reached, whether that is the script's own number, and the known end."""
     told = [p.training_step for p in pulses.values() if p.training_step is not None]
     totals = [p.total_steps for p in pulses.values() if p.total_steps is not None]
-    total = max(totals) if totals else job.spec.expected_steps
+    total = max(totals) if totals else job.spec.max_steps or job.spec.expected_steps
     if told:
         return min(told), True, total
     # A worker that has ended sends no pulse any more; its exit told how far it came.
@@ -91,6 +109,40 @@ def _steps_per_s(job: Job, pulses: Pulses) -> float:
     """The slowest rank sets the pace."""
     slowest = max((p.step_s for p in pulses.values()), default=0.0)
     return 1.0 / slowest if slowest > 0 and not job.ended else 0.0
+
+
+def _samples_per_s(job: Job, pulses: Pulses) -> float | None:
+    told = [p.metrics["samples_per_s"] for p in pulses.values() if "samples_per_s" in p.metrics]
+    return sum(told) if told and not job.ended else None
+
+
+def _loss(pulses: Iterable[WorkerPulse]) -> float | None:
+    """Mean over the ranks; none where a rank's loss is not a number, which JSON cannot say."""
+    told = [p.metrics["loss"] for p in pulses if "loss" in p.metrics]
+    mean = sum(told) / len(told) if told else None
+    return mean if mean is not None and math.isfinite(mean) else None
+
+
+def replica_views(job: Job, pulses: Pulses) -> list[ReplicaView]:
+    made: list[ReplicaView] = []
+    for index, members in groupby(job.workers, key=lambda worker: worker.replica):
+        workers = list(members)
+        states = {worker.state for worker in workers}
+        told = {w.ref.rank: pulses[w.ref.rank] for w in workers if w.alive and w.ref.rank in pulses}
+        behind = min(told.values(), key=lambda pulse: pulse.steps, default=None)
+        made.append(
+            ReplicaView(
+                id=replica_id(job.id, index),
+                index=index,
+                state=next(word for state, word in _WORST_FIRST if state in states),
+                workers=len(workers),
+                running_workers=sum(worker.alive and worker.pid > 0 for worker in workers),
+                step=min(max(w.steps, told[w.ref.rank].steps if w.ref.rank in told else 0) for w in workers),
+                phase=behind.phase if behind is not None else "",
+                last_loss=_loss(told.values()),
+            )
+        )
+    return made
 
 
 def _goodput(fleet: Fleet, job: Job, elapsed_s: float, until_ns: int) -> float | None:
@@ -125,7 +177,7 @@ def worker_view(worker: Worker, pulse: WorkerPulse | None) -> WorkerView:
         collective=pulse.collective if pulse else "",
         in_collective_s=live.in_collective_s if live else 0.0,
         recorder=pulse.recorder if pulse else "none",
-        metrics=pulse.metrics if pulse else {},
+        metrics={k: v for k, v in pulse.metrics.items() if math.isfinite(v)} if pulse else {},
         exit=worker.exit.describe() if worker.exit else "",
         blind=worker.blind,
     )

@@ -11,30 +11,30 @@ import contextlib
 import logging
 import time
 import uuid
+from weakref import WeakValueDictionary
 
 from torchloom.bus.protocol import Bus, Message, Record
 from torchloom.core.detect.silence import heard_again, silent_nodes
-from torchloom.core.place import largest_node
-from torchloom.core.reducer import apply
+from torchloom.core.place import refusal
 from torchloom.errors import BusUnavailable, Conflict, LoomError, NotFound, TimedOut, UsageError
 from torchloom.model.events import (
-    Decided,
     Envelope,
     Event,
     JobDeleted,
     JobSubmitted,
     LeaseTaken,
-    NodeJoined,
     StopRequested,
     TimerFired,
 )
-from torchloom.model.fleet import Fleet, Job
+from torchloom.model.fleet import Fleet, Job, Submission
 from torchloom.model.ids import check_token, token_from
-from torchloom.model.job import MAX_WORKERS, JobSpec
+from torchloom.model.job import MAX_WORKERS, Accepted, JobSpec
 from torchloom.model.messages import BoxReading, LogPiece, ReadBox, ReadLog, WorkerPulse
+from torchloom.model.notice import Notice
 from torchloom.weaver import snapshot
 from torchloom.weaver.dispatch import Deposed, Dispatcher
 from torchloom.weaver.environment import Environments
+from torchloom.weaver.feed import Feed, tell
 from torchloom.weaver.live import LiveView
 from torchloom.wire import codec, subjects
 
@@ -65,6 +65,8 @@ class Weaver:
         self._moved = asyncio.Condition()
         self._snapshot_seq = 0
         self._joined: set[str] = set()
+        self._feed = Feed()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     # -- what the API sees ------------------------------------------------------------------------
     @property
@@ -82,28 +84,58 @@ class Weaver:
         heard = self._live.last_heard_s.get(node)
         return None if heard is None else max(0.0, asyncio.get_running_loop().time() - heard)
 
-    async def submit(self, job: str | None, spec: JobSpec, env: dict[str, str], by: str) -> str:
+    async def submit(
+        self,
+        job: str | None,
+        spec: JobSpec,
+        env: dict[str, str],
+        by: str,
+        *,
+        key: str = "",
+        digest: str = "",
+        queue: bool | None = None,
+    ) -> Accepted:
+        """Take a job, or tell which one the same key made before."""
         self._check_ready()
-        self._check_fits(spec)
         if job is None:
-            job = f"{token_from(spec.program.target.rsplit('/', 1)[-1].removesuffix('.py'), 'job')}"
-            job = f"{job}-{uuid.uuid4().hex[:6]}"
+            stem = token_from(spec.program.target.rsplit("/", 1)[-1].removesuffix(".py"), "job")
+            job = f"{stem}-{uuid.uuid4().hex[:6]}"
         check_token(job, "job id")
-        if job in self.fleet.jobs:
-            raise Conflict(f"There is a job {job} already; choose another --name or delete it first.")
-        await self._environments.put(job, env)
-        await self._say("submit", JobSubmitted(job=job, spec=spec, by=by))
-        return job
+        async with self._one_by_one(f"key {key}" if key else f"job {job}"):
+            known = self.fleet.keys.get(key) if key else None
+            if known is not None:
+                return await self._same(known, digest, env)
+            self._check_fits(spec, queue)
+            if job in self.fleet.jobs:
+                raise Conflict(f"There is a job {job} already; choose another --name or delete it first.")
+            await self._environments.put(job, env)
+            await self._say("submit", JobSubmitted(job=job, spec=spec, by=by, key=key, digest=digest))
+            known = self.fleet.keys.get(key) if key else None
+            if known is not None and known.job != job:  # another service was asked at the same time
+                await self._environments.forget(job)
+                return await self._same(known, digest, env)
+        return Accepted(job, True)
+
+    async def _same(self, known: Submission, digest: str, env: dict[str, str]) -> Accepted:
+        if known.job not in self.fleet.jobs:
+            raise Conflict(f"Job {known.job}, which this Idempotency-Key made, has been deleted.")
+        if known.digest != digest or await self._environments.get(known.job) != env:
+            raise UsageError(f"This Idempotency-Key was used for another request, which made {known.job}.")
+        return Accepted(known.job, False)
+
+    def _one_by_one(self, name: str) -> asyncio.Lock:
+        """A lock that lasts as long as somebody holds or awaits it."""
+        return self._locks.setdefault(name, asyncio.Lock())
 
     async def stop(self, job: str, by: str, kill: bool = False, grace_s: float | None = None) -> None:
         self._job(job)
         progress = self._live.progress(self.fleet, job)
         await self._say("stop", StopRequested(job=job, by=by, kill=kill, grace_s=grace_s, progress=progress))
 
-    async def delete(self, job: str, by: str) -> None:
+    async def delete(self, job: str, by: str, keep_logs: bool = False) -> None:
         if not self._job(job).ended:
             raise Conflict(f"Job {job} is {self.fleet.jobs[job].state}; stop it first (`loom stop {job}`).")
-        await self._say("delete", JobDeleted(job=job, by=by))
+        await self._say("delete", JobDeleted(job=job, by=by, keep_logs=keep_logs))
         await self._environments.forget(job)
         self._live.forget(job)
 
@@ -124,12 +156,21 @@ class Weaver:
                 await self._moved.wait_for(lambda: self.fleet.seq > after_seq)
         return self.fleet.seq
 
+    def notices(self, after_seq: int, most: int) -> list[Notice] | None:
+        return self._feed.after(after_seq, most)
+
+    async def reach_back(self, after_seq: int) -> bool:
+        if after_seq > self.fleet.seq:  # a service that was just asked may be a little ahead of this one
+            await self.changed(after_seq - 1, timeout_s=2.0)
+        return after_seq <= self.fleet.seq and await self._feed.reach_back(after_seq, self._bus)
+
     # -- the service --------------------------------------------------------------------------------
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set. Returns after giving up the lease."""
         await self._bus.provision()
         self.fleet = await snapshot.load(self._bus)
         self._snapshot_seq = self.fleet.seq
+        self._feed.begin(self.fleet.seq)
         self._caught_up_to = await self._bus.last_seq()
         self._dispatcher.last_decision = await self._bus.last_seq(subjects.DECISIONS)
         await self._bus.subscribe(subjects.TELEMETRY, self._hear)
@@ -142,9 +183,11 @@ class Weaver:
         ]
         stopping = asyncio.create_task(stop.wait(), name="stop")
         done, _ = await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
-        for task in [stopping, *tasks]:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        living = {stopping, *tasks}
+        while living:  # more than once, because asyncio.wait_for before Python 3.12 may lose a cancellation
+            for task in living:
+                task.cancel()
+            _, living = await asyncio.wait(living, timeout=0.5)
         with contextlib.suppress(LoomError):
             if self.active:
                 await snapshot.save(self._bus, self.fleet)
@@ -163,23 +206,17 @@ class Weaver:
         if record.subject == subjects.DECISIONS:
             self._dispatcher.last_decision = max(self._dispatcher.last_decision, record.seq)
         try:
-            envelope = codec.decode_envelope(record.data)
-        except codec.DecodeError as error:
-            log.error("event %d on %s cannot be read: %s", record.seq, record.subject, error)
-            self.fleet.seq = record.seq
-            return
-        if not _may_say(record.subject, envelope.body):
-            log.error("event %d on %s speaks for somebody else; ignored", record.seq, record.subject)
-            self.fleet.seq = record.seq
-            return
-        try:
-            apply(self.fleet, envelope, record.seq, record.at_ns)
+            notice = tell(self.fleet, record)
         except Exception:  # the service's top level: one bad event must not stop all jobs
-            log.exception("event %d (%s) broke the core", record.seq, type(envelope.body).__name__)
-        if isinstance(envelope.body, NodeJoined):
-            self._joined.add(envelope.body.node)
-            self._live.last_heard_s[envelope.body.node] = asyncio.get_running_loop().time()
-        if not isinstance(envelope.body, Decided):
+            log.exception("event %d on %s broke the core", record.seq, record.subject)
+            return
+        if notice is None:
+            return
+        self._feed.add(notice)
+        if notice.kind == "node-joined":
+            self._joined.add(notice.node)
+            self._live.last_heard_s[notice.node] = asyncio.get_running_loop().time()
+        if notice.kind != "decided":
             self._wake.set()
 
     async def _lead(self) -> None:
@@ -209,7 +246,8 @@ class Weaver:
         """Send what is open, at once after every change and again after a while."""
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), 0.5)
+                async with asyncio.timeout(0.5):
+                    await self._wake.wait()
             self._wake.clear()
             if not self.active:
                 continue
@@ -269,15 +307,12 @@ class Weaver:
                 "The weaver is not connected to NATS at the moment; try again in a few seconds."
             )
 
-    def _check_fits(self, spec: JobSpec) -> None:
+    def _check_fits(self, spec: JobSpec, queue: bool | None) -> None:
         if not 1 <= spec.world_size <= MAX_WORKERS:
             raise UsageError(f"A job has 1 to {MAX_WORKERS} workers, {spec.world_size} were asked for.")
-        room = largest_node(self.fleet)
-        if self.fleet.nodes and spec.workers_per_node > room:
-            raise UsageError(
-                f"{spec.workers_per_node} workers on one node were asked for and the largest node holds "
-                f"{room}; ask for fewer, or start its agent with a larger LOOM_MAX_WORKERS."
-            )
+        why_not = refusal(self.fleet, spec, queue)
+        if why_not:
+            raise Conflict(why_not, hint='ask for fewer, or submit with "queue": true to wait for room')
 
     def _job(self, job: str) -> Job:
         found = self.fleet.jobs.get(job)
@@ -290,9 +325,3 @@ class Weaver:
         if not 0 <= rank < len(workers):
             raise NotFound(f"Job {job} has ranks 0 to {len(workers) - 1}, there is no rank {rank}.")
         return workers[rank].node
-
-
-def _may_say(subject: str, body: Event) -> bool:
-    """The server lets an agent append only under its own node; here that name must match the event's."""
-    node = subjects.node_of(subject)
-    return node is None or getattr(body, "node", None) == node

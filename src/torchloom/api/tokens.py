@@ -1,0 +1,138 @@
+"""Named tokens: who may speak to the API and what for. Owns LOOM_HOME/tokens.json (0600, hashes only).
+
+A token is 256 bits of chance, so a plain SHA-256 of it cannot be turned back. Sessions of browsers are signed
+with the hash of their token: they need no memory, survive a restart and end with the token.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import os
+import secrets
+import time
+from pathlib import Path
+
+import msgspec
+
+from torchloom.api.schemas import Identity, Role, TokenMade, TokenView
+from torchloom.errors import Conflict, HomeUnusable, NotFound
+
+SESSION_S = 12 * 3600
+FIRST = "admin"
+"""Name of the token that the home was made with; it cannot be removed here."""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    name: str
+    role: Role
+    hash: str
+    created_at_ns: int
+
+
+class Tokens:
+    """All tokens of one service. The file is read again when another service of this home has changed it."""
+
+    def __init__(self, first: str, path: Path | None = None) -> None:
+        self._first = Entry(FIRST, "admin", _hash(first), 0)
+        self._path = path
+        self._stamp: tuple[int, int] | None = None
+        self._entries: dict[str, Entry] = {FIRST: self._first}
+        self._load()
+
+    def who(self, token: str) -> Identity | None:
+        """Whose token it is. Every entry is compared, so that the time tells nothing."""
+        self._load()
+        given, found = _hash(token), None
+        for entry in self._entries.values():
+            if hmac.compare_digest(given, entry.hash):
+                found = entry
+        return Identity(name=found.name, role=found.role) if found else None
+
+    # -- sessions of browsers ---------------------------------------------------------------------
+    def new_session(self, who: Identity, now_s: float) -> str:
+        text = f"{who.name}.{int(now_s) + SESSION_S}"
+        return f"{text}.{self._sign(self._entries[who.name], text)}"
+
+    def session(self, cookie: str, now_s: float) -> Identity | None:
+        self._load()
+        text, _, signature = cookie.rpartition(".")
+        name, _, until = text.rpartition(".")
+        entry = self._entries.get(name)
+        if entry is None or not until.isdecimal() or len(until) > 12 or int(until) < now_s:
+            return None
+        right = hmac.compare_digest(signature.encode(), self._sign(entry, text).encode())
+        return Identity(name=entry.name, role=entry.role) if right else None
+
+    def _sign(self, entry: Entry, text: str) -> str:
+        digest = hmac.digest(entry.hash.encode(), text.encode(), "sha256")
+        return base64.urlsafe_b64encode(digest).decode().rstrip("=")
+
+    # -- changes ----------------------------------------------------------------------------------
+    def all(self) -> list[TokenView]:
+        self._load()
+        return [
+            TokenView(name=e.name, role=e.role, created_at_ns=e.created_at_ns) for e in self._entries.values()
+        ]
+
+    def add(self, name: str, role: Role) -> TokenMade:
+        self._load()
+        if name in self._entries:
+            raise Conflict(
+                f"There is a token named {name} already", hint="remove it first or choose another name"
+            )
+        token = secrets.token_urlsafe(32)
+        entry = Entry(name, role, _hash(token), time.time_ns())
+        self._save({**self._entries, name: entry})
+        return TokenMade(name=name, role=role, created_at_ns=entry.created_at_ns, token=token)
+
+    def remove(self, name: str) -> None:
+        self._load()
+        if name == FIRST:
+            raise Conflict(
+                "The first token cannot be removed", hint="write a new one into LOOM_HOME/token and restart"
+            )
+        if name not in self._entries:
+            raise NotFound(f"There is no token named {name!r}")
+        self._save({k: v for k, v in self._entries.items() if k != name})
+
+    def _load(self) -> None:
+        if self._path is None:
+            return
+        try:
+            status = self._path.stat()
+        except OSError:
+            self._stamp, self._entries = None, {FIRST: self._first}
+            return
+        stamp = (status.st_mtime_ns, status.st_ino)
+        if stamp != self._stamp:
+            try:
+                found = msgspec.json.decode(self._path.read_bytes(), type=list[Entry])
+            except (OSError, msgspec.DecodeError) as error:
+                # Nobody but the first token gets in: a damaged file must not open the door.
+                self._entries, self._stamp = {FIRST: self._first}, stamp
+                raise HomeUnusable(f"{self._path.name} cannot be read ({type(error).__name__}).") from error
+            self._stamp = stamp
+            self._entries = {FIRST: self._first} | {entry.name: entry for entry in found}
+
+    def _save(self, entries: dict[str, Entry]) -> None:
+        self._entries = entries
+        if self._path is None:
+            return
+        data = msgspec.json.encode([entry for entry in entries.values() if entry.name != FIRST])
+        new = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        try:
+            descriptor = os.open(new, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(self._path)
+        except OSError as error:
+            raise HomeUnusable(f"{self._path.name} cannot be written ({error.strerror}).") from error
+        self._stamp = None
+
+
+def _hash(token: str) -> str:
+    return hashlib.sha256(token.encode(errors="surrogateescape")).hexdigest()

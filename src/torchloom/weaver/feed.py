@@ -1,0 +1,107 @@
+"""The newest notices, for those who follow the fleet live or come back after a cut. A cache, never the truth.
+
+What it does not hold is told anew from the stream, once, when somebody asks for it; what the stream no longer
+tells is gone, and the asker is told so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from bisect import bisect_right
+
+from torchloom.bus.protocol import Bus, Record
+from torchloom.core.notices import apply_and_tell
+from torchloom.errors import LoomError
+from torchloom.model.fleet import Fleet
+from torchloom.model.notice import Notice
+from torchloom.wire import codec, subjects
+
+log = logging.getLogger(__name__)
+
+KEPT = 8192
+"""Notices that are kept, of a few hundred bytes each."""
+MOST_RETOLD = 200_000
+"""A longer history is not replayed for a follower: it would take longer than to look at everything anew."""
+BREATHE_EVERY = 100
+
+
+class Feed:
+    def __init__(self, kept: int = KEPT) -> None:
+        self._kept = kept
+        self._notices: list[Notice] = []
+        self._complete_after = 0
+        """Everything that came after this place in the stream is here."""
+        self._retelling = asyncio.Lock()
+        self._retold = False
+
+    def begin(self, seq: int) -> None:
+        """The fleet was taken from a snapshot of this place: what comes next is told from there."""
+        self._notices, self._complete_after = [], seq
+
+    def add(self, notice: Notice) -> None:
+        self._notices.append(notice)
+        if len(self._notices) > self._kept + self._kept // 4:  # several at once, because it moves them all
+            self._trim()
+
+    def after(self, seq: int, most: int) -> list[Notice] | None:
+        """The next notices after a place, oldest first; None when some of them are not here."""
+        if seq < self._complete_after:
+            return None
+        at = bisect_right(self._notices, seq, key=lambda notice: notice.seq)
+        return self._notices[at : at + most]
+
+    async def reach_back(self, seq: int, bus: Bus) -> bool:
+        """Whether everything after `seq` can be told, if need be after reading the stream again."""
+        if seq >= self._complete_after:
+            return True
+        async with self._retelling:
+            if not self._retold and seq < self._complete_after <= MOST_RETOLD:
+                with contextlib.suppress(LoomError):
+                    await self._retell(bus)
+        return seq >= self._complete_after
+
+    async def _retell(self, bus: Bus) -> None:
+        """Replay from the first event up to where our own notices begin."""
+        self._retold = True
+        if await bus.first_seq() > 1:
+            return  # what happened before the first event kept would be missing in what is told
+        fleet, told, until = Fleet(), [], self._complete_after
+        async with contextlib.aclosing(bus.read(0)) as records:
+            async for record in records:
+                if record.seq > until:
+                    break
+                notice = tell(fleet, record)
+                if notice is not None:
+                    told.append(notice)
+                if record.seq % BREATHE_EVERY == 0:
+                    await asyncio.sleep(0)
+                if record.seq == until:
+                    break
+        if self._complete_after == until:
+            self._notices, self._complete_after = told + self._notices, 0
+            self._trim()
+
+    def _trim(self) -> None:
+        extra = len(self._notices) - self._kept
+        if extra > 0:
+            self._complete_after = self._notices[extra - 1].seq
+            del self._notices[:extra]
+
+
+def tell(fleet: Fleet, record: Record) -> Notice | None:
+    """Apply a record as the service does and say what it changed; None for what has no effect."""
+    try:
+        envelope = codec.decode_envelope(record.data)
+    except codec.DecodeError as error:
+        log.error("event %d on %s cannot be read: %s", record.seq, record.subject, error)
+        fleet.seq = record.seq
+        return None
+    # The server lets an agent append only under its own node; here that name must match the event's.
+    node = subjects.node_of(record.subject)
+    if node is not None and getattr(envelope.body, "node", None) != node:
+        log.error("event %d on %s speaks for somebody else; ignored", record.seq, record.subject)
+        fleet.seq = record.seq
+        return None
+    return apply_and_tell(fleet, envelope, record.seq, record.at_ns)
