@@ -53,6 +53,7 @@ def routes(control: Control) -> APIRouter:
     @router.get(
         "/events",
         operation_id="events",
+        status_code=200,
         response_class=EventStream,
         responses={200: {"model": EventView, "description": "A stream of server-sent events"}},
     )

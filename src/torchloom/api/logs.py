@@ -61,6 +61,7 @@ def routes(control: Control) -> APIRouter:
     @router.get(
         "/jobs/{job}/logs/stream",
         operation_id="logStream",
+        status_code=200,
         response_class=EventStream,
         responses={200: {"model": LogLines, "description": "A stream of server-sent events"}},
     )
