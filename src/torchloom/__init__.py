@@ -56,8 +56,9 @@ def __getattr__(name: str) -> Any:
     if name == "Checkpoint":
         from torchloom.checkpoint import telling
         from torchloom.checkpoint.checkpoint import Checkpoint
+        from torchloom.probe.api import tell_checkpoints
 
-        telling.connect(phase, log, step)
+        telling.connect(phase, log, step, tell_checkpoints)
         return Checkpoint
     if name == "KeepRules":
         from torchloom.core.retention import KeepRules

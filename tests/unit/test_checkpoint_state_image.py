@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchloom.checkpoint.image import BLOCK, Image, Reading, block_count, plan
+from torchloom.checkpoint.image import BLOCK, Image, Reading, block_count, plan, sum_blocks
 from torchloom.checkpoint.region import Region, anonymous
 from torchloom.checkpoint.tree import decode, tensors_of
 from torchloom.errors import CheckpointDamaged, UsageError
@@ -40,9 +40,8 @@ TREE = {
 
 def staged(image: Image, sums: bool) -> tuple[Region, torch.Tensor | None]:
     region = anonymous(block_count(image.size) * BLOCK)
-    made = torch.zeros(block_count(image.size), dtype=torch.int64) if sums else None
-    image.copy_into(region, made)
-    return region, made
+    image.copy_into(region)
+    return region, sum_blocks(region, image.size) if sums else None
 
 
 def read(region: Region, size: int, sums: torch.Tensor | None) -> Any:

@@ -36,9 +36,10 @@ from torchloom.checkpoint.restore import Restored, Restorer
 from torchloom.checkpoint.staging import Staging
 from torchloom.checkpoint.state import State
 from torchloom.checkpoint.storage import open_storage
-from torchloom.checkpoint.writer import Outcome, Save, Writer
+from torchloom.checkpoint.told import Told
+from torchloom.checkpoint.writer import PEER_FAILED, Outcome, Save, Writer
 from torchloom.core.retention import KeepRules
-from torchloom.errors import UsageError
+from torchloom.errors import CheckpointError, UsageError
 
 CLOSING_WITHIN_S = 120.0
 """How long the end of the process waits for a save in flight."""
@@ -71,6 +72,7 @@ class Checkpoint:
         self._keep = KeepRules(last=keep) if isinstance(keep, int) else keep
         self._job = check_job(name or job_name(env))
         self._storage = open_storage(store_uri(env, dir), env)
+        self._told = Told(self._storage.where, self._job)
         self._generation = generation_of(env)
         self._memory = memory and env.get("LOOM_MEMORY_DIR", "")
         self._parent = ""
@@ -103,8 +105,15 @@ class Checkpoint:
             self._writer.wait()
             tier = self._staging.tier
             restorer = Restorer(self._state, self._storage, self._job, group, tier)
-            self.restored = restored = restorer.run(self._generation, wanted)
+            try:
+                self.restored = restored = restorer.run(self._generation, wanted)
+            except CheckpointError:
+                if restorer.rejected:
+                    self._told.opened("", "", restorer.rejected)
+                raise
         self._generation, self._parent = restored.generation, restored.name
+        if group.rank == 0:
+            self._told.opened(restored.name, restored.where, restorer.rejected)
         self._connect()
         if restored.name and group.rank == 0:
             telling.say(
@@ -123,6 +132,7 @@ class Checkpoint:
             telling.ports.log(**metrics)
         self._ready()
         self._took_step(began - self._step_ended)
+        self._staging.look()
         self._collect()
         if not self._can_agree and self._writer.busy and step % max(1, self._every.steps) == 0:
             self._writer.wait()
@@ -155,6 +165,7 @@ class Checkpoint:
         self._closed = True
         atexit.unregister(self.close)
         with telling.ports.phase("checkpoint"):
+            self._staging.look(wait=True)
             self._writer.leave()
             if not self._writer.wait(CLOSING_WITHIN_S):
                 telling.say(f"the last save of {self._job} was not done within {CLOSING_WITHIN_S:g} s")
@@ -205,7 +216,9 @@ class Checkpoint:
         if self._generation is None:
             number = claim(self._storage, self._job, f"{os.getpid()}") if group.rank == 0 else 0
             self._generation = int(group.share(number))
-        if not hasattr(self, "_agenda"):
+        if not hasattr(self, "_agenda"):  # the script never restored
+            if group.rank == 0:
+                self._told.opened("", "", {})
             self._connect()
 
     def _gave_up(self, attempt: int) -> bool:
@@ -254,6 +267,7 @@ class Checkpoint:
         self.interval = self._agenda.disk.steps
         self.memory_interval = self._agenda.memory.steps if self._staging.tier is not None else 0
         told = {"checkpoint_interval": self.interval, "memory_interval": self.memory_interval}
+        self._told.paces(self.interval, self.memory_interval)
         telling.ports.log(checkpoint_blocked_s=self._blocked_s, checkpoint_staged=step, **told)
 
     def _facts(self, metrics: Mapping[str, object]) -> Facts:
@@ -279,16 +293,21 @@ class Checkpoint:
             self._failed(step, outcome.problem)
         elif outcome.save.commits:
             self._saved(step, outcome)
+        else:
+            self._told.wrote()
 
     def _saved(self, step: int, outcome: Outcome) -> None:
         self._parent = str(outcome.save.target.name)
         if outcome.warning:
             telling.say(outcome.warning)
+        self._told.saved(self._parent, step, time.time(), outcome.size, outcome.took_s)
         telling.ports.log(checkpoint_step=step, checkpoint_s=outcome.took_s)
 
     def _failed(self, step: int, why: str) -> None:
         self.failures += 1
         telling.say(f"the checkpoint of step {step} failed: {why}; training goes on")
         telling.ports.log(checkpoint_failures=self.failures, checkpoint_error=f"step {step}: {why}")
+        if why != PEER_FAILED:
+            self._told.failed(step, why)
         if self._board is not None:
             self._board.post(f"failed/{self._attempt}", "1")

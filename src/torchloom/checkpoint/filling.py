@@ -82,7 +82,7 @@ class Filling:
         return found
 
     def run(self) -> None:
-        """Give everything back. Raises CheckpointDamaged: then nothing that was restored may be used."""
+        """Give everything back. Raises CheckpointDamaged if shards are missing."""
         trees = {component.name: self._tree(component) for component in self._state.components}
         about = self._decode(self._images.own, self.about, ABOUT, self._made)
         readings = [reading for reading in (self._images.own, self._images.shared) if reading is not None]

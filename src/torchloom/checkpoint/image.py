@@ -4,19 +4,16 @@
     16     index: JSON with the trees and a record of every tensor
     …      tensors, each at a multiple of ALIGN
 
-Owns that layout, the copy into it (staging) and the copy out of it. Both go block by block when sums are
-wanted, so that a block is summed while it is in the cache: a second pass over the memory would double the
-cost.
-
-A block's sum is that of its 64-bit words. It finds torn and flipped memory for a tenth of the price of a
-copy, which is what the memory tier needs; files carry CRC-32 besides (verify.py).
+Owns that layout, the copy into it (staging), the copy out of it, and sums by which changed memory is found.
+The sum of a block is that of its 64-bit words: a tenth of the price of CRC-32, which is what the memory
+tier can afford; files carry a CRC-32 besides (verify.py).
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +27,7 @@ MAGIC = b"LOOMIMG1"
 _HEAD = struct.Struct("<8sQ")
 ALIGN = 64
 BLOCK = 1 << 20
-"""Fits into the second-level cache of anything that trains models."""
+"""What one sum is of."""
 _INDEX_LIMIT = 1 << 30
 
 
@@ -43,15 +40,11 @@ class Image:
     places: list[int]
     size: int
 
-    def copy_into(self, region: Region, sums: torch.Tensor | None = None) -> None:
-        """Stage: copy everything, and sum the blocks if `sums` is given."""
+    def copy_into(self, region: Region) -> None:
+        """Stage: one copy of everything."""
         region.bytes[: len(self.head)] = self.head
         with torch.no_grad():
-            if sums is None:
-                _copy_whole(region.tensor, self.tensors, self.places, into=True)
-            else:
-                for block in _blocks(region.tensor, self.tensors, self.places, self.size, into=True):
-                    sums[block] = _sum(region.tensor, block)
+            _copy(region.tensor, self.tensors, self.places, into=True)
 
 
 def plan(trees: Mapping[str, Any]) -> Image:
@@ -76,16 +69,17 @@ class Reading:
     """An image in memory, being read."""
 
     def __init__(self, region: Region, size: int, sums: torch.Tensor | None = None) -> None:
-        """Reads the index. With `sums`, its blocks are compared before it is believed."""
-        self._buffer, self._size, self._sums = region.tensor, size, sums
+        """Reads the index. With `sums`, the whole image is compared with them first.
+
+        Without, the caller has compared its checksum. Raises CheckpointDamaged.
+        """
+        self._buffer, self._size = region.tensor, size
+        if sums is not None and not torch.equal(sum_blocks(region, size), sums):
+            raise CheckpointDamaged("an image in memory was changed")
         try:
             magic, length = _HEAD.unpack(region.bytes[: _HEAD.size])
             if magic != MAGIC or length > min(_INDEX_LIMIT, size - _HEAD.size):
                 raise ValueError("it does not begin as an image does")
-            if sums is not None:
-                for block in range(block_count(_HEAD.size + length)):
-                    if _sum(self._buffer, block) != sums[block]:
-                        raise ValueError(f"block {block} was changed")
             index = json.loads(bytes(region.bytes[_HEAD.size : _HEAD.size + length]))
             self.trees: dict[str, Any] = dict(index["trees"])
             self.records: list[Record] = list(index["tensors"])
@@ -105,19 +99,10 @@ class Reading:
         return self._buffer[at : at + count * dtype.itemsize].view(dtype).view(record["shape"])
 
     def copy_out(self, targets: list[tuple[Record, torch.Tensor]]) -> None:
-        """Copy tensors to where they are wanted, comparing the sums of **all** blocks on the way if known.
-
-        Raises CheckpointDamaged when a sum is wrong: what was copied by then means nothing.
-        """
-        targets = sorted(targets, key=lambda target: int(target[0]["at"]))
-        outside = [target for _, target in targets]
+        """Copy tensors to where they are wanted."""
         places = [self._first + int(record["at"]) for record, _ in targets]
         with torch.no_grad():
-            if self._sums is None:
-                _copy_whole(self._buffer, outside, places, into=False)
-                return
-            for block in _blocks(self._buffer, outside, places, self._size, into=False, before=self._sums):
-                raise CheckpointDamaged(f"block {block} of an image in memory was changed")
+            _copy(self._buffer, [target for _, target in targets], places, into=False)
 
     def _check(self, record: Record) -> None:
         size = _numel(record["shape"]) * DTYPES[record["dtype"]].itemsize
@@ -130,79 +115,23 @@ def block_count(size: int) -> int:
     return -(-size // BLOCK)
 
 
-def _blocks(
-    buffer: torch.Tensor,
-    outside: list[torch.Tensor],
-    places: list[int],
-    size: int,
-    *,
-    into: bool,
-    before: torch.Tensor | None = None,
-) -> Iterator[int]:
-    """Copy block by block. Going in, yields each block that is full; going out, each whose sum is wrong."""
-    pieces = _Pieces(outside, places)
-    wrong: list[torch.Tensor] = []
-    for block in range(block_count(size)):
-        start = block * BLOCK
-        stop = min(start + BLOCK, size)
-        if before is not None:
-            wrong.append(_sum(buffer, block) != before[block])
-        for at, outer in pieces.up_to(stop):
-            inner = buffer[at : at + outer.numel() * outer.element_size()]
-            if outer.dtype is not torch.uint8:
-                inner = inner.view(outer.dtype)
-            inner = inner.view(outer.shape)
-            if into:
-                inner.copy_(outer)
-            else:
-                outer.copy_(inner)
-        if into:
-            yield block
-    if wrong:
-        yield from torch.stack(wrong).nonzero().flatten().tolist()
+def sum_blocks(region: Region, size: int) -> torch.Tensor:
+    """The sums of all blocks of an image, whose region is a whole number of blocks."""
+    words = region.tensor[: block_count(size) * BLOCK].view(torch.int64)
+    return words.view(-1, BLOCK // 8).sum(1)
 
 
-class _Pieces:
-    """The memory outside, cut at block boundaries where it is one contiguous run on the host."""
-
-    def __init__(self, outside: list[torch.Tensor], places: list[int]) -> None:
-        self._queue = [
-            (at, tensor.view(-1).view(torch.uint8) if _is_run(tensor) else tensor)
-            for at, tensor in zip(places, outside, strict=True)
-            if tensor.numel()
-        ]
-        self._next = 0
-
-    def up_to(self, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
-        while self._next < len(self._queue):
-            at, tensor = self._queue[self._next]
-            if at >= stop:
-                return
-            if tensor.dtype is torch.uint8 and tensor.dim() == 1 and at + tensor.numel() > stop:
-                self._queue[self._next] = (stop, tensor[stop - at :])
-                yield at, tensor[: stop - at]
-                return
-            self._next += 1
-            yield at, tensor
-
-
-def _copy_whole(buffer: torch.Tensor, outside: list[torch.Tensor], places: list[int], *, into: bool) -> None:
+def _copy(buffer: torch.Tensor, outside: list[torch.Tensor], places: list[int], *, into: bool) -> None:
     inner: list[torch.Tensor] = []
     outer = [tensor for tensor in outside if tensor.numel()]
     for at, tensor in zip(places, outside, strict=True):
         if tensor.numel():
             piece = buffer[at : at + tensor.numel() * tensor.element_size()]
             inner.append(piece.view(tensor.dtype).view(tensor.shape))
-    if outer:
-        torch._foreach_copy_(inner, outer) if into else torch._foreach_copy_(outer, inner)
-
-
-def _sum(buffer: torch.Tensor, block: int) -> torch.Tensor:
-    return buffer[block * BLOCK : (block + 1) * BLOCK].view(torch.int64).sum()
-
-
-def _is_run(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_complex()
+    if outer and into:
+        torch._foreach_copy_(inner, outer)
+    elif outer:
+        torch._foreach_copy_(outer, inner)
 
 
 def _numel(shape: list[int]) -> int:

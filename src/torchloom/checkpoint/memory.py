@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 from torchloom.checkpoint import tier
-from torchloom.checkpoint.image import BLOCK, block_count
+from torchloom.checkpoint.image import BLOCK, block_count, sum_blocks
 from torchloom.checkpoint.names import CheckpointName
 from torchloom.checkpoint.region import Region, existing, file_backed
 
@@ -31,7 +31,7 @@ HEADER = 4096
 _MAGIC = b"LOOMMEM1"
 _HEAD = struct.Struct("<8sII")
 SLOTS = 3
-"""Two in turn; a third is made only while one of them is being written to disk."""
+"""Two in turn; a third is made while one is being written to disk or another rank has not sealed the last."""
 USABLE = 0.8
 """How much of the memory that is free now the tier may take."""
 
@@ -55,19 +55,21 @@ class SlotFile:
         self._region: Region | None = None
         self._size = 0
 
-    def prepare(self, size: int) -> tuple[Region, torch.Tensor]:
-        """Wipe the header and give the memory for an image and its sums. Raises OSError without room."""
+    def prepare(self, size: int) -> Region:
+        """Wipe the header and give the memory for an image. Raises OSError without room."""
         whole = HEADER + _padded(size) + 8 * block_count(size)
         if self._region is None or self._region.size < whole:
             self._region = None
             self._region = file_backed(self._path, whole)
         self._size = size
         self._region.bytes[: _HEAD.size] = bytes(_HEAD.size)
-        return _parts(self._region, size)
+        return _parts(self._region, size)[0]
 
     def seal(self, name: CheckpointName, world: int) -> None:
+        """Sum the image and say what it is; only then does it count."""
         assert self._region is not None
-        _, sums = _parts(self._region, self._size)
+        payload, sums = _parts(self._region, self._size)
+        sums.copy_(sum_blocks(payload, self._size))
         body = json.dumps(
             {
                 "generation": name.generation,
@@ -141,7 +143,7 @@ class MemoryTier:
         if self._checked:
             return ""
         self._checked = True
-        needed = 2 * (own * local_world + shared + 2 * HEADER)
+        needed = SLOTS * (own * local_world + shared + 2 * HEADER)
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             taken = sum(file.stat().st_size for file in self._directory.iterdir())
@@ -158,10 +160,11 @@ class MemoryTier:
             if event == safe_event:
                 self.keep = slot
         free = [slot for slot in range(SLOTS) if slot not in (self.keep, self._busy)]
-        made = [slot for slot in free if slot in self._held]
-        if made:
-            return min(made, key=lambda slot: self._held[slot])
-        return free[0] if free else None
+        older = [slot for slot in free if slot in self._held and self._held[slot] <= safe_event]
+        unmade = [slot for slot in free if slot not in self._held]
+        if older or unmade:
+            return min(older, key=lambda slot: self._held[slot]) if older else unmade[0]
+        return max(free, key=lambda slot: self._held[slot]) if free else None
 
     def file(self, kind: str, slot: int) -> SlotFile:
         name = tier.own(self._rank) if kind == "own" else kind

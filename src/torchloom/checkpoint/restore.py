@@ -67,6 +67,8 @@ class Restorer:
         self._tier = tier
         self._bad_in_memory: set[CheckpointName] = set()
         self._bad_in_store: set[CheckpointName] = set()
+        self.rejected: dict[str, str] = {}
+        """Damaged states that were passed over, by name, and why; only rank 0 knows them."""
 
     def run(self, generation: int | None, step: int | None) -> Restored:
         """The newest state, or that of `step`. Raises CheckpointError when there is one that must be read
@@ -144,6 +146,7 @@ class Restorer:
                 return Choice(generation, name, listing.judge(name), notes=tuple(notes))
             except (CheckpointDamaged, CheckpointMissing) as error:
                 notes.append(f"checkpoint {name} is passed over: {error}")
+                self.rejected.setdefault(str(name), str(error))
         return Choice(generation, notes=tuple(notes))
 
     def _load(self, choice: Choice, offer: dict[str, Sealed]) -> str:
@@ -220,6 +223,7 @@ class Restorer:
             return
         telling.say(f"{choice.name} in {choice.where} is passed over: {why}")
         telling.ports.log(checkpoint_rejected=f"{choice.name}: {why}")
+        self.rejected[str(choice.name)] = f"{why} (in {choice.where})"
         if choice.manifest is not None:
             try:
                 mark_damaged(self._storage, self._job, str(choice.name), why, time.time())

@@ -9,6 +9,7 @@ costs nothing besides.
 from __future__ import annotations
 
 import errno
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,13 +17,15 @@ from typing import Any
 
 from torchloom.checkpoint.group import Board, Group
 from torchloom.checkpoint.image import Image, plan
-from torchloom.checkpoint.memory import MemoryTier
+from torchloom.checkpoint.memory import MemoryTier, SlotFile
 from torchloom.checkpoint.names import CheckpointName
 from torchloom.checkpoint.region import Region, anonymous
 from torchloom.checkpoint.state import State
 
 _SEALED = "sealed"
 _OFF = -1
+INLINE = 8 << 20
+"""Images up to this size are sealed at once; summing larger ones is left to a thread of that moment."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,24 @@ class Staging:
         self.board: Board | None = None
         self._regions: dict[str, Region] = {}
         self._sealed_event = 0
+        self._sealing: tuple[threading.Thread, int] | None = None
+
+    def look(self, *, wait: bool = False) -> None:
+        """Once the newest state is sealed, tell the other ranks. Called at every step."""
+        if self._sealing is None:
+            return
+        thread, event = self._sealing
+        if wait:
+            thread.join()
+        if not thread.is_alive():
+            self._sealing = None
+            self._sealed_event = event
+            if self.board is not None:
+                self.board.note_mine(_SEALED, event)
 
     def take(self, name: CheckpointName, about: Mapping[str, Any], event: int, *, to_store: bool) -> Staged:
         """Copy the state. With a tier it is sealed in memory; `to_store` asks for the bytes to write."""
+        self.look(wait=True)
         keeps = self._group.keeps_shared if self.tier else self._group.rank == 0
         own, shared = self._state.take(about, with_shared=keeps)
         images = {"own": plan(own)}
@@ -116,16 +134,20 @@ class Staging:
         for kind, image in images.items():
             began = time.perf_counter()
             file = self.tier.file(kind, slot)
-            region, sums = file.prepare(image.size)
+            region = file.prepare(image.size)
             growth_s += time.perf_counter() - began
-            image.copy_into(region, sums)
+            image.copy_into(region)
             files[kind] = file.payload()
-        for kind in images:
-            self.tier.file(kind, slot).seal(name, self._group.world)
         self.tier.sealed(slot, event)
-        self._sealed_event = event
-        if self.board is not None:
-            self.board.note_mine(_SEALED, event)
+        slots = [self.tier.file(kind, slot) for kind in images]
+        thread = threading.Thread(
+            target=_seal, args=(slots, name, self._group.world), name="loom-seal", daemon=True
+        )
+        if sum(image.size for image in images.values()) <= INLINE:
+            thread.run()
+        else:
+            thread.start()
+        self._sealing = (thread, event)
         return files, growth_s
 
     def _to_regions(self, images: Mapping[str, Image]) -> tuple[dict[str, memoryview], float]:
@@ -140,3 +162,8 @@ class Staging:
             image.copy_into(self._regions[kind])
             files[kind] = self._regions[kind].bytes[: image.size]
         return files, growth_s
+
+
+def _seal(slots: list[SlotFile], name: CheckpointName, world: int) -> None:
+    for slot in slots:
+        slot.seal(name, world)

@@ -1,6 +1,6 @@
 """What a checkpoint tells the rest of torchloom: its phase, its step, its figures, its failures.
 
-Owns three ports and no meaning. `torchloom/__init__.py` connects them to the probe; unconnected, as in a
+Owns four ports and no meaning. `torchloom/__init__.py` connects them to the probe; unconnected, as in a
 script without torchloom around it, they do nothing. A failure is also said in one line on stderr, because
 that is where the person who started the script looks.
 """
@@ -8,7 +8,7 @@ that is where the person who started the script looks.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -23,6 +23,9 @@ def _no_log(**values: object) -> None: ...
 def _no_step(number: object) -> None: ...
 
 
+def _no_checkpoints(told: Mapping[str, object]) -> None: ...
+
+
 @dataclass
 class Ports:
     """Where telling goes."""
@@ -30,6 +33,7 @@ class Ports:
     phase: Callable[[str], AbstractContextManager[object]] = _no_phase
     log: Callable[..., None] = _no_log
     step: Callable[[object], None] = _no_step
+    checkpoints: Callable[[Mapping[str, object]], None] = _no_checkpoints
 
 
 ports = Ports()
@@ -39,9 +43,10 @@ def connect(
     phase: Callable[[str], AbstractContextManager[object]],
     log: Callable[..., None],
     step: Callable[[object], None],
+    checkpoints: Callable[[Mapping[str, object]], None] = _no_checkpoints,
 ) -> None:
     """Tell these from now on."""
-    ports.phase, ports.log, ports.step = phase, log, step
+    ports.phase, ports.log, ports.step, ports.checkpoints = phase, log, step, checkpoints
 
 
 def say(text: str) -> None:

@@ -24,6 +24,8 @@ PEERS_WITHIN_S = 600.0
 """How long the parts of other ranks are waited for. A dead rank ends the job long before."""
 LEAVING_WITHIN_S = 10.0
 """The same when this process wants to end."""
+PEER_FAILED = "another rank could not write its part"
+"""That rank tells why."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class Outcome:
     problem: str = ""
     fenced: bool = False
     warning: str = ""
+    size: int = 0
+    """Bytes of the whole checkpoint, as the one who commits knows."""
 
 
 class Writer:
@@ -92,9 +96,9 @@ class Writer:
 
     def _run(self, save: Save) -> None:
         began, cpu = time.perf_counter(), time.thread_time()
-        problem, warning, fenced = "", "", False
+        problem, warning, fenced, size = "", "", False, 0
         try:
-            warning = self._write(save)
+            warning, size = self._write(save)
         except CheckpointFenced as error:
             problem, fenced = str(error), True
         except CheckpointError as error:
@@ -102,10 +106,11 @@ class Writer:
         except (OSError, MemoryError) as error:
             problem = f"{type(error).__name__}: {error}"
         self._outcome = Outcome(
-            save, time.perf_counter() - began, time.thread_time() - cpu, problem, fenced, warning
+            save, time.perf_counter() - began, time.thread_time() - cpu, problem, fenced, warning, size
         )
 
-    def _write(self, save: Save) -> str:
+    def _write(self, save: Save) -> tuple[str, int]:
+        """(a warning, bytes of the whole checkpoint)."""
         writer = PartWriter(self._storage, save.target, save.rank)
         tried = False
         try:
@@ -113,7 +118,7 @@ class Writer:
                 writer.add(name, [data])
             part = writer.finish()
             if not save.commits:
-                return ""
+                return "", 0
             parts = self._parts(save, part)
             tried = True
             done = commit(self._storage, save.target, parts, save.facts, time.time())
@@ -128,7 +133,7 @@ class Writer:
                 catalogue.sweep(self._storage, save.target.job, time.time())
             except CheckpointError as error:
                 warning = f"old checkpoints could not be removed: {error}"
-        return warning
+        return warning, done.manifest.size
 
     def _parts(self, save: Save, mine: Part) -> list[Part]:
         """Everybody's parts, as they come."""
@@ -144,7 +149,7 @@ class Writer:
                     end = min(end, time.monotonic() + LEAVING_WITHIN_S)
                     self._leaving.clear()
                 if self._has_failed(save.target.attempt):
-                    raise CheckpointError("another rank could not write its part") from error
+                    raise CheckpointError(PEER_FAILED) from error
                 if time.monotonic() > end:
                     raise
             time.sleep(pause_s)

@@ -1,0 +1,259 @@
+"""What a checkpoint costs the training loop, beside torch.save and DCP, in one run.
+
+    python bench/checkpoint.py [--mb 400 2000] [--rounds 4] [--no-s3] [--json]
+
+Blocking: how long the training loop waits. Total: until the state is durable in the store. Restore: into a
+model and an optimizer that exist. The state is a model with Adam; the methods take turns and the best round
+counts, because the machine is shared. Beside them the bound of this run: one copy of the state into memory
+that is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+import torchloom as loom
+from support.s3 import available, s3_server
+from support.table import emit, progress
+
+SIDE = 1024
+NOTHING = float("nan")
+
+
+class Training:
+    """A model and an optimizer whose states take about so many megabytes together."""
+
+    def __init__(self, megabytes: int) -> None:
+        layers = max(1, megabytes * 10**6 // (3 * 4 * SIDE * SIDE))
+        self.model = torch.nn.ModuleList(torch.nn.Linear(SIDE, SIDE, bias=False) for _ in range(layers))
+        self.optimizer = torch.optim.Adam(self.model.parameters(), foreach=False)
+        for parameter in self.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def state(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def tensors(self) -> list[torch.Tensor]:
+        moments = [t for state in self.optimizer.state.values() for t in state.values() if t.dim()]
+        return [*(p.detach() for p in self.model.parameters()), *moments]
+
+
+class Method(Protocol):
+    def save(self, step: int) -> tuple[float, float]:
+        """(blocking, total) seconds."""
+
+    def restore(self) -> float: ...
+
+    def close(self) -> None: ...
+
+
+class Loom:
+    """loom.Checkpoint; with `memory`, as under an agent."""
+
+    def __init__(self, training: Training, where: str, memory: Path | None, name: str) -> None:
+        os.environ.pop("LOOM_MEMORY_DIR", None)
+        if memory is not None:
+            os.environ["LOOM_MEMORY_DIR"] = str(memory)
+        self._memory = memory
+        self._parts = {"model": training.model, "optimizer": training.optimizer}
+        self._options: dict[str, Any] = {"every": 10**9, "keep": 1, "dir": where, "name": name}
+        self._ckpt = loom.Checkpoint(**self._parts, **self._options)
+
+    def save(self, step: int) -> tuple[float, float]:
+        began = time.perf_counter()
+        self._ckpt.save(step)
+        blocked = time.perf_counter() - began
+        self._ckpt.wait()
+        assert not self._ckpt.failures
+        return blocked, time.perf_counter() - began
+
+    def restore(self) -> float:
+        if self._memory is not None:
+            os.environ["LOOM_MEMORY_DIR"] = str(self._memory)
+        again = loom.Checkpoint(**self._parts, **self._options)
+        began = time.perf_counter()
+        assert again.restore() > 0
+        took = time.perf_counter() - began
+        assert again.restored is not None
+        assert (again.restored.where == "memory") == (self._memory is not None)
+        # The one before may not save any more: a new life of the job has begun.
+        self._ckpt.close()
+        self._ckpt = again
+        return took
+
+    def close(self) -> None:
+        self._ckpt.close()
+        if self._memory is not None:
+            shutil.rmtree(self._memory, ignore_errors=True)
+            os.environ.pop("LOOM_MEMORY_DIR", None)
+
+
+class TorchSave:
+    """torch.save and fsync."""
+
+    def __init__(self, training: Training, where: Path) -> None:
+        self._training, self._path = training, where / "state.pt"
+        where.mkdir()
+
+    def save(self, step: int) -> tuple[float, float]:
+        began = time.perf_counter()
+        with open(self._path, "wb") as file:
+            torch.save(self._training.state(), file)
+            file.flush()
+            os.fsync(file.fileno())
+        took = time.perf_counter() - began
+        return took, took
+
+    def restore(self) -> float:
+        began = time.perf_counter()
+        state = torch.load(self._path, weights_only=True)
+        self._training.model.load_state_dict(state["model"])
+        self._training.optimizer.load_state_dict(state["optimizer"])
+        return time.perf_counter() - began
+
+    def close(self) -> None: ...
+
+
+class Dcp:
+    """torch.distributed.checkpoint: `save`, `async_save`, and `async_save` with a stager that is kept."""
+
+    def __init__(self, training: Training, where: Path, mode: str) -> None:
+        self._training, self._where, self._mode = training, where, mode
+        options = StagingOptions(False, True, False, False)
+        self._stager = DefaultStager(options) if mode == "kept" else None
+        self._last = where
+
+    def save(self, step: int) -> tuple[float, float]:
+        shutil.rmtree(self._last, ignore_errors=True)
+        self._last = self._where / str(step)
+        began = time.perf_counter()
+        state = self._training.state()
+        if self._mode == "save":
+            dcp.save(state, checkpoint_id=self._last)
+            took = time.perf_counter() - began
+            return took, took
+        response: Any = dcp.async_save(state, checkpoint_id=self._last, async_stager=self._stager)
+        blocked = time.perf_counter() - began
+        getattr(response, "upload_completion", response).result()
+        return blocked, time.perf_counter() - began
+
+    def restore(self) -> float:
+        began = time.perf_counter()
+        state = self._training.state()
+        dcp.load(state, checkpoint_id=self._last)
+        self._training.model.load_state_dict(state["model"])
+        self._training.optimizer.load_state_dict(state["optimizer"])
+        return time.perf_counter() - began
+
+    def close(self) -> None:
+        if self._stager is not None:
+            self._stager.close()
+
+
+def copy_bound(training: Training, rounds: int) -> float:
+    """The best of some copies of the state into memory that is there."""
+    inside = training.tensors()
+    kept = [torch.zeros_like(tensor) for tensor in inside]
+    best = float("inf")
+    for _ in range(rounds + 1):
+        began = time.perf_counter()
+        torch._foreach_copy_(kept, inside)
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
+def measure(method: Method, rounds: int, restores: bool) -> tuple[float, float, float]:
+    """The best of each; a first save makes the memory and does not count."""
+    method.save(1)
+    times = [method.save(2 + n) for n in range(rounds)]
+    back = min(method.restore() for _ in range(rounds)) if restores else NOTHING
+    method.close()
+    gc.collect()
+    return min(t[0] for t in times), min(t[1] for t in times), back
+
+
+def run(megabytes: int, rounds: int, disk: Path, memory: Path, s3: str | None) -> list[dict[str, object]]:
+    training = Training(megabytes)
+    size = sum(t.numel() * t.element_size() for t in training.tensors()) / 1e6
+    make: dict[str, Callable[[], Method]] = {
+        "loom, disk": lambda: Loom(training, str(disk / "loom"), None, f"plain-{megabytes}"),
+        "loom, disk and memory tier": lambda: Loom(
+            training, str(disk / "loom"), memory / f"{megabytes}", f"memory-{megabytes}"
+        ),
+        "torch.save + fsync": lambda: TorchSave(training, disk / f"torch-{megabytes}"),
+        "DCP save": lambda: Dcp(training, disk / f"dcp-{megabytes}", "save"),
+        "DCP async_save": lambda: Dcp(training, disk / f"async-{megabytes}", "async"),
+        "DCP async_save, kept shared stager": lambda: Dcp(training, disk / f"kept-{megabytes}", "kept"),
+    }
+    if s3 is not None:
+        make["loom, S3"] = lambda: Loom(training, s3, None, f"s3-{megabytes}")
+    rows: list[dict[str, object]] = []
+    for name, begin in make.items():
+        progress(f"{megabytes} MB: {name}")
+        bound = copy_bound(training, rounds)
+        blocking, total, back = measure(begin(), rounds, True)
+        bound = min(bound, copy_bound(training, rounds))
+        rows.append(
+            {
+                "state_mb": round(size),
+                "method": name,
+                "blocking_s": round(blocking, 4),
+                "copies": round(blocking / bound, 2),
+                "total_s": round(total, 3),
+                "restore_s": round(back, 4),
+                "one_copy_s": round(bound, 4),
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="what a checkpoint costs")
+    parser.add_argument("--mb", type=int, nargs="+", default=[400, 2000])
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--no-s3", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    for name in ("LOOM_JOB", "LOOM_GENERATION", "CHECKPOINT_DIR", "USE_S3"):
+        os.environ.pop(name, None)
+    rows: list[dict[str, object]] = []
+    with ExitStack() as ends:
+        disk = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="loom-bench-")))
+        shared = "/dev/shm" if os.path.isdir("/dev/shm") else None
+        memory = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="loom-bench-", dir=shared)))
+        s3 = None
+        if not args.no_s3 and available():
+            os.environ.update(ends.enter_context(s3_server("bench")))
+            s3 = "s3://bench/checkpoints"
+        store = dist.HashStore()
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        ends.callback(dist.destroy_process_group)
+        for megabytes in args.mb:
+            rows += run(megabytes, args.rounds, disk, memory, s3)
+            gc.collect()
+    notes = [
+        "blocking_s: the training loop waits; copies: the same in units of one warm copy of the state",
+        "restore_s: from the fastest place the method has: the memory tier where there is one",
+        "one process; every save is durable (fsync) when total_s has passed",
+    ]
+    emit("checkpoints", rows, notes, args.json)
+
+
+if __name__ == "__main__":
+    main()
