@@ -109,7 +109,16 @@ def test_a_step_record_is_whole_or_torn(path: Path, view: bb.View) -> None:
 
 
 def test_sections_do_not_overlap() -> None:
-    blobs = [bb.IDENTITY, bb.PHASE_NAME, bb.DEVICE, bb.HYPERPARAMETERS, bb.METRICS, bb.END, bb.MAIL]
+    blobs = [
+        bb.IDENTITY,
+        bb.PHASE_NAME,
+        bb.DEVICE,
+        bb.HYPERPARAMETERS,
+        bb.METRICS,
+        bb.END,
+        bb.MAIL,
+        bb.CHECKPOINTS,
+    ]
     sections = [
         (bb.HEADER_AT, len(bb.Header) * 8),
         (bb.PROGRESS_AT, len(bb.Progress) * 8),

@@ -63,6 +63,7 @@ def test_a_generation_that_dies_before_it_has_restored_is_followed_by_one_that_d
     restore(story, steps=40)
     story.end_rest(OK)
     story.bring_up()
+    opened(story, "")  # it found the state damaged
     story.exit(0, steps=30)
     story.end_rest()
     assert launched(story).restore_step == 10

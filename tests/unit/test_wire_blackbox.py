@@ -21,7 +21,16 @@ def fresh() -> bb.View:
     return view
 
 
-BLOBS = [bb.IDENTITY, bb.PHASE_NAME, bb.DEVICE, bb.HYPERPARAMETERS, bb.METRICS, bb.END, bb.MAIL]
+BLOBS = [
+    bb.IDENTITY,
+    bb.PHASE_NAME,
+    bb.DEVICE,
+    bb.HYPERPARAMETERS,
+    bb.METRICS,
+    bb.END,
+    bb.MAIL,
+    bb.CHECKPOINTS,
+]
 
 
 def test_sections_are_aligned_and_do_not_overlap() -> None:

@@ -31,7 +31,7 @@ def store_opened(turn: Turn, event: CheckpointStoreOpened) -> None:
         job.checkpoints = known = JobCheckpoints(place=event.place, node=event.node)
     known.node = event.node
     known.restored, known.restored_from = event.restored, event.restored_from
-    if job.restore is not None and event.ref.generation > job.restore.after:
+    if job.restore is not None and event.restored and event.ref.generation > job.restore.after:
         job.restore = None
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from types import TracebackType
 from typing import NamedTuple
 
@@ -37,6 +38,12 @@ def step(number: object, total: object = None) -> None:
     """Tell the script's own step number (which goes on after a restart) and, if known, its last one."""
     if session.current is not None:
         session.current.tell_step(number, total)
+
+
+def tell_checkpoints(told: Mapping[str, object]) -> None:
+    """For loom.Checkpoint: what it saved, what failed, and where it is (checkpoint/told.py)."""
+    if session.current is not None:
+        session.current.tell_checkpoints(told)
 
 
 class phase(contextlib.ContextDecorator):

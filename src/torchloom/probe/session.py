@@ -26,7 +26,17 @@ from torchloom.probe.mailbox import Inbox, StopAtBoundary
 from torchloom.probe.metrics import Metrics
 from torchloom.probe.phases import Phases
 from torchloom.probe.steps import Steps
-from torchloom.wire.blackbox import DEVICE, IDENTITY, Header, Life, Phase, Progress, Recorder, View
+from torchloom.wire.blackbox import (
+    CHECKPOINTS,
+    DEVICE,
+    IDENTITY,
+    Header,
+    Life,
+    Phase,
+    Progress,
+    Recorder,
+    View,
+)
 
 HOUSEKEEPING_NS = 100_000_000
 """How often, at most, what may change between steps without a hook is looked at."""
@@ -68,6 +78,7 @@ class Session:
         # What the script calls, guarded once and for all.
         self.log = self.guard.wrap(self._log)
         self.tell_step = self.guard.wrap(self._tell_step)
+        self.tell_checkpoints = self.guard.wrap(self._tell_checkpoints)
         self.enter_phase = self.guard.wrap(self._enter_phase)
         self.leave_phase = self.guard.wrap(self._leave_phase)
         self.identity = self.guard.wrap(self._identity)
@@ -134,6 +145,9 @@ class Session:
         if total is not None and int(total) >= 0:
             self.view.set_progress(Progress.TOTAL_STEPS, int(total))
         self.view.set_progress(Progress.LAST_ACTIVITY_NS, time.monotonic_ns())
+
+    def _tell_checkpoints(self, told: Mapping[str, object]) -> None:
+        self.view.write_blob(CHECKPOINTS, json.dumps(told).encode())
 
     def _enter_phase(self, name: object) -> int | None:
         if threading.get_ident() != self.data.thread:

@@ -25,7 +25,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 MAGIC = int.from_bytes(b"TLOOMBX1", "little")
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 MASK = (1 << 64) - 1
 NO_PEER = MASK
 """Peer word of a collective that has no single peer."""
@@ -177,7 +177,9 @@ END = Blob(METRICS.at + 16384, 16384 - 24)
 """JSON end record: how the script ended, with the traceback's tail."""
 MAIL = Blob(END.at + 16384, 16384 - 24)
 """JSON payload of the mailbox, written by the agent."""
-SIZE = MAIL.at + 16384
+CHECKPOINTS = Blob(MAIL.at + 16384, 16384 - 24)
+"""JSON of what the worker saved, restored and could not save, and where (checkpoint/told.py)."""
+SIZE = CHECKPOINTS.at + 16384
 
 
 OPS = (
