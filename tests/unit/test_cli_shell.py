@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import subprocess
@@ -12,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from torchloom.cli.app import VERBS
 from torchloom.cli.complete import candidates
+from torchloom.cli.main import run
 from torchloom.cli.notices import Notices
 from torchloom.cli.shell import Leave, from_pipe, run_line
 from torchloom.client import Endpoint
@@ -106,20 +109,30 @@ def test_bash_takes_the_script(tmp_path: Path) -> None:
     assert done.stdout.split() == ["bash", "status"]
 
 
-def incident(id: str, verdict: str, decision: str = "", recovery_s: float | None = None) -> dict[str, Any]:
-    return {"id": id, "job": "j", "verdict": verdict, "decision": decision, "recovery_s": recovery_s}
+def change(id: str, verdict: str, decision: str, open: bool) -> dict[str, Any]:
+    return {"id": id, "job": "j", "kind": "crash", "verdict": verdict, "decision": decision, "open": open}
 
 
 def test_notices_tell_what_is_new_and_only_once() -> None:
     said: list[tuple[str, str]] = []
     notices = Notices(Endpoint("http://127.0.0.1:1", ""), lambda *n: said.append(n), threading.Event())
-    old = incident("j.1", "rank 0 died")
-    notices.look([old])
-    notices.look([old])
-    assert said == []
-    new = incident("j.2", "rank 1 was killed", "restart")
-    notices.look([old, new])
-    notices.look([old, new])
+    opened = {"incidents": [change("j.2", "rank 1 was killed", "restart", True)], "jobs": []}
+    notices.take(opened)
+    notices.take(opened)
     assert said == [("j.2: rank 1 was killed; restart", "bad")]
-    notices.look([old, new | {"recovery_s": 0.5}])
-    assert said[1:] == [("j.2: j recovered 0.50 s after the fault", "good")]
+    notices.take({"incidents": [change("j.2", "rank 1 was killed", "restart", False)], "jobs": []})
+    assert said[1:] == [("j.2: j has recovered", "good")]
+    given_up = {
+        "incidents": [change("j.3", "rank 1 was killed", "give up", False)],
+        "jobs": [{"id": "j", "state": "failed", "reason": "no restarts left", "generation": 3}],
+    }
+    notices.take(given_up)
+    assert said[2:] == [("j.3: j failed: rank 1 was killed; give up", "bad")]
+
+
+def test_every_verb_has_help_with_examples(capfd: pytest.CaptureFixture[str]) -> None:
+    for verb in VERBS:
+        with contextlib.suppress(SystemExit):
+            run([verb, "--help"])
+        shown = capfd.readouterr().out
+        assert f"loom {verb}" in shown and (verb in ("weaver", "agent") or "xample" in shown), verb

@@ -13,9 +13,9 @@ from torchloom.cli.main import PLAIN
 from torchloom.cli.options import ContextOption, HomeOption, with_place
 
 VERBS = (
-    *("up", "down", "run", "submit", "ps", "status", "logs", "wait", "stop", "delete"),
-    *("incidents", "incident", "devices", "nodes", "shell", "demo"),
-    *("context", "completion", "weaver", "agent"),
+    *("up", "down", "run", "submit", "ps", "status", "logs", "wait", "stop", "delete", "purge"),
+    *("incidents", "incident", "events", "devices", "nodes", "shell", "demo"),
+    *("context", "token", "completion", "weaver", "agent"),
 )
 """In the order of `loom --help`."""
 

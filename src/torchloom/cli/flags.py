@@ -79,6 +79,13 @@ def parser(verb: str) -> argparse.ArgumentParser:
     )
     _add(ours, "--pin-cores", action="store_true", help="give each worker its own share of the cores")
     _add(ours, "--expect-steps", metavar="N", type=int, help="steps the job will take, for the ETA")
+    _add(ours, "--max-steps", metavar="N", type=int, help="where the job shall end; workers see MAX_STEPS")
+    ours.add_argument("--label", "-l", metavar="KEY=VALUE", action="append", default=[], help="repeatable")
+    ours.add_argument(
+        "--queue",
+        action=argparse.BooleanOptionalAction,
+        help="wait for room: always, or never; by default when the nodes could hold the job",
+    )
     ours.add_argument("--python", metavar="PATH", help="interpreter of the job")
     if verb == "run":
         ours.add_argument("--detach", action="store_true", help="return at once, as `loom submit` does")

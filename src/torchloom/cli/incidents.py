@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from torchloom.cli.options import JsonOption, WatchOption, api
+from torchloom.cli.options import AnyJobArgument, JsonOption, WatchOption, api
 
 if TYPE_CHECKING:
     from torchloom.client.schema import IncidentView
@@ -18,7 +16,7 @@ EXAMPLES = (
 
 
 def command(
-    job: Annotated[str | None, typer.Argument(help="Only of this job.")] = None,
+    job: AnyJobArgument = None,
     watch: WatchOption = False,
     as_json: JsonOption = False,
 ) -> None:

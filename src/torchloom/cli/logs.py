@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     ("loom logs train-3f9a", "the newest 100 lines of every rank"),
     ("loom logs train-3f9a -f --rank 1", "go on until the job ends"),
-    ("loom logs train-3f9a --tail 5 --json", "for a program"),
+    ("loom logs train-3f9a --grep loss --tail 5", "the newest 5 lines with this text"),
 )
 
 
@@ -25,6 +25,7 @@ def command(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
     rank: Annotated[int | None, typer.Option("--rank", help="Only this rank.")] = None,
     tail: Annotated[int | None, typer.Option("--tail", help="Lines per rank.", show_default="100")] = None,
+    grep: Annotated[str, typer.Option("--grep", metavar="TEXT", help="Only lines with this text.")] = "",
     as_json: JsonOption = False,
 ) -> None:
     """Show the newest lines of a job's logs, or follow them."""
@@ -32,9 +33,9 @@ def command(
 
     client = api()
     if follow:
-        _follow(client, job, rank, tail, as_json)
+        _follow(client, job, rank, tail, grep, as_json)
         return
-    found = client.logs(job, rank=rank, tail=100 if tail is None else tail)
+    found = client.logs(job, rank=rank, tail=100 if tail is None else tail, grep=grep or None)
     if as_json:
         output.show_json(found)
         return
@@ -48,7 +49,7 @@ def command(
     screen.flush()
 
 
-def _follow(client: Client, job: str, rank: int | None, tail: int | None, as_json: bool) -> None:
+def _follow(client: Client, job: str, rank: int | None, tail: int | None, grep: str, as_json: bool) -> None:
     """Until the stream says `end`. A stream that breaks is taken up where it was, for as long as it takes."""
     from torchloom.cli import output
     from torchloom.cli.screen import Screen
@@ -58,7 +59,9 @@ def _follow(client: Client, job: str, rank: int | None, tail: int | None, as_jso
     place, away = "", False
     while True:
         try:
-            for kind, id, body in client.log_stream(job, rank=rank, tail=tail, last_event_id=place):
+            for kind, id, body in client.log_stream(
+                job, rank=rank, tail=tail, grep=grep or None, last_event_id=place
+            ):
                 place, away = id, False
                 if as_json:
                     output.show_line({"event": kind} | body)

@@ -42,14 +42,18 @@ def run(argv: list[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # `loom logs | head`: whoever reads has had enough. Nothing more may be written, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_stdout()
         return 0
     except OSError as error:
         if error.errno not in _PLAIN_ERRORS:
             raise
         print(f"loom: {error.filename or 'a file'} cannot be written: {error.strerror}.", file=sys.stderr)
         return 4
+
+
+def drop_stdout() -> None:
+    """Whoever reads stdout has had enough: nothing more may be written there, not even at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(argv: list[str]) -> int:

@@ -13,49 +13,51 @@ AGAIN_AFTER_S = 1.0
 
 
 class Notices:
-    """Follows the incidents of all jobs from now on; says each opening, decision and recovery once."""
+    """Follows the incidents of all jobs from now on; says each opening, decision and end once."""
 
     def __init__(self, endpoint: Endpoint, say: Callable[[str, str], None], over: threading.Event) -> None:
         self._endpoint = endpoint
         self._say = say
         self._over = over
-        self._told: dict[str, str] | None = None
-        """Incident → what was said of it last; None before the first look, whose incidents are old."""
+        self._told: dict[str, str] = {}
+        """Incident → what was said of it last."""
+        self._place = ""
 
     def follow(self) -> None:
-        client = Client(self._endpoint, timeout_s=10.0)
+        """Until it is over. A stream that breaks is taken up where it was."""
         away = False
         while not self._over.is_set():
-            try:
-                self.look(client.incidents())
-                if away:
-                    self._say("torchloom answers again", "good")
-                away = False
-            except LoomError as error:
-                if not away:
-                    self._say(f"{error.message}; jobs go on without it", "bad")
-                away = True
+            with Client(self._endpoint, timeout_s=30.0) as client:
+                try:
+                    if away:
+                        client.health()
+                        self._say("torchloom answers again", "good")
+                        away = False
+                    for name, id, body in client.events(
+                        topic=["incident"], last_event_id=self._place or None
+                    ):
+                        self._place = id
+                        if name != "reset":
+                            self.take(body)
+                        if self._over.is_set():
+                            return
+                except LoomError as error:
+                    if not away:
+                        self._say(f"{error.message}; jobs go on without it", "bad")
+                    away = True
             self._over.wait(AGAIN_AFTER_S)
 
-    def look(self, incidents: list[Any]) -> None:
-        """Say what is new among all incidents there are."""
-        known = self._told
-        told = {incident["id"]: _sentence(incident) for incident in incidents}
-        if known is not None:
-            for id, text in told.items():
-                if text and known.get(id) != text:
-                    self._say(f"{id}: {text}", _mark(text))
-        self._told = told
+    def take(self, body: dict[str, Any]) -> None:
+        """Say what an event changed in incidents."""
+        from torchloom.cli.incidents import sentence
 
-
-def _sentence(incident: dict[str, Any]) -> str:
-    from torchloom.cli import output
-    from torchloom.cli.incidents import sentence
-
-    if incident["recovery_s"] is not None:
-        return f"{incident['job']} recovered {output.seconds(incident['recovery_s'])} after the fault"
-    return sentence(incident)  # type: ignore[arg-type]
-
-
-def _mark(text: str) -> str:
-    return "good" if " recovered " in text else "bad"
+        for change in body["incidents"]:
+            over = not change["open"]
+            text = f"{change['job']} has recovered" if over else sentence(change)
+            if over:
+                states = {job["id"]: job["state"] for job in body["jobs"]}
+                if states.get(change["job"], "running") != "running":
+                    text = f"{change['job']} {states[change['job']]}: {sentence(change)}"
+            if text and self._told.get(change["id"]) != text:
+                self._told[change["id"]] = text
+                self._say(f"{change['id']}: {text}", "good" if text.endswith("recovered") else "bad")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from torchloom.cli.main import drop_stdout
 
 if TYPE_CHECKING:
     from torchloom.client import Client
@@ -31,8 +34,32 @@ ContextOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Show it again whenever it changes.")]
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job, see `loom ps`.")]
-JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB", help="Ids of jobs, see `loom ps`.")]
+
+
+def _job_ids(given: list[str]) -> list[str]:
+    """What cannot be an id is a mistake of the command line, and told before anybody is asked."""
+    from torchloom.model.ids import check_token
+
+    return [check_token(job, "job id") for job in given]
+
+
+def _job_id(given: str | None) -> str | None:
+    return None if given is None else _job_ids([given])[0]
+
+
+JobArgument = Annotated[
+    str, typer.Argument(metavar="JOB", help="Id of the job, see `loom ps`.", callback=_job_id)
+]
+AnyJobArgument = Annotated[
+    str | None, typer.Argument(metavar="JOB", help="Only of this job.", callback=_job_id)
+]
+JobsArgument = Annotated[
+    list[str], typer.Argument(metavar="JOB", help="Ids of jobs, see `loom ps`.", callback=_job_ids)
+]
+LabelOption = Annotated[
+    list[str] | None,
+    typer.Option("--label", "-l", metavar="KEY[=VALUE]", help="Only jobs with this label; repeatable."),
+]
 
 
 def with_place(command: Callable[..., Any], local_only: bool = False) -> Callable[..., Any]:
@@ -42,9 +69,15 @@ def with_place(command: Callable[..., Any], local_only: bool = False) -> Callabl
     def call(*args: Any, home: Path | None = None, context: str | None = None, **options: Any) -> Any:
         use_place(home, context, local_only)
         try:
-            return command(*args, **options)
+            result = command(*args, **options)
+            sys.stdout.flush()
+            return result
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
+        except BrokenPipeError:
+            # Typer would end with 1: a reader that has had enough, `loom ps | head -1`, is no failure.
+            drop_stdout()
+            raise typer.Exit(0) from None
 
     own = inspect.signature(command, eval_str=True)
     added = {"home": HomeOption} if local_only else {"context": ContextOption, "home": HomeOption}

@@ -120,5 +120,10 @@ def rate(steps_per_s: float) -> str:
     return f"{steps_per_s:.1f}/s" if steps_per_s >= 1 else f"{1 / steps_per_s:.1f} s/step"
 
 
+def number(value: float | None) -> str:
+    """A metric: as many digits as tell something."""
+    return "–" if value is None else f"{value:.4g}"
+
+
 def percent(share: float | None) -> str:
     return "–" if share is None else f"{share:.1%}"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchloom.cli.options import JsonOption, WatchOption, api
+from torchloom.cli.options import JsonOption, LabelOption, WatchOption, api
 
 if TYPE_CHECKING:
     from torchloom.client.schema import JobSummary
@@ -14,23 +14,33 @@ if TYPE_CHECKING:
 EXAMPLES = (
     ("loom ps", "all jobs"),
     ("loom ps --active --watch", "what runs, always up to date"),
-    ("loom ps -q | xargs loom stop", "ids only"),
+    ("loom ps --state failed,stopped -l team=vision", "by state and label"),
+    ("loom ps --active -q | xargs loom stop", "ids only"),
 )
 
 
 def command(
     active: Annotated[bool, typer.Option("--active", help="Only jobs that have not ended.")] = False,
+    state: Annotated[
+        list[str] | None, typer.Option("--state", metavar="STATE", help="Only in this state; repeatable.")
+    ] = None,
+    label: LabelOption = None,
+    sort: Annotated[
+        str, typer.Option("--sort", metavar="BY", help="submitted, ended, id or state; -BY for the reverse.")
+    ] = "submitted",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the ids.")] = False,
     watch: WatchOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """List jobs with state, progress and restarts."""
     from torchloom.cli import output
+    from torchloom.cli.states import Sort, State, check
 
+    states, order = check(state or (), State, "--state"), check([sort], Sort, "--sort")[0]
     client = api()
 
     def read() -> list[JobSummary]:
-        return client.jobs(active=active)
+        return client.all_jobs(active=active, state=states, label=label, sort=order)
 
     def show(jobs: list[JobSummary]) -> None:
         if quiet:
@@ -52,7 +62,19 @@ def _table(jobs: list[JobSummary]) -> None:
     from torchloom.cli import output
 
     output.table(
-        ("JOB", "STATE", "WORKERS", "STEP", "SPEED", "ETA", "RESTARTS", "GOODPUT", "RUNNING", "REASON"),
+        (
+            "JOB",
+            "STATE",
+            "WORKERS",
+            "STEP",
+            "SPEED",
+            "LOSS",
+            "ETA",
+            "RESTARTS",
+            "GOODPUT",
+            "TIME",
+            "REASON",
+        ),
         (
             (
                 job["id"],
@@ -60,6 +82,7 @@ def _table(jobs: list[JobSummary]) -> None:
                 f"{job['running_workers']}/{job['world_size']}",
                 output.steps(job),
                 output.rate(job["steps_per_s"]),
+                output.number(job["last_loss"]),
                 output.time_left(job["eta_s"]),
                 f"{job['restarts']}",
                 output.percent(job["goodput"]),

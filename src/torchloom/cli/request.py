@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from torchloom.cli import flags
+from torchloom.cli.states import pairs
 from torchloom.errors import NotFound, UsageError
 from torchloom.model.ids import check_token, token_from
 
@@ -41,6 +42,9 @@ def job_request(options: argparse.Namespace, env: Mapping[str, str], cwd: str) -
         "pin_cores": options.pin_cores,
         "expected_steps": options.expect_steps,
         "env": job_env(env),
+        "labels": pairs(options.label, "--label"),
+        "max_steps": options.max_steps,
+        "queue": options.queue,
     }
     try:
         repr(body).encode()

@@ -68,9 +68,12 @@ def _facts(view: JobDetail) -> list[tuple[str, str]]:
         ("program", " ".join([view["program"], *view["args"]])),
         ("progress", f"{output.steps(view)} {what}, {output.rate(view['steps_per_s'])}"),
         ("restarts", f"{view['restarts']} of {view['max_restarts']}, generation {view['generation']}"),
+        ("loss", output.number(view["last_loss"])),
         ("goodput", f"{output.percent(view['goodput'])} of {output.seconds(view['elapsed_s'])}"),
         ("started", f"{output.clock(view['started_at_ns'])}, by {view['by']}"),
     ]
+    if view["labels"]:
+        facts.append(("labels", ", ".join(f"{key}={value}" for key, value in view["labels"].items())))
     if view["eta_s"] is not None:
         facts.insert(4, ("eta", output.time_left(view["eta_s"])))
     return facts

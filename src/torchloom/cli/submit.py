@@ -52,28 +52,23 @@ def submit(options: Namespace, body: JobRequest) -> int:
 
 
 def send(home: Home, body: JobRequest) -> str:
-    """Submit once, also if the connection breaks meanwhile: the name tells whether it was taken."""
+    """Submit once, also if the connection breaks meanwhile: the key tells that it is the same request."""
+    import secrets
     import time
 
     from torchloom.cli import stack
     from torchloom.client import Client, Endpoint, NotAnswering, Unavailable
-    from torchloom.errors import Conflict
 
     deadline = time.monotonic() + SUBMIT_WITHIN_S
-    tried = False
+    key = secrets.token_hex(16)
     while True:
         try:
             api = Client(Endpoint.find(home))
             check_nodes(api, body)
-            return str(api.submit(body)["job"])
-        except Conflict:
-            if not tried:
-                raise
-            return str(body["name"])
+            return str(api.submit(body, idempotency_key=key)["job"])
         except (NotAnswering, Unavailable):
             if time.monotonic() > deadline:
                 raise
-            tried = True
         if "LOOM_ADDRESS" not in os.environ:
             stack.begin(home)
         time.sleep(0.2)
@@ -83,7 +78,7 @@ def check_nodes(api: Client, body: JobRequest) -> None:
     """More hosts than are connected would wait for ever: say so now."""
     from torchloom.errors import UsageError
 
-    wanted = int(body["nodes"])
+    wanted = int(body["nodes"] or 1)
     if wanted > 1:
         ready = sum(node["state"] == "ready" for node in api.nodes())
         if ready < wanted:

@@ -6,15 +6,18 @@ Every operation as a method; may have over 400 lines.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import quote
 
 from torchloom.client.transport import Event, Transport
 
 if TYPE_CHECKING:
     from torchloom.client.schema import (
+        CheckpointList,
+        CheckpointView,
         DeviceMap,
         Health,
+        Identity,
         IncidentDetail,
         IncidentView,
         JobCreated,
@@ -23,8 +26,16 @@ if TYPE_CHECKING:
         JobRequest,
         JobSummary,
         JobTelemetry,
+        LoginRequest,
         NodeView,
+        PurgeRequest,
+        PurgeResult,
+        RestoreAccepted,
+        RestoreRequest,
         StopRequest,
+        TokenMade,
+        TokenRequest,
+        TokenView,
     )
 
 
@@ -34,14 +45,128 @@ class Operations(Transport):
         found: Health = self.request("GET", "/health")
         return found
 
-    def submit(self, body: JobRequest) -> JobCreated:
-        """Submit"""
-        found: JobCreated = self.request("POST", "/jobs", body=body)
+    def login(self, body: LoginRequest) -> Identity:
+        """Exchange a token for a session cookie, so that a browser need not keep the token."""
+        found: Identity = self.request("POST", "/login", body=body)
         return found
 
-    def jobs(self, *, active: bool | None = None) -> list[JobSummary]:
-        """Jobs"""
-        found: list[JobSummary] = self.request("GET", "/jobs", {"active": active})
+    def logout(self) -> None:
+        """Logout"""
+        self.request("POST", "/logout")
+
+    def whoami(self) -> Identity:
+        """Whoami"""
+        found: Identity = self.request("GET", "/whoami")
+        return found
+
+    def tokens(self) -> list[TokenView]:
+        """All Tokens"""
+        found: list[TokenView] = self.request("GET", "/tokens")
+        return found
+
+    def make_token(self, body: TokenRequest) -> TokenMade:
+        """Make"""
+        found: TokenMade = self.request("POST", "/tokens", body=body)
+        return found
+
+    def remove_token(self, name: str) -> None:
+        """Remove"""
+        self.request("DELETE", f"/tokens/{quote(name, safe='')}")
+
+    def submit(self, body: JobRequest, *, idempotency_key: str | None = None) -> JobCreated:
+        """Start a job. A retry with the same `Idempotency-Key` and body returns the same job with 200."""
+        found: JobCreated = self.request(
+            "POST", "/jobs", body=body, headers={"idempotency-key": idempotency_key}
+        )
+        return found
+
+    def jobs(
+        self,
+        *,
+        state: list[
+            Literal[
+                "waiting",
+                "starting",
+                "running",
+                "recovering",
+                "backoff",
+                "stopping",
+                "completed",
+                "failed",
+                "stopped",
+            ]
+        ]
+        | None = None,
+        label: list[str] | None = None,
+        active: bool | None = None,
+        sort: Literal["submitted", "-submitted", "ended", "-ended", "id", "-id", "state", "-state"]
+        | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> list[JobSummary]:
+        """A page of jobs. If there are more, `X-Next-Cursor` and a `Link` with rel="next" lead to them.
+
+        `label` is `key` or `key=value` and may be repeated, as may `state`.
+        """
+        found: list[JobSummary] = self.request(
+            "GET",
+            "/jobs",
+            {
+                "state": state,
+                "label": label,
+                "active": active,
+                "sort": sort,
+                "limit": limit,
+                "cursor": cursor,
+            },
+        )
+        return found
+
+    def summaries(
+        self,
+        *,
+        state: list[
+            Literal[
+                "waiting",
+                "starting",
+                "running",
+                "recovering",
+                "backoff",
+                "stopping",
+                "completed",
+                "failed",
+                "stopped",
+            ]
+        ]
+        | None = None,
+        label: list[str] | None = None,
+        active: bool | None = None,
+        sort: Literal["submitted", "-submitted", "ended", "-ended", "id", "-id", "state", "-state"]
+        | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> list[JobSummary]:
+        """A page of jobs. If there are more, `X-Next-Cursor` and a `Link` with rel="next" lead to them.
+
+        `label` is `key` or `key=value` and may be repeated, as may `state`.
+        """
+        found: list[JobSummary] = self.request(
+            "GET",
+            "/jobs/summaries",
+            {
+                "state": state,
+                "label": label,
+                "active": active,
+                "sort": sort,
+                "limit": limit,
+                "cursor": cursor,
+            },
+        )
+        return found
+
+    def purge(self, body: PurgeRequest | None = None) -> PurgeResult:
+        """Delete ended jobs by age, state and label; with `dry_run` only say which."""
+        found: PurgeResult = self.request("POST", "/jobs/purge", body=body)
         return found
 
     def job(self, job: str, *, after: int | None = None, wait_s: float | None = None) -> JobDetail:
@@ -51,12 +176,17 @@ class Operations(Transport):
         )
         return found
 
-    def delete(self, job: str) -> None:
-        """Delete"""
-        self.request("DELETE", f"/jobs/{quote(job, safe='')}")
+    def delete(self, job: str, *, force: bool | None = None, keep_logs: bool | None = None) -> None:
+        """Forget an ended job and its logs. `force` kills one that runs first. Checkpoints always stay."""
+        self.request("DELETE", f"/jobs/{quote(job, safe='')}", {"force": force, "keep_logs": keep_logs})
+
+    def summary(self, job: str) -> JobSummary:
+        """Summary"""
+        found: JobSummary = self.request("GET", f"/jobs/{quote(job, safe='')}/summary")
+        return found
 
     def stop(self, job: str, body: StopRequest | None = None) -> JobCreated:
-        """Stop"""
+        """At a step boundary if it trains, then SIGTERM, then after the grace SIGKILL."""
         found: JobCreated = self.request("POST", f"/jobs/{quote(job, safe='')}/stop", body=body)
         return found
 
@@ -65,18 +195,78 @@ class Operations(Transport):
         found: JobTelemetry = self.request("GET", f"/jobs/{quote(job, safe='')}/telemetry", {"rank": rank})
         return found
 
-    def logs(self, job: str, *, rank: int | None = None, tail: int | None = None) -> JobLogs:
-        """Logs"""
+    def logs(
+        self,
+        job: str,
+        *,
+        rank: int | None = None,
+        tail: int | None = None,
+        offset: int | None = None,
+        grep: str | None = None,
+    ) -> JobLogs:
+        """The last `tail` lines of each rank, or what comes after the byte `offset`.
+
+        With `grep`, only lines that contain this text. A piece is at most half a MiB; `next_offset`
+        leads on.
+        """
         found: JobLogs = self.request(
-            "GET", f"/jobs/{quote(job, safe='')}/logs", {"rank": rank, "tail": tail}
+            "GET",
+            f"/jobs/{quote(job, safe='')}/logs",
+            {"rank": rank, "tail": tail, "offset": offset, "grep": grep},
         )
         return found
 
     def log_stream(
-        self, job: str, *, rank: int | None = None, tail: int | None = None, last_event_id: str | None = None
+        self,
+        job: str,
+        *,
+        rank: int | None = None,
+        tail: int | None = None,
+        grep: str | None = None,
+        last_event_id: str | None = None,
     ) -> Iterator[Event]:
         """Server-sent events `log` and finally `end`; `tail` limits how far back a new stream begins."""
-        return self.stream(f"/jobs/{quote(job, safe='')}/logs/stream", last_event_id, rank=rank, tail=tail)
+        return self.stream(
+            f"/jobs/{quote(job, safe='')}/logs/stream", last_event_id, rank=rank, tail=tail, grep=grep
+        )
+
+    def checkpoints(self, job: str) -> CheckpointList:
+        """Newest first. The store itself is asked, so this may take as long as a listing of it."""
+        found: CheckpointList = self.request("GET", f"/jobs/{quote(job, safe='')}/checkpoints")
+        return found
+
+    def verify_checkpoint(self, job: str, name: str) -> CheckpointView:
+        """Compare all checksums, however long it takes. What is damaged is marked and not resumed from."""
+        found: CheckpointView = self.request(
+            "POST", f"/jobs/{quote(job, safe='')}/checkpoints/{quote(name, safe='')}/verify"
+        )
+        return found
+
+    def pin_checkpoint(self, job: str, name: str) -> CheckpointView:
+        """Keep it, whatever the keep rules say."""
+        found: CheckpointView = self.request(
+            "POST", f"/jobs/{quote(job, safe='')}/checkpoints/{quote(name, safe='')}/pin"
+        )
+        return found
+
+    def unpin_checkpoint(self, job: str, name: str) -> CheckpointView:
+        """Unpin"""
+        found: CheckpointView = self.request(
+            "POST", f"/jobs/{quote(job, safe='')}/checkpoints/{quote(name, safe='')}/unpin"
+        )
+        return found
+
+    def delete_checkpoint(self, job: str, name: str) -> None:
+        """Refused for one that is pinned and for the one a restart would take."""
+        self.request("DELETE", f"/jobs/{quote(job, safe='')}/checkpoints/{quote(name, safe='')}")
+
+    def restore(self, job: str, body: RestoreRequest) -> RestoreAccepted:
+        """Go on from an earlier step: a job that has ended begins again, one that runs stops first.
+
+        Refused, before anything is stopped, when that step is not there or damaged.
+        """
+        found: RestoreAccepted = self.request("POST", f"/jobs/{quote(job, safe='')}/restore", body=body)
+        return found
 
     def devices(self) -> DeviceMap:
         """Devices"""
@@ -96,4 +286,29 @@ class Operations(Transport):
     def incident(self, incident: str) -> IncidentDetail:
         """Incident"""
         found: IncidentDetail = self.request("GET", f"/incidents/{quote(incident, safe='')}")
+        return found
+
+    def events(
+        self,
+        *,
+        topic: list[Literal["job", "worker", "incident", "node", "device", "config", "system"]] | None = None,
+        kind: list[str] | None = None,
+        job: str | None = None,
+        after: int | None = None,
+        follow: bool | None = None,
+        last_event_id: str | None = None,
+    ) -> Iterator[Event]:
+        """Live from now on, or from `after` or `Last-Event-ID`. With `follow=false` it ends with the
+        present.
+
+        `topic` is job, worker, incident, node, device, config or system (the last only when asked for);
+        `kind` is the name of an event such as `worker-exited`.
+        """
+        return self.stream(
+            "/events", last_event_id, topic=topic, kind=kind, job=job, after=after, follow=follow
+        )
+
+    def metrics(self) -> str:
+        """Metrics"""
+        found: str = self.request("GET", "/metrics")
         return found

@@ -20,6 +20,48 @@ class BoxView(TypedDict):
     error: str
 
 
+class CheckpointBody(TypedDict):
+    directory: NotRequired[str | None]
+    every: NotRequired[int | None]
+
+
+class CheckpointList(TypedDict):
+    job: str
+    store: str
+    name: str
+    node: str
+    restored: str
+    restored_from: str
+    interval: int
+    memory_interval: int
+    failing: str
+    left_out: int
+    checkpoints: list[CheckpointView]
+
+
+class CheckpointView(TypedDict):
+    """One checkpoint of a job."""
+
+    name: str
+    step: int
+    generation: int
+    where: str
+    whole: bool
+    why: str
+    verified_ns: int
+    pinned: bool
+    resumable: bool
+    newest: bool
+    created_ns: int
+    size: int
+    world: int
+    epoch: int
+    config_version: int
+    parent: str
+    metrics: dict[str, float]
+    lineage: dict[str, str]
+
+
 class DeviceEntry(TypedDict):
     device: str
     kind: str
@@ -50,6 +92,22 @@ class DeviceView(TypedDict):
     name: str
 
 
+class EventView(TypedDict):
+    """The data of one server-sent event; its `event` is the first topic and its `id` is `seq`."""
+
+    seq: int
+    at_ns: int
+    kind: str
+    topics: list[Literal["job", "worker", "incident", "node", "device", "config", "system"]]
+    text: str
+    job: str
+    node: str
+    rank: int | None
+    by: str
+    jobs: list[JobChangeView]
+    incidents: list[IncidentChangeView]
+
+
 class ExitView(TypedDict):
     rank: int
     node: str
@@ -76,6 +134,20 @@ class Health(TypedDict):
     version: str
     ready: bool
     active: bool
+
+
+class Identity(TypedDict):
+    name: str
+    role: Literal["admin", "read"]
+
+
+class IncidentChangeView(TypedDict):
+    id: str
+    job: str
+    kind: str
+    verdict: str
+    decision: str
+    open: bool
 
 
 class IncidentDetail(TypedDict):
@@ -107,8 +179,16 @@ class IncidentView(TypedDict):
     timeline: TimelineView
 
 
+class JobChangeView(TypedDict):
+    id: str
+    state: str
+    reason: str
+    generation: int
+
+
 class JobCreated(TypedDict):
     job: str
+    created: bool
 
 
 class JobDetail(TypedDict):
@@ -134,13 +214,18 @@ class JobDetail(TypedDict):
     by: str
     program: str
     incidents: list[str]
+    labels: dict[str, str]
+    max_steps: int | None
+    progress: float | None
+    samples_per_s: float | None
+    last_loss: float | None
+    replicas: list[ReplicaView]
     seq: int
     spawn: str
     interpreter: str
     cwd: str
     args: list[str]
     env_names: list[str]
-    labels: dict[str, str]
     workers: list[WorkerView]
     incident_list: list[IncidentView]
 
@@ -151,20 +236,40 @@ class JobLogs(TypedDict):
 
 
 class JobRequest(TypedDict):
+    """A job. Everything has a default: `{"world_size": 4}` runs the example that comes with torchloom.
+
+    What runs is one of `script`, `module`, `command` or `program`; how many workers is one of
+    `world_size`,
+    `replicas` × `workers`, or `nodes` × `workers_per_node`.
+    """
+
     name: NotRequired[str | None]
-    program: ProgramBody
-    cwd: str
-    workers_per_node: NotRequired[int]
-    nodes: NotRequired[int]
+    program: NotRequired[ProgramBody | None]
+    script: NotRequired[str | None]
+    module: NotRequired[str | None]
+    command: NotRequired[list[str] | None]
+    args: NotRequired[list[str]]
+    cwd: NotRequired[str | None]
+    world_size: NotRequired[int | None]
+    replicas: NotRequired[int | None]
+    workers: NotRequired[int | None]
+    workers_per_node: NotRequired[int | None]
+    nodes: NotRequired[int | None]
+    min_workers: NotRequired[int | None]
+    max_workers: NotRequired[int | None]
     interpreter: NotRequired[str]
     spawn: NotRequired[Literal["warm", "cold"]]
     preload: NotRequired[list[str]]
     max_restarts: NotRequired[int | None]
     stop_grace_s: NotRequired[float | None]
     pin_cores: NotRequired[bool]
+    max_steps: NotRequired[int | None]
     expected_steps: NotRequired[int | None]
+    limits: NotRequired[LimitsBody]
+    checkpoint: NotRequired[CheckpointBody]
     env: NotRequired[dict[str, str]]
-    labels: NotRequired[dict[str, str]]
+    labels: NotRequired[dict[str, Any]]
+    queue: NotRequired[bool | None]
 
 
 class JobSummary(TypedDict):
@@ -190,12 +295,39 @@ class JobSummary(TypedDict):
     by: str
     program: str
     incidents: list[str]
+    labels: dict[str, str]
+    max_steps: int | None
+    progress: float | None
+    samples_per_s: float | None
+    last_loss: float | None
+    replicas: list[ReplicaView]
 
 
 class JobTelemetry(TypedDict):
     job: str
     generation: int
     workers: list[BoxView]
+
+
+class LimitsBody(TypedDict):
+    heartbeat_timeout_s: NotRequired[float | None]
+    hang_report_s: NotRequired[float | None]
+    hang_act_s: NotRequired[float | None]
+
+
+class LogEnd(TypedDict):
+    """The data of the `end` event, the last one of a log stream."""
+
+    state: str
+    unread_ranks: list[int]
+
+
+class LogLines(TypedDict):
+    """The data of a `log` event of the log stream."""
+
+    rank: int
+    text: str
+    lost_bytes: int
 
 
 class LogView(TypedDict):
@@ -205,6 +337,10 @@ class LogView(TypedDict):
     next_offset: int
     lost_bytes: int
     error: str
+
+
+class LoginRequest(TypedDict):
+    token: str
 
 
 class NodeView(TypedDict):
@@ -219,10 +355,65 @@ class NodeView(TypedDict):
     seen_s: float | None
 
 
+class Problem(TypedDict):
+    """RFC 9457."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    field: str | None
+
+
 class ProgramBody(TypedDict):
     kind: NotRequired[Literal["script", "module", "command"]]
     target: str
     args: NotRequired[list[str]]
+
+
+class PurgeRequest(TypedDict):
+    """Which ended jobs go. All that is given must hold."""
+
+    states: NotRequired[list[Literal["completed", "failed", "stopped"]]]
+    older_than_s: NotRequired[float]
+    labels: NotRequired[dict[str, Any]]
+    keep_logs: NotRequired[bool]
+    dry_run: NotRequired[bool]
+
+
+class PurgeResult(TypedDict):
+    jobs: list[str]
+    dry_run: bool
+
+
+class ReplicaView(TypedDict):
+    id: str
+    index: int
+    state: Literal["running", "starting", "stopping", "exited"]
+    workers: int
+    running_workers: int
+    step: int
+    phase: str
+    last_loss: float | None
+
+
+class ResetView(TypedDict):
+    """The data of a `reset` event: what came before cannot be told any more, so look at everything
+    anew.
+    """
+
+    seq: int
+    reason: str
+
+
+class RestoreAccepted(TypedDict):
+    job: str
+    step: int
+    checkpoint: str
+
+
+class RestoreRequest(TypedDict):
+    step: int
 
 
 class StopRequest(TypedDict):
@@ -239,6 +430,24 @@ class TimelineView(TypedDict):
     stopped_ns: int
     spawned_ns: int
     first_step_ns: int
+
+
+class TokenMade(TypedDict):
+    name: str
+    role: Literal["admin", "read"]
+    created_at_ns: int
+    token: str
+
+
+class TokenRequest(TypedDict):
+    name: str
+    role: NotRequired[Literal["admin", "read"]]
+
+
+class TokenView(TypedDict):
+    name: str
+    role: Literal["admin", "read"]
+    created_at_ns: int
 
 
 class WorkerDevices(TypedDict):

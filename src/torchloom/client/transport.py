@@ -62,6 +62,8 @@ class Transport:
         self._host, self._port = parts.hostname, parts.port
         self._base = parts.path.rstrip("/") + PREFIX
         self._connection: http.client.HTTPConnection | None = None
+        self.next_cursor = ""
+        """Where the list that was asked for last goes on; empty when that was all of it."""
 
     def close(self) -> None:
         if self._connection is not None:
@@ -118,6 +120,7 @@ class Transport:
             raise self._away() from error
         if response.status >= 400:
             raise problem_error(response.status, data)
+        self.next_cursor = response.headers.get("X-Next-Cursor", "")
         if not data:
             return None
         if "json" not in response.headers.get("Content-Type", ""):

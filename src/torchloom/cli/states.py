@@ -1,0 +1,39 @@
+"""Words of the API that options take: states, orders, labels. Checked here: a mistake is one sentence."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from torchloom.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+State = Literal[
+    "waiting", "starting", "running", "recovering", "backoff", "stopping", "completed", "failed", "stopped"
+]
+EndState = Literal["completed", "failed", "stopped"]
+Sort = Literal["submitted", "-submitted", "ended", "-ended", "id", "-id", "state", "-state"]
+Role = Literal["admin", "read"]
+Topic = Literal["job", "worker", "incident", "node", "device", "config", "system"]
+
+
+def check(given: Iterable[str], kind: Any, what: str) -> list[Any]:
+    """Words that may be separated by commas, each one of a Literal's."""
+    known = get_args(kind)
+    found = [word for text in given for word in text.split(",") if word]
+    for word in found:
+        if word not in known:
+            raise UsageError(f"{what} {word!r} is unknown", hint=f"use one of {', '.join(known)}")
+    return found
+
+
+def pairs(given: Iterable[str], what: str) -> dict[str, str]:
+    """`KEY=VALUE` as a mapping."""
+    found = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise UsageError(f"{what} {text!r} is not of the form KEY=VALUE.")
+        found[key] = value
+    return found
