@@ -56,6 +56,8 @@ def worker_env(effect: StartWorkers, launch: Launch, env: Mapping[str, str], box
             "LOOM_INCARNATION": str(ref.incarnation),
         }
     )
+    if effect.restore_step is not None:
+        made["LOOM_RESTORE_STEP"] = str(effect.restore_step)
     made.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if box:
         made["LOOM_BOX"] = box

@@ -17,6 +17,7 @@ from torchloom.agent.devices import Devices
 from torchloom.agent.journal import Journal, ProcessNote
 from torchloom.agent.process import Process, boot_id
 from torchloom.agent.report import Reporter
+from torchloom.agent.saves import Saves
 from torchloom.agent.spawners import Spawners
 from torchloom.home import Home
 from torchloom.model.effects import EffectBase
@@ -61,6 +62,8 @@ class Worker:
     device_version: int = 0
     hyper_version: int = 0
     hyper_age: int = 0
+    saves: Saves = field(default_factory=Saves)
+    """What has been told of its checkpoints."""
 
     @property
     def event_stem(self) -> str:

@@ -74,7 +74,7 @@ async def serve(
             tasks.start(_prewarm(host), "prewarm")
         await _adopt(host, watch, greet)
         tasks.keep(host.reporter.run, "reporter")
-        commands, queries = Commands(host, watch, bus, tasks), Queries(host, bus)
+        commands, queries = Commands(host, watch, bus, tasks), Queries(host, bus, tasks)
         for subject, handler in (
             (subjects.command(node), commands.receive),
             (subjects.query(node), queries.receive),

@@ -15,6 +15,7 @@ from statistics import median
 from torchloom.agent import logs, words
 from torchloom.agent.boxes import Box, is_under_way
 from torchloom.agent.host import Host, Worker
+from torchloom.agent.saves import look_at_saves
 from torchloom.bus.protocol import Bus
 from torchloom.model.events import FirstStep, WorkerRegistered
 from torchloom.model.messages import Telemetry, WorkerPulse
@@ -82,6 +83,7 @@ async def beat(host: Host, bus: Bus) -> None:
         for worker in host.running():
             if worker.box is not None:
                 look_at_start(host, worker, worker.box)
+                look_at_saves(host, worker, worker.box, time.monotonic_ns())
             pulses.append(pulse_of(worker, time.monotonic_ns()))
             logs.bound(worker.log, host.log_limit)
         for first in range(0, max(1, len(pulses)), _WORKERS_A_MESSAGE):

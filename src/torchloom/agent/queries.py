@@ -1,4 +1,4 @@
-"""Answers questions about logs and black boxes. Bad questions get empty answers; nothing is changed here."""
+"""Answers questions about logs, black boxes and checkpoints. Bad questions get empty answers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import assert_never
 
 from torchloom.agent import logs, words
 from torchloom.agent.boxes import Box
+from torchloom.agent.checkpoints import Checkpoints
 from torchloom.agent.host import Host
+from torchloom.agent.tasks import Tasks
 from torchloom.bus.protocol import Bus, Message
 from torchloom.errors import UsageError
 from torchloom.model.ids import check_token
-from torchloom.model.messages import BoxReading, LogPiece, ReadBox, ReadLog
+from torchloom.model.messages import AskCheckpoints, BoxReading, LogPiece, ReadBox, ReadLog
 from torchloom.wire import blackbox, codec
 from torchloom.wire.blackbox import DTYPES, Collective, Group, Progress, Source
 
@@ -21,20 +23,29 @@ _MOST_RECORDS = 256
 
 
 class Queries:
-    def __init__(self, host: Host, bus: Bus) -> None:
+    def __init__(self, host: Host, bus: Bus, tasks: Tasks) -> None:
         self._host = host
         self._bus = bus
+        self._tasks = tasks
+        self._checkpoints = Checkpoints()
 
     async def receive(self, message: Message) -> None:
         """Handler of the query subject."""
-        await self._bus.respond(message, codec.encode(self._answer(message.data)))
-
-    def _answer(self, data: bytes) -> LogPiece | BoxReading:
         try:
-            query = codec.decode_query(data)
+            query = codec.decode_query(message.data)
         except codec.DecodeError as error:
             log.warning("a query that cannot be read: %s", error)
-            return BoxReading(found=False)
+            await self._bus.respond(message, codec.encode(BoxReading(found=False)))
+            return
+        if isinstance(query, AskCheckpoints):  # may take long, and the next question is not to wait
+            self._tasks.start(self._ask_checkpoints(message, query), f"checkpoints of {query.job}")
+        else:
+            await self._bus.respond(message, codec.encode(self._answer(query)))
+
+    async def _ask_checkpoints(self, message: Message, query: AskCheckpoints) -> None:
+        await self._bus.respond(message, codec.encode(await self._checkpoints.answer(query)))
+
+    def _answer(self, query: ReadLog | ReadBox) -> LogPiece | BoxReading:
         match query:
             case ReadLog():
                 return self._read_log(query)

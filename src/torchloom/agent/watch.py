@@ -18,6 +18,7 @@ from torchloom.agent import boxes, logs, pulse, words
 from torchloom.agent.boxes import Box
 from torchloom.agent.host import Host, Store, Worker
 from torchloom.agent.process import Process
+from torchloom.agent.saves import look_at_saves
 from torchloom.agent.tasks import Tasks
 from torchloom.model.events import StoreLost, WorkerExited
 from torchloom.model.worker import EndRecord, Exit
@@ -64,6 +65,7 @@ class Watch:
             worker.process.signal_group(signal.SIGKILL)
         if worker.box is not None:
             pulse.look_at_start(host, worker, worker.box)  # it may have stepped and died between two looks
+            look_at_saves(host, worker, worker.box, time.monotonic_ns(), last=True)
         end = worker.box.end_record() if worker.box else None
         found, told_at_ns = await self._status(
             worker.process, worker.pid, worker.start_ticks, end, worker.spawner

@@ -1,15 +1,17 @@
 """What the API needs from the control service, as a protocol. The weaver fulfils it without knowing.
 
-Every method raises LoomError subclasses only: NotFound, Conflict, UsageError, BusUnavailable, TimedOut.
+Every method raises LoomError subclasses only: NotFound, Conflict, UsageError, BusUnavailable, TimedOut,
+and StorageFailed where a checkpoint store is asked.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
+from torchloom.model.checkpoints import CheckpointEntry
 from torchloom.model.fleet import Fleet
 from torchloom.model.job import Accepted, JobSpec
-from torchloom.model.messages import BoxReading, LogPiece, WorkerPulse
+from torchloom.model.messages import BoxReading, CheckpointAnswer, CheckpointVerb, LogPiece, WorkerPulse
 from torchloom.model.notice import Notice
 
 
@@ -58,6 +60,14 @@ class Control(Protocol):
     async def read_log(self, job: str, rank: int, offset: int, max_bytes: int) -> LogPiece: ...
 
     async def read_box(self, job: str, rank: int) -> BoxReading: ...
+
+    async def checkpoints(self, job: str, verb: CheckpointVerb, which: str = "") -> CheckpointAnswer:
+        """Ask the store of a job's checkpoints; all but `list` is done to one of them."""
+        ...
+
+    async def restore(self, job: str, step: int, by: str) -> CheckpointEntry:
+        """Go back to the state of a step, if it is there and whole; which one that is."""
+        ...
 
     async def changed(self, after_seq: int, timeout_s: float) -> int:
         """Wait until `fleet.seq` is greater than `after_seq`, or the time is up; return `fleet.seq`."""

@@ -14,6 +14,7 @@ from torchloom.errors import (
     NoResponder,
     NotAllowed,
     NotFound,
+    StorageFailed,
     TimedOut,
     UsageError,
 )
@@ -26,6 +27,7 @@ _STATUS: tuple[tuple[type[LoomError], int, str], ...] = (
     (BusUnavailable, 503, "unavailable"),
     (NoResponder, 503, "unavailable"),
     (TimedOut, 504, "timed-out"),
+    (StorageFailed, 502, "store-failed"),
     (LoomError, 500, "failed"),
 )
 """First match wins, so a class stands before its parent."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
 
+from torchloom.model.checkpoints import CheckpointEntry, CheckpointPlace
 from torchloom.model.effects import Effect
 from torchloom.model.worker import WorkerRef
 
@@ -66,7 +69,37 @@ class BoxReading(Struct, frozen=True, kw_only=True):
     torn: int = 0
 
 
-Query = ReadLog | ReadBox
+CheckpointVerb = Literal["list", "verify", "pin", "unpin", "delete"]
+CheckpointProblem = Literal["", "missing", "in-use", "usage", "failed"]
+
+
+class AskCheckpoints(Struct, frozen=True, kw_only=True, tag_field="ask", tag="checkpoints"):
+    """Ask about a job's checkpoints, or for something to be done with one of them."""
+
+    job: str
+    place: CheckpointPlace
+    verb: CheckpointVerb
+    which: str = ""
+    """Name of the checkpoint; may be empty only for `list`, which then lists all."""
+    env: dict[str, str] = {}
+    """Those of the job's variables that open its store, attached at sending."""
+
+    def __repr__(self) -> str:  # no credentials in a log
+        return f"AskCheckpoints({self.job!r}, {self.verb!r}, {self.which!r})"
+
+
+class CheckpointAnswer(Struct, frozen=True, kw_only=True):
+    """The catalogue, or the one line asked for, as it is after the verb."""
+
+    entries: tuple[CheckpointEntry, ...] = ()
+    left_out: int = 0
+    """Older ones that did not fit into the answer."""
+    problem: CheckpointProblem = ""
+    why: str = ""
+    """In words: the problem, or what a verification found wrong."""
+
+
+Query = ReadLog | ReadBox | AskCheckpoints
 
 
 class WorkerPulse(Struct, frozen=True, kw_only=True):

@@ -17,21 +17,32 @@ from torchloom.bus.protocol import Bus, Message, Record
 from torchloom.core.detect.silence import heard_again, silent_nodes
 from torchloom.core.place import refusal
 from torchloom.errors import BusUnavailable, Conflict, LoomError, NotFound, TimedOut, UsageError
+from torchloom.model.checkpoints import CheckpointEntry
 from torchloom.model.events import (
     Envelope,
     Event,
     JobDeleted,
     JobSubmitted,
     LeaseTaken,
+    RestoreRequested,
     StopRequested,
     TimerFired,
 )
 from torchloom.model.fleet import Fleet, Job, Submission
 from torchloom.model.ids import check_token, token_from
 from torchloom.model.job import MAX_WORKERS, Accepted, JobSpec
-from torchloom.model.messages import BoxReading, LogPiece, ReadBox, ReadLog, WorkerPulse
+from torchloom.model.messages import (
+    BoxReading,
+    CheckpointAnswer,
+    CheckpointVerb,
+    LogPiece,
+    ReadBox,
+    ReadLog,
+    WorkerPulse,
+)
 from torchloom.model.notice import Notice
 from torchloom.weaver import snapshot
+from torchloom.weaver.checkpoints import Catalogues
 from torchloom.weaver.dispatch import Deposed, Dispatcher
 from torchloom.weaver.environment import Environments
 from torchloom.weaver.feed import Feed, tell
@@ -56,6 +67,7 @@ class Weaver:
         self._bus = bus
         self._live = LiveView()
         self._environments = Environments(bus)
+        self._catalogues = Catalogues(bus, self._environments)
         self._wake = asyncio.Event()
         self._dispatcher = Dispatcher(bus, self.name, self._environments, self._wake)
         self._lease = bus.lease("leader", self.name, LEASE_TTL_S)
@@ -148,6 +160,16 @@ class Weaver:
         node = self._node_of(job, rank)
         query = ReadBox(ref=self.fleet.jobs[job].workers[rank].ref)
         return codec.decode_box_reading(await self._bus.request(subjects.query(node), codec.encode(query)))
+
+    async def checkpoints(self, job: str, verb: CheckpointVerb, which: str = "") -> CheckpointAnswer:
+        return await self._catalogues.ask(self.fleet, self._job(job), verb, which)
+
+    async def restore(self, job: str, step: int, by: str) -> CheckpointEntry:
+        self._check_ready()
+        chosen = await self._catalogues.prepare_restore(self.fleet, self._job(job), step)
+        progress = self._live.progress(self.fleet, job)
+        await self._say("restore", RestoreRequested(job=job, step=step, by=by, progress=progress))
+        return chosen
 
     async def changed(self, after_seq: int, timeout_s: float) -> int:
         """Wait until an event after `after_seq` has been applied; the sequence reached."""

@@ -6,7 +6,15 @@ import msgspec
 
 from torchloom.model.events import Envelope
 from torchloom.model.fleet import Fleet
-from torchloom.model.messages import BoxReading, Command, LogPiece, Query, Receipt, Telemetry
+from torchloom.model.messages import (
+    BoxReading,
+    CheckpointAnswer,
+    Command,
+    LogPiece,
+    Query,
+    Receipt,
+    Telemetry,
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _envelope = msgspec.msgpack.Decoder(Envelope)
@@ -16,6 +24,7 @@ _query = msgspec.msgpack.Decoder(Query)
 _telemetry = msgspec.msgpack.Decoder(Telemetry)
 _log_piece = msgspec.msgpack.Decoder(LogPiece)
 _box_reading = msgspec.msgpack.Decoder(BoxReading)
+_checkpoint_answer = msgspec.msgpack.Decoder(CheckpointAnswer)
 _fleet = msgspec.msgpack.Decoder(Fleet)
 
 DecodeError = msgspec.DecodeError
@@ -29,4 +38,5 @@ decode_query = _query.decode
 decode_telemetry = _telemetry.decode
 decode_log_piece = _log_piece.decode
 decode_box_reading = _box_reading.decode
+decode_checkpoint_answer = _checkpoint_answer.decode
 decode_fleet = _fleet.decode

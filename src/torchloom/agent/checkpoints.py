@@ -1,0 +1,137 @@
+"""Looks after a job's checkpoints where they are: list, verify, pin, unpin, delete.
+
+Every verb runs in a thread of its own, because a store may be slow and the agent's loop must not wait. Where
+the store is and how to get in comes with the question; nothing of it is kept here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Mapping
+
+from torchloom.checkpoint import catalogue
+from torchloom.checkpoint.catalogue import Entry
+from torchloom.checkpoint.storage import Storage, open_storage
+from torchloom.errors import CheckpointInUse, CheckpointMissing, LoomError, UsageError
+from torchloom.model.checkpoints import CheckpointEntry
+from torchloom.model.messages import AskCheckpoints, CheckpointAnswer, CheckpointProblem
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 2
+"""Verbs under way at the same time: verifying reads all of a checkpoint."""
+MOST_ENTRIES = 500
+"""As many fit into one message; those beyond are the oldest."""
+
+_AWS = {
+    "AWS_ACCESS_KEY_ID": "S3_ACCESS_KEY",
+    "AWS_SECRET_ACCESS_KEY": "S3_SECRET_KEY",
+    "AWS_ENDPOINT_URL": "S3_ENDPOINT",
+    "AWS_REGION": "S3_REGION",
+    "AWS_DEFAULT_REGION": "S3_REGION",
+}
+
+
+class Checkpoints:
+    """Answers questions about checkpoints."""
+
+    def __init__(self) -> None:
+        self._slots = asyncio.Semaphore(AT_ONCE)
+
+    async def answer(self, ask: AskCheckpoints) -> CheckpointAnswer:
+        async with self._slots:
+            return await _beside(ask)
+
+
+async def _beside(ask: AskCheckpoints) -> CheckpointAnswer:
+    """In a daemon thread, because the agent's end must not wait for a store that does not answer."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[CheckpointAnswer] = loop.create_future()
+
+    def settle(found: CheckpointAnswer) -> None:
+        if not done.done():
+            done.set_result(found)
+
+    def run() -> None:
+        found = CheckpointAnswer(problem="failed", why="the agent failed at it; see its log")
+        try:
+            found = answer(ask, time.time())
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(settle, found)
+
+    threading.Thread(target=run, name=f"checkpoints of {ask.job}", daemon=True).start()
+    return await done
+
+
+def answer(ask: AskCheckpoints, now_s: float) -> CheckpointAnswer:
+    """Do what is asked. A refusal is an answer too."""
+    try:
+        storage = open_storage(ask.place.uri, _environment(ask.env))
+        why = _do(storage, ask, now_s)
+        entries = catalogue.list_checkpoints(storage, ask.place.name)
+    except LoomError as error:
+        return CheckpointAnswer(problem=_kind(error), why=str(error))
+    if ask.which:
+        entries = [entry for entry in entries if entry.name == ask.which]
+    shown = tuple(_entry(entry) for entry in entries[:MOST_ENTRIES])
+    return CheckpointAnswer(entries=shown, why=why, left_out=len(entries) - len(shown))
+
+
+def _do(storage: Storage, ask: AskCheckpoints, now_s: float) -> str:
+    """Carry out the verb; what a verification found wrong, if it did."""
+    job = ask.place.name
+    match ask.verb:
+        case "list":
+            pass
+        case "verify":
+            return catalogue.verify_checkpoint(storage, job, ask.which, now_s)
+        case "pin":
+            catalogue.pin(storage, job, ask.which)
+        case "unpin":
+            catalogue.unpin(storage, job, ask.which)
+        case "delete":
+            catalogue.delete(storage, job, ask.which)
+            log.info("checkpoint %s of %s was deleted", ask.which, ask.job)
+    return ""
+
+
+def _environment(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables of the cloud's own tools count where ours are missing, as they do in the worker."""
+    found = {ours: env[theirs] for theirs, ours in reversed(_AWS.items()) if env.get(theirs)}
+    return {**found, **{name: value for name, value in env.items() if value}}
+
+
+def _kind(error: LoomError) -> CheckpointProblem:
+    if isinstance(error, CheckpointMissing):
+        return "missing"
+    if isinstance(error, CheckpointInUse):
+        return "in-use"
+    return "usage" if isinstance(error, UsageError) else "failed"
+
+
+def _entry(entry: Entry) -> CheckpointEntry:
+    return CheckpointEntry(
+        name=entry.name,
+        step=entry.step,
+        generation=entry.generation,
+        where=entry.where,
+        whole=entry.whole,
+        why=entry.why,
+        verified_ns=int((entry.verified_s or 0.0) * 1e9),
+        pinned=entry.pinned,
+        resumable=entry.resumable,
+        newest=entry.newest,
+        created_ns=int(entry.created_s * 1e9),
+        size=entry.size,
+        world=entry.world,
+        epoch=entry.epoch,
+        config_version=entry.config_version,
+        parent=entry.parent,
+        metrics=dict(entry.metrics),
+        lineage=dict(entry.lineage),
+    )
