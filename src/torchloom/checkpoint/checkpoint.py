@@ -250,7 +250,7 @@ class Checkpoint:
         if staged.note:
             telling.say(staged.note)
         if to_store and staged.files is None:
-            self._failed(step, "this rank is still writing the one before")
+            self._failed(step, "this rank is still writing the one before", self._attempt)
         elif to_store and staged.files is not None:
             target = Target(self._job, name, group.world, self._attempt)
             save = Save(
@@ -263,7 +263,8 @@ class Checkpoint:
             )
             self._writer.start(save)
         self._blocked_s = time.perf_counter() - began - staged.growth_s
-        self._agenda.memory.took_save(self._blocked_s, 0.0)
+        # Sealing beside the training takes about as long as the copy did.
+        self._agenda.memory.took_save(self._blocked_s, self._blocked_s)
         self.interval = self._agenda.disk.steps
         self.memory_interval = self._agenda.memory.steps if self._staging.tier is not None else 0
         told = {"checkpoint_interval": self.interval, "memory_interval": self.memory_interval}
@@ -290,7 +291,7 @@ class Checkpoint:
         self._agenda.disk.took_save(self._blocked_s, outcome.cpu_s)
         step = outcome.save.target.name.step
         if outcome.problem:
-            self._failed(step, outcome.problem)
+            self._failed(step, outcome.problem, outcome.save.target.attempt)
         elif outcome.save.commits:
             self._saved(step, outcome)
         else:
@@ -303,11 +304,11 @@ class Checkpoint:
         self._told.saved(self._parent, step, time.time(), outcome.size, outcome.took_s)
         telling.ports.log(checkpoint_step=step, checkpoint_s=outcome.took_s)
 
-    def _failed(self, step: int, why: str) -> None:
+    def _failed(self, step: int, why: str, attempt: int) -> None:
         self.failures += 1
         telling.say(f"the checkpoint of step {step} failed: {why}; training goes on")
         telling.ports.log(checkpoint_failures=self.failures, checkpoint_error=f"step {step}: {why}")
         if why != PEER_FAILED:
             self._told.failed(step, why)
         if self._board is not None:
-            self._board.post(f"failed/{self._attempt}", "1")
+            self._board.post(f"failed/{attempt}", "1")

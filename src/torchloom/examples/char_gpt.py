@@ -3,9 +3,10 @@
     torchrun --standalone --nproc-per-node 2 char_gpt.py --steps 300
     loom run --nproc-per-node 2 char_gpt.py --steps 300
 
-It is an ordinary PyTorch script: it saves its own checkpoint with torch.save and resumes from it. The
-two `loom` lines at the end of the loop are optional; they tell what nobody can guess from outside (the
-script's own step number, its end, its loss) and do nothing when torchloom is not around.
+It is an ordinary PyTorch script with four lines of torchloom: `loom.Checkpoint` saves and restores, and the
+two lines at the end of the loop tell what nobody can guess from outside (the script's own step number, its
+end, its loss). The same script runs without torchloom around it; it then saves to CHECKPOINT_DIR or
+./checkpoints.
 
 Settings come from the command line or from the environment: CHECKPOINT_DIR, CHECKPOINT_EVERY, SLEEP_SEC,
 DATASET_DIR (a directory of .txt files to train on instead of the made-up text).
@@ -38,8 +39,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--checkpoint-dir", default=env.get("CHECKPOINT_DIR", ""))
-    parser.add_argument("--checkpoint-every", type=int, default=int(env.get("CHECKPOINT_EVERY", "25")))
+    parser.add_argument("--checkpoint-dir", default=None, help="a directory or s3://bucket/prefix")
+    parser.add_argument(
+        "--checkpoint-every", default=env.get("CHECKPOINT_EVERY", "25"), help="steps, or auto"
+    )
     parser.add_argument("--sleep", type=float, default=float(env.get("SLEEP_SEC", "0")))
     return parser.parse_args()
 
@@ -114,15 +117,7 @@ class GPT(nn.Module):
         return self.head(self.norm(self.blocks(x)))
 
 
-# -- checkpoint -----------------------------------------------------------------------------------------
-
-
-def save(path: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Write beside, then rename: a kill in between leaves the old file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".tmp")
-    torch.save({"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, beside)
-    beside.replace(path)
+# -- training -------------------------------------------------------------------------------------------
 
 
 def main() -> None:
@@ -136,13 +131,10 @@ def main() -> None:
     model = DistributedDataParallel(gpt)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
 
-    first = 0
-    checkpoint = Path(args.checkpoint_dir) / "char_gpt.pt" if args.checkpoint_dir else None
-    if checkpoint is not None and checkpoint.exists():
-        state = torch.load(checkpoint, weights_only=True)
-        first = state["step"]
-        gpt.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
+    checkpoint = loom.Checkpoint(
+        model=model, optimizer=optimizer, every=args.checkpoint_every, keep=3, dir=args.checkpoint_dir
+    )
+    first = checkpoint.restore()
     if rank == 0:
         size = sum(p.numel() for p in gpt.parameters())
         print(
@@ -163,9 +155,9 @@ def main() -> None:
         if rank == 0 and step % 25 == 0:
             value = loss.item()
             print(f"step {step:5d}  loss {value:.3f}  perplexity {math.exp(value):.2f}", flush=True)
-        if rank == 0 and checkpoint is not None and step % args.checkpoint_every == 0:
-            save(checkpoint, step, gpt, optimizer)
+        checkpoint.step(step)
 
+    checkpoint.close()
     dist.destroy_process_group()
 
 

@@ -1,0 +1,80 @@
+"""Runs of scripts/identical.py: submit, disturb, and compare what they left."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+from stack import Stack, wait_until
+
+
+class Run:
+    """One job of scripts/identical.py and what it left."""
+
+    def __init__(self, stack: Stack, out: Path, world: int, steps: int, *args: str) -> None:
+        self.stack, self.out, self.world = stack, out, world
+        command = (str(out), "--steps", str(steps), *args)
+        self.job = stack.submit("identical.py", *command, workers=world, flags=("--max-restarts", "50"))
+
+    def finish(self, timeout_s: float = 150) -> dict[str, Any]:
+        status = self.stack.wait_state(self.job, "completed", "failed", timeout_s=timeout_s)
+        assert status["state"] == "completed", f"{status}\n{self.stack.loom('logs', self.job).stdout[-3000:]}"
+        return status
+
+    def lines(self, rank: int) -> list[tuple[int, int, str, int]]:
+        """(generation, step, samples, pid) of every step a rank has made."""
+        path = self.out / f"samples-{rank}"
+        if not path.exists():
+            return []
+        fields = [line.split() for line in path.read_text().splitlines()]
+        return [(int(f[0]), int(f[1]), f[2], int(f[3])) for f in fields if len(f) == 4]
+
+    def samples(self) -> dict[tuple[int, int], str]:
+        """What each rank saw at each step; what a later generation did again counts."""
+        found: dict[tuple[int, int], tuple[int, str]] = {}
+        for rank in range(self.world):
+            for generation, step, indices, _ in self.lines(rank):
+                found[rank, step] = max(found.get((rank, step), (0, "")), (generation, indices))
+        return {key: indices for key, (_, indices) in found.items()}
+
+    def final(self) -> list[Any]:
+        return [json.loads((self.out / f"final-{rank}").read_text()) for rank in range(self.world)]
+
+    def wait_step(self, step: int) -> None:
+        def there() -> bool:
+            return any(s >= step for _, s, _, _ in self.lines(self.world - 1))
+
+        wait_until(there, f"step {step}", timeout_s=90)
+
+    def kill_worker(self, rank: int) -> None:
+        """SIGKILL the newest process of a rank and wait for the next one's first step."""
+        generation, _, _, pid = self.lines(rank)[-1]
+        os.kill(pid, signal.SIGKILL)
+        try:
+            wait_until(lambda: self.lines(rank)[-1][0] > generation, "it goes on", timeout_s=60)
+        except AssertionError as error:
+            log = self.stack.loom("logs", self.job, check=None).stdout
+            raise AssertionError(f"{error}\n{self.stack.try_status(self.job)}\n{log[-3000:]}") from error
+
+
+def disturb(run: Run, steps: int, turn: tuple[str, ...], seed: int) -> None:
+    """Kill in turn, spread over the run at steps drawn from the seed."""
+    draw = random.Random(seed)
+    at = sorted(draw.sample(range(5, steps - 5), len(turn)))
+    print(f"seed {seed}: {list(zip(at, turn, strict=True))}")
+    for step, what in zip(at, turn, strict=True):
+        run.wait_step(step)
+        if what == "worker":
+            run.kill_worker(draw.randrange(run.world))
+        else:
+            killed = run.stack.kill_part(what)
+            run.stack.wait_part_back(what, killed)
+
+
+def compare(plain: Run, disturbed: Run) -> None:
+    assert disturbed.samples() == plain.samples()
+    assert disturbed.final() == plain.final()
