@@ -176,6 +176,14 @@ class ApiServer:
         await asyncio.gather(*self._tasks)
         await self._bus.close()
 
+    def cut_bus(self, cut: bool) -> None:
+        """Take the weaver's connection to its bus away, or give it back."""
+
+        async def do() -> None:
+            self._bus.partition() if cut else self._bus.heal()
+
+        self.call(do)
+
     def restart(self) -> None:
         self.call(self._end)
         self.call(self._start)

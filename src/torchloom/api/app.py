@@ -61,7 +61,7 @@ def create_app(
         router.include_router(part, dependencies=[Depends(gate)])
     for prefix in PREFIXES:
         app.include_router(router, prefix=prefix, include_in_schema=bool(prefix))
-    problems.install(app)
+    problems.install(app, openapi.methods_by_path(app))
     openapi.complete(app)
     app.add_middleware(Guard, tokens=tokens, hosts=hosts)
     return app

@@ -57,6 +57,7 @@ class CheckpointList(BaseModel):
     restored: str
     """What the newest generation began from; empty: from nothing."""
     restored_from: str
+    restored_generation: int
     interval: int
     """Steps between two saves, as chosen last; 0: not known."""
     memory_interval: int
@@ -141,6 +142,7 @@ def _list(job: Job, answer: CheckpointAnswer) -> CheckpointList:
         node=known.node if known else "",
         restored=known.restored if known else "",
         restored_from=known.restored_from if known else "",
+        restored_generation=known.restored_generation if known else 0,
         interval=saved.interval if saved else 0,
         memory_interval=saved.memory_interval if saved else 0,
         failing=known.failing if known else "",

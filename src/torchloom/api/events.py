@@ -16,7 +16,7 @@ from fastapi import APIRouter, Header, Query
 
 from torchloom.api.find import job_of
 from torchloom.api.ports import Control
-from torchloom.api.schemas import EventView, JobId
+from torchloom.api.schemas import EventView, JobId, ResetView
 from torchloom.api.sse import COMMENT, KEEP_ALIVE_S, EventStream, event
 from torchloom.errors import UsageError
 from torchloom.model.notice import Notice, Topic
@@ -55,7 +55,7 @@ def routes(control: Control) -> APIRouter:
         operation_id="events",
         status_code=200,
         response_class=EventStream,
-        responses={200: {"model": EventView, "description": "A stream of server-sent events"}},
+        responses={200: {"model": EventView | ResetView, "description": "A stream of server-sent events"}},
     )
     async def events(
         topic: Annotated[list[Topic] | None, Query()] = None,

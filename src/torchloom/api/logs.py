@@ -15,7 +15,7 @@ from fastapi import APIRouter, Header, Query
 from torchloom.api.find import job_of, ranks_of
 from torchloom.api.log_stream import PIECE_BYTES, LogStream, matching, parse_id
 from torchloom.api.ports import Control
-from torchloom.api.schemas import JobLogs, LogLines, LogView
+from torchloom.api.schemas import JobLogs, LogEnd, LogLines, LogView
 from torchloom.api.sse import EventStream
 from torchloom.errors import LoomError
 
@@ -63,7 +63,7 @@ def routes(control: Control) -> APIRouter:
         operation_id="logStream",
         status_code=200,
         response_class=EventStream,
-        responses={200: {"model": LogLines, "description": "A stream of server-sent events"}},
+        responses={200: {"model": LogLines | LogEnd, "description": "A stream of server-sent events"}},
     )
     async def stream(
         job: str,

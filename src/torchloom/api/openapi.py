@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from starlette.routing import compile_path
 
 from torchloom.api.guard import OPEN_PATHS, PREFIX
 from torchloom.api.schemas import Problem
@@ -51,6 +54,40 @@ def _make(app: FastAPI) -> dict[str, Any]:
         for operation in operations.values():
             if path.removeprefix(PREFIX) not in OPEN_PATHS:
                 operation["security"] = [{"token": []}]
+            _describe_stream(operation["responses"])
             for status, says in _ERRORS.items():
                 operation["responses"][status] = {"description": says, "content": answer}
     return document
+
+
+def _describe_stream(responses: dict[str, Any]) -> None:
+    """One event of a stream: its data is a text that holds JSON."""
+    stream = responses.get("200", {}).get("content", {}).get("text/event-stream")
+    if stream is not None:
+        data = {
+            "type": "string",
+            "contentMediaType": "application/json",
+            "contentSchema": {k: v for k, v in stream["schema"].items() if k not in ("type", "title")},
+        }
+        text = {"type": "string"}
+        stream["schema"] = {
+            "type": "object",
+            "properties": {"event": text, "id": text, "data": data},
+            "required": ["data"],
+        }
+
+
+def methods_by_path(app: FastAPI) -> Callable[[str], str]:
+    """A function from a path to the value of `Allow`. Starlette alone would name one route's methods only."""
+    table: list[tuple[re.Pattern[str], str]] = []
+
+    def allow(path: str) -> str:
+        if not table:
+            for template, operations in app.openapi()["paths"].items():
+                regex, _, _ = compile_path(template.removeprefix(PREFIX))
+                table.append((regex, ", ".join(method.upper() for method in operations)))
+            table.sort(key=lambda entry: "(?P<" in entry[0].pattern)  # a path in plain words comes first
+        bare = path.removeprefix(PREFIX)
+        return next((methods for regex, methods in table if regex.match(bare)), "")
+
+    return allow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -32,7 +34,7 @@ _STATUS: tuple[tuple[type[LoomError], int, str], ...] = (
 )
 """First match wins, so a class stands before its parent."""
 
-_PLAIN = {401: "not-allowed", 403: "not-allowed", 404: "not-found", 405: "usage", 413: "usage"}
+_PLAIN = {400: "usage", 401: "not-allowed", 403: "not-allowed", 404: "not-found", 405: "usage", 413: "usage"}
 
 
 def problem(
@@ -55,8 +57,8 @@ def refusal_of(error: LoomError) -> JSONResponse:
     return problem(status, kind, str(error), {"Retry-After": "1"} if status == 503 else None)
 
 
-def install(app: FastAPI) -> None:
-    """Make every error of the application a problem document."""
+def install(app: FastAPI, allow: Callable[[str], str]) -> None:
+    """Make every error of the application a problem document. `allow` knows the methods of a path."""
 
     @app.exception_handler(LoomError)
     async def on_loom_error(_: Request, error: LoomError) -> JSONResponse:
@@ -68,9 +70,12 @@ def install(app: FastAPI) -> None:
         return problem(422, "usage", sentence, field=where)
 
     @app.exception_handler(HTTPException)
-    async def on_http(_: Request, error: HTTPException) -> JSONResponse:
+    async def on_http(request: Request, error: HTTPException) -> JSONResponse:
         kind = _PLAIN.get(error.status_code, "failed")
-        return problem(error.status_code, kind, str(error.detail), dict(error.headers or {}))
+        headers = dict(error.headers or {})
+        if error.status_code == 405:
+            headers["Allow"] = allow(request.url.path) or headers.get("Allow", "GET")
+        return problem(error.status_code, kind, f"{error.detail}.", headers)
 
     @app.exception_handler(Exception)
     async def on_bug(_: Request, error: Exception) -> JSONResponse:

@@ -346,6 +346,14 @@ class LogLines(BaseModel):
     lost_bytes: int
 
 
+class LogEnd(BaseModel):
+    """The data of the `end` event, the last one of a log stream."""
+
+    state: str
+    unread_ranks: list[int]
+    """Ranks whose node could not be asked for the rest."""
+
+
 class JobLogs(BaseModel):
     job: str
     logs: list[LogView]
@@ -445,3 +453,10 @@ class EventView(BaseModel):
     by: str
     jobs: list[JobChangeView]
     incidents: list[IncidentChangeView]
+
+
+class ResetView(BaseModel):
+    """The data of a `reset` event: what came before cannot be told any more, so look at everything anew."""
+
+    seq: int
+    reason: str
