@@ -1,0 +1,54 @@
+"""What one rank knows of one attempt. Changed only by rank.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from torchloom.core.transaction.decision import decision_key, settlement_key
+from torchloom.core.transaction.messages import Changed, Proposal
+
+
+class Stage(IntEnum):
+    """How far an attempt is on this rank."""
+
+    NEW = 0
+    ASKED = 1
+    """Does the store answer at all? Armed with a dead one, the worker could only end."""
+    PREPARED = 2
+    ARMED = 3
+    WAITING = 4
+    DECIDING = 5
+    RUNNING = 6
+    VOTING = 7
+    COUNTING = 8
+    SETTLING = 9
+    UNDOING = 10
+    CLOSED = 11
+
+
+@dataclass(slots=True)
+class Attempt:
+    """Proposal, stage, and what was heard of it since."""
+
+    proposal: Proposal
+    stage: Stage = Stage.NEW
+    at_step: int = 0
+    confirmed: bool = False
+    withdrawn: bool = False
+    until_ns: int = 0
+    """When the present stage ends at the latest; 0: it has just begun."""
+    proposing: str = ""
+    trouble: str = ""
+    changed: tuple[Changed, ...] = ()
+    votes: dict[int, str] = field(default_factory=dict)
+    why: str = ""
+
+    def enter(self, stage: Stage) -> None:
+        self.stage, self.until_ns = stage, 0
+
+    @property
+    def store_key(self) -> str:
+        """The register this stage writes."""
+        id_ = self.proposal.attempt
+        return settlement_key(id_) if self.stage is Stage.SETTLING else decision_key(id_)

@@ -1,0 +1,102 @@
+"""Mail and answers as JSON, for the black box and the bus. What it did not write is a ValueError."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from torchloom.core.transaction.messages import Answer, AttemptId, Kind, Mail, Phase, Proposal, Said
+
+T = TypeVar("T")
+
+
+def pack_mail(mails: Iterable[Mail]) -> bytes:
+    return _pack([_mail_out(mail) for mail in mails])
+
+
+def unpack_mail(data: bytes) -> tuple[Mail, ...]:
+    return _unpack(data, _mail_in)
+
+
+def pack_answers(answers: Iterable[Answer]) -> bytes:
+    return _pack([_answer_out(answer) for answer in answers])
+
+
+def unpack_answers(data: bytes) -> tuple[Answer, ...]:
+    return _unpack(data, _answer_in)
+
+
+def _pack(rows: list[dict[str, Any]]) -> bytes:
+    return json.dumps(rows, separators=(",", ":")).encode()
+
+
+def _unpack(data: bytes, read: Callable[[dict[str, Any]], T]) -> tuple[T, ...]:
+    """An empty box holds nothing; that is not an error."""
+    if not data:
+        return ()
+    try:
+        rows = json.loads(data)
+        return tuple(read(row) for row in rows)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"this is no mail of a transaction: {error!r}") from error
+
+
+def _mail_out(mail: Mail) -> dict[str, Any]:
+    proposal = mail.proposal
+    return {
+        "phase": int(mail.phase),
+        "at_step": mail.at_step,
+        "unconfirmed": mail.unconfirmed,
+        "attempt": list(proposal.attempt),
+        "kind": str(proposal.kind),
+        "values": dict(proposal.values),
+        "two_phase": proposal.two_phase,
+        "control_timeout_ns": proposal.control_timeout_ns,
+        "vote_timeout_ns": proposal.vote_timeout_ns,
+    }
+
+
+def _mail_in(row: dict[str, Any]) -> Mail:
+    proposal = Proposal(
+        attempt=_attempt_in(row["attempt"]),
+        kind=Kind(row["kind"]),
+        values=dict(row["values"]),
+        two_phase=bool(row["two_phase"]),
+        control_timeout_ns=int(row["control_timeout_ns"]),
+        vote_timeout_ns=int(row["vote_timeout_ns"]),
+    )
+    return Mail(Phase(row["phase"]), proposal, int(row["at_step"]), bool(row["unconfirmed"]))
+
+
+def _answer_out(answer: Answer) -> dict[str, Any]:
+    return {
+        "attempt": list(answer.attempt),
+        "rank": answer.rank,
+        "said": str(answer.said),
+        "step": answer.step,
+        "held": answer.held,
+        "step_ns": answer.step_ns,
+        "anchor": answer.anchor,
+        "why": answer.why,
+        "changed": [list(changed) for changed in answer.changed],
+    }
+
+
+def _answer_in(row: dict[str, Any]) -> Answer:
+    return Answer(
+        attempt=_attempt_in(row["attempt"]),
+        rank=int(row["rank"]),
+        said=Said(row["said"]),
+        step=int(row["step"]),
+        held=bool(row["held"]),
+        step_ns=int(row["step_ns"]),
+        anchor=str(row["anchor"]),
+        why=str(row["why"]),
+        changed=tuple((str(address), before, after) for address, before, after in row["changed"]),
+    )
+
+
+def _attempt_in(numbers: list[Any]) -> AttemptId:
+    generation, version, attempt = numbers
+    return AttemptId(int(generation), int(version), int(attempt))

@@ -1,0 +1,321 @@
+"""The weaver's side of a transaction: proposes one operation of a job at a time until its outcome is known.
+
+`apply(state, event, now_ns) -> effects` like the rest of the core; the state is plain data, so a replay of
+the events brings a new weaver to the same place. It decides nothing about the training: it may say CONFIRM
+once all ranks are armed, and it may withdraw, and then it reports what the ranks say they did. Nothing here
+sends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import assert_never
+
+from torchloom.core.transaction.lead import steps_ahead
+from torchloom.core.transaction.messages import FINAL, Answer, Kind, Mail, Phase, Proposal, Said
+from torchloom.core.transaction.operation import (
+    Answered,
+    Cancelled,
+    Effect,
+    Event,
+    GenerationBegan,
+    How,
+    JobEnded,
+    Operation,
+    Outcome,
+    Progressed,
+    RankEnded,
+    Requested,
+    Send,
+    Tell,
+    Ticked,
+)
+from torchloom.core.transaction.outcome import judge
+from torchloom.core.transaction.state import Proposer, Stage
+
+QUEUE_LIMIT = 64
+
+
+_MAIL = {Stage.PREPARING: Phase.PREPARE, Stage.ARMING: Phase.ARM, Stage.CONFIRMED: Phase.CONFIRM}
+_AWAITED = {
+    Stage.PREPARING: frozenset({Said.PREPARED}),
+    Stage.ARMING: frozenset({Said.ARMED}),
+    Stage.CONFIRMED: FINAL,
+}
+
+
+def apply(state: Proposer, event: Event, now_ns: int) -> list[Effect]:
+    """Change `state` by one event."""
+    effects: list[Effect] = []
+    match event:
+        case Requested():
+            _requested(state, event.operation, effects)
+        case Cancelled():
+            _cancelled(state, event, effects)
+        case Answered():
+            _answered(state, event.answer, now_ns, effects)
+        case RankEnded():
+            _rank_ended(state, event, now_ns, effects)
+        case GenerationBegan():
+            _generation_began(state, event, effects)
+        case JobEnded():
+            _everybody_gone(state, event.why, effects)
+            state.over = event.why
+            for operation in state.queue:
+                effects.append(
+                    Tell(Outcome(operation.version, How.NOT_APPLIED, f"the job ended: {event.why}"))
+                )
+            state.queue.clear()
+        case Progressed():
+            if event.generation == state.generation:
+                state.step = max(state.step, event.step)
+        case Ticked():
+            _ticked(state, now_ns, effects)
+        case _:
+            assert_never(event)
+    _begin_next(state, now_ns, effects)
+    return effects
+
+
+def wake_at_ns(state: Proposer) -> int | None:
+    """When a Ticked is due; None: only an event can change anything."""
+    if state.current is None:
+        return None
+    return state.sent_ns + _ns(state.limits.resend_s)
+
+
+# -- the queue ----------------------------------------------------------------------------------
+
+
+def _requested(state: Proposer, operation: Operation, effects: list[Effect]) -> None:
+    if operation.version <= state.newest:
+        return  # doubled
+    state.newest = operation.version
+    refusal = ""
+    if state.over:
+        refusal = f"the job ended: {state.over}"
+    elif len(state.queue) >= QUEUE_LIMIT:
+        refusal = f"{QUEUE_LIMIT} changes wait already"
+    if refusal:
+        effects.append(Tell(Outcome(operation.version, How.NOT_APPLIED, refusal)))
+    elif operation.kind is Kind.STOP:
+        state.queue.insert(0, operation)  # what else was asked for does not matter to a job that is to end
+    else:
+        state.queue.append(operation)
+
+
+def _cancelled(state: Proposer, event: Cancelled, effects: list[Effect]) -> None:
+    why = f"cancelled by {event.by}"
+    for operation in state.queue:
+        if operation.version == event.version:
+            state.queue.remove(operation)
+            effects.append(Tell(Outcome(operation.version, How.NOT_APPLIED, why)))
+            return
+    if state.current is not None and state.current.version == event.version:
+        _give_up(state, why, effects)
+
+
+def _begin_next(state: Proposer, now_ns: int, effects: list[Effect]) -> None:
+    """Start the first operation that is due, if there is a whole generation to ask."""
+    if state.current is not None or state.gone or not state.world:
+        return
+    for operation in state.queue:
+        near = operation.at_step is None or operation.at_step - state.step <= state.limits.plan_ahead_steps
+        if near and state.step >= operation.after_step:
+            state.queue.remove(operation)
+            state.current, state.attempt = operation, 0
+            _try(state, now_ns, effects)
+            return
+
+
+# -- one operation ------------------------------------------------------------------------------
+
+
+def _try(state: Proposer, now_ns: int, effects: list[Effect]) -> None:
+    state.attempt += 1
+    state.at_step, state.withdrawn, state.reported_ns = 0, "", 0
+    _enter(state, Stage.PREPARING, now_ns, effects)
+
+
+def _enter(state: Proposer, stage: Stage, now_ns: int, effects: list[Effect]) -> None:
+    state.stage, state.since_ns, state.answers = stage, now_ns, {}
+    _send(state, now_ns, effects)
+
+
+def _send(state: Proposer, now_ns: int, effects: list[Effect]) -> None:
+    """Tell the ranks that have not answered, the first time or again."""
+    assert state.current is not None
+    state.sent_ns = now_ns
+    if state.withdrawn:
+        _withdraw(state, state.withdrawn, effects, unconfirmed=False)
+        return
+    reason = f"change {state.current.version} is {state.stage}"
+    for rank in state.silent():
+        mail = Mail(_MAIL[state.stage], _proposal(state), state.at_step)
+        effects.append(Send(state.generation, rank, mail, reason))
+
+
+def _withdraw(state: Proposer, why: str, effects: list[Effect], *, unconfirmed: bool) -> None:
+    mail = Mail(Phase.WITHDRAW, _proposal(state), state.at_step, unconfirmed)
+    for rank in range(state.world):
+        reported = state.stage is Stage.CONFIRMED and rank in state.answers
+        if rank not in state.gone and not reported:
+            effects.append(Send(state.generation, rank, mail, why))
+
+
+def _proposal(state: Proposer) -> Proposal:
+    assert state.current is not None
+    return Proposal(
+        attempt=state.attempt_id,
+        kind=state.current.kind,
+        values=state.current.values,
+        two_phase=state.current.two_phase,
+        control_timeout_ns=_ns(state.limits.control_timeout_s),
+        vote_timeout_ns=_ns(state.current.vote_timeout_s),
+    )
+
+
+def _answered(state: Proposer, answer: Answer, now_ns: int, effects: list[Effect]) -> None:
+    if state.current is None or answer.attempt != state.attempt_id or not 0 <= answer.rank < state.world:
+        return
+    state.step = max(state.step, answer.step)
+    if state.stage is Stage.CONFIRMED:
+        if answer.said in FINAL and answer.rank not in state.answers:
+            state.answers[answer.rank] = answer
+            state.reported_ns = state.reported_ns or now_ns
+            _end_if_known(state, now_ns, effects)
+    elif answer.said in _AWAITED[state.stage]:
+        state.answers[answer.rank] = answer
+        if len(state.answers) == state.world:
+            _all_answered(state, now_ns, effects)
+    elif answer.said in (Said.TOO_LATE, Said.NOT_APPLIED):
+        _try_again(state, f"rank {answer.rank}: {answer.why}", now_ns, effects)
+    elif answer.said in FINAL:
+        _give_up(state, f"rank {answer.rank} {answer.said}: {answer.why}", effects)
+
+
+def _all_answered(state: Proposer, now_ns: int, effects: list[Effect]) -> None:
+    if state.stage is Stage.ARMING:
+        _enter(state, Stage.CONFIRMED, now_ns, effects)
+        return
+    assert state.current is not None
+    wanted, answers = state.current.at_step, list(state.answers.values())
+    newest = max(answer.step for answer in answers)
+    if len({answer.anchor for answer in answers}) > 1:
+        counted = ", ".join(f"rank {a.rank}: {a.anchor}" for a in sorted(answers, key=lambda a: a.rank))
+        _give_up(state, f"the ranks do not count the same steps ({counted})", effects)
+        return
+    held = all(answer.held for answer in answers)
+    if wanted is not None and wanted < newest:
+        _give_up(state, f"step {wanted} is past, the job is at step {newest}", effects)
+        return
+    if wanted is not None and held and wanted > newest:
+        # The resume that must come first could not get past an operation that waits for a later step.
+        _withdraw(state, f"the job is paused before step {wanted}", effects, unconfirmed=True)
+        state.queue.append(replace(state.current, after_step=newest + 1))
+        _close(state)
+        return
+    lead = 0 if held else steps_ahead(answers, (now_ns - state.since_ns) / 1e9, state.attempt - 1)
+    state.at_step = wanted if wanted is not None else newest + lead
+    _enter(state, Stage.ARMING, now_ns, effects)
+
+
+def _try_again(state: Proposer, why: str, now_ns: int, effects: list[Effect]) -> None:
+    """The attempt came to nothing because it came too late."""
+    assert state.current is not None
+    if state.current.at_step is not None or state.attempt >= state.limits.tries:
+        _give_up(state, f"{why} ({state.attempt} tries)", effects)
+        return
+    if state.stage is not Stage.CONFIRMED:
+        _withdraw(state, why, effects, unconfirmed=True)
+    _try(state, now_ns, effects)
+
+
+def _give_up(state: Proposer, why: str, effects: list[Effect]) -> None:
+    """Withdraw. Before CONFIRM that is the end of it; after it the ranks have the last word."""
+    assert state.current is not None
+    if state.stage is Stage.CONFIRMED:
+        state.withdrawn = state.withdrawn or why
+        _withdraw(state, why, effects, unconfirmed=False)
+        return
+    _withdraw(state, why, effects, unconfirmed=True)
+    effects.append(
+        Tell(Outcome(state.current.version, How.NOT_APPLIED, why, state.generation, attempts=state.attempt))
+    )
+    _close(state)
+
+
+def _end_if_known(state: Proposer, now_ns: int, effects: list[Effect], *, patient: bool = True) -> None:
+    """Tell the outcome once every rank has reported or ended, or when those that have not are given up on."""
+    assert state.current is not None
+    if patient and state.silent():
+        return
+    verdict = judge(state.answers, state.world, state.at_step, state.gone, state.withdrawn)
+    more = state.current.at_step is None and state.attempt < state.limits.tries
+    if verdict.again and more and not state.withdrawn:
+        _try_again(state, verdict.reason, now_ns, effects)
+        return
+    effects.append(Tell(verdict.outcome(state.attempt_id, state.at_step)))
+    _close(state)
+
+
+def _close(state: Proposer) -> None:
+    state.current, state.stage, state.answers, state.withdrawn = None, Stage.IDLE, {}, ""
+
+
+def _ticked(state: Proposer, now_ns: int, effects: list[Effect]) -> None:
+    if state.current is None:
+        return
+    patience_ns = _ns(state.limits.answer_timeout_s)
+    if state.stage is not Stage.CONFIRMED and now_ns - state.since_ns >= patience_ns:
+        silent = ", ".join(map(str, state.silent()))
+        _give_up(state, f"rank {silent} did not answer within {state.limits.answer_timeout_s:g} s", effects)
+    elif state.reported_ns and now_ns - state.reported_ns >= patience_ns:
+        _end_if_known(state, now_ns, effects, patient=False)
+    elif now_ns - state.sent_ns >= _ns(state.limits.resend_s):
+        _send(state, now_ns, effects)
+
+
+# -- ranks that end -----------------------------------------------------------------------------
+
+
+def _rank_ended(state: Proposer, event: RankEnded, now_ns: int, effects: list[Effect]) -> None:
+    if event.generation != state.generation or event.rank in state.gone:
+        return
+    for answer in event.answers:
+        if answer.said in FINAL:
+            _answered(state, answer, now_ns, effects)
+    state.gone[event.rank] = event.why
+    if state.current is None:
+        return
+    if state.stage is not Stage.CONFIRMED:
+        _give_up(state, f"rank {event.rank} ended before the decision: {event.why}", effects)
+    elif not state.silent():
+        _end_if_known(state, now_ns, effects)
+    elif event.rank not in state.answers:
+        _give_up(state, f"rank {event.rank} ended before it told the outcome: {event.why}", effects)
+
+
+def _generation_began(state: Proposer, event: GenerationBegan, effects: list[Effect]) -> None:
+    if event.generation <= state.generation:
+        return
+    _everybody_gone(state, f"generation {event.generation} began", effects)
+    state.generation, state.world, state.gone, state.step = event.generation, event.world, {}, 0
+    for operation in [o for o in state.queue if o.at_step is not None]:
+        state.queue.remove(operation)
+        why = f"generation {event.generation} began and counts anew: it has no step {operation.at_step}"
+        effects.append(Tell(Outcome(operation.version, How.NOT_APPLIED, why)))
+
+
+def _everybody_gone(state: Proposer, why: str, effects: list[Effect]) -> None:
+    """No process of this generation is left; what was not reported by now never will be."""
+    for rank in range(state.world):
+        state.gone.setdefault(rank, why)
+    if state.current is not None and state.stage is Stage.CONFIRMED:
+        _end_if_known(state, 0, effects)
+    elif state.current is not None:
+        _give_up(state, f"the generation ended before the decision: {why}", effects)
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * 1e9)

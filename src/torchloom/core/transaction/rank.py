@@ -1,0 +1,359 @@
+"""The rank's side of a transaction: what to answer, what to ask the store, when to apply, when to go on.
+
+A pull machine, because the worker has no thread to spare: at a boundary its shell feeds what it knows
+(`arrive`, `receive`) and then does what `next` says, feeding each result back, until that is Pass. Time is an
+argument; results of the store and of the user's code come back as calls. It neither reads the mailbox nor
+touches the store, an optimizer or a clock. An attempt that is armed here is decided in the store before the
+boundary of its step is passed, or the worker ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torchloom.core.transaction.actions import (
+    CompareSet,
+    Do,
+    EndWorker,
+    Hold,
+    Look,
+    Pass,
+    Run,
+    StopScript,
+    Undo,
+    Wait,
+)
+from torchloom.core.transaction.attempt import Attempt, Stage
+from torchloom.core.transaction.decision import (
+    ABORT,
+    COMMIT,
+    KEEP,
+    OK,
+    UNDO,
+    decision_key,
+    settlement_key,
+    to_propose,
+    to_settle,
+    vote,
+    vote_key,
+)
+from torchloom.core.transaction.messages import Answer, AttemptId, Changed, Kind, Mail, Phase, Said
+
+ATTEMPTS_KEPT = 8
+WHY_CHARS = 4000
+"""How much of a traceback an answer holds; the answers share one blob of the black box."""
+STORE_TIMEOUT_NS = 10_000_000_000
+"""How long the store may fail before a rank that depends on its answer ends. Not the control plane: the store
+belongs to the job, and its own collectives would wait far longer for it."""
+
+
+class Rank:
+    """One rank in one generation."""
+
+    def __init__(self, generation: int, rank: int, world: int, *, anchor: str = "") -> None:
+        self.generation = generation
+        self.rank = rank
+        self.world = world
+        self.anchor = anchor
+        self.step = 0
+        self.step_ns = 0
+        self.held = False
+        self.stopped = False
+        self.broken = ""
+        self.answers: dict[AttemptId, Answer] = {}
+        """The newest answer per attempt, for the shell to publish whenever it changed."""
+        self._attempts: dict[AttemptId, Attempt] = {}
+        self._newest_forgotten = AttemptId(generation, 0, 0)
+        self._leaving = False
+        self._waited_until_ns = 0
+        """The limit of waiting for mail at this boundary, however many attempts are due here."""
+
+    # -- what happens ---------------------------------------------------------------------------
+    def arrive(self, step: int, step_ns: int = 0) -> None:
+        """The boundary before `step` is reached."""
+        self.step, self.step_ns, self._waited_until_ns = step, step_ns, 0
+
+    def receive(self, mail: Mail, problem: str = "") -> None:
+        """Mail was read at the boundary; reading it again changes nothing.
+
+        `problem` is why this rank could not carry the proposal out; it counts in PREPARE only.
+        """
+        proposal = mail.proposal
+        if not self._concerns_us(proposal.attempt):
+            return
+        attempt = self._attempts.get(proposal.attempt)
+        if attempt is None:
+            attempt = self._attempts[proposal.attempt] = Attempt(proposal)
+            self._forget_old()
+        match mail.phase:
+            case Phase.PREPARE if attempt.stage is Stage.NEW:
+                if problem:
+                    self._close(attempt, Said.REFUSED, problem)
+                elif self.world == 1:
+                    self._prepared(attempt)
+                else:
+                    attempt.enter(Stage.ASKED)
+            case Phase.ARM if attempt.stage is Stage.PREPARED:
+                if mail.at_step < self.step:
+                    late = f"step {mail.at_step} is past, this rank is at step {self.step}"
+                    self._close(attempt, Said.TOO_LATE, late)
+                else:
+                    attempt.at_step = mail.at_step
+                    attempt.enter(Stage.ARMED)
+                    self._answer(attempt, Said.ARMED)
+            case Phase.CONFIRM if attempt.stage in (Stage.ARMED, Stage.WAITING):
+                attempt.confirmed = True
+            case Phase.WITHDRAW if attempt.stage < Stage.DECIDING:
+                if mail.unconfirmed or attempt.stage < Stage.ARMED:
+                    self._close(attempt, Said.NOT_APPLIED, "it was withdrawn")
+                else:
+                    attempt.withdrawn = True
+            case _:
+                pass  # doubled or late: the answer that stands is the answer
+
+    def leave(self) -> None:
+        """The script ends before its next boundary. What is armed is aborted, unless decided already."""
+        self._leaving = True
+        self.held = False
+        for attempt in self._attempts.values():
+            if attempt.stage < Stage.ARMED:
+                self._close(attempt, Said.LEFT, "the script ended")
+
+    def store_said(self, key: str, value: str) -> None:
+        """The value that `compare_set` brought back: the first writer's."""
+        attempt = self._busy()
+        if attempt is None:
+            return
+        if attempt.stage is Stage.DECIDING and key == attempt.store_key:
+            self._decided(attempt, value)
+        elif attempt.stage is Stage.VOTING and key == vote_key(attempt.proposal.attempt, self.rank):
+            attempt.votes[self.rank] = value
+            attempt.enter(Stage.COUNTING)
+        elif attempt.stage is Stage.SETTLING and key == attempt.store_key:
+            self._settled(attempt, value)
+
+    def store_failed(self, why: str, now_ns: int) -> None:
+        """The store did not answer. It is asked again, but not for ever."""
+        attempt = self._busy()
+        if attempt is not None and self._leaving:
+            self._close(attempt, Said.LEFT, f"the script ended, and the job's store does not answer: {why}")
+            return
+        if attempt is None or not attempt.until_ns or now_ns < attempt.until_ns:
+            return
+        if attempt.stage is Stage.ASKED:
+            self._close(attempt, Said.REFUSED, f"the job's store does not answer: {why}")
+        elif attempt.stage in (Stage.DECIDING, Stage.VOTING, Stage.SETTLING):
+            self._break(attempt, f"the job's store does not tell what the ranks decided: {why}")
+
+    def saw(self, found: Mapping[str, str]) -> None:
+        """What `Look` or `Wait` found in the store: values of those keys that have one."""
+        attempt = self._busy()
+        if attempt is None:
+            return
+        name = attempt.proposal.attempt
+        if attempt.stage is Stage.ASKED:
+            self._prepared(attempt)
+        elif attempt.stage is Stage.WAITING and decision_key(name) in found:
+            self._decided(attempt, found[decision_key(name)])
+        elif attempt.stage is Stage.COUNTING:
+            for rank in range(self.world):
+                if vote_key(name, rank) in found:
+                    attempt.votes[rank] = found[vote_key(name, rank)]
+            if settlement_key(name) in found:
+                self._explain(attempt)
+                self._settled(attempt, found[settlement_key(name)])
+
+    def ran(self, trouble: str = "", changed: tuple[Changed, ...] = ()) -> None:
+        """The proposal was applied on this rank; `trouble` (a traceback) if it could not be."""
+        attempt = self._busy()
+        if attempt is None or attempt.stage is not Stage.RUNNING:
+            return
+        attempt.trouble, attempt.changed = trouble, changed
+        if attempt.proposal.two_phase:
+            attempt.enter(Stage.VOTING)
+        elif trouble:
+            self._break(attempt, f"the others apply the change and this rank cannot: {trouble}")
+        else:
+            self._close(attempt, Said.APPLIED)
+
+    def undone(self, trouble: str = "") -> None:
+        """The old values are back; `trouble` if they are not."""
+        attempt = self._busy()
+        if attempt is None or attempt.stage is not Stage.UNDOING:
+            return
+        if trouble:
+            self._break(attempt, f"the change could not be undone: {trouble}")
+        else:
+            self._close(attempt, Said.UNDONE, attempt.trouble or attempt.why)
+
+    # -- what to do -----------------------------------------------------------------------------
+    def next(self, now_ns: int) -> Do:
+        """The next thing this rank must do at this boundary (or, after `leave`, before it goes)."""
+        while not self.broken:
+            if self.stopped and not self._leaving:
+                return StopScript()
+            attempt = self._busy()
+            if attempt is None:
+                return Hold() if self.held else Pass()
+            do = self._go_on(attempt, now_ns)
+            if do is not None:
+                return do
+        return EndWorker(self.broken)
+
+    def _busy(self) -> Attempt | None:
+        """The attempt to work on: the oldest that is due here, else one whose PREPARE is to be answered."""
+        if self.broken:
+            return None
+        live = [self._attempts[name] for name in sorted(self._attempts)]
+        for attempt in live:
+            due = self._leaving or attempt.at_step <= self.step
+            if due and Stage.ARMED <= attempt.stage < Stage.CLOSED:
+                return attempt
+        return next((attempt for attempt in live if attempt.stage is Stage.ASKED), None)
+
+    def _go_on(self, attempt: Attempt, now_ns: int) -> Do | None:
+        """One move of the attempt; None when it changed its stage and must be looked at again."""
+        if self._leaving:
+            return self._go_away(attempt, now_ns)
+        proposal, name = attempt.proposal, attempt.proposal.attempt
+        match attempt.stage:
+            case Stage.ASKED:
+                return Look((decision_key(name),), self._until(attempt, now_ns, proposal.control_timeout_ns))
+            case Stage.ARMED:
+                attempt.enter(Stage.WAITING)
+            case Stage.WAITING:
+                until_ns = self._until(attempt, now_ns, proposal.control_timeout_ns)
+                if not self.held:  # who is paused loses nothing by waiting
+                    until_ns = self._waited_until_ns = self._waited_until_ns or until_ns
+                attempt.proposing = to_propose(
+                    confirmed=attempt.confirmed,
+                    withdrawn=attempt.withdrawn or attempt.at_step < self.step,
+                    superseded=name != max(self._attempts),
+                    timed_out=now_ns >= until_ns,
+                )
+                if not attempt.proposing:
+                    return Wait(until_ns, () if self.world == 1 else (decision_key(name),))
+                attempt.enter(Stage.DECIDING)
+            case Stage.DECIDING:
+                return self._ask(attempt, attempt.store_key, attempt.proposing, now_ns)
+            case Stage.RUNNING:
+                return Run(proposal)
+            case Stage.VOTING:
+                return self._ask(attempt, vote_key(name, self.rank), vote(attempt.trouble), now_ns)
+            case Stage.COUNTING:
+                until_ns = self._until(attempt, now_ns, proposal.vote_timeout_ns)
+                timed_out = now_ns >= until_ns
+                attempt.proposing, attempt.why = to_settle(attempt.votes, self.world, timed_out=timed_out)
+                if not attempt.proposing:
+                    votes = (vote_key(name, rank) for rank in range(self.world))
+                    return Wait(until_ns, (settlement_key(name), *votes))
+                attempt.enter(Stage.SETTLING)
+            case Stage.SETTLING:
+                return self._ask(attempt, attempt.store_key, attempt.proposing, now_ns)
+            case Stage.UNDOING:
+                return Undo(proposal)
+            case _:
+                raise AssertionError(f"nothing is to be done for an attempt that is {attempt.stage.name}")
+        return None
+
+    def _go_away(self, attempt: Attempt, now_ns: int) -> Do | None:
+        """Leave without being waited for: whoever is to come finds ABORT, unless it is decided already."""
+        if self.world == 1:
+            self._close(attempt, Said.LEFT, "the script ended")
+            return None
+        if attempt.stage is not Stage.DECIDING:
+            attempt.proposing = ABORT
+            attempt.enter(Stage.DECIDING)
+        return self._ask(attempt, attempt.store_key, attempt.proposing, now_ns)
+
+    def _ask(self, attempt: Attempt, key: str, value: str, now_ns: int) -> Do | None:
+        """Propose a value in the store. A world of one has no store, and nobody to disagree with."""
+        until_ns = self._until(attempt, now_ns, STORE_TIMEOUT_NS)
+        if self.world > 1:
+            return CompareSet(key, value, until_ns)
+        self.store_said(key, value)
+        return None
+
+    @staticmethod
+    def _until(attempt: Attempt, now_ns: int, timeout_ns: int) -> int:
+        if not attempt.until_ns:
+            attempt.until_ns = now_ns + timeout_ns
+        return attempt.until_ns
+
+    # -- what follows ---------------------------------------------------------------------------
+    def _prepared(self, attempt: Attempt) -> None:
+        attempt.enter(Stage.PREPARED)
+        self._answer(attempt, Said.PREPARED)
+
+    def _decided(self, attempt: Attempt, value: str) -> None:
+        if self._leaving:
+            self._close(attempt, Said.LEFT, "the script ended")
+        elif value == ABORT:
+            why = (
+                "it was withdrawn"
+                if attempt.withdrawn
+                else "not every rank was told in time that all were ready"
+            )
+            self._close(attempt, Said.NOT_APPLIED, why)
+        elif value != COMMIT:
+            self._break(attempt, f"the job's store holds {value!r} instead of a decision")
+        elif attempt.at_step < self.step:
+            self._break(
+                attempt, f"the others applied the change at step {attempt.at_step}, which is past here"
+            )
+        elif attempt.proposal.kind in (Kind.PAUSE, Kind.RESUME, Kind.STOP):
+            self.held = attempt.proposal.kind is Kind.PAUSE
+            self.stopped = attempt.proposal.kind is Kind.STOP
+            self._close(attempt, Said.APPLIED)
+        else:
+            attempt.enter(Stage.RUNNING)
+
+    def _settled(self, attempt: Attempt, value: str) -> None:
+        if value == KEEP and not attempt.trouble:
+            self._close(attempt, Said.APPLIED)
+        elif value == UNDO:
+            attempt.enter(Stage.UNDOING)
+        else:
+            self._break(attempt, f"the job's store holds {value!r}, which does not fit what this rank did")
+
+    def _explain(self, attempt: Attempt) -> None:
+        """Find words for what others settled."""
+        attempt.why = to_settle(attempt.votes, self.world, timed_out=True)[1]
+        if all(attempt.votes.get(rank) == OK for rank in range(self.world)):
+            attempt.why = "a rank had stopped waiting for the votes"
+
+    def _break(self, attempt: Attempt, why: str) -> None:
+        self._close(attempt, Said.BROKEN, why)
+        self.broken = why
+
+    def _close(self, attempt: Attempt, said: Said, why: str = "") -> None:
+        attempt.enter(Stage.CLOSED)
+        self._answer(attempt, said, why)
+
+    def _answer(self, attempt: Attempt, said: Said, why: str = "") -> None:
+        name = attempt.proposal.attempt
+        self.answers[name] = Answer(
+            attempt=name,
+            rank=self.rank,
+            said=said,
+            step=self.step,
+            held=self.held,
+            step_ns=self.step_ns,
+            anchor=self.anchor,
+            why=why[-WHY_CHARS:],
+            changed=attempt.changed if said is Said.APPLIED else (),
+        )
+
+    # -- memory ---------------------------------------------------------------------------------
+    def _concerns_us(self, name: AttemptId) -> bool:
+        if name.generation != self.generation:
+            return False
+        return name in self._attempts or name > self._newest_forgotten
+
+    def _forget_old(self) -> None:
+        """Keep the newest few; one that is armed and undecided is kept however old it is."""
+        for name in sorted(self._attempts)[:-ATTEMPTS_KEPT]:
+            if self._attempts[name].stage in (Stage.NEW, Stage.ASKED, Stage.PREPARED, Stage.CLOSED):
+                del self._attempts[name]
+                self.answers.pop(name, None)
+                self._newest_forgotten = max(self._newest_forgotten, name)

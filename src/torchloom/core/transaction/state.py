@@ -1,0 +1,80 @@
+"""What the weaver knows about the operations of one job. Plain data, changed only by proposer.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from torchloom.core.transaction.messages import Answer, AttemptId
+from torchloom.core.transaction.operation import Operation
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Times and tries; the two timeouts that ranks keep travel in the proposal."""
+
+    control_timeout_s: float = 1.0
+    answer_timeout_s: float = 30.0
+    """How long ranks may take to prepare and to arm; after a first report, to report."""
+    resend_s: float = 0.2
+    tries: int = 5
+    plan_ahead_steps: int = 20
+    """An operation for a certain step is begun when it is this near."""
+
+
+class Stage(StrEnum):
+    """What is awaited from the ranks."""
+
+    IDLE = "idle"
+    PREPARING = "preparing"
+    ARMING = "arming"
+    CONFIRMED = "confirmed"
+
+
+@dataclass(slots=True)
+class Proposer:
+    """All that is known about the operations of one job."""
+
+    limits: Limits = field(default_factory=Limits)
+    generation: int = 0
+    world: int = 0
+    gone: dict[int, str] = field(default_factory=dict)
+    """Ranks of this generation that ended, and why."""
+    step: int = 0
+    newest: int = 0
+    """Highest version ever requested."""
+    queue: list[Operation] = field(default_factory=list)
+    over: str = ""
+    """Why no generation will follow; empty while one may."""
+    current: Operation | None = None
+    stage: Stage = Stage.IDLE
+    attempt: int = 0
+    at_step: int = 0
+    withdrawn: str = ""
+    """After CONFIRM: why it was withdrawn. The ranks may still commit."""
+    answers: dict[int, Answer] = field(default_factory=dict)
+    """Of the present stage."""
+    since_ns: int = 0
+    sent_ns: int = 0
+    reported_ns: int = 0
+    """When the first rank told the outcome; 0: none has."""
+
+    @property
+    def attempt_id(self) -> AttemptId:
+        assert self.current is not None
+        return AttemptId(self.generation, self.current.version, self.attempt)
+
+    @property
+    def reason(self) -> str:
+        """Where things stand, for people."""
+        if self.current is None:
+            return f"{len(self.queue)} changes wait" if self.queue else "no change is under way"
+        silent = ", ".join(map(str, self.silent()))
+        place = f" for step {self.at_step}" if self.at_step else ""
+        return (
+            f"change {self.current.version} is {self.stage}{place}, rank {silent or 'none'} has not answered"
+        )
+
+    def silent(self) -> list[int]:
+        """Ranks whose answer to the present stage is missing and may still come."""
+        return [rank for rank in range(self.world) if rank not in self.answers and rank not in self.gone]

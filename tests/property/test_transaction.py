@@ -1,0 +1,61 @@
+"""Histories of a hostile world against the transaction: what never happens, what always does in the end."""
+
+from __future__ import annotations
+
+import os
+import random
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transaction_world import ACTIONS, MOST, SHARP, WEIGHTS, World
+
+NAMES = [name for name in ACTIONS for _ in range(WEIGHTS.get(name, 1))]
+SHARP_NAMES = [name for name, weight in SHARP.items() for _ in range(weight)]
+History = list[tuple[str, int]]
+EXAMPLES = int(os.environ.get("LOOM_TEST_EXAMPLES", "150"))
+calm_settings = settings(
+    max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+def moves(names: list[str], most: int) -> st.SearchStrategy[History]:
+    return st.lists(st.tuples(st.sampled_from(names), st.integers(0, MOST - 1)), max_size=most)
+
+
+def live_through(world: World, history: History) -> None:
+    for action, number in history:
+        world.act(action, number)
+    world.calm()
+    world.check_end()
+
+
+def sharp_history(seed: int) -> History:
+    """One change, armed on all ranks or nearly so; then anything."""
+    chance = random.Random(seed)
+    history = [(chance.choice(SHARP_NAMES), chance.randrange(MOST)) for _ in range(30)]
+    return [("request", chance.randrange(MOST)), ("hurry", chance.randrange(4)), *history]
+
+
+@given(st.integers(1, 3), moves(NAMES, 80))
+@calm_settings
+def test_all_or_none_at_one_step_and_always_a_told_end(size: int, history: History) -> None:
+    live_through(World(size), [("request", 1), *history])
+
+
+@given(st.integers(2, 3), st.integers(0, MOST - 1), st.integers(0, 1), moves(SHARP_NAMES, 40))
+@calm_settings
+def test_whatever_happens_once_all_are_armed(size: int, what: int, where: int, history: History) -> None:
+    live_through(World(size), [("request", what), ("hurry", where), *history])
+
+
+def test_long_seeded_histories() -> None:
+    """Hypothesis likes short histories; long ones find what needs many things to have gone wrong."""
+    for seed in range(EXAMPLES // 7):
+        chance = random.Random(seed)
+        history = [(chance.choice(NAMES), chance.randrange(MOST)) for _ in range(300)]
+        live_through(World(1 + seed % 3), history)
+
+
+def test_sharp_seeded_histories() -> None:
+    for seed in range(EXAMPLES):
+        live_through(World(2 + seed % 2), sharp_history(seed))
