@@ -31,6 +31,7 @@ def store_opened(turn: Turn, event: CheckpointStoreOpened) -> None:
         job.checkpoints = known = JobCheckpoints(place=event.place, node=event.node)
     known.node = event.node
     known.restored, known.restored_from = event.restored, event.restored_from
+    known.restored_generation = event.ref.generation
     if job.restore is not None and event.restored and event.ref.generation > job.restore.after:
         job.restore = None
 

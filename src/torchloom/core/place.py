@@ -9,9 +9,35 @@ from torchloom.model.fleet import Fleet, Job, Node, NodeState
 from torchloom.model.job import JobSpec
 
 
-def largest_node(fleet: Fleet) -> int:
-    """Most workers that any single node could hold if it were empty."""
-    return max((n.inventory.max_workers for n in fleet.nodes.values()), default=0)
+def refusal(fleet: Fleet, spec: JobSpec, queue: bool | None) -> str:
+    """Why a job is not even taken to wait for room; empty when it is.
+
+    It may always wait (`queue` true), never (false), or, if the caller does not say, when the nodes that are
+    known could hold it once they are empty.
+    """
+    need, per_node = spec.nodes, spec.workers_per_node
+    if queue is True or (queue is None and not fleet.nodes):
+        return ""
+    if queue is False:
+        fitting = len(_fitting(spec, fleet.nodes.values()))
+        return "" if fitting >= need else f"There is no room now: {_why_not(fleet, spec, fitting)}."
+    rooms = sorted((n.inventory.max_workers for n in fleet.nodes.values()), reverse=True)
+    if per_node > rooms[0]:
+        return f"{per_node} workers on one node were asked for and the largest node holds {rooms[0]}."
+    able = sum(room >= per_node for room in rooms)
+    if need > able:
+        return f"{need} nodes for {per_node} workers each were asked for and {able} could hold so many."
+    return ""
+
+
+def shape(fleet: Fleet, world_size: int) -> tuple[int, int]:
+    """Workers per node and nodes for a world of this size: as few nodes as can hold it in equal shares."""
+    rooms = [n.inventory.max_workers for n in fleet.nodes.values()]
+    for nodes in range(1, len(rooms) + 1):
+        share, rest = divmod(world_size, nodes)
+        if not rest and sum(room >= share for room in rooms) >= nodes:
+            return share, nodes
+    return world_size, 1
 
 
 def place(fleet: Fleet, job: Job) -> tuple[list[str], str]:

@@ -134,6 +134,7 @@ class JobCheckpoints(Struct, kw_only=True):
     restored: str = ""
     """What the newest generation resumed from; empty: from nothing."""
     restored_from: str = ""
+    restored_generation: int = 0
     saved: SavedCheckpoint | None = None
     saved_generation: int = 0
     failing: str = ""

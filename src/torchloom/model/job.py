@@ -90,3 +90,11 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def world_size(self) -> int:
         return self.workers_per_node * self.nodes
+
+
+class Accepted(Struct, frozen=True):
+    """The answer to a submission."""
+
+    job: str
+    created: bool
+    """False: the same request made it before."""
