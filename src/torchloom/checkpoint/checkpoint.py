@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -43,6 +44,8 @@ from torchloom.errors import CheckpointError, UsageError
 
 CLOSING_WITHIN_S = 120.0
 """How long the end of the process waits for a save in flight."""
+CRASHING_WITHIN_S = 3.0
+"""The same when the process ends with an exception: the sooner it is gone, the sooner it is replaced."""
 
 
 class Checkpoint:
@@ -91,7 +94,7 @@ class Checkpoint:
         """What `restore` found."""
         self._group: Group | None = None
         self._closed = False
-        atexit.register(self.close)
+        atexit.register(self._end)
 
     # -- what a script calls -------------------------------------------------------------------------
 
@@ -160,16 +163,7 @@ class Checkpoint:
 
     def close(self) -> None:
         """Wait for the save in flight. Called at the end of the process by itself."""
-        if self._closed or self._group is None:
-            return
-        self._closed = True
-        atexit.unregister(self.close)
-        with telling.ports.phase("checkpoint"):
-            self._staging.look(wait=True)
-            self._writer.leave()
-            if not self._writer.wait(CLOSING_WITHIN_S):
-                telling.say(f"the last save of {self._job} was not done within {CLOSING_WITHIN_S:g} s")
-        self._collect()
+        self._close(CLOSING_WITHIN_S)
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -177,7 +171,26 @@ class Checkpoint:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self._close(CLOSING_WITHIN_S if error is None else CRASHING_WITHIN_S)
+
+    # -- ending --------------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        """The process ends, well or with an exception that nobody caught."""
+        self._close(CRASHING_WITHIN_S if hasattr(sys, "last_type") else CLOSING_WITHIN_S)
+
+    def _close(self, within_s: float) -> None:
+        if self._closed or self._group is None:
+            return
+        self._closed = True
+        atexit.unregister(self._end)
+        with telling.ports.phase("checkpoint"):
+            self._staging.look(wait=True)
+            if within_s == CRASHING_WITHIN_S:
+                self._writer.give_up_peers()
+            if not self._writer.wait(within_s):
+                telling.say(f"the last save of {self._job} was not done within {within_s:g} s")
+        self._collect()
 
     # -- beginning -----------------------------------------------------------------------------------
 

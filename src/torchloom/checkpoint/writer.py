@@ -22,8 +22,6 @@ from torchloom.errors import CheckpointError, CheckpointFenced
 
 PEERS_WITHIN_S = 600.0
 """How long the parts of other ranks are waited for. A dead rank ends the job long before."""
-LEAVING_WITHIN_S = 10.0
-"""The same when this process wants to end."""
 PEER_FAILED = "another rank could not write its part"
 """That rank tells why."""
 
@@ -65,6 +63,7 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._outcome: Outcome | None = None
         self._leaving = threading.Event()
+        self._swept = False
 
     @property
     def busy(self) -> bool:
@@ -90,8 +89,8 @@ class Writer:
             self._thread.join(timeout_s)
         return not self.busy
 
-    def leave(self) -> None:
-        """Wait for nobody longer than necessary: this process ends."""
+    def give_up_peers(self) -> None:
+        """Do not wait for other ranks: this process has failed, and they have or soon will."""
         self._leaving.set()
 
     def _run(self, save: Save) -> None:
@@ -127,10 +126,13 @@ class Writer:
                 writer.abandon()
             raise
         warning = done.warning
-        if save.keep is not None:
+        if save.keep is not None or not self._swept:
             try:
-                catalogue.keep(self._storage, save.target.job, save.keep)
-                catalogue.sweep(self._storage, save.target.job, time.time())
+                if save.keep is not None:
+                    catalogue.keep(self._storage, save.target.job, save.keep)
+                if not self._swept:  # what earlier lives of the job left; once is enough
+                    self._swept = True
+                    catalogue.sweep(self._storage, save.target.job, time.time())
             except CheckpointError as error:
                 warning = f"old checkpoints could not be removed: {error}"
         return warning, done.manifest.size
@@ -146,8 +148,7 @@ class Writer:
                 return gather(self._storage, save.target)
             except CheckpointError as error:
                 if self._leaving.is_set():
-                    end = min(end, time.monotonic() + LEAVING_WITHIN_S)
-                    self._leaving.clear()
+                    raise
                 if self._has_failed(save.target.attempt):
                     raise CheckpointError(PEER_FAILED) from error
                 if time.monotonic() > end:
