@@ -32,6 +32,7 @@ class CheckpointList(TypedDict):
     node: str
     restored: str
     restored_from: str
+    restored_generation: int
     interval: int
     memory_interval: int
     failing: str

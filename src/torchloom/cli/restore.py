@@ -1,0 +1,81 @@
+"""`loom restore`: let a job go on from an earlier step."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from torchloom.cli.options import JobArgument, JsonOption, api
+
+if TYPE_CHECKING:
+    from torchloom.client import Client
+    from torchloom.client.schema import CheckpointList
+
+EXAMPLES = (
+    ("loom checkpoints train-3f9a", "which steps there are"),
+    ("loom restore train-3f9a --step 200", "stop if it runs, begin again after step 200"),
+)
+
+RESTORED_WITHIN_S = 300.0
+ANSWER_WITHIN_S = 60.0
+"""The state is looked at before the answer."""
+
+
+def command(
+    job: JobArgument,
+    step: Annotated[int, typer.Option("--step", metavar="N", help="Step of the checkpoint.", min=0)],
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when it trains from there.")] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Go on from an earlier step; a running job stops at a step boundary first, an ended one begins again.
+
+    Refused, before anything is stopped, when that step is not there or damaged. Costs nothing of the
+    restart budget.
+    """
+    from torchloom.cli import output
+
+    client = api()
+    client.timeout_s = ANSWER_WITHIN_S
+    before = client.job(job)["generation"]
+    accepted = client.restore(job, {"step": step})
+    chosen = accepted["checkpoint"]
+    if not wait:
+        if as_json:
+            output.show_json(accepted)
+        else:
+            print(f"{job} will begin from {chosen}")
+        return
+    found = wait_restored(client, job, before, chosen, quiet=as_json)
+    if as_json:
+        output.show_json(found)
+    else:
+        print(f"{job} goes on after step {step}, from {chosen}")
+
+
+def wait_restored(client: Client, job: str, before: int, chosen: str, quiet: bool) -> CheckpointList:
+    """The catalogue once a later generation has begun from the state; tells what it waits for."""
+    from torchloom.cli.screen import Screen
+    from torchloom.errors import JobFailed, TimedOut
+
+    deadline = time.monotonic() + RESTORED_WITHIN_S
+    screen = Screen(live=not quiet and sys.stderr.isatty())
+    after = -1
+    try:
+        while time.monotonic() < deadline:
+            view = client.job(job, after=after, wait_s=1.0)
+            after = view["seq"]
+            if view["generation"] > before:
+                found = client.checkpoints(job)
+                if found["restored"] == chosen and found["restored_generation"] > before:
+                    return found
+                if view["ended"]:
+                    raise JobFailed(f"{job} ended before it had restored {chosen}: {view['reason']}")
+            screen.status(f"{job} {view['state']} · {view['reason']}")
+    finally:
+        screen.close()
+    raise TimedOut(
+        f"{job} has not begun from {chosen} within {RESTORED_WITHIN_S:g} s", hint=f"see `loom status {job}`"
+    )
