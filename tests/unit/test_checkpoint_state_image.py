@@ -106,3 +106,23 @@ def test_a_record_that_points_outside_is_refused() -> None:
     region, _ = staged(image, False)
     with pytest.raises(CheckpointDamaged, match="outside"):
         Reading(region, image.size - 128)
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        {"$tensor": 99},
+        {"$tensor": "x"},
+        {"$evil": ["os.system", "echo"]},
+        {"$dict": [[[1], 2]]},
+        {"$dict": 3},
+        {"$bytes": 5},
+        {"$dtype": "system"},
+    ],
+)
+def test_a_hostile_tree_is_refused(hostile: Any) -> None:
+    def no_leaf(record: Any, path: str) -> Any:
+        raise AssertionError("there is no tensor")
+
+    with pytest.raises(CheckpointDamaged):
+        decode(hostile, [], no_leaf, "x")

@@ -129,20 +129,27 @@ def offset_of(tensor: Any) -> tuple[int, ...]:
 
 def decode(value: Any, records: list[Record], leaf: Leaf, path: str) -> Any:
     """The tree again, its tensors from `leaf`. Raises CheckpointDamaged for what no encoder wrote."""
+    try:
+        return _decode(value, records, leaf, path)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise CheckpointDamaged(f"the state of {path} makes no sense ({type(error).__name__})") from error
+
+
+def _decode(value: Any, records: list[Record], leaf: Leaf, path: str) -> Any:
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, list):
-        return [decode(item, records, leaf, f"{path}/{n}") for n, item in enumerate(value)]
+        return [_decode(item, records, leaf, f"{path}/{n}") for n, item in enumerate(value)]
     if len(value) == 1:
         (tag, held), *_ = value.items()
         if tag.startswith("$"):
             return _decode_tagged(tag, held, records, leaf, path)
-    return {key: decode(item, records, leaf, f"{path}/{key}") for key, item in value.items()}
+    return {key: _decode(item, records, leaf, f"{path}/{key}") for key, item in value.items()}
 
 
 def _decode_tagged(tag: str, held: Any, records: list[Record], leaf: Leaf, path: str) -> Any:
     def inner(item: Any, place: object) -> Any:
-        return decode(item, records, leaf, f"{path}/{place}")
+        return _decode(item, records, leaf, f"{path}/{place}")
 
     match tag:
         case "$tensor":
