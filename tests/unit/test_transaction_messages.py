@@ -1,0 +1,69 @@
+"""Mail in a box, and the bytes of mail and answers."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+
+from torchloom.core.transaction.lead import steps_ahead
+from torchloom.core.transaction.messages import (
+    MAIL_KEPT,
+    Answer,
+    AttemptId,
+    Kind,
+    Mail,
+    Phase,
+    Proposal,
+    Said,
+    post,
+)
+from torchloom.core.transaction.packing import pack_answers, pack_mail, unpack_answers, unpack_mail
+
+
+def mail(phase: Phase, version: int = 1) -> Mail:
+    return Mail(phase, Proposal(AttemptId(1, version, 1), Kind.SET, {"lr": 0.1, "betas": [0.9, 0.99]}), 12)
+
+
+def test_however_mail_arrives_the_highest_phase_stays() -> None:
+    for order in permutations(Phase):
+        box: tuple[Mail, ...] = ()
+        for phase in order:
+            box = post(box, mail(phase))
+        assert box == (mail(Phase.WITHDRAW),)
+
+
+def test_a_box_keeps_the_newest_attempts() -> None:
+    box: tuple[Mail, ...] = ()
+    for version in (3, 1, 9, 2, 7, 8):
+        box = post(box, mail(Phase.ARM, version))
+    assert [held.proposal.attempt.version for held in box] == [3, 7, 8, 9] and len(box) == MAIL_KEPT
+
+
+def test_what_is_packed_is_unpacked() -> None:
+    mails = tuple(mail(phase, version) for version, phase in enumerate(Phase))
+    assert unpack_mail(pack_mail(mails)) == mails
+    answers = tuple(
+        Answer(AttemptId(1, 2, 3), 4, said, 5, True, 6, "SGD", "wäre", (("lr", 1, None),)) for said in Said
+    )
+    assert unpack_answers(pack_answers(answers)) == answers
+    assert unpack_mail(b"") == unpack_answers(b"") == ()
+
+
+@pytest.mark.parametrize("data", [b"{", b"7", b"[7]", b"[{}]", b'{"a": 1}', b"\xff", b"null"])
+def test_damage_is_a_value_error(data: bytes) -> None:
+    with pytest.raises(ValueError, match="no mail"):
+        unpack_mail(data)
+
+
+def answer(step_s: float) -> Answer:
+    return Answer(AttemptId(1, 1, 1), 0, Said.PREPARED, 10, step_ns=int(step_s * 1e9))
+
+
+def test_the_lead_grows_with_the_trip_and_with_every_try() -> None:
+    assert steps_ahead([answer(0.05)], took_s=0.052, tries=0) == 3
+    assert steps_ahead([answer(0.005)], took_s=0.015, tries=0) == 6
+    assert steps_ahead([answer(10.0)], took_s=8.0, tries=0) == 3
+    assert steps_ahead([answer(0.005)], took_s=0.015, tries=2) == 18
+    assert steps_ahead([answer(0)], took_s=0.0, tries=0) == 3
+    assert steps_ahead([answer(1e-9)], took_s=60.0, tries=9) == 100_000
