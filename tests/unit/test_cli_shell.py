@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -107,6 +108,27 @@ def test_bash_takes_the_script(tmp_path: Path) -> None:
     """
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["bash", "status"]
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="no fish here")
+def test_fish_takes_the_script() -> None:
+    script = 'loom completion fish | source; complete -C "loom stat"; complete -C "loom completion z"'
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["fish", "-c", script], env=os.environ | {"PATH": path}, capture_output=True, text=True, check=True
+    )
+    assert [line.partition("\t")[0] for line in done.stdout.splitlines()] == ["status", "zsh"]
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh here")
+def test_zsh_takes_the_script() -> None:
+    """As far as it can be asked without a terminal: it parses, and defines the function."""
+    script = 'compdef() { print $1 $2 }; eval "$(loom completion zsh)"; whence -w _loom'
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["zsh", "-fc", script], env=os.environ | {"PATH": path}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "_loom loom\n_loom: function\n"
 
 
 def change(id: str, verdict: str, decision: str, open: bool) -> dict[str, Any]:
