@@ -1,0 +1,188 @@
+"""Checkpoints as people meet them: real DDP workers, kills, damage, full disks, going back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stack import Stack, wait_until
+
+
+class Saver:
+    """One job of scripts/saves.py."""
+
+    def __init__(self, stack: Stack, root: Path, store: Path, *args: str) -> None:
+        self.stack, self.store, self.notes = stack, store, root / "notes"
+        self.job = stack.submit("saves.py", str(self.notes), str(store), *args)
+
+    def lines(self) -> list[tuple[int, int, int]]:
+        """(generation, rank, step) in the order they were made."""
+        if not self.notes.exists():
+            return []
+        fields = [line.split() for line in self.notes.read_text().splitlines()]
+        return [(int(f[0]), int(f[1]), int(f[2])) for f in fields if len(f) == 3]
+
+    def first_step(self, generation: int) -> int:
+        found: int = wait_until(
+            lambda: next((s for g, _, s in self.lines() if g == generation), 0),
+            f"a step of generation {generation}\n{self.stack.try_status(self.job)}",
+            90,
+        )
+        return found
+
+    def wait_steps(self, generation: int, more: int) -> None:
+        """Every rank has made so many steps in that generation."""
+
+        def made(rank: int) -> int:
+            return sum((g, r) == (generation, rank) for g, r, _ in self.lines())
+
+        wait_until(lambda: made(0) >= more <= made(1), f"{more} steps of generation {generation}", 90)
+
+    def catalogue(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.stack.json("checkpoints", self.job)
+        return found
+
+    def entries(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.catalogue()["checkpoints"]
+        return found
+
+    def wait_saved(self, step: int) -> dict[str, Any]:
+        """The newest checkpoint, once it is of at least this step."""
+        found: dict[str, Any] = wait_until(
+            lambda: (e := self.entries()) and e[0]["step"] >= step and e[0], f"step {step} saved", 90
+        )
+        return found
+
+    def kill(self, rank: int) -> None:
+        status = self.stack.wait_state(self.job, "running")
+        os.kill(next(w["pid"] for w in status["workers"] if w["rank"] == rank), signal.SIGKILL)
+
+    def incident(self, kind: str) -> dict[str, Any]:
+        found: dict[str, Any] = wait_until(
+            lambda: next((i for i in self.stack.json("incidents", self.job) if i["kind"] == kind), None),
+            f"an incident {kind}",
+        )
+        return found
+
+
+def damage(entry: dict[str, Any]) -> None:
+    """Change a byte of each rank's state, behind everybody's back."""
+    for shard in Path(entry["where"]).glob("*own*"):
+        data = bytearray(shard.read_bytes())
+        data[len(data) // 2] ^= 0xFF
+        shard.write_bytes(data)
+
+
+def test_a_killed_job_resumes_and_damage_means_the_one_before(stack: Stack, tmp_path: Path) -> None:
+    saver = Saver(stack, tmp_path, tmp_path / "store")
+    saver.wait_saved(10)
+    saver.kill(1)
+    first = saver.first_step(2)
+    assert first > 10
+    saver.wait_steps(2, 15)
+    shown = saver.catalogue()
+    assert shown["store"] == str(tmp_path / "store") and shown["name"] == saver.job
+    assert shown["interval"] == 5 and shown["restored"] == f"step-{first - 1}.g1"
+    assert shown["checkpoints"][0]["newest"] and shown["checkpoints"][0]["world"] == 2
+    table = stack.loom("checkpoints", saver.job).stdout
+    assert f"resumed from step-{first - 1}.g1" in table and "every 5 steps" in table
+
+    # A byte of the newest state changes on the disk, while nobody looks.
+    os.kill(stack.status(saver.job)["workers"][0]["pid"], signal.SIGSTOP)
+    newest = saver.entries()[0]
+    damage(newest)
+    saver.kill(1)
+    assert saver.first_step(3) <= newest["step"], "the one before was used"
+    incident = saver.incident("checkpoint-damaged")
+    assert newest["name"] in incident["verdict"] and "was used instead" in incident["decision"]
+
+    stack.loom("stop", saver.job)
+    newest = saver.entries()[0]
+    damage(newest)
+    told = stack.loom("checkpoints", saver.job, newest["name"], "--verify", check=1)
+    assert f"{newest['name']} is damaged" in told.stdout
+    found = saver.entries()[0]
+    assert not found["whole"] and found["why"] and not found["newest"]
+
+
+def test_a_running_and_a_stopped_job_go_back_to_a_step(stack: Stack, tmp_path: Path) -> None:
+    saver = Saver(stack, tmp_path, tmp_path / "store", "--memory")
+    wait_until(lambda: len(saver.entries()) >= 3, "three checkpoints", 90)
+    old = saver.entries()[1]
+    stack.loom("checkpoints", saver.job, "--pin", old["name"])
+    refused = stack.loom("restore", saver.job, "--step", "1000000", check=5)
+    assert "does not exist" in refused.stderr and "choose one of the steps" in refused.stderr
+    assert stack.status(saver.job)["generation"] == 1
+    told = stack.loom("restore", saver.job, "--step", str(old["step"]))
+    assert f"goes on after step {old['step']}" in told.stdout
+    assert saver.first_step(2) == old["step"] + 1
+    wait_until(lambda: saver.entries()[0]["generation"] == 2, "the new line has a checkpoint", 90)
+    status = stack.status(saver.job)
+    assert status["state"] == "running" and status["restarts"] == 0
+    assert stack.json("incidents", saver.job) == []
+
+    stack.loom("stop", saver.job)
+    new = saver.entries()[0]
+    stack.loom("restore", saver.job, "--step", str(new["step"]))
+    assert saver.first_step(3) == new["step"] + 1
+    assert saver.catalogue()["restored"] == new["name"]
+    saver.wait_steps(3, 10)
+    saver.kill(0)
+    assert saver.first_step(4) > new["step"] + 1, "from now on the newest state counts"
+    stack.loom("stop", saver.job)
+    stack.loom("checkpoints", saver.job, "--unpin", old["name"])
+    stack.loom("checkpoints", saver.job, "--verify")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system that is full after 6 MB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=6m", "none", str(disk)]
+    if os.getuid() != 0 or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def fill(path: Path) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CREAT)
+    with pytest.raises(OSError, match="No space"):
+        while True:
+            os.write(file, b"x" * 4096)
+    os.close(file)
+
+
+def test_a_full_and_a_read_only_store_are_incidents_and_training_goes_on(
+    stack: Stack, tmp_path: Path, small_disk: Path
+) -> None:
+    saver = Saver(stack, tmp_path, small_disk)
+    saver.wait_saved(5)
+    ballast = small_disk / "ballast"
+    fill(ballast)
+    incident = saver.incident("checkpoint-failed")
+    assert "the disk is full" in incident["verdict"] and incident["open"]
+    assert incident["id"] in stack.loom("checkpoints", saver.job).stdout
+    made = len(saver.lines())
+    wait_until(lambda: len(saver.lines()) > made + 20, "training goes on")
+    ballast.unlink()
+    wait_until(lambda: not saver.incident("checkpoint-failed")["open"], "saving goes well again")
+
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    again = wait_until(
+        lambda: (i := saver.incident("checkpoint-failed"))["open"] and i, "a read-only store is told too"
+    )
+    assert "read-only" in again["verdict"]
+    made = len(saver.lines())
+    wait_until(lambda: len(saver.lines()) > made + 20, "training goes on")
+    status = stack.status(saver.job)
+    assert status["state"] == "running" and status["restarts"] == 0 and status["generation"] == 1
+    subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
+    wait_until(lambda: not saver.incident("checkpoint-failed")["open"], "and ends when it can be written")
+    stack.loom("stop", saver.job)
