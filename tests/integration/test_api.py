@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from loom_home import LoomHome, wait_for
 
-from torchloom.cli.client import Api, Endpoint
+from torchloom.client import Client, Endpoint
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +30,9 @@ def job(loom: LoomHome) -> str:
     return loom.sleeper("--nproc-per-node", "2", name="api-sleeper")
 
 
-def api(loom: LoomHome) -> Api:
+def api(loom: LoomHome) -> Client:
     port = json.loads((loom.home.parts_dir / "plan.json").read_bytes())["port"]
-    return Api(Endpoint(f"http://127.0.0.1:{port}", loom.home.token_file.read_text().strip()))
+    return Client(Endpoint(f"http://127.0.0.1:{port}", loom.home.token_file.read_text().strip()))
 
 
 def shell(loom: LoomHome, name: str, text: str, *flags: str) -> str:

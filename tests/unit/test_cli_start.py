@@ -20,9 +20,15 @@ def loaded(code: str) -> set[str]:
     return {name.partition(".")[0] for name in done.stdout.splitlines()[-1].split()}
 
 
-@pytest.mark.parametrize("verb", ["ps", "status", "logs", "stop", "devices", "incidents", "incident", "up"])
+VERBS = (
+    *("ps", "status", "logs", "wait", "stop", "delete", "purge", "devices", "nodes"),
+    *("incidents", "incident", "events", "token", "context", "completion", "shell", "up"),
+)
+
+
+@pytest.mark.parametrize("verb", VERBS)
 def test_verbs_of_a_client_import_no_server(verb: str) -> None:
-    code = f"import torchloom.cli.app, torchloom.cli.{verb}, torchloom.cli.client, torchloom.cli.plan"
+    code = f"import torchloom.cli.app, torchloom.cli.{verb}, torchloom.client, torchloom.cli.plan"
     assert not loaded(code) & HEAVY
 
 
