@@ -18,7 +18,7 @@ from torchloom.checkpoint.commit import PartWriter, Target, commit, gather
 from torchloom.checkpoint.manifest import Facts, Part
 from torchloom.checkpoint.storage import Storage
 from torchloom.core.retention import KeepRules
-from torchloom.errors import CheckpointError, CheckpointFenced
+from torchloom.errors import CheckpointDamaged, CheckpointError, CheckpointFenced, StorageFailed
 
 PEERS_WITHIN_S = 600.0
 """How long the parts of other ranks are waited for. A dead rank ends the job long before."""
@@ -146,6 +146,8 @@ class Writer:
         while True:
             try:
                 return gather(self._storage, save.target)
+            except (StorageFailed, CheckpointDamaged):
+                raise
             except CheckpointError as error:
                 if self._leaving.is_set():
                     raise
