@@ -17,7 +17,7 @@ from torchloom.model.messages import LogPiece
 log = logging.getLogger(__name__)
 
 DEFAULT_LIMIT = 64 << 20
-MOST_BYTES = 512 << 10
+MOST_BYTES = 960 << 10
 """Longest piece that is sent at once: a message holds 1 MiB."""
 _BLOCK = 4096
 _KEEP_SIZE_AND_PUNCH = 0x01 | 0x02

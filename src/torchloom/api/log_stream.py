@@ -15,7 +15,7 @@ from torchloom.api.sse import COMMENT, KEEP_ALIVE_S, event
 from torchloom.errors import LoomError, NotFound, UsageError
 from torchloom.model.messages import LogPiece
 
-PIECE_BYTES = 512 * 1024
+PIECE_BYTES = 960 * 1024
 """The most an agent gives at once."""
 AHEAD_FROM_BYTES = PIECE_BYTES // 4
 """A piece at least so long is followed by more, so more is asked for ahead."""

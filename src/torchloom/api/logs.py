@@ -40,7 +40,7 @@ def routes(control: Control) -> APIRouter:
     ) -> JobLogs:
         """The last `tail` lines of each rank, or what comes after the byte `offset`.
 
-        With `grep`, only lines that contain this text. A piece is at most half a MiB; `next_offset` leads on.
+        With `grep`, only lines that contain this text. A piece is less than a MiB; `next_offset` leads on.
         """
         ranks = ranks_of(job_of(control, job), rank)
         slots = asyncio.Semaphore(AT_ONCE)

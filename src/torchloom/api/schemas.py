@@ -1,7 +1,7 @@
 """Every body the API takes or gives, as typed models. They are the contract of clients; no behaviour.
 
-No answer ever holds a value of a job's environment. Longer than 400 lines because the whole contract is read in
-one place; there is nothing to it but fields.
+No answer ever holds a value of a job's environment. Longer than 400 lines because the whole contract is read
+in one place; there is nothing to it but fields.
 """
 
 from __future__ import annotations
