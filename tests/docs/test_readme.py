@@ -55,7 +55,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_make_targets_that_the_readme_names_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for page in PAGES:
-        for target in re.findall(r"`?\bmake ([a-z-]+)", page.read_text()):
+        for target in re.findall(r"(?:`|^)make ([a-z-]+)", page.read_text(), re.MULTILINE):
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{page.name}: make {target}"
 
 

@@ -150,10 +150,12 @@ def _seconds(ns: int) -> float:
 
 
 def numbers(found: object) -> dict[str, float]:
-    """The numeric metrics of a METRICS blob; NaN and infinities are kept, they are news."""
-    if not isinstance(found, dict):
+    """The numeric metrics of a METRICS blob; NaN and infinities (text in JSON) are kept, they are news."""
+    values = found.get("values") if isinstance(found, dict) else None
+    if not isinstance(values, dict):
         return {}
-    return {str(k): float(v) for k, v in found.items() if isinstance(v, int | float)}
+    odd = ("NaN", "Infinity", "-Infinity")
+    return {str(k): float(v) for k, v in values.items() if isinstance(v, int | float) or v in odd}
 
 
 def _hyperparameters(worker: Worker, box: Box) -> str:
