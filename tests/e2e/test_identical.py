@@ -23,8 +23,8 @@ def test_killed_workers_resume_bit_identical_from_memory(stack: Stack, tmp_path:
     disturbed.wait_step(25)
     disturbed.kill_worker(0)
     status = disturbed.finish()
-    assert status["restarts"] == 2
     log = stack.loom("logs", disturbed.job).stdout
+    assert status["restarts"] == 2, f"{stack.json('incidents', disturbed.job)}\n{log}"
     assert "restored from memory" in log
     compare(plain, disturbed)
 
