@@ -1,0 +1,304 @@
+"""Accuracy of the detectors on simulated jobs: by class with confidence intervals, beside the rules of peers.
+
+Faults and benign runs come from seeds that were not used for tuning (`--tuning` shows those). On the same
+windows run, re-implemented, the rules of other tools: a fixed watchdog of 600 s, "all workers hung 300 s",
+a score below 0.75 and more than twice the median. The last table is the CPU time of judging. Run it with
+
+    python bench/simulate.py [--runs 20] [--benign 20] [--sizes 64,1024,4096] [--tuning] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import get_args
+
+import msgspec
+
+from support.table import emit, progress
+from torchloom.chaos.scenario import (
+    EXPECTED,
+    FOUND_BY_PROBES,
+    NAMES_A_RANK,
+    Benign,
+    Fault,
+    FaultKind,
+    Shape,
+    faults,
+    healthy,
+    shapes,
+)
+from torchloom.chaos.simulator import Simulation
+from torchloom.core.detect.judge import AllLimits, Memory, judge
+from torchloom.core.detect.matrix import judge_links
+from torchloom.core.detect.robust import median
+from torchloom.core.detect.window import RankWindow, by_role
+from torchloom.model.findings import Finding
+
+REPORTING, TUNING = 2_000_000, 0
+HORIZON_S = {"never-starts": 70.0, "hang": 640.0, "stall": 640.0}
+"""Hangs run on until the watchdogs of peers have had their chance."""
+USUAL_HORIZON_S = 75.0
+Windows = Sequence[RankWindow]
+
+
+# -- rules of peers -----------------------------------------------------------------------------
+def watchdog_600(windows: Windows) -> tuple[str, tuple[int, ...]] | None:
+    """A collective under way for 600 s: the job is ended, nobody is named."""
+    old = any((c := w.waits()) is not None and w.age_s(c) >= 600 for w in windows)
+    return ("hang", ()) if old else None
+
+
+def all_hung_300(windows: Windows) -> tuple[str, tuple[int, ...]] | None:
+    return ("hang", ()) if all(w.idle_s >= 300 for w in windows) else None
+
+
+def _own(peers: Windows) -> dict[int, float]:
+    return {w.rank: median([s.own_ns for s in w.steps[-8:]]) for w in peers if len(w.steps) >= 5}
+
+
+def score_075(windows: Windows) -> tuple[str, tuple[int, ...]] | None:
+    """The fastest peer's time over one's own below 0.75 is a straggler."""
+    late = [
+        r
+        for peers in by_role(windows).values()
+        if (own := _own(peers))
+        for r, t in own.items()
+        if min(own.values()) / t < 0.75
+    ]
+    return ("slow", tuple(sorted(late))) if late else None
+
+
+def twice_the_median(windows: Windows) -> tuple[str, tuple[int, ...]] | None:
+    late = [
+        r
+        for peers in by_role(windows).values()
+        if (own := _own(peers))
+        for r, t in own.items()
+        if t > 2 * median(list(own.values()))
+    ]
+    return ("slow", tuple(sorted(late))) if late else None
+
+
+PEERS: dict[str, Callable[[Windows], tuple[str, tuple[int, ...]] | None]] = {
+    "watchdog 600 s": watchdog_600,
+    "all hung 300 s": all_hung_300,
+    "score < 0.75": score_075,
+    "> 2× median": twice_the_median,
+}
+
+
+# -- one run ------------------------------------------------------------------------------------
+@dataclass
+class Outcome:
+    steps: int = 0
+    detected_s: float | None = None
+    """After the fault, of the first finding of a right class."""
+    right_rank: bool = False
+    wrong: list[Finding] = field(default_factory=list)
+    """Findings of a wrong class or rank; in a benign run all of them."""
+    acted_wrongly: int = 0
+    acted_s: float | None = None
+    peers: dict[str, tuple[float, tuple[int, ...]]] = field(default_factory=dict)
+
+
+def run(
+    sim: Simulation, until_s: float, fault: Fault | None, every_s: float = 1.0, rules: bool = True
+) -> Outcome:
+    """Look once a second; agents sample a rank from the moment a finding asks for it."""
+    out = Outcome()
+    memory, limits = Memory(), AllLimits()
+    told: set[tuple[str, tuple[int, ...]]] = set()
+    began: float | None = 0.0 if fault is not None and fault.step == 0 else None
+    now = 0.0
+    while now < until_s:
+        now += every_s if now < 120 else 10 * every_s
+        sim.run_until(now)
+        windows = sim.windows()
+        if fault is not None and began is None and sim.ranks[fault.rank].done + 1 >= fault.step:
+            began = now - every_s
+        memory, found = judge(windows, memory, limits)
+        for finding in found:
+            sim.ask(finding.ask)
+            _take(out, finding, fault, now, began, told, sim.shape.dp == 2)
+        if rules:
+            for name, rule in PEERS.items():
+                if name not in out.peers and (said := rule(windows)) is not None:
+                    out.peers[name] = now - (began or 0.0), said[1]
+    out.steps = max(r.done for r in sim.ranks)
+    return out
+
+
+def _take(
+    out: Outcome,
+    f: Finding,
+    fault: Fault | None,
+    now: float,
+    began: float | None,
+    told: set[tuple[str, tuple[int, ...]]],
+    pair: bool,
+) -> None:
+    kinds = EXPECTED[fault.kind] if fault is not None and began is not None else set()
+    named = fault is None or fault.kind not in NAMES_A_RANK or f.ranks == (fault.rank,)
+    if fault is not None and pair and fault.kind in ("desync", "diverge"):
+        named = fault.rank in f.ranks and len(f.ranks) == 2  # of two that differ nobody can say who is wrong
+    if f.kind in kinds and named:
+        if out.detected_s is None:
+            out.detected_s, out.right_rank = now - (began or 0.0), True
+        if f.may_act and out.acted_s is None:
+            out.acted_s = now - (began or 0.0)
+        return
+    if (f.kind, f.ranks) not in told:
+        told.add((f.kind, f.ranks))
+        out.wrong.append(f)
+    out.acted_wrongly += f.may_act
+
+
+# -- tables -------------------------------------------------------------------------------------
+def interval(hits: int, n: int) -> str:
+    """Wilson's interval of 95 %."""
+    if not n:
+        return "–"
+    z, p = 1.96, hits / n
+    middle, half = p + z * z / 2 / n, z * ((p * (1 - p) + z * z / 4 / n) / n) ** 0.5
+    low, high = (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
+    return f"{100 * low:.0f}–{100 * high:.0f} %"
+
+
+def accuracy(
+    kinds: Iterable[FaultKind], runs: int, base: int, noise: float, verbose: bool
+) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    for kind in kinds:
+        hits, wrong, probed, delays = 0, 0, 0, []
+        peers = dict.fromkeys(PEERS, 0)
+        for i in range(runs):
+            chance = random.Random(f"{kind} {base + i}")
+            shape = shapes(chance)
+            fault = faults(kind, shape, chance)
+            sim = Simulation(shape, base + i, fault, Benign(noise=noise))
+            out = run(sim, HORIZON_S.get(kind, USUAL_HORIZON_S), fault)
+            hits += out.detected_s is not None
+            wrong += bool(out.wrong)
+            delays += [out.detected_s] if out.detected_s is not None else []
+            for name, (_, ranks) in out.peers.items():
+                # A watchdog names nobody by design: that it speaks is counted.
+                silent = kind in ("hang", "stall") and not ranks
+                peers[name] += silent or (kind in NAMES_A_RANK and ranks == (fault.rank,))
+            if kind in FOUND_BY_PROBES:
+                _, p, t = shape.place(fault.rank)
+                links = judge_links(sim.probe([shape.rank(d, p, t) for d in range(shape.dp)][:32]))
+                ranks = (fault.rank, fault.peer) if kind == "slow-link" else (fault.rank,)
+                wanted = (FOUND_BY_PROBES[kind], tuple(sorted(ranks)))
+                if shape.dp < 4:  # then only "the link or either end" can be said
+                    probed += bool(links) and fault.rank in links[0].ranks
+                else:
+                    probed += bool(links) and (links[0].kind, links[0].ranks) == wanted
+            if out.wrong and verbose:
+                progress(f"  {base + i} {fault}: {[f.sentence for f in out.wrong]}")
+        progress(f"{kind}: {hits} of {runs}")
+        rows.append({
+            "fault": kind, "right class and rank": f"{hits}/{runs}", "95 %": interval(hits, runs),
+            "median s": statistics.median(delays) if delays else None,
+            "runs with another finding too": wrong,
+            "probes right": f"{probed}/{runs}" if kind in FOUND_BY_PROBES else "",
+            **{name: f"{n}/{runs}" for name, n in peers.items()},
+        })  # fmt: skip
+    return rows
+
+
+def calm(runs: int, base: int, steps: int = 240) -> list[dict[str, object]]:
+    """Benign runs. A pause on one rank that is told is no false alarm; an action would be one."""
+    total, pauses, told_pause, acted = 0, 0, 0, 0
+    false: dict[str, int] = {}
+    peers = dict.fromkeys(PEERS, 0)
+    for i in range(runs):
+        chance = random.Random(f"benign {base + i}")
+        shape = shapes(chance, 32)
+        benign = healthy(chance, shape, steps, pauses=4)
+        sim = Simulation(shape, base + i, None, benign)
+        out = run(sim, steps * 0.6 + sum(p.seconds for p in benign.pauses) + 4 * benign.eval_s, None)
+        total += out.steps
+        pauses += len(benign.pauses)
+        acted += out.acted_wrongly
+        for f in out.wrong:
+            if f.kind in ("hang", "no-progress", "communication-hang"):
+                told_pause += 1
+            else:
+                false[f.kind] = false.get(f.kind, 0) + 1
+                progress(f"  {base + i} {shape} {benign}: {f.sentence}")
+        for name in out.peers:
+            peers[name] += 1
+    alarms = sum(false.values())
+    progress(f"benign: {total} steps, {alarms} false alarms, {acted} actions")
+    return [{
+        "steps": total, "unannounced pauses": pauses, "false alarms": alarms,
+        "per 1,000 steps": 1000 * alarms / max(1, total),
+        "kinds": " ".join(f"{k}×{n}" for k, n in false.items()),
+        "pauses told": told_pause, "would have acted": acted,
+        **{f"{name}: runs": n for name, n in peers.items()},
+    }]  # fmt: skip
+
+
+def judging(sizes: Iterable[int]) -> list[dict[str, object]]:
+    """CPU time of decoding and judging one second of windows, healthy and with a hang."""
+    rows: list[dict[str, object]] = []
+    for size in sizes:
+        tp = 4 if size >= 256 else 1
+        shape = Shape(size // tp, 1, tp)
+        row: dict[str, object] = {"ranks": size}
+        for name, fault in (("healthy", None), ("hung", Fault("hang", size // 3, 8))):
+            sim = Simulation(shape, 7, fault)
+            sim.run_until(3.0)
+            memory, _ = judge(sim.windows(), Memory(), AllLimits())
+            sim.run_until(4.0 if fault is None else 70.0)
+            data = msgspec.msgpack.encode(sim.windows())
+            decoder = msgspec.msgpack.Decoder(tuple[RankWindow, ...])
+            costs, reading = [], []
+            for _ in range(3):
+                start = time.process_time()
+                windows = decoder.decode(data)
+                read = time.process_time()
+                judge(windows, msgspec.structs.replace(memory, localised_step=0), AllLimits())
+                costs.append(time.process_time() - read)
+                reading.append(read - start)
+            row[f"{name}: judge ms"] = 1000 * min(costs)
+            row[f"{name}: decode ms"] = 1000 * min(reading)
+            row[f"{name}: ms per 1,000 ranks"] = 1e6 * (min(costs) + min(reading)) / size
+            row["kB a rank"] = len(data) / size / 1000
+        rows.append(row)
+        progress(f"{size} ranks judged")
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--benign", type=int, default=20)
+    parser.add_argument("--noise", type=float, default=0.02)
+    parser.add_argument("--sizes", default="64,1024,4096")
+    parser.add_argument("--kinds", default=",".join(get_args(FaultKind)))
+    parser.add_argument("--tuning", action="store_true", help="seeds the rules were tuned on")
+    parser.add_argument("--verbose", action="store_true", help="tell what else was said in a run")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    base = TUNING if args.tuning else REPORTING
+    seeds = "tuning" if args.tuning else "reporting"
+    kinds = [k for k in get_args(FaultKind) if k in args.kinds.split(",")]
+    notes = [f"{seeds} seeds; 8–64 ranks; one look a second; where a rank is to blame it must be right"]
+    if args.runs:
+        emit("simulate: faults", accuracy(kinds, args.runs, base, args.noise, args.verbose), notes, args.json)
+    if args.benign:
+        told = "a pause of 3–60 s on one rank is told and not acted on; only other findings are false alarms"
+        emit("simulate: benign", calm(args.benign, base), [told], args.json)
+    if args.sizes:
+        cpu = "CPU time of one thread; every look here looks for stragglers too, usually one in 4 steps does"
+        emit("simulate: judging", judging([int(s) for s in args.sizes.split(",")]), [cpu], args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,345 @@
+"""A discrete-event simulator of a job: 8 to 4,096 ranks that give the windows real agents would give.
+
+Ranks run the program of program.py; a collective ends when its last member has entered, plus the transfer.
+Every rank's clock has an offset of its host's, so a detector that compared clocks would fail here. As from
+real agents, raw collectives, stacks and process samples are there only for ranks that were asked about.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import permutations
+from math import inf
+
+from torchloom.chaos.program import (
+    TRANSFER_S,
+    Die,
+    EndStep,
+    Enter,
+    Join,
+    Receive,
+    Send,
+    Stop,
+    Work,
+    changing,
+    rank_program,
+)
+from torchloom.chaos.scenario import Benign, Fault, Shape
+from torchloom.chaos.state import Meeting, Rank, Record
+from torchloom.core.detect.robust import median
+from torchloom.core.detect.window import (
+    Collective,
+    GroupPosition,
+    ProcessFacts,
+    RankWindow,
+    StepTimes,
+    waited_ns,
+)
+
+
+class Simulation:
+    """One job. `run_until` moves it on, `windows` is what agents would report at that moment."""
+
+    def __init__(
+        self, shape: Shape, seed: int, fault: Fault | None = None, benign: Benign | None = None
+    ) -> None:
+        self.shape, self.seed, self.fault = shape, seed, fault
+        self.benign = benign or Benign()
+        self.now = 0.0
+        self._chance = random.Random(seed)
+        self._meetings: dict[tuple[str, int], Meeting] = {}
+        self._sent: dict[tuple[int, int, int], Record] = {}
+        self._wanted: dict[tuple[int, int, int], Record] = {}
+        self._events: list[tuple[float, int]] = []
+        self._sizes: dict[str, int] = {}
+        offsets = [self._chance.uniform(1e3, 1e6) for _ in range(-(-shape.world // shape.a_node))]
+        self.ranks = [self._new_rank(r, offsets) for r in range(shape.world)]
+        for rank in self.ranks:
+            for group in rank.groups:
+                self._sizes[group] = self._sizes.get(group, 0) + 1
+            heapq.heappush(self._events, (self._chance.uniform(0, 0.01), rank.rank))
+
+    def _new_rank(self, rank: int, offsets: Sequence[float]) -> Rank:
+        shape = self.shape
+        d, p, t = shape.place(rank)
+        groups = {"world": rank}
+        if shape.dp > 1:
+            groups[f"dp.{p}.{t}"] = d
+        if shape.tp > 1:
+            groups[f"tp.{d}.{p}"] = t
+        if shape.pp > 1:
+            groups[f"pp.{d}.{t}"] = p
+        node = rank // shape.a_node
+        program = rank_program(rank, shape, self.fault, self.benign, self.seed)
+        return Rank(rank, program, offsets[node], f"n{node}", groups)
+
+    # -- moving on ------------------------------------------------------------------------------
+    def run_until(self, now: float) -> None:
+        while self._events and self._events[0][0] <= now:
+            at, rank = heapq.heappop(self._events)
+            self._resume(self.ranks[rank], at)
+        self.now = now
+
+    def _resume(self, me: Rank, at: float) -> None:
+        if me.died <= at or me.wake > at:
+            return
+        if me.blocked is not None and me.blocked.end > at:
+            return
+        me.blocked = None
+        if me.joining and not self._joined(me, at):
+            return
+        for action in me.program:
+            match action:
+                case Work(seconds=seconds):
+                    me.busy, me.busy_since, me.wake = action, at, at + seconds
+                    heapq.heappush(self._events, (at + seconds, me.rank))
+                    return
+                case Enter():
+                    record = self._enter(me, action, at)
+                    if not action.waited:
+                        me.pending.append(record)
+                    elif not self._passed(me, record, at):
+                        return
+                case Send(peer=peer):
+                    self._send(me, peer, at)
+                case Receive(peer=peer):
+                    if not self._passed(me, self._receive(me, peer, at), at):
+                        return
+                case Join():
+                    me.joining = True
+                    if not self._joined(me, at):
+                        return
+                case EndStep():
+                    self._end_step(me, action, at)
+                case Stop():
+                    me.busy, me.busy_since, me.wake = action, at, inf
+                    return
+                case Die():
+                    self._die(me, at)
+                    return
+
+    def _passed(self, me: Rank, record: Record, at: float) -> bool:
+        if record.end <= at:
+            return True
+        me.blocked = record
+        if record.end < inf:
+            heapq.heappush(self._events, (record.end, me.rank))
+        return False
+
+    def _joined(self, me: Rank, at: float) -> bool:
+        me.pending = [r for r in me.pending if r.end > at]
+        if not me.pending:
+            me.joining = False
+            return True
+        return self._passed(me, max(me.pending, key=lambda r: r.end), at)
+
+    def _record(self, me: Rank, record: Record, at: float) -> None:
+        me.ring.append(record)
+        me.this_step.append(record)
+        me.active = at
+
+    def _enter(self, me: Rank, action: Enter, at: float) -> Record:
+        seq = me.entered[action.group] = me.entered.get(action.group, 0) + 1
+        record = Record(action.op, action.group, seq, action.bytes, at, action.waited)
+        self._record(me, record, at)
+        size = self._sizes.get(action.group, 1)
+        meeting = self._meetings.setdefault((action.group, seq), Meeting())
+        meeting.records.append(record)
+        meeting.ranks.append(me.rank)
+        if len(meeting.records) == size:
+            alike = len({(r.op, r.bytes) for r in meeting.records}) == 1
+            del self._meetings[action.group, seq]
+            if alike and not action.stalls:
+                end = at + self._transfer(meeting.ranks, action.bytes)
+                for r, rank in zip(meeting.records, meeting.ranks, strict=True):
+                    r.end = end
+                    if self.ranks[rank].blocked is r or self.ranks[rank].joining:
+                        heapq.heappush(self._events, (end, rank))
+        return record
+
+    def _transfer(self, ranks: Iterable[int], size: int) -> float:
+        usual = TRANSFER_S * max(0.02, size / 25e6) * self._chance.uniform(0.9, 1.1)
+        fault = self.fault
+        if (
+            fault is None
+            or not fault.kind.startswith("slow-")
+            or self.ranks[fault.rank].done + 1 < fault.step
+        ):
+            return usual
+        members = set(ranks)
+        hit = fault.rank in members and (
+            fault.kind in ("slow-sender", "slow-receiver")
+            or (fault.kind == "slow-link" and fault.peer in members)
+        )
+        return usual * fault.factor if hit else usual
+
+    def _send(self, me: Rank, peer: int, at: float) -> None:
+        record = self._pairwise(me, peer, "send", at)
+        key = (me.rank, peer, record.seq)
+        waiting = self._wanted.pop(key, None)
+        if waiting is None:
+            self._sent[key] = record
+            return
+        record.end = waiting.end = at + self._transfer((me.rank, peer), 1_000_000)
+        heapq.heappush(self._events, (waiting.end, peer))
+
+    def _receive(self, me: Rank, peer: int, at: float) -> Record:
+        record = self._pairwise(me, peer, "recv", at)
+        key = (peer, me.rank, record.seq)
+        sent = self._sent.pop(key, None)
+        if sent is None:
+            self._wanted[key] = record
+        else:
+            record.end = sent.end = at + self._transfer((me.rank, peer), 1_000_000)
+        return record
+
+    def _pairwise(self, me: Rank, peer: int, op: str, at: float) -> Record:
+        seq = me.pairs[peer, op] = me.pairs.get((peer, op), 0) + 1
+        group = next(g for g in me.groups if g.startswith("pp."))
+        record = Record(op, group, seq, 1_000_000, at, op == "recv", self.ranks[peer].groups[group])
+        self._record(me, record, at)
+        return record
+
+    def _end_step(self, me: Rank, action: EndStep, at: float) -> None:
+        me.done += 1
+        me.active = at
+        records = [self._shown(me, r) for r in me.this_step]
+        took = round((at - me.step_began) * 1e9)
+        me.steps.append(StepTimes(me.done, took, round(action.data_wait_s * 1e9), waited_ns(records)))
+        for name in me.groups:
+            own = [r for r in records if r.group == name and r.op not in ("send", "recv")]
+            me.waits.setdefault(name, deque(maxlen=8)).append(waited_ns(own))
+        me.use.append((action.cpu_s, action.delay_s))
+        me.step_began = me.active = at
+        me.this_step.clear()
+        me.values = self._values(me)
+
+    def _values(self, me: Rank) -> dict[str, float]:
+        chance = random.Random(self.seed * 31 + me.done)
+        loss = 2 + 8 / (1 + me.done / 20) + chance.gauss(0, 0.05)
+        norm = 1.0 * chance.lognormvariate(0, 0.1)
+        fault = self.fault
+        if fault is not None and me.done >= fault.step:
+            if fault.kind == "nan" and me.rank == fault.rank:
+                loss = float("nan")
+            if fault.kind == "spike":
+                norm *= 4 * fault.factor
+        return {"loss": loss, "grad_norm": norm}
+
+    def _die(self, me: Rank, at: float) -> None:
+        me.died = at
+        for other in self.ranks:
+            if other is not me and other.groups.keys() & me.groups.keys() - {"world"}:
+                other.died = at + self._chance.uniform(0.05, 0.5)
+
+    # -- looking --------------------------------------------------------------------------------
+    def ask(self, ranks: Iterable[int]) -> None:
+        """Sample these ranks from now on."""
+        for rank in ranks:
+            self.ranks[rank].asked_since = min(self.ranks[rank].asked_since, self.now)
+
+    def windows(self) -> tuple[RankWindow, ...]:
+        return tuple(self._window(r) for r in self.ranks)
+
+    def _shown(self, me: Rank, r: Record) -> Collective:
+        # What ends later is decided already and not visible yet.
+        over = r.end <= max(self.now, me.active)
+        return Collective(
+            r.op,
+            r.group,
+            r.seq,
+            r.bytes,
+            "float32" if r.bytes else "none",
+            round((r.start + me.offset_s) * 1e9),
+            round((r.end + me.offset_s) * 1e9) if over else 0,
+            waited=r.waited,
+            peer=r.peer,
+        )
+
+    def _window(self, me: Rank) -> RankWindow:
+        def clock(at: float) -> int:
+            return round((at + me.offset_s) * 1e9)
+
+        asked = me.asked_since <= self.now
+        shown = [r for r in me.ring if asked or r.end > self.now]
+        _, p, t = self.shape.place(me.rank)
+        device = f"GPU-{me.rank:08x}" if self.shape.gpus else f"cpu-{me.node}-{me.rank % self.shape.a_node}"
+        fault = self.fault
+        heavy = (
+            fault is not None
+            and fault.kind == "heavy-rank"
+            and fault.rank == me.rank
+            and me.done >= fault.step
+        )
+        checked = me.done // 10 * 10
+        bad = (
+            fault is not None and fault.kind == "diverge" and fault.rank == me.rank and checked >= fault.step
+        )
+        working = me.blocked is None and isinstance(me.busy, Work)
+        phase = me.busy.phase if working and isinstance(me.busy, Work) else "training"
+        return RankWindow(
+            rank=me.rank,
+            node=me.node,
+            device=device,
+            role=f"stage {p}",
+            taken_ns=clock(self.now),
+            started_ns=clock(0.0),
+            last_activity_ns=clock(max(me.active, 0.0)),
+            steps_done=me.done,
+            phase=phase,
+            phase_since_ns=clock(me.busy_since if phase != "training" else 0.0),
+            steps=tuple(me.steps),
+            groups=tuple(
+                GroupPosition(
+                    name, self._sizes[name], index, me.entered.get(name, 0),
+                    me.entered.get(name, 0) - sum(r.end > self.now and r.group == name for r in me.ring),
+                    round(median(me.waits[name])) if me.waits.get(name) else 0,
+                )
+                for name, index in me.groups.items()
+            ),
+            collectives=tuple(self._shown(me, r) for r in shown),
+            process=self._process(me, asked),
+            work_per_step=1000.0 * (fault.factor if heavy and fault is not None else 1.0),
+            values=me.values,
+            parameter_hash=f"{checked}:{p}.{t}:{'bad' if bad else 'good'}" if checked else "",
+        )  # fmt: skip
+
+    def _process(self, me: Rank, asked: bool) -> ProcessFacts:
+        use = list(me.use)[-8:]
+        cpu = median([u[0] for u in use]) if use and not self.shape.gpus else 0.0
+        delay = median([u[1] for u in use]) if use else 0.0
+        dead = me.died <= self.now
+        crashed = self.fault is not None and self.fault.kind == "crash" and self.fault.rank == me.rank
+        state, waits_on, where = me.busy.state, me.busy.waits_on, me.busy.location
+        since = me.busy_since
+        if me.blocked is not None:
+            state, waits_on, where, since = "S", "outside", "all_reduce() at train.py:52", me.blocked.start
+        still = asked and state != "R" and not changing(where)
+        unchanged = max(0.0, self.now - max(since, me.asked_since)) if still else 0.0
+        return ProcessFacts(
+            state="X" if dead else state,
+            cpu_ns_per_step=round(cpu * 1e9),
+            run_delay_ns_per_step=round(delay * 1e9),
+            unchanged_ns=round(unchanged * 1e9),
+            unchanged_samples=1 + int(unchanged) if asked else 0,
+            waits_on=waits_on if asked else "unknown",  # type: ignore[arg-type]
+            location=where if asked else "",
+            connection_lost=dead and not crashed,
+            died_ns=round((me.died + me.offset_s) * 1e9) if dead else 0,
+        )
+
+    def probe(self, ranks: Sequence[int]) -> dict[tuple[int, int], float]:
+        """Pairwise delays in seconds, as probes at a step boundary would measure them."""
+        found = {}
+        fault = self.fault
+        for a, b in permutations(ranks, 2):
+            slow = fault is not None and (
+                (fault.kind == "slow-link" and (a, b) == (fault.rank, fault.peer))
+                or (fault.kind == "slow-sender" and a == fault.rank)
+                or (fault.kind == "slow-receiver" and b == fault.rank)
+            )
+            found[a, b] = 1e-3 * self._chance.lognormvariate(0, 0.1) * (fault.factor if slow and fault else 1)
+        return found

@@ -1,0 +1,170 @@
+"""Why a rank, or the whole job, is slow: turns what slow.py measured into findings with a cause.
+
+A cause must explain a good part of the excess over the peers. It need not explain most of it, because a wait
+in asynchronous collectives can be counted twice (see `waited_ns`). What nothing explains is said to be so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log
+
+from torchloom.core.detect import words
+from torchloom.core.detect.cost import what_if
+from torchloom.core.detect.robust import median
+from torchloom.core.detect.slow import SETTLED, Late, SlowLimits, Trigger, localise, unevenness
+from torchloom.core.detect.window import RankWindow, by_role
+from torchloom.model.findings import Evidence, Finding, FindingKind
+
+EXPLAINS = 0.5
+EXPLAINS_A_RANK = 0.35
+UNEVEN_SPREAD = 0.08
+UNEVEN_LOSS = 0.15
+
+
+def stragglers(windows: Sequence[RankWindow], limits: SlowLimits) -> list[Finding]:
+    """Findings for every late rank, and for roles in which a different rank is late every time."""
+    found: list[Finding] = []
+    for peers in by_role(windows).values():
+        late = localise(peers, limits)
+        by_rank = {w.rank: w for w in peers}
+        together = what_if(peers, [one.rank for one in late], late[0].steps).share if late else 0.0
+        if together < limits.matters or _one_group(peers, {one.rank for one in late}):
+            late = []  # without them the job would be no faster, or it is what they share that is slow
+        calm = [w for w in peers if w.rank not in {one.rank for one in late}]
+        for one in late:
+            found.append(_explain(by_rank[one.rank], one, calm, together))
+        if not late:
+            found += _uneven(peers)
+    return found
+
+
+def _one_group(peers: Sequence[RankWindow], late: set[int]) -> bool:
+    """Whether the late ranks are most of one group: then their group's communication is slow, not they."""
+    members: dict[str, set[int]] = {}
+    for window in peers:
+        for group in window.groups:
+            members.setdefault(group.name, set()).add(window.rank)
+    return len(late) > 2 and any(late <= m and 2 * len(late) > len(m) for m in members.values())
+
+
+def _explain(window: RankWindow, late: Late, calm: Sequence[RankWindow], cost: float) -> Finding:
+    steps = late.steps
+    data = _median([s.data_wait_ns for s in window.steps[-steps:]]) - _median(
+        [s.data_wait_ns for w in calm for s in w.steps[-steps:]]
+    )
+    delay = window.process.run_delay_ns_per_step - _median([w.process.run_delay_ns_per_step for w in calm])
+    cpu = window.process.cpu_ns_per_step - _median([w.process.cpu_ns_per_step for w in calm])
+    work = window.work_per_step / max(1e-9, _median([w.work_per_step for w in calm])) if calm else 0.0
+    more, whole = late.excess_ns / 1e9, max(1.0, late.excess_ns)
+    kind: FindingKind
+    if data >= max(delay, EXPLAINS_A_RANK * whole):
+        kind, why = "data-slow", f"it waits {words.lasting(data / 1e9)} longer for data"
+    elif window.work_per_step and work > 1 and log(work) >= EXPLAINS * log(late.ratio):
+        kind, why = "data-imbalance", f"it gets {work:.2f}× the work of its peers"
+    elif delay >= EXPLAINS_A_RANK * whole:
+        kind, why = "host-contention", f"it wants a CPU and has none for {words.lasting(delay / 1e9)}"
+    elif window.device.startswith("GPU") or cpu >= EXPLAINS_A_RANK * whole:
+        kind, why = "compute-slow", "its computation takes longer"
+    else:
+        kind, why = "host-contention", "neither data nor computation explains it, so its host holds it up"
+    return Finding(
+        kind=kind,
+        ranks=(window.rank,),
+        node=window.node,
+        sentence=f"{words.who(window)} takes {late.ratio:.2f}× the time of its peers "
+        f"({words.lasting(more)} a step more): {why}; this costs {cost:.0%} of the job's speed",
+        confidence=min(0.99, 0.7 + 0.05 * (late.score / 6) + 0.2 * (late.share - 0.6) / 0.4),
+        certainty="slowness is reported, never certain",
+        evidence=(
+            Evidence(
+                window.rank,
+                f"late in {late.share:.0%} of {steps} steps, {late.score:.0f} robust standard deviations",
+            ),
+        ),
+        inputs={
+            "ratio": late.ratio,
+            "score": late.score,
+            "excess_s": more,
+            "data_s": data / 1e9,
+            "cpu_s": cpu / 1e9,
+            "run_delay_s": delay / 1e9,
+            "cost": cost,
+        },
+    )
+
+
+def _uneven(peers: Sequence[RankWindow]) -> list[Finding]:
+    uneven, loss = unevenness(peers)
+    if uneven < UNEVEN_SPREAD or loss < UNEVEN_LOSS:
+        return []
+    own = _median([s.own_ns for w in peers for s in w.steps])
+    delay = _median([w.process.run_delay_ns_per_step for w in peers])
+    if delay >= uneven * own / 2:
+        return []  # too many processes for the cores make every rank uneven; no data would mend that
+    return [
+        Finding(
+            kind="data-imbalance",
+            ranks=(),
+            node=words.node_of(peers),
+            sentence=f"a different one of {words.ranks_text(w.rank for w in peers)} is late in every step; "
+            f"the slowest takes {loss:.0%} more than the median: batches are of uneven size",
+            confidence=0.6,
+            certainty="slowness is reported, never certain",
+            inputs={"spread": uneven, "loss": loss},
+        )
+    ]
+
+
+def slower_job(
+    windows: Sequence[RankWindow], trigger: Trigger, transfer_baseline_ns: dict[str, float]
+) -> list[Finding]:
+    """What to say when the job is slower and no rank is late: the communication, or everybody alike."""
+    if not trigger.alarmed:
+        return []
+    excess_s = trigger.now_s - trigger.baseline_s
+    now = transfers(windows)
+    longer = {g: now[g] - before for g, before in transfer_baseline_ns.items() if g in now}
+    worst = max(longer, key=lambda g: (longer[g], g), default="")
+    pace = f"{words.lasting(trigger.baseline_s)} to {words.lasting(trigger.now_s)}"
+    inputs: dict[str, float | str] = {"before_s": trigger.baseline_s, "now_s": trigger.now_s}
+    if worst and longer[worst] / 1e9 >= EXPLAINS * excess_s:
+        members = tuple(sorted(w.rank for w in windows if any(g.name == worst for g in w.groups)))
+        return [
+            Finding(
+                kind="communication-slow",
+                ranks=(),
+                sentence=f"steps went from {pace} because transfers in group {worst} take "
+                f"{words.lasting(longer[worst] / 1e9)} longer and nobody is late; probe its links",
+                confidence=0.8,
+                certainty="slowness is reported, never certain",
+                ask=members[:32],
+                inputs={**inputs, "group": worst, "longer_s": longer[worst] / 1e9},
+            )
+        ]
+    if trigger.above < SETTLED:
+        return []
+    return [
+        Finding(
+            kind="global-slowdown",
+            ranks=(),
+            sentence=f"steps went from {pace} on all ranks alike; no rank, data wait or transfer explains it",
+            confidence=0.7,
+            certainty="slowness is reported, never certain",
+            inputs=inputs,
+        )
+    ]
+
+
+def transfers(windows: Sequence[RankWindow]) -> dict[str, float]:
+    """Time a step that each group needs once everybody is there: the shortest wait among its ranks."""
+    shortest: dict[str, float] = {}
+    for window in windows:
+        for group in window.groups:
+            if group.wait_ns:
+                shortest[group.name] = min(shortest.get(group.name, float("inf")), group.wait_ns)
+    return shortest
+
+
+def _median(values: Sequence[float]) -> float:
+    return median(values) if values else 0.0

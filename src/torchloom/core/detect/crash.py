@@ -1,0 +1,62 @@
+"""Processes that are gone, and nodes that are not heard. Orders nothing by the clocks of two hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from torchloom.core.detect import words
+from torchloom.core.detect.window import RankWindow
+from torchloom.model.findings import Evidence, Finding
+
+
+def crashes(windows: Sequence[RankWindow]) -> list[Finding]:
+    """Who died by itself. Whoever died of a lost connection followed somebody, and is named only if nobody
+    else is dead: its peer may be on a node that is not heard."""
+    dead = [w for w in windows if w.dead]
+    own = [w for w in dead if not w.process.connection_lost]
+    if not dead:
+        return []
+    first = _first_of_each_node(own or dead)
+    followers = sorted(w.rank for w in dead if w.rank not in {f.rank for f in first})
+    after = f"; {words.ranks_text(followers)} followed" if followers else ""
+    blamed = "" if own else "; it lost the connection to a peer, and nobody else is known to be dead"
+    return [
+        Finding(
+            kind="crash",
+            ranks=tuple(sorted(w.rank for w in first)),
+            node=words.node_of(first),
+            sentence=f"{words.whom(first)} died after step {max(w.steps_done for w in first)}{after}{blamed}",
+            confidence=0.99 if own and len(first) == 1 else 0.8 if own else 0.4,
+            certain=True,
+            certainty="the process is gone",
+            may_act=True,
+            waiting=tuple(sorted(w.rank for w in windows if not w.dead)),
+            evidence=tuple(Evidence(w.rank, f"state {w.process.state}") for w in first),
+            inputs={"dead": len(dead), "connection_lost": len(dead) - len(own)},
+        )
+    ]
+
+
+def _first_of_each_node(dead: Sequence[RankWindow]) -> list[RankWindow]:
+    """Deaths of one host can be ordered; between hosts they cannot, so each host keeps its first."""
+    first: dict[str, RankWindow] = {}
+    for window in sorted(dead, key=lambda w: w.process.died_ns):
+        first.setdefault(window.node, window)
+    return list(first.values())
+
+
+def lost_nodes(unheard: Collection[str], ranks_of: dict[str, tuple[int, ...]]) -> list[Finding]:
+    """Nodes that are not heard. Unreachable is not dead, so this is never certain."""
+    return [
+        Finding(
+            kind="node-lost",
+            ranks=ranks_of[node],
+            node=node,
+            sentence=f"node {node} with {words.ranks_text(ranks_of[node])} is not heard; "
+            "whether it is dead cannot be seen from here",
+            confidence=0.5,
+            certainty="unreachable is not dead",
+        )
+        for node in sorted(unheard)
+        if ranks_of.get(node)
+    ]

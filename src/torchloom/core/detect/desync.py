@@ -1,0 +1,89 @@
+"""Ranks that meet at the same number of a group with different operations: certain, as it cannot end well.
+
+A difference is reported only when the operation is stuck or has failed: some backends accept uneven sizes,
+and what ends well is nobody's fault.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from torchloom.core.detect import words
+from torchloom.core.detect.thresholds import Limits, Pace, limit
+from torchloom.core.detect.window import PAIRWISE, Collective, RankWindow
+from torchloom.model.findings import Evidence, Finding
+
+MAY_BE_UNEVEN = frozenset(
+    {"all_to_all", "all_to_all_single", "all_gather", "reduce_scatter", "gather", "scatter", "barrier"}
+)
+Signature = tuple[str, int, str]
+
+
+def desync(windows: Sequence[RankWindow], pace: Pace, limits: Limits) -> list[Finding]:
+    """The desync that began it, if there is one: what follows from it in other groups is not told."""
+    stuck = {
+        (c.group, c.group_seq)
+        for w in windows
+        for c in w.collectives
+        if (c.under_way or c.failed) and c.exact and c.group_seq and c.op not in PAIRWISE
+    }
+    met: dict[tuple[str, int], list[tuple[RankWindow, Collective]]] = {}
+    for window in windows:
+        for c in window.collectives:
+            place = (c.group, c.group_seq)
+            if place in stuck and c.exact and c.op not in PAIRWISE:
+                met.setdefault(place, []).append((window, c))
+    found = [f for place in sorted(met) if (f := _judge(met[place], pace, limits)) is not None]
+    return sorted(found, key=lambda f: -f.lasting_s)[:1]
+
+
+def _signature(c: Collective) -> Signature:
+    return c.op, -1 if c.op in MAY_BE_UNEVEN else c.bytes, c.dtype
+
+
+def _judge(here: Sequence[tuple[RankWindow, Collective]], pace: Pace, limits: Limits) -> Finding | None:
+    votes = Counter(_signature(c) for _, c in here)
+    if len(votes) < 2:
+        return None
+    failed = any(c.failed for _, c in here)
+    lasting_s = max((w.age_s(c) for w, c in here if c.under_way), default=0.0)
+    allowed = limit(pace, limits, phase="training", location="")
+    if not failed and lasting_s < allowed.report_s:
+        return None
+    (usual, most), (_, second) = votes.most_common(2)
+    tie = most == second
+    odd = [(w, c) for w, c in here if tie or _signature(c) != usual]
+    example = next(c for _, c in here if _signature(c) == usual)
+    others = [w.rank for w, c in here if _signature(c) == usual]
+    names = words.whom([w for w, _ in odd])
+    if tie:
+        sides = "; ".join(
+            f"{words.ranks_text(w.rank for w, c in here if _signature(c) == s)}: {_say(s)}"
+            for s in sorted(votes)
+        )
+        sentence = f"ranks do not agree about #{example.group_seq} of group {example.group}: {sides}"
+    else:
+        sentence = (
+            f"{names} called {_say(_signature(odd[0][1]))} as #{example.group_seq} of group {example.group} "
+            f"where {words.ranks_text(others)} called {_say(usual)}"
+        )
+    return Finding(
+        kind="desync",
+        ranks=tuple(sorted(w.rank for w, _ in odd)),
+        node=words.node_of(w for w, _ in odd),
+        sentence=sentence,
+        confidence=0.6 if tie else 0.99,
+        certain=True,
+        certainty="operations that differ can never match",
+        may_act=True,
+        lasting_s=lasting_s,
+        waiting=tuple(sorted(w.rank for w, c in here if c.under_way)),
+        evidence=tuple(Evidence(w.rank, _say(_signature(c))) for w, c in odd[:32]),
+        inputs={"report_s": allowed.report_s, "why": allowed.why, "group_seq": example.group_seq},
+    )
+
+
+def _say(signature: Signature) -> str:
+    op, size, dtype = signature
+    return f"{op} of {size} bytes {dtype}" if size >= 0 else f"{op} {dtype}".strip()

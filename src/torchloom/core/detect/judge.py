@@ -1,0 +1,158 @@
+"""All detectors in their order over one set of windows, and what must be remembered until the next set.
+
+Pure: memory in, memory and findings out. What comes first explains what follows: after a death nobody is said
+to hang, and where ranks disagree or hang nothing is said about slowness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from torchloom.core.detect.attribute import slower_job, stragglers, transfers
+from torchloom.core.detect.crash import crashes, lost_nodes
+from torchloom.core.detect.desync import desync
+from torchloom.core.detect.hang import hangs
+from torchloom.core.detect.numerics import Curves, broken_values, divergence, spikes
+from torchloom.core.detect.robust import median
+from torchloom.core.detect.slow import SlowLimits, Trigger, watch
+from torchloom.core.detect.thresholds import EXCUSED, PLAIN, Limits, Pace, with_pause, with_steps
+from torchloom.core.detect.window import RankWindow
+from torchloom.model.findings import Finding
+
+LOCALISE_EVERY = 4
+"""Steps between two looks for stragglers: a look costs most of all, and nobody is in a hurry."""
+
+
+class Held(Struct, frozen=True):
+    """A rank that others wait for, or that announced a phase: learned from when it ends by itself."""
+
+    spent_s: dict[str, float]
+    """Where it was seen, and for how long."""
+    lasting_s: float
+    steps_done: int
+
+    @property
+    def where(self) -> str:
+        """Where it spent most of the time: the code that is known to take so long."""
+        return max(self.spent_s, key=lambda place: (self.spent_s[place], place))
+
+
+class Memory(Struct, frozen=True):
+    """Everything the detectors remember about one generation of a job."""
+
+    pace: Pace = Pace()
+    trigger: Trigger = Trigger()
+    curves: Curves = Curves()
+    transfers_ns: dict[str, float] = {}
+    held: dict[int, Held] = {}
+    localised_step: int = 0
+    slow: tuple[Finding, ...] = ()
+    """What the last look for slowness found."""
+
+
+class AllLimits(Struct, frozen=True):
+    hang: Limits = Limits()
+    slow: SlowLimits = SlowLimits()
+
+
+def judge(
+    windows: Sequence[RankWindow],
+    memory: Memory,
+    limits: AllLimits,
+    *,
+    unheard: Collection[str] = (),
+    ranks_of: dict[str, tuple[int, ...]] | None = None,
+) -> tuple[Memory, list[Finding]]:
+    """What is wrong now. `unheard` are nodes without heartbeats, with their ranks in `ranks_of`."""
+    if not windows:
+        return memory, lost_nodes(unheard, ranks_of or {})
+    memory = _learn(windows, memory, limits)
+    memory, found = _numbers(windows, memory)
+    found += lost_nodes(unheard, ranks_of or {})
+    gone = crashes(windows)
+    stuck = gone or desync(windows, memory.pace, limits.hang) or hangs(windows, memory.pace, limits.hang)
+    memory = _remember_held(windows, memory, [] if gone else stuck)
+    if not stuck:
+        memory = _look_for_slowness(windows, memory, limits)
+        found += memory.slow
+    return memory, [*stuck, *found]
+
+
+def _learn(windows: Sequence[RankWindow], memory: Memory, limits: AllLimits) -> Memory:
+    """Feed new steps of the job: the time of a step is the median over the ranks that completed it."""
+    last = memory.trigger.last_step
+    fresh: dict[int, list[float]] = {}
+    for window in windows:
+        for one in reversed(window.steps):
+            if one.step <= last:
+                break
+            fresh.setdefault(one.step, []).append(one.step_ns / 1e9)
+    steps = sorted(s for s, times in fresh.items() if len(times) > len(windows) / 2)
+    if not steps:
+        return memory
+    trigger = memory.trigger
+    times = [median(fresh[s]) for s in steps]
+    for step, step_s in zip(steps, times, strict=True):
+        trigger = watch(trigger, step, step_s, limits.slow)
+    usual = memory.transfers_ns
+    if trigger.total == 0.0:
+        now = transfers(windows)
+        usual = {g: 0.8 * usual[g] + 0.2 * t if g in usual else t for g, t in now.items()}
+    pace = with_steps(memory.pace, times, steps[-1])
+    return replace(memory, pace=pace, trigger=trigger, transfers_ns=usual)
+
+
+def _numbers(windows: Sequence[RankWindow], memory: Memory) -> tuple[Memory, list[Finding]]:
+    found = [*broken_values(windows), *divergence(windows)]
+    step = memory.trigger.last_step
+    told: dict[str, list[float]] = {}
+    for window in windows:
+        for name, value in window.values.items():
+            told.setdefault(name, []).append(value)
+    if told:
+        curves, jumped = spikes(memory.curves, step, {k: median(v) for k, v in told.items()})
+        return replace(memory, curves=curves), [*found, *jumped]
+    return memory, found
+
+
+def _look_for_slowness(windows: Sequence[RankWindow], memory: Memory, limits: AllLimits) -> Memory:
+    last = memory.trigger.last_step
+    if last < memory.localised_step + LOCALISE_EVERY:
+        return memory
+    late = stragglers(windows, limits.slow)
+    found = late or slower_job(windows, memory.trigger, memory.transfers_ns)
+    return replace(memory, localised_step=last, slow=tuple(found))
+
+
+def _remember_held(windows: Sequence[RankWindow], memory: Memory, stuck: Sequence[Finding]) -> Memory:
+    """Learn how long a pause was once its rank has moved on by itself."""
+    blamed = {rank: f for f in stuck if f.kind in ("hang", "no-progress") for rank in f.ranks}
+    held: dict[int, Held] = {}
+    pace = memory.pace
+    for window in windows:
+        before = memory.held.get(window.rank)
+        announced = window.phase not in PLAIN and window.phase not in EXCUSED
+        if announced:
+            since = window.phase_since_ns or window.taken_ns
+            lasting_s = (window.taken_ns - since) / 1e9
+            held[window.rank] = Held({window.phase: lasting_s}, lasting_s, window.steps_done)
+        elif (finding := blamed.get(window.rank)) is not None and window.process.location:
+            held[window.rank] = _longer(before, window, finding.lasting_s)
+        elif before is not None and not window.dead:
+            if window.steps_done > before.steps_done:
+                pace = with_pause(pace, before.where, before.lasting_s)
+            else:
+                held[window.rank] = before  # it moves again, and its step is not complete yet
+    if pace is memory.pace and held == memory.held:
+        return memory
+    return replace(memory, pace=pace, held=held)
+
+
+def _longer(before: Held | None, window: RankWindow, lasting_s: float) -> Held:
+    spent = {} if before is None or lasting_s < before.lasting_s else before.spent_s
+    more = lasting_s - sum(spent.values())
+    place = window.process.location
+    return Held({**spent, place: spent.get(place, 0.0) + more}, lasting_s, window.steps_done)

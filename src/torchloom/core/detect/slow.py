@@ -1,0 +1,193 @@
+"""Slowness: whether the job has become slower (trigger), and which ranks others wait for (localise).
+
+The trigger is a clipped cumulative sum over the logarithm of the job's step times, so that one long step (a
+checkpoint, an evaluation) adds little and a lasting slowdown adds up. Localising needs no trigger and no
+common clock: a rank's own time is its step without its waits, and the late rank has the most of it among the
+ranks of its role. Whether slowness has a local cause is the affair of attribute.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import exp, log
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from torchloom.core.detect.robust import median, spread
+from torchloom.core.detect.window import RankWindow
+
+MIN_STEPS = 5
+MAX_STEPS = 32
+LOOKS = (8, MAX_STEPS)
+"""How many of the newest steps localising looks at: few to be quick, many to see through noise."""
+SETTLED = 12
+"""Steps of slowness after which "everybody alike" may be said: until then one rank may still stand out."""
+
+
+class SlowLimits(Struct, frozen=True, kw_only=True):
+    """When slowness is worth a word."""
+
+    baseline_steps: int = 200
+    warm_steps: int = 20
+    drift: float = 0.05
+    drift_sigmas: float = 0.5
+    alarm: float = 0.30
+    alarm_sigmas: float = 8.0
+    excess: float = 0.07
+    """Below this share more than usual, nothing is said."""
+    score: float = 6.0
+    often: float = 0.6
+    """A rank must be late in this share of the steps."""
+    matters: float = 0.03
+    """What a rank takes more than its peers must be at least this share of the step."""
+    forget_steps: int = 200
+    """After so many steps a slower pace counts as the usual one."""
+
+
+class Trigger(Struct, frozen=True):
+    """State of the cumulative sum: plain data, kept by the caller between calls."""
+
+    healthy: tuple[float, ...] = ()
+    total: float = 0.0
+    above: int = 0
+    """Steps in a row with a positive sum."""
+    excesses: tuple[float, ...] = ()
+    last_step: int = 0
+    alarmed: bool = False
+    baseline_s: float = 0.0
+    now_s: float = 0.0
+
+
+def watch(trigger: Trigger, step: int, step_s: float, limits: SlowLimits) -> Trigger:
+    """Take one more step of the job (its time is the median over ranks) into account."""
+    if step <= trigger.last_step or step_s <= 0:
+        return trigger
+    y = log(step_s)
+    healthy = trigger.healthy
+    if len(healthy) < limits.warm_steps:
+        return replace(trigger, healthy=(*healthy, y), last_step=step)
+    usual = median(healthy)
+    # Garbage collections lengthen some steps a lot: a spread that counts only the calm half would let them
+    # add up, so the upper tail counts as well.
+    tail = sorted(healthy)[int(0.9 * len(healthy))] - usual
+    sigma = max(spread(healthy, usual), tail / 1.28)
+    # The usual time itself is uncertain while few steps are known.
+    doubt = limits.drift_sigmas + 2.5 / len(healthy) ** 0.5
+    gain = min(y - usual, max(3 * sigma, 0.15))
+    # In a job whose steps vary by themselves a fixed drift would let chance add up.
+    total = max(0.0, trigger.total + gain - max(limits.drift, doubt * sigma))
+    if total == 0.0 or trigger.above > limits.forget_steps:
+        kept = healthy if total == 0.0 else trigger.excesses
+        return Trigger((*kept, y)[-limits.baseline_steps :], last_step=step)
+    # The baseline stands still while the sum is positive, or it would learn the slowness.
+    excesses = (*trigger.excesses, y)[-limits.baseline_steps :]
+    now = median(excesses[-16:])
+    alarmed = (
+        total > max(limits.alarm, limits.alarm_sigmas * sigma)
+        and trigger.above + 1 >= 3
+        and now - usual > log(1 + limits.excess)
+        # A slower job has slower fast steps as well; a run of long batches or garbage collections has not.
+        and _fast(excesses[-16:]) - _fast(healthy) > log(1 + limits.excess) / 2
+    )
+    return Trigger(healthy, total, trigger.above + 1, excesses, step, alarmed, exp(usual), exp(now))
+
+
+def _fast(values: Sequence[float]) -> float:
+    """The lower quartile."""
+    return sorted(values)[len(values) // 4]
+
+
+class Late(Struct, frozen=True):
+    """A rank that takes more time for itself than its peers do."""
+
+    rank: int
+    ratio: float
+    """Own time against the peers' median."""
+    score: float
+    excess_ns: float
+    """A step, in the median."""
+    share: float
+    """In which part of the steps."""
+    steps: int
+
+
+def own_times(windows: Sequence[RankWindow], newest: int = MAX_STEPS) -> dict[int, list[int]]:
+    """Own time of every rank in the newest steps that all of them have completed."""
+    tables = [{s.step: s.own_ns for s in w.steps} for w in windows]
+    if not tables:
+        return {}
+    shared = set(tables[0]).intersection(*tables[1:])
+    steps = sorted(shared)[-newest:]
+    return {w.rank: [table[s] for s in steps] for w, table in zip(windows, tables, strict=True)}
+
+
+def localise(windows: Sequence[RankWindow], limits: SlowLimits) -> list[Late]:
+    """Late ranks among ranks of one role, the latest first. Each one found is taken out and the rest judged
+    again, so that a second one cannot hide behind the first."""
+    for newest in LOOKS:
+        found = _localise(windows, limits, newest)
+        if found:
+            return found
+    return []
+
+
+def _localise(windows: Sequence[RankWindow], limits: SlowLimits, newest: int) -> list[Late]:
+    own = own_times(windows, newest)
+    steps = len(next(iter(own.values()), []))
+    if steps < MIN_STEPS or len(own) < 2:
+        return []
+    step_ns = median([s.step_ns for w in windows for s in w.steps[-steps:]])
+    rest = dict(own)
+    found: list[Late] = []
+    most = max(1, (len(own) - 1) // 2)
+    while len(found) < most and len(rest) > 1:
+        late = _latest(rest, steps, limits)
+        if late is None:
+            break
+        if late.excess_ns >= limits.matters * step_ns:
+            found.append(late)
+        del rest[late.rank]
+    return found
+
+
+def _latest(own: Mapping[int, list[int]], steps: int, limits: SlowLimits) -> Late | None:
+    middles = [median([max(1, times[s]) for times in own.values()]) for s in range(steps)]
+    if len(own) == 2:
+        # With one peer the median would lie between the two: the faster one is the measure.
+        middles = [min(max(1, times[s]) for times in own.values()) for s in range(steps)]
+    above = {r: [log(max(1, t) / m) for t, m in zip(times, middles, strict=True)] for r, times in own.items()}
+    typical = {rank: median(values) for rank, values in above.items()}
+    rank = max(typical, key=lambda r: (typical[r], sum(own[r])))
+    values, height = above[rank], typical[rank]
+    others = [t for r, t in typical.items() if r != rank]
+    centre = median(others)
+    # A median over n steps is uncertain by about 1.25 σ / √n, however much the ranks agree with each other.
+    noise = 1.25 * median([spread(v) for v in above.values()]) / steps**0.5
+    sigma = max(spread(others, centre), noise, 0.008)
+    score = (height - centre) / sigma
+    ratio = exp(height - centre)
+    share = sum(v - centre > log(1 + limits.excess) for v in values) / steps
+    if score <= limits.score or ratio <= 1 + limits.excess or share < limits.often:
+        return None
+    excess = median([t - m * exp(centre) for t, m in zip(own[rank], middles, strict=True)])
+    return Late(rank, ratio, score, excess, share, steps)
+
+
+def unevenness(windows: Sequence[RankWindow]) -> tuple[float, float]:
+    """How much the ranks of a role differ from step to step: (spread, loss), both as shares.
+
+    The spread counts half of the ranks; a collection of garbage here and there does not move it. The loss is
+    what the slowest of a step takes more than the median.
+    """
+    own = own_times(windows, 16)
+    steps = len(next(iter(own.values()), []))
+    if steps < MIN_STEPS or len(own) < 3:
+        return 0.0, 0.0
+    spreads, losses = [], []
+    for s in range(steps):
+        times = [float(max(1, t[s])) for t in own.values()]
+        middle = median(times)
+        spreads.append(spread(times, middle) / middle)
+        losses.append((max(times) - middle) / middle)
+    return median(spreads), median(losses)

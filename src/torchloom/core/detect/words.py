@@ -1,0 +1,78 @@
+"""Pieces of sentences that several detectors share. One place, so that all verdicts read alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torchloom.core.detect.window import Collective, RankWindow
+
+_STATES = {
+    "T": "it is stopped (SIGSTOP)",
+    "t": "a debugger holds it",
+    "Z": "it is dead",
+    "X": "it is gone",
+    "D": "it waits for a disk or device",
+}
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """`rank 3`, `ranks 0–2 and 5`; long lists are cut."""
+    ordered = sorted(set(ranks))
+    runs: list[list[int]] = []
+    for rank in ordered:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    parts = [str(a) if a == b else f"{a}–{b}" if b > a + 1 else f"{a}, {b}" for a, b in runs[:6]]
+    if len(runs) > 6:
+        text = ", ".join(parts) + " …"
+    else:
+        text = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+    return f"{'rank' if len(ordered) == 1 else 'ranks'} {text}"
+
+
+def who(window: RankWindow) -> str:
+    """`rank 3 on node b (GPU-…)`."""
+    return f"rank {window.rank} on node {window.node}" + (f" ({window.device})" if window.device else "")
+
+
+def whom(windows: Sequence[RankWindow]) -> str:
+    if len(windows) == 1:
+        return who(windows[0])
+    nodes = {w.node for w in windows}
+    where = f" on node {next(iter(nodes))}" if len(nodes) == 1 else ""
+    return ranks_text(w.rank for w in windows) + where
+
+
+def node_of(windows: Iterable[RankWindow]) -> str:
+    nodes = {w.node for w in windows}
+    return nodes.pop() if len(nodes) == 1 else ""
+
+
+def lasting(seconds: float) -> str:
+    if seconds < 0.0995:
+        return f"{max(0.0, seconds) * 1000:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 100 else f"{seconds:.0f} s"
+
+
+def operation(collective: Collective) -> str:
+    """`all_reduce #4211 of group dp`."""
+    return f"{collective.op} #{collective.group_seq} of group {collective.group}"
+
+
+def doing(window: RankWindow) -> str:
+    """What a rank outside of collectives is at, as a clause: the most telling fact first."""
+    state = _STATES.get(window.process.state)
+    place = f"it is in {window.process.location}" if window.process.location else ""
+    if state and place:
+        return f"{state}, {place.removeprefix('it is ')}"
+    if state or place:
+        return state or place
+    if window.phase not in ("training", "none", ""):
+        return f"its phase is {window.phase}"
+    return "what it does is not known yet"
+
+
+def waiting(ranks: Sequence[int]) -> str:
+    return f"{ranks_text(ranks)} wait{'s' * (len(ranks) == 1)}"

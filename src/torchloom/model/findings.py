@@ -1,0 +1,69 @@
+"""A finding: what a detector concluded, about whom, from what, and how sure it is. No behaviour.
+
+A finding says; it never asks for an action. `certain` and `may_act` carry the two separate limits: a detector
+may say something long before anybody may act on it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+FindingKind = Literal[
+    "crash",
+    "node-lost",
+    "hang",
+    "communication-hang",
+    "desync",
+    "ordering-deadlock",
+    "no-progress",
+    "compute-slow",
+    "data-slow",
+    "host-contention",
+    "communication-slow",
+    "link-slow",
+    "sender-slow",
+    "receiver-slow",
+    "data-imbalance",
+    "global-slowdown",
+    "not-a-number",
+    "spike",
+    "divergence",
+]
+"""`hang`: a rank that peers wait for is not in a collective. `communication-hang`: all entered, none is done.
+`communication-slow`: transfers take longer, and only pairwise probes can say whose."""
+
+
+class Evidence(Struct, frozen=True):
+    """One fact about one rank that the conclusion rests on."""
+
+    rank: int
+    says: str
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """A conclusion with everything needed to show it, to record it and to check it again."""
+
+    kind: FindingKind
+    ranks: tuple[int, ...]
+    """Who is to blame, ascending; empty when the evidence names nobody."""
+    node: str = ""
+    """Where they are, when it is one node."""
+    sentence: str
+    confidence: float
+    """Between 0 and 1: how likely class and ranks are right."""
+    certain: bool = False
+    """Nothing benign looks like this."""
+    certainty: str = ""
+    """Why it is certain, or what is missing for it."""
+    may_act: bool = False
+    """Certain, or unchanged for so long that the job's own limit for acting has passed."""
+    lasting_s: float = 0.0
+    waiting: tuple[int, ...] = ()
+    """Ranks held up by it."""
+    ask: tuple[int, ...] = ()
+    """Ranks whose stack, process samples and collectives would make the picture complete."""
+    evidence: tuple[Evidence, ...] = ()
+    inputs: dict[str, float | str] = {}
+    """The numbers that were compared, thresholds included."""

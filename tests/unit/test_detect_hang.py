@@ -1,0 +1,214 @@
+"""Hangs, desyncs and deadlocks, each beside what looks like one and is none."""
+
+from __future__ import annotations
+
+import pytest
+from detect_windows import PACE, SECOND, missing, reduce, waiting, window
+
+from torchloom.core.detect.crash import crashes, lost_nodes
+from torchloom.core.detect.desync import desync
+from torchloom.core.detect.hang import hangs
+from torchloom.core.detect.thresholds import Limits, Pace, with_pause
+from torchloom.core.detect.window import Collective, GroupPosition, ProcessFacts, RankWindow
+from torchloom.model.findings import Finding
+
+LIMITS = Limits()
+
+
+def one(windows: list[RankWindow], pace: Pace = PACE) -> Finding:
+    found = hangs(windows, pace, LIMITS)
+    assert len(found) == 1, found
+    return found[0]
+
+
+def test_the_absent_rank_is_named_with_place_and_waiters() -> None:
+    culprit = missing(3, location="tokenize() at data.py:88")
+    found = one([waiting(0), waiting(1), waiting(2), culprit])
+    assert found.sentence == (
+        "rank 3 on node b has not entered all_reduce #11 of group dp for 2.4 s; "
+        "it is in tokenize() at data.py:88; ranks 0–2 wait"
+    )
+    assert (found.kind, found.ranks, found.waiting) == ("hang", (3,), (0, 1, 2))
+    assert not found.certain and not found.may_act and found.ask == (3,)
+
+
+def test_before_the_limit_nothing_is_said() -> None:
+    windows = [*(waiting(r, for_s=1.9) for r in range(3)), missing(3, for_s=1.9)]
+    assert hangs(windows, PACE, LIMITS) == []
+    slow_job = Pace(steps=500, recent_s=(2.0,) * 100)
+    windows = [*(waiting(r, for_s=5.9) for r in range(3)), missing(3, for_s=5.9)]
+    assert hangs(windows, slow_job, LIMITS) == []
+
+
+def test_a_stopped_process_is_certain() -> None:
+    found = one([waiting(0), waiting(1), waiting(2), missing(3, state="T")])
+    assert found.certain and found.may_act and "stopped (SIGSTOP)" in found.sentence
+
+
+def test_a_traced_process_is_not() -> None:
+    assert not one([waiting(0), waiting(1), waiting(2), missing(3, state="t")]).certain
+
+
+def frozen(for_s: float, waits_on: str, samples: int = 100) -> RankWindow:
+    return missing(
+        3, for_s, state="S", waits_on=waits_on, location="f() at x.py:1",
+        unchanged_ns=round(for_s * SECOND), unchanged_samples=samples,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("for_s", "waits_on", "samples", "certain"),
+    [
+        (9.0, "lock", 9, False),
+        (11.0, "lock", 11, True),
+        (11.0, "lock", 3, False),
+        (60.0, "outside", 60, False),
+        (60.0, "timer", 60, False),
+        (60.0, "unknown", 60, False),
+        (95.0, "outside", 95, True),
+    ],
+)
+def test_a_frozen_process_is_certain_only_when_nothing_outside_may_wake_it(
+    for_s: float, waits_on: str, samples: int, certain: bool
+) -> None:
+    found = one([*(waiting(r, for_s=for_s) for r in range(3)), frozen(for_s, waits_on, samples)])
+    assert found.certain is certain
+
+
+def test_a_pause_that_ended_by_itself_raises_the_limits_for_its_place() -> None:
+    pace = with_pause(PACE, "f() at x.py:1", 80.0)
+    windows = [*(waiting(r, for_s=100) for r in range(3)), frozen(100, "outside")]
+    assert one(windows).certain
+    assert hangs(windows, pace, LIMITS) == []
+
+
+def test_uncertain_evidence_may_be_acted_on_after_the_users_limit() -> None:
+    windows = [*(waiting(r, for_s=601) for r in range(3)), missing(3, for_s=601)]
+    found = one(windows)
+    assert found.may_act and not found.certain
+
+
+@pytest.mark.parametrize("phase", ["control-wait", "paused"])
+def test_what_the_control_plane_causes_is_never_a_hang(phase: str) -> None:
+    late = window(3, idle_s=5000, phase=phase)
+    assert hangs([*(waiting(r, for_s=5000) for r in range(3)), late], PACE, LIMITS) == []
+
+
+def test_an_announced_phase_has_a_limit_of_its_own() -> None:
+    late = window(3, idle_s=50, phase="eval", process=ProcessFacts(state="R"))
+    assert hangs([*(waiting(r, for_s=50) for r in range(3)), late], PACE, LIMITS) == []
+
+
+def test_the_start_has_limits_of_its_own() -> None:
+    young = Pace(steps=3)
+    windows = [*(waiting(r, for_s=30) for r in range(3)), missing(3, for_s=30)]
+    assert hangs(windows, young, LIMITS) == []
+
+
+def groups(rank: int, *positions: tuple[str, int, int, int]) -> tuple[GroupPosition, ...]:
+    return tuple(GroupPosition(name, size, index, entered, 0) for name, size, index, entered in positions)
+
+
+def test_waiting_is_followed_across_groups_to_its_root() -> None:
+    """0 waits in dp for 1, and 1 in tp for 2, which is in nothing."""
+    tp = reduce(5, 3.0, group="tp")
+    windows = [
+        window(0, idle_s=3, collectives=(reduce(11, 3),), groups=groups(0, ("dp", 2, 0, 11))),
+        window(1, idle_s=3, collectives=(tp,), groups=groups(1, ("dp", 2, 1, 10), ("tp", 2, 0, 5))),
+        window(2, idle_s=3, groups=groups(2, ("tp", 2, 1, 4))),
+    ]
+    found = one(windows)
+    assert found.ranks == (2,) and found.waiting == (0, 1)
+
+
+def test_a_circle_is_an_ordering_deadlock() -> None:
+    other = reduce(5, 3.0, group="tp")
+    windows = [
+        window(
+            0, idle_s=3, collectives=(reduce(11, 3),), groups=groups(0, ("dp", 2, 0, 11), ("tp", 2, 0, 4))
+        ),
+        window(1, idle_s=3, collectives=(other,), groups=groups(1, ("dp", 2, 1, 10), ("tp", 2, 1, 5))),
+    ]
+    found = one(windows)
+    assert (found.kind, found.ranks, found.certain) == ("ordering-deadlock", (0, 1), True)
+
+
+def test_a_circle_through_an_asynchronous_operation_is_not_certain() -> None:
+    """Rank 1 entered without waiting and computes: rank 0 has every reason to wait for it."""
+    other = reduce(5, 3.0, group="tp", waited=False)
+    windows = [
+        window(
+            0, idle_s=3, collectives=(reduce(11, 3),), groups=groups(0, ("dp", 2, 0, 11), ("tp", 2, 0, 4))
+        ),
+        window(1, idle_s=3, collectives=(other,), groups=groups(1, ("dp", 2, 1, 10), ("tp", 2, 1, 5))),
+    ]
+    found = one(windows)
+    assert found.kind == "hang" and not found.certain
+
+
+def test_all_in_and_none_done_is_the_communication() -> None:
+    found = one([waiting(r) for r in range(4)])
+    assert (found.kind, found.ranks, found.certain) == ("communication-hang", (), False)
+
+
+def pair(op: str, seq: int, peer: int, **change: object) -> Collective:
+    return reduce(seq, 3.0, op=op, group="pp", peer=peer, **change)
+
+
+def test_a_receiver_waits_for_its_sender() -> None:
+    old = pair("send", 6, 1, finished_ns=999 * SECOND)
+    receiver = window(1, idle_s=3, collectives=(pair("recv", 7, 0),), groups=groups(1, ("pp", 2, 1, 0)))
+    sender = window(0, idle_s=3, collectives=(old,), groups=groups(0, ("pp", 2, 0, 0)))
+    assert one([sender, receiver]).ranks == (0,)
+
+
+def test_a_sender_that_has_sent_is_not_blamed() -> None:
+    sent = pair("send", 7, 1, waited=False)
+    receiver = window(1, idle_s=3, collectives=(pair("recv", 7, 0),), groups=groups(1, ("pp", 2, 1, 0)))
+    sender = window(0, idle_s=3, collectives=(sent,), groups=groups(0, ("pp", 2, 0, 0)))
+    assert all(f.ranks == () for f in hangs([sender, receiver], PACE, LIMITS))
+
+
+def test_a_completion_that_nobody_can_see_is_no_wait() -> None:
+    blind = reduce(11, 100, completion="none")
+    assert hangs([window(0, size=1, collectives=(blind,))], PACE, LIMITS) == []
+
+
+def test_other_sizes_at_the_same_number_are_a_desync() -> None:
+    odd = window(3, entered=11, idle_s=3, collectives=(reduce(11, 3, bytes=8),))
+    (found,) = desync([*(waiting(r, for_s=3) for r in range(3)), odd], PACE, LIMITS)
+    assert (found.ranks, found.certain) == ((3,), True)
+    assert "called all_reduce of 8 bytes float32 as #11 of group dp where ranks 0–2" in found.sentence
+
+
+def test_two_that_disagree_are_both_named() -> None:
+    odd = window(1, size=2, entered=11, idle_s=3, collectives=(reduce(11, 3, op="broadcast"),))
+    (found,) = desync([waiting(0, for_s=3, size=2), odd], PACE, LIMITS)
+    assert found.ranks == (0, 1) and found.confidence < 0.9
+
+
+def test_uneven_sizes_that_end_well_are_nobodys_fault() -> None:
+    done = {"finished_ns": 999 * SECOND}
+    uneven = [window(r, collectives=(reduce(10, 3, bytes=r, **done),)) for r in range(4)]
+    gathers = [
+        window(r, entered=11, idle_s=3, collectives=(reduce(11, 3, op="all_to_all", bytes=r),))
+        for r in range(4)
+    ]
+    assert desync(uneven, PACE, LIMITS) == [] and desync(gathers, PACE, LIMITS) == []
+
+
+def test_survivors_that_lost_their_peer_are_not_the_culprit() -> None:
+    dead = window(2, process=ProcessFacts(state="X", died_ns=5))
+    after = window(3, process=ProcessFacts(state="X", died_ns=4, connection_lost=True))
+    (found,) = crashes([window(0), window(1), dead, after])
+    assert found.ranks == (2,) and found.certain and "rank 3 followed" in found.sentence
+
+
+def test_a_node_that_is_not_heard_is_not_called_dead() -> None:
+    (found,) = lost_nodes(["b"], {"a": (0, 1), "b": (2, 3)})
+    assert found.ranks == (2, 3) and not found.certain and not found.may_act
+
+
+def test_a_single_rank_that_stands_still() -> None:
+    found = one([missing(0, for_s=3, size=1, location="f() at x.py:1")])
+    assert found.kind == "hang" and found.ranks == (0,) and not found.certain

@@ -1,0 +1,149 @@
+"""Slowness: who is late and why, beside jobs in which nobody is."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from detect_windows import SECOND, stepping, window
+
+from torchloom.core.detect.attribute import slower_job, stragglers, transfers
+from torchloom.core.detect.cost import Cost, what_if, worth_it
+from torchloom.core.detect.slow import SlowLimits, Trigger, localise, watch
+from torchloom.core.detect.window import GroupPosition, ProcessFacts, RankWindow, by_role, waited_ns
+
+LIMITS = SlowLimits()
+
+
+def own(seed: int, factor: float = 1.0, steps: int = 16, noise: float = 0.02) -> list[float]:
+    chance = random.Random(seed)
+    return [0.3 * factor * chance.lognormvariate(0, noise) for _ in range(steps)]
+
+
+def job(*slow: RankWindow, ranks: int = 8) -> list[RankWindow]:
+    named = {w.rank for w in slow}
+    calm = [stepping(r, own(r), step_s=0.5) for r in range(ranks) if r not in named]
+    return sorted([*calm, *slow], key=lambda w: w.rank)
+
+
+def facts(**change: float) -> ProcessFacts:
+    return ProcessFacts(**{k: round(v * SECOND) for k, v in change.items()})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "late"),
+    [
+        ("compute-slow", {"device": "GPU-1"}),
+        ("compute-slow", {"device": "cpu-a-3", "process": facts(cpu_ns_per_step=0.12)}),
+        ("data-slow", {"data_s": 0.11}),
+        ("host-contention", {"process": facts(run_delay_ns_per_step=0.11), "device": "GPU-1"}),
+        ("host-contention", {"device": "cpu-a-3"}),
+    ],
+)
+def test_a_late_rank_is_found_with_its_cause(kind: str, late: dict[str, object]) -> None:
+    (found,) = stragglers(job(stepping(3, own(3, 1.4), step_s=0.5, **late)), LIMITS)  # type: ignore[arg-type]
+    assert (found.kind, found.ranks) == (kind, (3,))
+    assert not found.certain and not found.may_act
+    assert "1.4" in found.sentence and "of the job's speed" in found.sentence
+
+
+def test_a_rank_with_more_work_is_not_slow() -> None:
+    windows = [stepping(r, own(r), step_s=0.5, work_per_step=100.0) for r in range(7)]
+    heavy = stepping(7, own(7, 1.5), step_s=0.5, work_per_step=150.0, device="GPU-7")
+    (found,) = stragglers([*windows, heavy], LIMITS)
+    assert found.kind == "data-imbalance" and "1.50× the work" in found.sentence
+
+
+def test_a_second_one_does_not_hide_behind_the_first() -> None:
+    windows = job(stepping(1, own(1, 2.5), step_s=0.8), stepping(5, own(5, 1.3), step_s=0.8))
+    assert {late.rank for late in localise(windows, LIMITS)} == {1, 5}
+
+
+def test_the_slower_one_of_two_is_named() -> None:
+    windows = [stepping(0, own(0), step_s=0.5), stepping(1, own(1, 1.4), step_s=0.5)]
+    assert [late.rank for late in localise(windows, LIMITS)] == [1]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_noise_names_nobody(seed: int) -> None:
+    for noise in (0.005, 0.05, 0.2):
+        windows = [stepping(r, own(100 * seed + r, noise=noise), step_s=0.5) for r in range(16)]
+        assert localise(windows, LIMITS) == []
+
+
+def test_one_long_step_is_no_straggler() -> None:
+    times = own(3)
+    times[7] = 30.0
+    assert stragglers(job(stepping(3, times, step_s=30)), LIMITS) == []
+
+
+def test_different_ranks_late_in_every_step_are_uneven_batches() -> None:
+    windows = [stepping(r, own(r, noise=0.35), step_s=0.9) for r in range(16)]
+    (found,) = stragglers(windows, LIMITS)
+    assert (found.kind, found.ranks) == ("data-imbalance", ())
+
+
+def test_too_many_processes_for_the_cores_are_no_uneven_batches() -> None:
+    waits = facts(run_delay_ns_per_step=0.1)
+    windows = [stepping(r, own(r, noise=0.35), step_s=0.9, process=waits) for r in range(16)]
+    assert stragglers(windows, LIMITS) == []
+
+
+def test_roles_are_not_compared_with_each_other() -> None:
+    first = [stepping(r, own(r), step_s=0.9) for r in range(4)]
+    other = [stepping(r, own(r, 2.0), step_s=0.9) for r in range(4, 8)]
+    last = [RankWindow(**{**{f: getattr(w, f) for f in w.__struct_fields__}, "role": "head"}) for w in other]
+    assert set(by_role([*first, *last])) == {"replica", "head"}
+    assert stragglers([*first, *last], LIMITS) == []
+
+
+def feed(times: list[float]) -> Trigger:
+    trigger = Trigger()
+    for n, step_s in enumerate(times, 1):
+        trigger = watch(trigger, n, step_s, LIMITS)
+    return trigger
+
+
+def test_a_lasting_slowdown_rings_and_a_long_step_does_not() -> None:
+    calm = own(1, steps=100)
+    assert feed([*calm, *own(2, 1.15, steps=20)]).alarmed
+    assert not feed([*calm, 20.0, *own(2, steps=5)]).alarmed
+    assert not feed(own(3, steps=400, noise=0.2)).alarmed
+
+
+def test_every_50th_step_with_a_checkpoint_does_not_ring() -> None:
+    times = [5.0 if n % 50 == 0 else t for n, t in enumerate(own(4, steps=500), 1)]
+    assert not any(feed(times[:n]).alarmed for n in range(300, 500, 7))
+
+
+def test_slower_transfers_are_told_from_a_slower_everybody() -> None:
+    trigger = feed([*own(1, steps=100), *own(2, 1.5, steps=20)])
+    windows = [window(r, groups=(GroupPosition("dp", 4, r, 9, 9, (200 + r) * 10**6),)) for r in range(4)]
+    assert transfers(windows) == {"dp": 200e6}
+    (slow,) = slower_job(windows, trigger, {"dp": 50e6})
+    (alike,) = slower_job(windows, trigger, {"dp": 195e6})
+    assert slow.kind == "communication-slow" and slow.ask == (0, 1, 2, 3)
+    assert alike.kind == "global-slowdown"
+    assert slower_job(windows, feed(own(1, steps=100)), {"dp": 50e6}) == []
+
+
+def test_overlapping_collectives_are_one_wait() -> None:
+    from detect_windows import reduce
+
+    first = reduce(1, 10, finished_ns=995 * SECOND, waited=False)
+    second = reduce(2, 9, finished_ns=996 * SECOND, waited=False)
+    third = reduce(3, 3, finished_ns=999 * SECOND)
+    assert waited_ns([first, second, third]) == (5 + 2) * SECOND + 0
+    sent = reduce(4, 20, op="send", waited=False, finished_ns=999 * SECOND)
+    assert waited_ns([sent]) == 0
+
+
+def test_the_cost_is_what_the_job_would_gain() -> None:
+    windows = [stepping(r, [0.2] * 8, step_s=0.4) for r in range(3)]
+    windows.append(stepping(3, [0.4] * 8, step_s=0.4))
+    cost = what_if(windows, (3,))
+    assert cost.steps_per_s == pytest.approx(2.5) and cost.lost_steps_per_s == pytest.approx(2.5)
+    assert cost.share == pytest.approx(0.5)
+    assert what_if(windows, (0,)).share == 0
+    assert worth_it(cost, 21, 10) and not worth_it(cost, 19, 10)
+    assert not worth_it(Cost(1, 0, 0), 1e9, 1)
