@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import torchloom as loom
+from torchloom.checkpoint import staging
 from torchloom.checkpoint.reader import find
 from torchloom.checkpoint.storage import open_storage
 from torchloom.errors import CheckpointDamaged, CheckpointFenced, UsageError
@@ -175,3 +176,19 @@ def test_things_without_state_are_refused() -> None:
         loom.Checkpoint(model=object())
     with pytest.raises(UsageError, match="nothing to save"):
         loom.Checkpoint()
+
+
+@pytest.mark.parametrize("inline", [0, 1 << 30])
+def test_a_state_in_memory_is_sealed_when_close_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline: int
+) -> None:
+    monkeypatch.setattr(staging, "INLINE", inline)
+    monkeypatch.setenv("LOOM_MEMORY_DIR", str(tmp_path / "memory"))
+    training = Training(tmp_path / "store", every=1000)
+    training.ckpt.restore()
+    for step in (1, 2, 3):
+        training.ckpt.save(step)
+    training.ckpt.close()
+    again = Training(tmp_path / "store", seed=5)
+    assert again.ckpt.restore() == 3 and again.ckpt.restored is not None
+    assert again.ckpt.restored.where == "memory"

@@ -185,7 +185,7 @@ class Checkpoint:
         self._closed = True
         atexit.unregister(self._end)
         with telling.ports.phase("checkpoint"):
-            self._staging.look(wait=True)
+            self._staging.look(wait=True, tell=False)  # the process group may be gone
             if within_s == CRASHING_WITHIN_S:
                 self._writer.give_up_peers()
             if not self._writer.wait(within_s):

@@ -48,19 +48,20 @@ class Staging:
         self.board: Board | None = None
         self._regions: dict[str, Region] = {}
         self._sealed_event = 0
-        self._sealing: tuple[threading.Thread, int] | None = None
+        self._sealing: tuple[threading.Thread | None, int] | None = None
+        """Who seals the newest state (None: it is done), and which event it is."""
 
-    def look(self, *, wait: bool = False) -> None:
+    def look(self, *, wait: bool = False, tell: bool = True) -> None:
         """Once the newest state is sealed, tell the other ranks. Called at every step."""
         if self._sealing is None:
             return
         thread, event = self._sealing
-        if wait:
+        if wait and thread is not None:
             thread.join()
-        if not thread.is_alive():
+        if thread is None or not thread.is_alive():
             self._sealing = None
             self._sealed_event = event
-            if self.board is not None:
+            if self.board is not None and tell:
                 self.board.note_mine(_SEALED, event)
 
     def take(self, name: CheckpointName, about: Mapping[str, Any], event: int, *, to_store: bool) -> Staged:
@@ -140,14 +141,14 @@ class Staging:
             files[kind] = file.payload()
         self.tier.sealed(slot, event)
         slots = [self.tier.file(kind, slot) for kind in images]
-        thread = threading.Thread(
-            target=_seal, args=(slots, name, self._group.world), name="loom-seal", daemon=True
-        )
         if sum(image.size for image in images.values()) <= INLINE:
-            thread.run()
+            _seal(slots, name, self._group.world)
+            self._sealing = (None, event)
         else:
+            work = (slots, name, self._group.world)
+            thread = threading.Thread(target=_seal, args=work, name="loom-seal", daemon=True)
             thread.start()
-        self._sealing = (thread, event)
+            self._sealing = (thread, event)
         return files, growth_s
 
     def _to_regions(self, images: Mapping[str, Image]) -> tuple[dict[str, memoryview], float]:
