@@ -21,6 +21,8 @@ MIN_STEPS = 5
 MAX_STEPS = 32
 LOOKS = (8, MAX_STEPS)
 """How many of the newest steps localising looks at: few to be quick, many to see through noise."""
+RECENT = 48
+"""Steps since the slowdown began whose median is compared with the usual."""
 SETTLED = 12
 """Steps of slowness after which "everybody alike" may be said: until then one rank may still stand out."""
 
@@ -36,6 +38,7 @@ class SlowLimits(Struct, frozen=True, kw_only=True):
     alarm_sigmas: float = 8.0
     excess: float = 0.07
     """Below this share more than usual, nothing is said."""
+    shift_sigmas: float = 5.0
     score: float = 6.0
     often: float = 0.6
     """A rank must be late in this share of the steps."""
@@ -82,13 +85,16 @@ def watch(trigger: Trigger, step: int, step_s: float, limits: SlowLimits) -> Tri
         return Trigger((*kept, y)[-limits.baseline_steps :], last_step=step)
     # The baseline stands still while the sum is positive, or it would learn the slowness.
     excesses = (*trigger.excesses, y)[-limits.baseline_steps :]
-    now = median(excesses[-16:])
+    recent = excesses[-RECENT:]
+    now = median(recent)
+    # Two medians of steps that vary by σ differ by chance: the shift must be far beyond that.
+    chance = limits.shift_sigmas * 1.25 * sigma * (1 / len(recent) + 1 / len(healthy)) ** 0.5
     alarmed = (
         total > max(limits.alarm, limits.alarm_sigmas * sigma)
         and trigger.above + 1 >= 3
-        and now - usual > log(1 + limits.excess)
+        and now - usual > max(chance, log(1 + limits.excess))
         # A slower job has slower fast steps as well; a run of long batches or garbage collections has not.
-        and _fast(excesses[-16:]) - _fast(healthy) > log(1 + limits.excess) / 2
+        and _fast(recent) - _fast(healthy) > log(1 + limits.excess) / 2
     )
     return Trigger(healthy, total, trigger.above + 1, excesses, step, alarmed, exp(usual), exp(now))
 
