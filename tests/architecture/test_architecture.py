@@ -154,6 +154,27 @@ def test_wide_excepts_stand_only_where_users_code_runs_and_at_the_top_of_service
     assert not mute, f"{mute} do not say why they swallow anything"
 
 
+def test_nobody_uses_asyncio_wait_for() -> None:
+    """Before Python 3.12 it may swallow a cancellation; `asyncio.timeout` never does."""
+    found = [
+        f"{name(path)}:{node.lineno}"
+        for path in SOURCES
+        for node in ast.walk(tree_of(path))
+        if (
+            isinstance(node, ast.Attribute)
+            and node.attr == "wait_for"
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "asyncio"
+        )
+        or (
+            isinstance(node, ast.ImportFrom)
+            and node.module == "asyncio"
+            and any(alias.name == "wait_for" for alias in node.names)
+        )
+    ]
+    assert not found
+
+
 def test_every_named_service_top_exists() -> None:
     assert [top for top in SERVICE_TOPS if not (PACKAGE / top).exists()] == []
 

@@ -86,5 +86,6 @@ class Reporter:
         if not waiting:
             return True
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*map(asyncio.shield, waiting)), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await asyncio.gather(*map(asyncio.shield, waiting))
         return all(stored.done() for stored in waiting)

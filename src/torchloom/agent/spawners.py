@@ -295,7 +295,8 @@ class Spawners:
             if quit_unused and not self._needed(spawner.key):
                 with contextlib.suppress(LoomError, OSError):
                     await spawner.client.quit(at_once=True, timeout_s=_LEAVE_WITHIN_S)  # also while it warms
-                    await asyncio.wait_for(spawner.client.gone.wait(), _LEAVE_WITHIN_S)
+                    async with asyncio.timeout(_LEAVE_WITHIN_S):
+                        await spawner.client.gone.wait()
             await spawner.client.close()
         if quit_unused:
             await self._end_unused()

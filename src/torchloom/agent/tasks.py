@@ -43,7 +43,7 @@ class Tasks:
             log.exception("%s failed", name)
 
     async def cancel(self) -> None:
-        """Cancel all and wait for their end; repeatedly, as Python 3.11's wait_for may swallow a cancel."""
+        """Cancel all and wait for their end; repeatedly, as in Python 3.11 nats-py may swallow a cancel."""
         while running := set(self._running):
             for task in running:
                 task.cancel()

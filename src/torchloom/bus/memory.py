@@ -204,12 +204,10 @@ class MemoryBus:
             await callback()
 
     async def online(self, timeout_s: float) -> None:
-        async def wait() -> None:
-            while not self.connected and not self._closed:
-                await self.hub.change()
-
         try:
-            await asyncio.wait_for(wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                while not self.connected and not self._closed:
+                    await self.hub.change()
         except TimeoutError:
             raise BusUnavailable("the bus is not reachable") from None
         if self._closed:
@@ -253,11 +251,13 @@ class MemoryBus:
         if not self.connected:
             raise BusUnavailable("the bus is not reachable")
         inbox = f"_INBOX.{next(self._inboxes)}"
-        answer = self._answers[inbox] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._answers[inbox] = answer
         try:
             if self._route(Message(subject, data, inbox)) == 0:
                 raise NoResponder(f"nobody listens on {subject}")
-            return await asyncio.wait_for(answer, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await answer
         except TimeoutError:
             raise TimedOut(f"no answer on {subject} within {timeout_s:g} s") from None
         finally:

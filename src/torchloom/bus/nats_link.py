@@ -270,7 +270,8 @@ class Link:
             if (left := deadline - loop.time()) <= 0:
                 raise BusUnavailable(f"NATS at {self.address} cannot be reached now")
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._back.wait(), left)
+                async with asyncio.timeout(left):
+                    await self._back.wait()
             if not self.connected:
                 await asyncio.sleep(min(left, RECONNECT_WAIT_S))
 

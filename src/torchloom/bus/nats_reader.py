@@ -75,7 +75,8 @@ class _Delivery:
         if self._lost.done():
             return False
         try:
-            await asyncio.wait_for(self._arrived.wait(), SILENCE_S)
+            async with asyncio.timeout(SILENCE_S):
+                await self._arrived.wait()
         except TimeoutError:
             log.info("the event consumer fell silent; making a new one")
             return False

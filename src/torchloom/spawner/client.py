@@ -293,7 +293,8 @@ class AsyncSpawnerClient:
         self._waiting[number] = answer
         try:
             self._writer.write(_request(number, do, fields))
-            return _result(await asyncio.wait_for(answer, timeout_s))
+            async with asyncio.timeout(timeout_s):
+                return _result(await answer)
         except TimeoutError as error:
             raise TimedOut(f"the spawner did not answer {do!r} within {timeout_s:g} s") from error
         finally:

@@ -206,7 +206,7 @@ class Weaver:
         stopping = asyncio.create_task(stop.wait(), name="stop")
         done, _ = await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
         living = {stopping, *tasks}
-        while living:  # more than once, because asyncio.wait_for before Python 3.12 may lose a cancellation
+        while living:  # more than once, because nats-py's wait_for may lose a cancellation in Python 3.11
             for task in living:
                 task.cancel()
             _, living = await asyncio.wait(living, timeout=0.5)
