@@ -39,7 +39,7 @@ from torchloom.core.detect.robust import median
 from torchloom.core.detect.window import RankWindow, by_role
 from torchloom.model.findings import Finding
 
-REPORTING, TUNING = 2_000_000, 0
+REPORTING, TUNING = 3_000_000, 0
 HORIZON_S = {"never-starts": 70.0, "hang": 640.0, "stall": 640.0}
 """Hangs run on until the watchdogs of peers have had their chance."""
 USUAL_HORIZON_S = 75.0
@@ -277,10 +277,10 @@ def judging(sizes: Iterable[int]) -> list[dict[str, object]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--benign", type=int, default=20)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--benign", type=int, default=8)
     parser.add_argument("--noise", type=float, default=0.02)
-    parser.add_argument("--sizes", default="64,1024,4096")
+    parser.add_argument("--sizes", default="64,1024")
     parser.add_argument("--kinds", default=",".join(get_args(FaultKind)))
     parser.add_argument("--tuning", action="store_true", help="seeds the rules were tuned on")
     parser.add_argument("--verbose", action="store_true", help="tell what else was said in a run")

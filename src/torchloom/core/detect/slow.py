@@ -19,11 +19,12 @@ from torchloom.core.detect.window import RankWindow
 
 MIN_STEPS = 5
 MAX_STEPS = 32
-LOOKS = (8, MAX_STEPS)
-"""How many of the newest steps localising looks at: few to be quick, many to see through noise."""
+LOOKS = ((8, 0.15), (MAX_STEPS, 0.07))
+"""Steps localising looks at, and the least excess it then names: few steps are quick and see only what is
+plain, because a rank's noise lasts for some steps; many see through it."""
 RECENT = 48
 """Steps since the slowdown began whose median is compared with the usual."""
-SETTLED = 12
+SETTLED = 20
 """Steps of slowness after which "everybody alike" may be said: until then one rank may still stand out."""
 
 
@@ -74,8 +75,9 @@ def watch(trigger: Trigger, step: int, step_s: float, limits: SlowLimits) -> Tri
     # Garbage collections lengthen some steps a lot: a spread that counts only the calm half would let them
     # add up, so the upper tail counts as well.
     tail = sorted(healthy)[int(0.9 * len(healthy))] - usual
-    sigma = max(spread(healthy, usual), tail / 1.28)
-    # The usual time itself is uncertain while few steps are known.
+    # Spread and usual time are themselves uncertain while few steps are known, and a baseline that came out
+    # too narrow would stand still with the first alarm.
+    sigma = max(spread(healthy, usual), tail / 1.28) * (1 + 10 / len(healthy))
     doubt = limits.drift_sigmas + 2.5 / len(healthy) ** 0.5
     gain = min(y - usual, max(3 * sigma, 0.15))
     # In a job whose steps vary by themselves a fixed drift would let chance add up.
@@ -131,8 +133,8 @@ def own_times(windows: Sequence[RankWindow], newest: int = MAX_STEPS) -> dict[in
 def localise(windows: Sequence[RankWindow], limits: SlowLimits) -> list[Late]:
     """Late ranks among ranks of one role, the latest first. Each one found is taken out and the rest judged
     again, so that a second one cannot hide behind the first."""
-    for newest in LOOKS:
-        found = _localise(windows, limits, newest)
+    for newest, least in LOOKS:
+        found = _localise(windows, replace(limits, excess=max(limits.excess, least)), newest)
         if found:
             return found
     return []
