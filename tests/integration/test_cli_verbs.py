@@ -8,6 +8,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -222,3 +223,26 @@ def test_a_shell_in_a_pipe(loom: LoomHome, job: str) -> None:
     first, _, rest = done.stdout.partition("\n")
     assert first == job and json.loads(rest)["id"] == job
     assert done.returncode == 3 and "nope" in done.stderr
+
+
+def test_logs_since_a_time(loom: LoomHome, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    text = f"echo early; while [ ! -e {go} ]; do sleep 0.05; done; echo late; sleep 300"
+    job = shell_job(loom, "timed", text)
+    wait_for(lambda: "early" in loom.loom("logs", job).stdout, "the first line")
+
+    def now_without_early() -> str:
+        now = datetime.now(UTC).isoformat()
+        return "" if "early" in loom.loom("logs", job, "--since", now).stdout else now
+
+    then = wait_for(now_without_early, "a time after the first line")
+    go.touch()
+    wait_for(lambda: "late" in loom.loom("logs", job).stdout, "the second line")
+    for words in (("--since", then), ("--since", then, "--tail", "50"), ("--since", then, "--grep", "e")):
+        assert loom.loom("logs", job, *words).stdout.split()[-1:] == ["late"]
+        assert "early" not in loom.loom("logs", job, *words).stdout
+    assert "early" in loom.loom("logs", job, "--since", "1h").stdout
+    assert "is not a time" in loom.loom("logs", job, "--since", "2026-99-99", code=2).stderr
+    loom.loom("stop", job, "--kill")
+    followed = loom.loom("logs", job, "-f", "--since", then).stdout
+    assert "late" in followed and "early" not in followed

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from torchloom.cli.durations import parse_span
 from torchloom.cli.wait import Point
+from torchloom.durations import parse_span
 from torchloom.errors import UsageError
 
 

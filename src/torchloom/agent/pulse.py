@@ -12,7 +12,7 @@ import json
 import time
 from statistics import median
 
-from torchloom.agent import logs, words
+from torchloom.agent import log_times, logs, words
 from torchloom.agent.boxes import Box, is_under_way
 from torchloom.agent.host import Host, Worker
 from torchloom.agent.saves import look_at_saves
@@ -85,6 +85,7 @@ async def beat(host: Host, bus: Bus) -> None:
                 look_at_start(host, worker, worker.box)
                 look_at_saves(host, worker, worker.box, time.monotonic_ns())
             pulses.append(pulse_of(worker, time.monotonic_ns()))
+            log_times.note(worker.log)
             logs.bound(worker.log, host.log_limit)
         for first in range(0, max(1, len(pulses)), _WORKERS_A_MESSAGE):
             telemetry = Telemetry(

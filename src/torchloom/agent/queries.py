@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import assert_never
 
-from torchloom.agent import logs, words
+from torchloom.agent import log_times, logs, words
 from torchloom.agent.boxes import Box
 from torchloom.agent.checkpoints import Checkpoints
 from torchloom.agent.host import Host
@@ -64,7 +64,13 @@ class Queries:
             return LogPiece(b"", 0, 0, ended=True)
         alive = any(w.ref.job == query.job and w.ref.rank == query.rank for w in self._host.running())
         path = self._host.log_file(query.job, query.rank)
-        return logs.read_piece(path, query.offset, query.max_bytes, ended=not alive)
+        begin = log_times.place(path, query.since_ns) if query.since_ns else 0
+        offset = max(query.offset, begin) if query.offset >= 0 else query.offset
+        piece = logs.read_piece(path, offset, query.max_bytes, ended=not alive)
+        if piece.offset < begin:  # the last lines reach further back than wanted
+            data = piece.data[begin - piece.offset :]
+            return LogPiece(data, piece.next_offset - len(data), piece.next_offset, 0, piece.ended)
+        return piece
 
 
 def read_box(box: Box, collectives: int, steps: int) -> BoxReading:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from torchloom.agent import boxes, logs, pulse, words
+from torchloom.agent import boxes, log_times, logs, pulse, words
 from torchloom.agent.boxes import Box
 from torchloom.agent.host import Host, Store, Worker
 from torchloom.agent.process import Process
@@ -75,6 +75,7 @@ class Watch:
         event = exit_event(host.node, worker, found, at_ns, end)
         stored = host.reporter.say(event, f"{worker.event_stem}.exit")
         worker.told.set()
+        log_times.note(worker.log)
         logs.bound(worker.log, host.log_limit)
         log.info("%s rank %d %s", worker.ref.job, worker.ref.rank, found.describe())
         await stored

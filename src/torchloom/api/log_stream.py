@@ -51,12 +51,20 @@ class LogStream:
     """Follows the logs of some ranks of one job until it has ended and all is sent."""
 
     def __init__(
-        self, control: Control, job: str, places: dict[int, int], from_end: bool, grep: str = ""
+        self,
+        control: Control,
+        job: str,
+        places: dict[int, int],
+        from_end: bool,
+        grep: str = "",
+        since_ns: dict[int, int] | None = None,
     ) -> None:
         self._control = control
         self._job = job
         self._places = places
         self._grep = grep
+        self._since_ns = since_ns or {}
+        """By rank, until its first piece has come and its place is known."""
         self._pause = dict.fromkeys(places, 0.0)
         self._due = dict.fromkeys(places, 0.0)
         self._skip_first = set(places) if from_end else set()
@@ -99,7 +107,7 @@ class LogStream:
                 if not self._unread or found is None or now > give_up:
                     state = str(found.state) if found else "deleted"
                     body = {"state": state, "unread_ranks": sorted(self._unread)}
-                    yield event("end", body, format_id(self._places))
+                    yield event("end", body, self._id())
                     return
             if loop.time() - spoke > KEEP_ALIVE_S:
                 spoke = loop.time()
@@ -110,13 +118,18 @@ class LogStream:
                 # Not a mere sleep: the end of the job ends the stream at once.
                 await self._control.changed(seq, pause_s)
 
+    def _id(self) -> str:
+        """Without the ranks whose place only `since` tells: a client that comes back asks by that again."""
+        return format_id({rank: at for rank, at in self._places.items() if rank not in self._since_ns})
+
     async def _next(self, rank: int) -> LogPiece | None:
         task = self._ahead.pop(rank, None)
         return await (task if task is not None else self._read(rank, self._places[rank]))
 
     async def _read(self, rank: int, place: int) -> LogPiece | None:
         try:
-            piece = await self._control.read_log(self._job, rank, place, PIECE_BYTES)
+            since_ns = self._since_ns.get(rank, 0)
+            piece = await self._control.read_log(self._job, rank, place, PIECE_BYTES, since_ns)
         except NotFound:
             self._unread.discard(rank)
             return None
@@ -133,6 +146,7 @@ class LogStream:
         if piece is not None:
             self._places[rank] = piece.next_offset
             self._skip_first.discard(rank)
+            self._since_ns.pop(rank, None)
         news = piece is not None and (bool(piece.data) or piece.lost_bytes > 0) and not first
         self._pause[rank] = 0.0 if news else min(IDLE_POLL_S, max(POLL_S, self._pause[rank] * 1.5))
         self._due[rank] = now + self._pause[rank]
@@ -146,4 +160,4 @@ class LogStream:
             if not text and not piece.lost_bytes:
                 return True, b""
         body = {"rank": rank, "text": text, "lost_bytes": piece.lost_bytes}
-        return True, event("log", body, format_id(self._places))
+        return True, event("log", body, self._id())

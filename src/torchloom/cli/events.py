@@ -44,8 +44,8 @@ def command(
 ) -> None:
     """Show what happened to jobs, workers, nodes and devices, or follow it."""
     from torchloom.cli import output
-    from torchloom.cli.durations import parse_span
     from torchloom.cli.states import Topic, check
+    from torchloom.durations import parse_span
 
     wanted: dict[str, Any] = {"topic": check(topic or (), Topic, "--topic"), "kind": kind, "job": job}
     oldest_ns = 0 if since is None else time.time_ns() - int(parse_span(since, "--since") * 1e9)

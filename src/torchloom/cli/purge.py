@@ -36,8 +36,8 @@ def command(
 ) -> None:
     """Forget ended jobs by age, state and label. Checkpoints always stay."""
     from torchloom.cli import output
-    from torchloom.cli.durations import parse_span
     from torchloom.cli.states import EndState, check, pairs
+    from torchloom.durations import parse_span
 
     body: PurgeRequest = {
         "older_than_s": parse_span(older_than, "--older-than"),

@@ -80,7 +80,7 @@ def command(
 ) -> None:
     """Wait until jobs are completed, or have come to another point."""
     from torchloom.cli import output
-    from torchloom.cli.durations import parse_span
+    from torchloom.durations import parse_span
 
     wanted = Point.parse(point)
     deadline = None if timeout is None else time.monotonic() + parse_span(timeout, "--timeout")

@@ -203,16 +203,19 @@ class Operations(Transport):
         tail: int | None = None,
         offset: int | None = None,
         grep: str | None = None,
+        since: str | None = None,
     ) -> JobLogs:
-        """The last `tail` lines of each rank, or what comes after the byte `offset`.
+        """The last `tail` (100) lines of each rank, or what comes after the byte `offset` or `since` a
+        time.
 
-        With `grep`, only lines that contain this text. A piece is at most half a MiB; `next_offset`
-        leads on.
+        With `grep`, only lines that contain this text. `since` is a time as in RFC 3339, or a span of
+        time
+        ago like `10m`. A piece is less than a MiB; `next_offset` leads on.
         """
         found: JobLogs = self.request(
             "GET",
             f"/jobs/{quote(job, safe='')}/logs",
-            {"rank": rank, "tail": tail, "offset": offset, "grep": grep},
+            {"rank": rank, "tail": tail, "offset": offset, "grep": grep, "since": since},
         )
         return found
 
@@ -223,11 +226,17 @@ class Operations(Transport):
         rank: int | None = None,
         tail: int | None = None,
         grep: str | None = None,
+        since: str | None = None,
         last_event_id: str | None = None,
     ) -> Iterator[Event]:
-        """Server-sent events `log` and finally `end`; `tail` limits how far back a new stream begins."""
+        """Server-sent events `log` and finally `end`; `tail` or `since` say how far back it begins."""
         return self.stream(
-            f"/jobs/{quote(job, safe='')}/logs/stream", last_event_id, rank=rank, tail=tail, grep=grep
+            f"/jobs/{quote(job, safe='')}/logs/stream",
+            last_event_id,
+            rank=rank,
+            tail=tail,
+            grep=grep,
+            since=since,
         )
 
     def checkpoints(self, job: str) -> CheckpointList:

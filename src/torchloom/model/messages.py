@@ -36,6 +36,8 @@ class ReadLog(Struct, frozen=True, tag_field="ask", tag="read-log"):
     offset: int = 0
     """Position to read from; negative: this many lines before the end."""
     max_bytes: int = 262144
+    since_ns: int = 0
+    """Nothing that was printed earlier, as far as the agent can tell lines' times apart; 0: from any time."""
 
 
 class LogPiece(Struct, frozen=True):

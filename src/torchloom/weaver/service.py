@@ -151,9 +151,9 @@ class Weaver:
         await self._environments.forget(job)
         self._live.forget(job)
 
-    async def read_log(self, job: str, rank: int, offset: int, max_bytes: int) -> LogPiece:
+    async def read_log(self, job: str, rank: int, offset: int, max_bytes: int, since_ns: int = 0) -> LogPiece:
         node = self._node_of(job, rank)
-        query = ReadLog(job=job, rank=rank, offset=offset, max_bytes=max_bytes)
+        query = ReadLog(job=job, rank=rank, offset=offset, max_bytes=max_bytes, since_ns=since_ns)
         return codec.decode_log_piece(await self._bus.request(subjects.query(node), codec.encode(query)))
 
     async def read_box(self, job: str, rank: int) -> BoxReading:
