@@ -14,7 +14,6 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-import torchloom
 from torchloom import errors
 from torchloom.data.index import Shard
 
@@ -83,7 +82,7 @@ class Fetcher:
             ) from None
 
     def _started(self) -> subprocess.Popen[str]:
-        root = str(Path(torchloom.__file__).parents[1])
+        root = str(Path(errors.__file__).parents[1])
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
         process = subprocess.Popen(
             [sys.executable, "-m", "torchloom.data.fetch"],
