@@ -141,7 +141,7 @@ def test_purge_takes_what_was_asked_for_and_says_so_before(server: ApiServer) ->
     assert server.request("POST", "/jobs/purge")[2]["jobs"] == [], "a week unless said otherwise"
     assert server.request("POST", "/jobs/purge", asked | {"states": ["completed"]})[2]["jobs"] == []
     dry = server.request("POST", "/jobs/purge", asked | {"dry_run": True})[2]
-    assert dry == {"jobs": jobs[:2], "dry_run": True}
+    assert dry == {"jobs": jobs[:2], "kept": {}, "dry_run": True}
     assert server.request("POST", "/jobs/purge", asked)[2]["jobs"] == jobs[:2]
     assert server.request("GET", f"/jobs/{jobs[0]}")[0] == 404
     assert server.request("GET", f"/jobs/{jobs[2]}")[0] == 200

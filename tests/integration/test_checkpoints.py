@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import os
 import sys
 import uuid
@@ -180,6 +181,41 @@ def test_a_running_and_an_ended_job_go_back(tmp_path: Path) -> None:
 
         os.kill(scene.job.workers[0].pid, 9)  # what follows goes on from the newest state again
         await until(lambda: scene.job.generation == 4 and scene.known.restored.endswith(".g3"))
+
+    play(tmp_path, act)
+
+
+def test_a_deleted_job_keeps_its_checkpoints_unless_said_otherwise(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.submit()
+        await scene.saved(30)
+        foreign = scene.store / "other" / "step-1.g1" / "file"
+        foreign.parent.mkdir(parents=True)
+        foreign.touch()
+        await scene.weaver.checkpoints("saver", "pin", "step-10.g1")
+        await scene.weaver.stop("saver", "bob", kill=True)
+        await until(lambda: scene.job.ended)
+
+        twin = copy.copy(scene.job)
+        twin.id, twin.state = "twin", JobState.RUNNING
+        scene.weaver.fleet.jobs["twin"] = twin
+        with pytest.raises(Conflict, match="in use: twin saves at the same place"):
+            await scene.weaver.delete("saver", "ann", keep_checkpoints=False)
+        del scene.weaver.fleet.jobs["twin"]
+        assert len(await scene.steps()) == 3, "refused: the job and its checkpoints are still there"
+
+        await scene.weaver.delete("saver", "ann")
+        await until(lambda: "saver" not in scene.weaver.fleet.jobs)
+        assert (scene.store / "saver" / "step-30.g1").is_dir()
+
+        await scene.submit()  # it finds what its namesake left
+        await until(lambda: (known := scene.job.checkpoints) and known.restored == "step-30.g1")
+        await scene.weaver.stop("saver", "bob", kill=True)
+        await until(lambda: scene.job.ended)
+        await scene.weaver.delete("saver", "ann", keep_checkpoints=False)
+        await until(lambda: "saver" not in scene.weaver.fleet.jobs)
+        assert not [path for path in (scene.store / "saver").rglob("*") if path.is_file()]
+        assert foreign.exists()
 
     play(tmp_path, act)
 

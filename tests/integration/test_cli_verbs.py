@@ -119,7 +119,7 @@ def test_waiting_for_an_end(loom: LoomHome) -> None:
     )
     assert loom.json("purge", "--older-than", "0", "--state", "failed")["jobs"] == [bad]
     loom.loom("status", bad, code=3)
-    loom.loom("delete", good)
+    assert loom.loom("delete", good, "--checkpoints").stdout == f"{good} deleted\n", "it had none"
     assert "deleted" in loom.loom("wait", good, "--for", "deleted").stdout
 
 

@@ -1,4 +1,4 @@
-"""Looks after a job's checkpoints where they are: list, verify, pin, unpin, delete.
+"""Looks after a job's checkpoints where they are: list, verify, pin, unpin, delete, purge.
 
 Every verb runs in a thread of its own, because a store may be slow and the agent's loop must not wait. Where
 the store is and how to get in comes with the question; nothing of it is kept here.
@@ -97,6 +97,9 @@ def _do(storage: Storage, ask: AskCheckpoints, now_s: float) -> str:
         case "delete":
             catalogue.delete(storage, job, ask.which)
             log.info("checkpoint %s of %s was deleted", ask.which, ask.job)
+        case "purge":
+            catalogue.purge(storage, job)
+            log.info("all checkpoints of %s were deleted", ask.job)
     return ""
 
 

@@ -103,15 +103,20 @@ def routes(control: Control, defaults: Defaults) -> APIRouter:
         how = body or PurgeRequest()
         before_ns = time.time_ns() - int(how.older_than_s * 1e9)
         chosen = [job.id for job in control.fleet.jobs.values() if _purged(job, how, before_ns)]
-        done = []
+        done, kept = [], {}
         for job in chosen:
             if not how.dry_run:
                 try:
-                    await control.delete(job, caller(request), how.keep_logs)
+                    await control.delete(job, caller(request), how.keep_logs, how.keep_checkpoints)
                 except NotFound:
                     continue  # somebody else was faster
+                except LoomError as error:
+                    if how.keep_checkpoints:
+                        raise
+                    kept[job] = str(error)  # one store that is away does not keep the others
+                    continue
             done.append(job)
-        return PurgeResult(jobs=done, dry_run=how.dry_run)
+        return PurgeResult(jobs=done, kept=kept, dry_run=how.dry_run)
 
     @router.get("/jobs/{job}", operation_id="job")
     async def detail(
@@ -136,13 +141,23 @@ def routes(control: Control, defaults: Defaults) -> APIRouter:
         return JobCreated(job=job, created=False)
 
     @router.delete("/jobs/{job}", status_code=204, operation_id="delete")
-    async def delete(job: str, request: Request, force: bool = False, keep_logs: bool = False) -> None:
-        """Forget an ended job and its logs. `force` kills one that runs first. Checkpoints always stay."""
+    async def delete(
+        job: str,
+        request: Request,
+        force: bool = False,
+        keep_logs: bool = False,
+        keep_checkpoints: bool = True,
+    ) -> None:
+        """Forget an ended job and its logs. `force` kills one that runs first.
+
+        Checkpoints stay unless `keep_checkpoints=false`; then all go, also pinned ones, and a job whose
+        checkpoints cannot be removed is not forgotten.
+        """
         if not job_of(control, job).ended:
             if not force:
                 raise Conflict(f"Job {job} is still running", hint=f"stop it first: `loom stop {job}`")
             await _kill(control, job, caller(request))
-        await control.delete(job, caller(request), keep_logs)
+        await control.delete(job, caller(request), keep_logs, keep_checkpoints)
 
     @router.get("/jobs/{job}/telemetry", operation_id="telemetry")
     async def telemetry(job: str, rank: Annotated[int | None, Query(ge=0, le=2**31)] = None) -> JobTelemetry:

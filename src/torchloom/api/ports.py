@@ -55,7 +55,9 @@ class Control(Protocol):
 
     async def stop(self, job: str, by: str, kill: bool = False, grace_s: float | None = None) -> None: ...
 
-    async def delete(self, job: str, by: str, keep_logs: bool = False) -> None: ...
+    async def delete(self, job: str, by: str, keep_logs: bool = False, keep_checkpoints: bool = True) -> None:
+        """Forget an ended job. With checkpoints that cannot be removed it fails and the job stays."""
+        ...
 
     async def read_log(
         self, job: str, rank: int, offset: int, max_bytes: int, since_ns: int = 0

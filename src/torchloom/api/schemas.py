@@ -129,12 +129,15 @@ class PurgeRequest(Strict):
     """Seconds since the job ended; a week unless said otherwise."""
     labels: dict[Label, LabelValue] = {}
     keep_logs: bool = False
+    keep_checkpoints: bool = True
     dry_run: bool = False
 
 
 class PurgeResult(BaseModel):
     jobs: list[str]
     """What was deleted, or would be."""
+    kept: dict[str, str] = {}
+    """Jobs that stay because their checkpoints could not be removed, and why."""
     dry_run: bool
 
 

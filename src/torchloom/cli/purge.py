@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from torchloom.cli.delete import REMOVE_WITHIN_S
 from torchloom.cli.options import JsonOption, api
 
 if TYPE_CHECKING:
@@ -31,10 +32,13 @@ def command(
         typer.Option("--label", "-l", metavar="KEY=VALUE", help="Only jobs with this label; repeatable."),
     ] = None,
     keep_logs: Annotated[bool, typer.Option("--keep-logs", help="Leave log files on the nodes.")] = False,
+    checkpoints: Annotated[
+        bool, typer.Option("--checkpoints", help="Remove their checkpoints too, also pinned ones.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which jobs.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Forget ended jobs by age, state and label. Checkpoints always stay."""
+    """Forget ended jobs by age, state and label. Checkpoints stay unless --checkpoints."""
     from torchloom.cli import output
     from torchloom.cli.states import EndState, check, pairs
     from torchloom.durations import parse_span
@@ -43,15 +47,21 @@ def command(
         "older_than_s": parse_span(older_than, "--older-than"),
         "labels": pairs(label or (), "--label"),
         "keep_logs": keep_logs,
+        "keep_checkpoints": not checkpoints,
         "dry_run": dry_run,
     }
     if state:
         body["states"] = check(state, EndState, "--state")
-    found = api().purge(body)
+    client = api()
+    if checkpoints:
+        client.timeout_s = REMOVE_WITHIN_S
+    found = client.purge(body)
     if as_json:
         output.show_json(found)
         return
     for job in found["jobs"]:
         print(f"{job} would be deleted" if dry_run else f"{job} deleted")
-    if not found["jobs"]:
+    for job, why in found["kept"].items():
+        print(f"{job} stays: {why}")
+    if not found["jobs"] and not found["kept"]:
         print("no job fits")

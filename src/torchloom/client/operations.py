@@ -176,9 +176,24 @@ class Operations(Transport):
         )
         return found
 
-    def delete(self, job: str, *, force: bool | None = None, keep_logs: bool | None = None) -> None:
-        """Forget an ended job and its logs. `force` kills one that runs first. Checkpoints always stay."""
-        self.request("DELETE", f"/jobs/{quote(job, safe='')}", {"force": force, "keep_logs": keep_logs})
+    def delete(
+        self,
+        job: str,
+        *,
+        force: bool | None = None,
+        keep_logs: bool | None = None,
+        keep_checkpoints: bool | None = None,
+    ) -> None:
+        """Forget an ended job and its logs. `force` kills one that runs first.
+
+        Checkpoints stay unless `keep_checkpoints=false`; then all go, also pinned ones, and a job whose
+        checkpoints cannot be removed is not forgotten.
+        """
+        self.request(
+            "DELETE",
+            f"/jobs/{quote(job, safe='')}",
+            {"force": force, "keep_logs": keep_logs, "keep_checkpoints": keep_checkpoints},
+        )
 
     def summary(self, job: str) -> JobSummary:
         """Summary"""

@@ -379,11 +379,13 @@ class PurgeRequest(TypedDict):
     older_than_s: NotRequired[float]
     labels: NotRequired[dict[str, Any]]
     keep_logs: NotRequired[bool]
+    keep_checkpoints: NotRequired[bool]
     dry_run: NotRequired[bool]
 
 
 class PurgeResult(TypedDict):
     jobs: list[str]
+    kept: dict[str, str]
     dry_run: bool
 
 

@@ -71,7 +71,8 @@ class BoxReading(Struct, frozen=True, kw_only=True):
     torn: int = 0
 
 
-CheckpointVerb = Literal["list", "verify", "pin", "unpin", "delete"]
+CheckpointVerb = Literal["list", "verify", "pin", "unpin", "delete", "purge"]
+"""`purge` removes all that a job has in its store, the pinned ones and the newest too."""
 CheckpointProblem = Literal["", "missing", "in-use", "usage", "failed"]
 
 
@@ -82,7 +83,7 @@ class AskCheckpoints(Struct, frozen=True, kw_only=True, tag_field="ask", tag="ch
     place: CheckpointPlace
     verb: CheckpointVerb
     which: str = ""
-    """Name of the checkpoint; may be empty only for `list`, which then lists all."""
+    """Name of the checkpoint; may be empty only for `list`, which then lists all, and for `purge`."""
     env: dict[str, str] = {}
     """Those of the job's variables that open its store, attached at sending."""
 

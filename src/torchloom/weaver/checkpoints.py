@@ -19,6 +19,8 @@ from torchloom.wire import codec, subjects
 
 LIST_WITHIN_S = 15.0
 VERIFY_WITHIN_S = 600.0
+PURGE_WITHIN_S = 300.0
+_WITHIN_S: dict[CheckpointVerb, float] = {"verify": VERIFY_WITHIN_S, "purge": PURGE_WITHIN_S}
 LOOK_WITHIN_S = 10.0
 """How long a restore waits for checksums to be compared; the restore itself compares them in any case."""
 _OPENERS = ("S3_", "AWS_", "GOOGLE_", "AZURE_", "LOOM_STORE_")
@@ -48,7 +50,7 @@ class Catalogues:
             env = _openers(await self._environments.get(job.id))
         question = AskCheckpoints(job=job.id, place=known.place, verb=verb, which=which, env=env)
         if within_s is None:
-            within_s = VERIFY_WITHIN_S if verb == "verify" else LIST_WITHIN_S
+            within_s = _WITHIN_S.get(verb, LIST_WITHIN_S)
         subject = subjects.query(_node(fleet, job))
         answer = codec.decode_checkpoint_answer(
             await self._bus.request(subject, codec.encode(question), timeout_s=within_s)
@@ -64,6 +66,20 @@ class Catalogues:
                 raise UsageError(answer.why)
             case "failed":
                 raise StorageFailed(answer.why)
+
+    async def purge(self, fleet: Fleet, job: Job) -> None:
+        """Remove all checkpoints of an ended job from where its workers said they are; none told, none gone.
+
+        Raises Conflict while another job works with the same ones.
+        """
+        known = job.checkpoints
+        if known is None:
+            return
+        for other in fleet.jobs.values():
+            same = other.checkpoints is not None and other.checkpoints.place == known.place
+            if same and other.id != job.id and not other.ended:
+                raise Conflict(f"The checkpoints of {job.id} are in use: {other.id} saves at the same place.")
+        await self.ask(fleet, job, "purge")
 
     async def prepare_restore(self, fleet: Fleet, job: Job, step: int) -> CheckpointEntry:
         """The state that a restore of `step` would take. Raises Conflict with the steps there are.

@@ -144,9 +144,12 @@ class Weaver:
         progress = self._live.progress(self.fleet, job)
         await self._say("stop", StopRequested(job=job, by=by, kill=kill, grace_s=grace_s, progress=progress))
 
-    async def delete(self, job: str, by: str, keep_logs: bool = False) -> None:
+    async def delete(self, job: str, by: str, keep_logs: bool = False, keep_checkpoints: bool = True) -> None:
         if not self._job(job).ended:
             raise Conflict(f"Job {job} is {self.fleet.jobs[job].state}; stop it first (`loom stop {job}`).")
+        if not keep_checkpoints:
+            # First: a job whose checkpoints could not be removed stays, so that it can be tried again.
+            await self._catalogues.purge(self.fleet, self._job(job))
         await self._say("delete", JobDeleted(job=job, by=by, keep_logs=keep_logs))
         await self._environments.forget(job)
         self._live.forget(job)
