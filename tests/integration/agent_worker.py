@@ -18,7 +18,7 @@ step_s, words = float(sys.argv[1]), sys.argv[2:]
 with open(os.environ["LOOM_BOX"], "r+b") as file:
     view = View(memoryview(mmap.mmap(file.fileno(), blackbox.SIZE)))
 view.write_blob(blackbox.DEVICE, json.dumps({"kind": "cpu", "cores": [0]}).encode())
-view.write_blob(blackbox.METRICS, json.dumps({"loss": 0.5, "note": "text"}).encode())
+view.write_blob(blackbox.METRICS, json.dumps({"step": 0, "values": {"loss": 0.5, "note": "text"}}).encode())
 view.write_blob(blackbox.HYPERPARAMETERS, json.dumps([{"lr": 0.1}]).encode())
 view.set_progress(Progress.PHASE, Phase.TRAINING)
 if "stubborn" in words:
