@@ -153,10 +153,22 @@ def test_nobody_at_the_external_nats(bare: LoomHome) -> None:
 def test_in_the_foreground_sigterm_ends_it(bare: LoomHome) -> None:
     process = bare.start("up", "--foreground", "--port", "0")
     wait_for(lambda: (bare.home.parts_dir / "plan.json").exists(), "it runs")
-    wait_for(lambda: bare.pid("weaver") and bare.loom("nodes", "--json"), "it answers")
+    wait_for(lambda: bare.pid("weaver") and bare.request("GET", "/health")[2]["ready"], "it answers")
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     assert process.returncode == 0
+    assert not bare.leftovers()
+
+
+def test_sigterm_ends_parts_that_still_wait_for_the_bus(bare: LoomHome) -> None:
+    process = bare.start("up", "--foreground", "--port", "0")
+    nats = wait_for(lambda: bare.pid("nats"), "the bus was started")
+    os.kill(nats, signal.SIGSTOP)  # as slow as a machine can be
+    wait_for(lambda: bare.pid("weaver") and bare.pid("agent"), "the others too")
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert not bare.leftovers()
 
 
 def test_a_part_that_cannot_start_is_not_tried_in_a_hot_loop(up: LoomHome) -> None:

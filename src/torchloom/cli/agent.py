@@ -44,6 +44,7 @@ async def _serve(home: Home, address: str) -> None:
     from torchloom.agent.main import serve
     from torchloom.bus.nats import NatsBus
     from torchloom.cli.plan import bus_address, node_name
+    from torchloom.cli.service import unless_stopped
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -51,9 +52,13 @@ async def _serve(home: Home, address: str) -> None:
         loop.add_signal_handler(number, stop.set)
     home.prepare()
     node = node_name()
-    bus = await NatsBus.connect(
-        bus_address(home, "agent", node), name=f"agent {node}", wait_s=CONNECT_WITHIN_S
+    connecting = asyncio.create_task(
+        NatsBus.connect(bus_address(home, "agent", node), name=f"agent {node}", wait_s=CONNECT_WITHIN_S)
     )
+    bus = await unless_stopped(connecting, stop)
+    if bus is None:
+        print("agent: ended before it had begun", file=sys.stderr)
+        return
     try:
         await serve(
             home, node, bus, address=address, stop=stop, prewarm=os.environ.get("LOOM_PREWARM") != "0"

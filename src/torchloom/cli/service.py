@@ -7,10 +7,15 @@ import logging
 import os
 import sys
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from torchloom.cli import parts
 from torchloom.errors import LoomError
 from torchloom.home import Home
+
+Result = TypeVar("Result")
+
+CANCEL_WITHIN_S = 1.0
 
 
 def run_part(name: str, supervised: bool, serve: Callable[[], Awaitable[None]]) -> int:
@@ -36,3 +41,20 @@ def run_part(name: str, supervised: bool, serve: Callable[[], Awaitable[None]]) 
         print(f"loom: {error}", file=sys.stderr)
         parts.write_failure(home, name, str(error), error.exit_code)
         return error.exit_code
+
+
+async def unless_stopped(work: asyncio.Task[Result], stop: asyncio.Event) -> Result | None:
+    """What the work gives; None if the part is told to end first, and then nobody waits for the work.
+
+    A part that has just been started may wait for a bus that is not there yet, and must not wait so to end.
+    """
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    try:
+        await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            return work.result()
+        work.cancel()
+        await asyncio.wait({work}, timeout=CANCEL_WITHIN_S)
+        return None
+    finally:
+        stopping.cancel()

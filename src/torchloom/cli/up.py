@@ -73,6 +73,7 @@ def _foreground(root: Path, port: int) -> None:
     status = supervise(Home(root), port, any_port=False)
     if status == ALREADY:
         raise Conflict(f"torchloom is already up for {root}", hint="use `loom down` first")
+    parts.end_stay(Home(root))  # it was to live as long as this process
     failure = parts.take_failure(Home(root), "supervisor")
     if failure is not None:
         print(f"loom: {failure[0]}", file=sys.stderr)

@@ -79,6 +79,7 @@ async def _serve(home: Home, options: argparse.Namespace) -> None:
     from torchloom.bus.nats import NatsBus
     from torchloom.cli.launch import open_port
     from torchloom.cli.plan import bus_address, make_token, node_name
+    from torchloom.cli.service import unless_stopped
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -101,7 +102,10 @@ async def _serve(home: Home, options: argparse.Namespace) -> None:
     from torchloom.api.tokens import Tokens
     from torchloom.cli.web import serve_api
 
-    bus = await connecting
+    bus = await unless_stopped(connecting, stop)
+    if bus is None:
+        print("weaver: ended before it had begun", file=sys.stderr)
+        return
     try:
         from torchloom.weaver.service import Weaver
 
