@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from torchloom.client import Client
     from torchloom.home import Home
 
 EXAMPLES = (
@@ -15,6 +18,11 @@ EXAMPLES = (
     ("loom down --stop-jobs", "stop running jobs first"),
     ("loom down --keep-jobs", "leave workers running; the next `loom up` takes care of them"),
 )
+
+NODES_AWAY_FOR_S = 10.0
+"""How long a node that is away is waited for, because it is needed to end a job."""
+LOOK_EVERY_S = 0.1
+MOST_NAMED = 6
 
 
 def command(
@@ -44,7 +52,6 @@ def settle_jobs(home: Home, stop_jobs: bool, found: bool) -> None:
     """Refuse while something trains, or stop it."""
     from torchloom.cli import stack
     from torchloom.cli.ending import living_workers
-    from torchloom.cli.stop import wait_ended
     from torchloom.client import Client
     from torchloom.errors import Conflict
 
@@ -65,8 +72,34 @@ def settle_jobs(home: Home, stop_jobs: bool, found: bool) -> None:
     assert api is not None
     for job in jobs:
         api.stop(job)
-    for job in jobs:
-        wait_ended(api, job, quiet=True)
+    wait_stopped(api, set(jobs))
+
+
+def wait_stopped(api: Client, jobs: set[str]) -> None:
+    """Until all jobs have ended, or only those are left that nobody can end because their nodes are gone."""
+    from torchloom.cli.stop import STOP_WITHIN_S
+    from torchloom.errors import TimedOut
+
+    began = time.monotonic()
+    while jobs := jobs & {job["id"] for job in api.jobs(active=True)}:
+        waited_s = time.monotonic() - began
+        if waited_s > NODES_AWAY_FOR_S:
+            names = ", ".join(sorted(jobs)[:MOST_NAMED]) + (" …" if len(jobs) > MOST_NAMED else "")
+            if not can_end(api, jobs):
+                print(f"loom: told to stop, but their nodes are away: {names}", file=sys.stderr)
+                return
+            if waited_s > STOP_WITHIN_S:
+                raise TimedOut(
+                    f"Not ended within {STOP_WITHIN_S:g} s: {names}",
+                    hint="use `loom stop --kill`, or `loom down --keep-jobs`",
+                )
+        time.sleep(LOOK_EVERY_S)
+
+
+def can_end(api: Client, jobs: set[str]) -> bool:
+    """Whether any of the jobs has a worker on a node that can be told."""
+    ready = {node["id"] for node in api.nodes() if node["state"] == "ready"}
+    return any(worker["node"] in ready for job in sorted(jobs) for worker in api.job(job)["workers"])
 
 
 def end_stack(home: Home) -> None:
