@@ -260,7 +260,7 @@ def main() -> None:
             rows = asyncio.run(measure(home, client, Path(root)))
         finally:
             subprocess.run(
-                [BIN / "loom", "down", "--keep-jobs"], env=env, check=False, stdout=subprocess.DEVNULL
+                [BIN / "loom", "down", "--stop-jobs"], env=env, check=False, stdout=subprocess.DEVNULL
             )
     notes = ["one client at a time for latency; everything, the clients too, shares this machine's cores"]
     emit("The API under load", rows, notes, options.json)

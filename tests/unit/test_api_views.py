@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from torchloom.api import views
 from torchloom.api.log_stream import format_id, parse_id
+from torchloom.model.checkpoints import CheckpointPlace, SavedCheckpoint
 from torchloom.model.fleet import (
     Fleet,
     Incident,
     Job,
+    JobCheckpoints,
     JobState,
     Node,
     NodeState,
+    Restore,
     Timeline,
     Worker,
     WorkerState,
@@ -115,3 +118,13 @@ def test_recovery_time_needs_both_ends() -> None:
 def test_places_in_logs_survive_the_wire() -> None:
     assert parse_id(format_id({0: 12, 3: 4, 5: -100})) == {0: 12, 3: 4}
     assert parse_id("") == {}
+
+
+def test_the_newest_checkpoint_and_a_restore_under_way_are_told() -> None:
+    none = views.job_summary(Fleet(), job(), {}, 20 * S)
+    assert (none.checkpoint_step, none.checkpoint_interval, none.restoring) == (None, None, None)
+    saved = SavedCheckpoint(name="step-30.g1", step=30, interval=10)
+    known = JobCheckpoints(place=CheckpointPlace("/store", "j"), node="n", saved=saved)
+    restore = Restore(step=20, by="ann", after=1)
+    told = views.job_summary(Fleet(), job(checkpoints=known, restore=restore), {}, 20 * S)
+    assert (told.checkpoint_step, told.checkpoint_interval, told.restoring) == (30, 10, 20)

@@ -318,6 +318,12 @@ class JobSummary(BaseModel):
     last_loss: float | None
     """As the script tells it with loom.log(loss=…), mean over the ranks."""
     replicas: list[ReplicaView]
+    checkpoint_step: int | None
+    """Training step of the newest checkpoint that is whole in its store; none was told of: null."""
+    checkpoint_interval: int | None
+    """Steps between two saves, as chosen last."""
+    restoring: int | None
+    """The step that a restore under way goes back to."""
 
 
 class JobDetail(JobSummary):

@@ -58,6 +58,7 @@ def job_summary(fleet: Fleet, job: Job, pulses: Pulses, now_ns: int) -> JobSumma
     rate = _steps_per_s(job, pulses)
     until_ns = job.ended_at_ns if job.ended else now_ns
     elapsed_s = max(0.0, (until_ns - job.started_at_ns) / 1e9) if job.started_at_ns else 0.0
+    saved = job.checkpoints.saved if job.checkpoints else None
     return JobSummary(
         id=job.id,
         state=str(job.state),
@@ -87,6 +88,9 @@ def job_summary(fleet: Fleet, job: Job, pulses: Pulses, now_ns: int) -> JobSumma
         samples_per_s=_samples_per_s(job, pulses),
         last_loss=_loss(pulses.values()),
         replicas=replica_views(job, pulses),
+        checkpoint_step=saved.step if saved else None,
+        checkpoint_interval=(saved.interval or None) if saved else None,
+        restoring=job.restore.step if job.restore else None,
     )
 
 

@@ -72,6 +72,12 @@ def _facts(view: JobDetail) -> list[tuple[str, str]]:
         ("goodput", f"{output.percent(view['goodput'])} of {output.seconds(view['elapsed_s'])}"),
         ("started", f"{output.clock(view['started_at_ns'])}, by {view['by']}"),
     ]
+    if view["checkpoint_step"] is not None:
+        every = view["checkpoint_interval"]
+        rhythm = f", every {every} steps" if every else ""
+        facts.append(("checkpoint", f"step {view['checkpoint_step']}{rhythm}"))
+    if view["restoring"] is not None:
+        facts.append(("restoring", f"going back to step {view['restoring']}"))
     if view["labels"]:
         facts.append(("labels", ", ".join(f"{key}={value}" for key, value in view["labels"].items())))
     if view["eta_s"] is not None:

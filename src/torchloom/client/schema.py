@@ -221,6 +221,9 @@ class JobDetail(TypedDict):
     samples_per_s: float | None
     last_loss: float | None
     replicas: list[ReplicaView]
+    checkpoint_step: int | None
+    checkpoint_interval: int | None
+    restoring: int | None
     seq: int
     spawn: str
     interpreter: str
@@ -302,6 +305,9 @@ class JobSummary(TypedDict):
     samples_per_s: float | None
     last_loss: float | None
     replicas: list[ReplicaView]
+    checkpoint_step: int | None
+    checkpoint_interval: int | None
+    restoring: int | None
 
 
 class JobTelemetry(TypedDict):
