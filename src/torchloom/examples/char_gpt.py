@@ -8,7 +8,7 @@ two lines at the end of the loop tell what nobody can guess from outside (the sc
 end, its loss). The same script runs without torchloom around it; it then saves to CHECKPOINT_DIR or
 ./checkpoints.
 
-Settings come from the command line or from the environment: CHECKPOINT_DIR, CHECKPOINT_EVERY, SLEEP_SEC,
+Settings come from the command line or from the environment: MAX_STEPS, CHECKPOINT_DIR, CHECKPOINT_EVERY, SLEEP_SEC,
 DATASET_DIR (a directory of .txt files to train on instead of the made-up text).
 """
 
@@ -31,7 +31,7 @@ import torchloom as loom
 def arguments() -> argparse.Namespace:
     env = os.environ
     parser = argparse.ArgumentParser(description="train a small character GPT")
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=int(env.get("MAX_STEPS", "300")))
     parser.add_argument("--batch", type=int, default=16, help="sequences per worker")
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--width", type=int, default=64)

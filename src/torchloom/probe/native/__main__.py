@@ -8,7 +8,7 @@ from __future__ import annotations
 from torchloom.probe.native import Outcome, build
 
 FALLBACK = (
-    "the Python fallback samples collectives instead (about 100 µs for each one recorded, at most 0.5 % of a "
+    "the Python fallback samples collectives instead (60 to 90 µs for each one recorded, at most 0.5 % of a "
     "step, no completion times)"
 )
 
