@@ -8,8 +8,8 @@ two lines at the end of the loop tell what nobody can guess from outside (the sc
 end, its loss). The same script runs without torchloom around it; it then saves to CHECKPOINT_DIR or
 ./checkpoints.
 
-Settings come from the command line or from the environment: MAX_STEPS, CHECKPOINT_DIR, CHECKPOINT_EVERY, SLEEP_SEC,
-DATASET_DIR (a directory of .txt files to train on instead of the made-up text).
+Settings come from the command line or from the environment: MAX_STEPS, CHECKPOINT_DIR, CHECKPOINT_EVERY,
+SLEEP_SEC, DATASET_DIR (a directory of .txt files to train on instead of the made-up text).
 """
 
 import argparse
