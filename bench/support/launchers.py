@@ -14,6 +14,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
 BIN = Path(sys.executable).parent
 WORKLOADS = Path(__file__).resolve().parent.parent / "workloads"
 
@@ -86,9 +88,12 @@ def process(command: list[str], env: dict[str, str]) -> Iterator[subprocess.Pope
 @contextlib.contextmanager
 def torchrun(command: list[str], notes: Notes) -> Iterator[None]:
     """torchrun leaves its workers behind when it is killed, so they are ended by their own pids."""
-    with process(command, environment()):
-        yield
-    for pid in {pid for pid, *_ in notes.steps()}:
+    with process(command, environment()) as child:
+        try:
+            yield
+        finally:
+            workers = psutil.Process(child.pid).children(recursive=True) if child.poll() is None else []
+    for pid in {pid for pid, *_ in notes.steps()} | {worker.pid for worker in workers}:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
