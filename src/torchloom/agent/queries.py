@@ -81,7 +81,8 @@ def read_box(box: Box, collectives: int, steps: int) -> BoxReading:
     records = list(box.view.collectives(wanted)) if wanted else []
     kept_steps = list(box.view.steps(min(max(0, steps), _MOST_RECORDS))) if steps > 0 else []
     hyper = box.json(blackbox.HYPERPARAMETERS)
-    metrics = box.json(blackbox.METRICS)
+    told = box.json(blackbox.METRICS)
+    metrics = told.get("values") if isinstance(told, dict) else None
     return BoxReading(
         found=True,
         collectives=[_collective(box, record, groups) for record in records],

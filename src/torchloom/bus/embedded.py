@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torchloom.bus import nats_config
-from torchloom.bus.address import DEFAULT_PORT, BusAddress
+from torchloom.bus.address import BusAddress
 from torchloom.bus.nats_binary import find_server
 from torchloom.errors import BusUnavailable, Conflict, HomeUnusable, PortTaken, StoreInUse
 from torchloom.home import private_directory
 
 HOST = "127.0.0.1"
-OTHER_PORTS = range(20_000, 32_000)
+PORTS = range(20_000, 32_000)
 """Below those the kernel gives to outgoing connections, so that ours is still free after a restart."""
 LOOK_EVERY_S = 0.01
 LOCK_PATIENCE_S = 0.2
@@ -288,7 +288,8 @@ class EmbeddedNats:
 
 
 def _choose_port() -> int:
-    for port in (DEFAULT_PORT, *random.sample(OTHER_PORTS, 100)):
+    """Any free one: if all homes wanted 4222, one could lose it to another while its server is down."""
+    for port in random.sample(PORTS, 100):
         if _is_free(port):
             return port
     raise PortTaken(f"no port is free on {HOST}", hint="close some programs that listen")
