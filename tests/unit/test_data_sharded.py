@@ -120,6 +120,23 @@ def test_all_ranks_step_as_often_and_the_weights_are_exact(corpus: Path) -> None
     assert total == pytest.approx(sum(everything(corpus)))
 
 
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_the_lines_in_the_loops_hands_can_be_named(corpus: Path, shuffle: bool) -> None:
+    for rank in range(3):
+        dataset = opened(corpus, rank, 3, seed=2, shuffle=shuffle)
+        loader = dataset.loader(8)
+        assert loader.indices() == []
+        for step, batch in enumerate(loader):
+            assert loader.indices() == (batch.tolist() if loader.weight else [])
+            if step == 2:
+                loader.load_state_dict(loader.state_dict())
+                assert loader.indices() == []
+    name, line = dataset.locate(50)
+    assert json.loads((corpus / name).read_text().splitlines()[line])["id"] == 50
+    with pytest.raises(UsageError, match="no line 1000 in"):
+        dataset.locate(1000)
+
+
 def test_another_batch_size_in_the_middle_loses_nothing(corpus: Path) -> None:
     loader = opened(corpus).loader(4, num_workers=1)
     seen: list[int] = []

@@ -71,6 +71,16 @@ class ShardedDataset(IterableDataset):
         """Lines of the whole dataset."""
         return sum(self.shards.lines)
 
+    def locate(self, index: int) -> tuple[str, int]:
+        """The shard and the line in it, counted from 0, of an index as `ShardedLoader.indices` gives it."""
+        if not 0 <= index < self.lines:
+            raise UsageError(f"there is no line {index} in a dataset of {self.lines}")
+        for shard, lines in zip(self.shards.index.shards, self.shards.lines, strict=True):
+            if index < lines:
+                return shard.name, index
+            index -= lines
+        raise AssertionError
+
     def loader(self, batch_size: int, **options: Any) -> ShardedLoader:
         """Batches of it, with data workers and a state that counts what the loop consumed."""
         from torchloom.data.sharded_loader import ShardedLoader

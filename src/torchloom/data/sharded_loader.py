@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from torchloom.data.deal import Piece, batches
+from torchloom.data.deal import Piece, batches, rest
 from torchloom.data.loader import OWNED
 from torchloom.data.order import seed_of, weight
 from torchloom.data.sharded import ShardedDataset, with_next
@@ -74,6 +75,20 @@ class ShardedLoader:
     def weight(self) -> float:
         """Multiply the mean loss by it, and the mean over ranks is the mean over lines. Mostly 1.0."""
         return self._weight
+
+    def indices(self) -> list[int]:
+        """The lines of the batch in the loop's hands, for a log of samples: each counted from the first line
+        of the first shard of the index, whatever the order. `dataset.locate` gives shard and line."""
+        if not self._in_hand:
+            return []
+        dataset, cursor = self._dataset, self._dataset._cursor
+        before = min((cursor.step - 1) * self._batch, cursor.loads[cursor.rank])
+        first = list(accumulate(dataset.shards.lines, initial=0))
+        return [
+            first[piece.shard] + number
+            for piece in next(batches(rest(cursor.hand, before), self._batch), [])
+            for number in dataset.shards.numbers(dataset._order_seed, cursor.epoch, piece)
+        ]
 
     def __len__(self) -> int:
         """Steps of this epoch, from the last deal on; the same on every rank."""
@@ -138,12 +153,12 @@ class ShardedLoader:
     def _tasks(self, step: int, steps: int) -> Iterator[list[Task]]:
         dataset = self._dataset
         epoch, order, base = dataset.epoch, dataset._order_seed, dataset._seed
-        after = {piece.shard: ahead for piece, ahead in with_next(dataset._cursor.hand)}
-        rest = batches(dataset._cursor.ahead(), self._batch)
+        after = {piece.shard: later for piece, later in with_next(dataset._cursor.hand)}
+        ahead = batches(dataset._cursor.ahead(), self._batch)
         some = next(number for number, lines in enumerate(dataset.shards.lines) if lines)
         for _ in range(step, steps):
             # A rank without lines reads any one, because a batch must have the usual shape; its weight is 0.
-            pieces = next(rest, [Piece(some, 0, 1)])
+            pieces = next(ahead, [Piece(some, 0, 1)])
             yield [(order, base, epoch, piece, after.get(piece.shard)) for piece in pieces]
 
     def _in_lockstep(self) -> None:

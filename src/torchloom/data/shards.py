@@ -77,11 +77,7 @@ class Shards:
     def read(self, seed: int | None, base: int, epoch: int, piece: Piece, ahead: int | None) -> list[Any]:
         """The lines of a piece. `seed` is None for the order in the file; `base` seeds the transform."""
         self._expect(ahead)
-        shard = self._opened(piece.shard)
-        if seed is None:
-            numbers = list(range(piece.start, piece.stop))
-        else:
-            numbers = self._order(seed, epoch, piece.shard).span(piece.start, piece.stop)
+        shard, numbers = self._opened(piece.shard), self.numbers(seed, epoch, piece)
         if self._transform is None:
             return shard.at(numbers)
         samples = []
@@ -90,6 +86,12 @@ class Shards:
                 seed_all(seed_of(base, epoch, piece.shard, number))
                 samples.append(self._transform(line))
         return samples
+
+    def numbers(self, seed: int | None, epoch: int, piece: Piece) -> list[int]:
+        """Which lines of its shard a piece is, counted from 0."""
+        if seed is None:
+            return list(range(piece.start, piece.stop))
+        return self._order(seed, epoch, piece.shard).span(piece.start, piece.stop)
 
     def stream(
         self, seed: int | None, base: int, epoch: int, piece: Piece, ahead: int | None
