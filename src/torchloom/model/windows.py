@@ -1,0 +1,156 @@
+"""Windows: what detectors look at. One record per rank, taken by its agent from black box and process.
+
+Every time in a window is on the clock of the rank's own host, and detectors only ever subtract times of the
+same window; so clocks of different hosts need not agree, and no detector can come to depend on it. A window
+holds summaries. The raw collectives and the stack are in it only where somebody asked (`Finding.ask`), except
+for the collectives under way, which are always there. What follows from a window is judged in core/detect.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from torchloom.model.worker import WorkerRef
+
+Completion = Literal["callback", "host-wait", "device-event", "none"]
+WaitsOn = Literal["unknown", "lock", "outside", "timer"]
+
+
+class Collective(Struct, frozen=True, array_like=True):
+    """One record of the collectives ring."""
+
+    op: str
+    """torch.distributed's name, for example `all_reduce`."""
+    group: str
+    group_seq: int
+    """0 when unknown."""
+    bytes: int
+    dtype: str
+    entered_ns: int
+    finished_ns: int = 0
+    """0 while it is under way."""
+    completion: Completion = "callback"
+    """How the end is (or will be) learned; with `none` nothing can be said about it."""
+    waited: bool = True
+    """The caller waits for it at once. An asynchronous one may be under way while its rank computes."""
+    peer: int | None = None
+    """Rank within the group."""
+    exact: bool = True
+    """The number is counted by the recorder. A backend's own count has sends and recvs in it."""
+    failed: bool = False
+
+    @property
+    def under_way(self) -> bool:
+        return self.finished_ns == 0 and self.completion != "none" and not self.failed
+
+
+class GroupPosition(Struct, frozen=True, array_like=True):
+    """How far a rank has come in one group, from the group table."""
+
+    name: str
+    size: int
+    rank: int
+    """Of this worker within the group."""
+    entered: int
+    finished: int
+    wait_ns: int = 0
+    """Median over the window's steps of `waited_ns` of the group's collectives of a step; sends and recvs are
+    not in it, because what a pipeline waits for there is mostly work."""
+
+
+class StepTimes(Struct, frozen=True, array_like=True):
+    """One completed step."""
+
+    step: int
+    step_ns: int
+    data_wait_ns: int
+    wait_ns: int
+    """`waited_ns` of all collectives of the step."""
+
+    @property
+    def own_ns(self) -> int:
+        """What the rank took for itself: the step without waiting for others. The late rank has the most."""
+        return max(0, self.step_ns - self.wait_ns)
+
+
+class ProcessFacts(Struct, frozen=True):
+    """What the kernel and, on suspicion, py-spy say about the process (children included in counters)."""
+
+    state: str = "R"
+    """One letter of /proc: R, S, D, T (stopped), t (traced), Z; X when there is no process any more."""
+    cpu_ns_per_step: int = 0
+    run_delay_ns_per_step: int = 0
+    """Time in which it wanted a CPU and had none: run queue (schedstat) and cgroup throttling."""
+    unchanged_ns: int = 0
+    """For how long stack, CPU time, I/O and network counters have all stayed the same, children's too."""
+    unchanged_samples: int = 0
+    """In how many samples; 0 when nobody sampled stacks."""
+    waits_on: WaitsOn = "unknown"
+    """`lock` only if no thread of it or of its children waits for a file, a socket (c10d's own excepted) or a
+    timer: then nothing outside can wake it. Whoever is not sure says `unknown`."""
+    location: str = ""
+    """`tokenize() at data.py:88`: the innermost frame of the user's own code."""
+    connection_lost: bool = False
+    """Its end record says that it died of a peer's death."""
+    died_ns: int = 0
+
+
+class RankWindow(Struct, frozen=True, kw_only=True):
+    """One rank as its agent saw it at `taken_ns`."""
+
+    rank: int
+    node: str
+    device: str = ""
+    role: str = ""
+    """Ranks of one role do the same work, for example those of one pipeline stage. Empty: not told."""
+    taken_ns: int
+    started_ns: int = 0
+    last_activity_ns: int = 0
+    steps_done: int = 0
+    phase: str = "training"
+    phase_since_ns: int = 0
+    steps: tuple[StepTimes, ...] = ()
+    """The newest, oldest first."""
+    groups: tuple[GroupPosition, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    """Oldest first: those under way, and on request the newest others."""
+    process: ProcessFacts = ProcessFacts()
+    work_per_step: float = 0.0
+    """Samples or tokens a step as the script tells them; 0 when it does not."""
+    values: dict[str, float] = {}
+    """Newest metrics, for example loss and grad_norm."""
+    parameter_hash: str = ""
+    """`step:shard:digest` after the newest reduce. Ranks with the same shard hold the same parameters."""
+
+    @property
+    def idle_s(self) -> float:
+        """Since the last sign of progress of any kind."""
+        return max(0, self.taken_ns - (self.last_activity_ns or self.started_ns)) / 1e9
+
+    @property
+    def dead(self) -> bool:
+        return self.process.state in ("X", "Z")
+
+    def waits(self) -> Collective | None:
+        """The oldest collective under way: nothing the rank entered later can end before it does."""
+        return next((c for c in self.collectives if c.under_way), None)
+
+    def age_s(self, collective: Collective) -> float:
+        return max(0, self.taken_ns - collective.entered_ns) / 1e9
+
+
+class RefWindow(Struct, frozen=True, array_like=True):
+    """A window and whose it is."""
+
+    ref: WorkerRef
+    window: RankWindow
+
+
+class WindowBatch(Struct, frozen=True, kw_only=True):
+    """The windows of one node's workers, or a part of them: lossy, never in the stream."""
+
+    node: str
+    session: str
+    windows: tuple[RefWindow, ...]
