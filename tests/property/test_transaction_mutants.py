@@ -13,11 +13,11 @@ from torchloom.core.transaction import proposer
 from torchloom.core.transaction.actions import Do
 from torchloom.core.transaction.attempt import Attempt, Stage
 from torchloom.core.transaction.decision import ABORT
-from torchloom.core.transaction.messages import Answer, Mail, Phase, Said
-from torchloom.core.transaction.operation import Effect, Event, How, Outcome, Send, Tell
 from torchloom.core.transaction.rank import Rank
-from torchloom.core.transaction.state import Proposer
-from torchloom.core.transaction.state import Stage as Awaiting
+from torchloom.model.transaction.messages import Answer, Mail, Phase, Said
+from torchloom.model.transaction.operation import Effect, Event, How, Outcome, Send, Tell
+from torchloom.model.transaction.state import Proposer
+from torchloom.model.transaction.state import Stage as Awaiting
 
 
 class MailboxDecides(Rank):

@@ -22,9 +22,9 @@ from torchloom.core.transaction.actions import (
     Undo,
     Wait,
 )
-from torchloom.core.transaction.messages import Answer, AttemptId, Kind, Mail, Said, post
 from torchloom.core.transaction.packing import pack_answers, pack_mail, unpack_answers, unpack_mail
 from torchloom.core.transaction.rank import STORE_TIMEOUT_NS, Rank
+from torchloom.model.transaction.messages import Answer, AttemptId, Kind, Mail, Said, post
 
 
 class StoreAway(Exception):

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from transaction_ranks import CONTROL_TIMEOUT_NS, VOTE_TIMEOUT_NS, Store, Worker
 
 from torchloom.core.transaction import proposer
-from torchloom.core.transaction.messages import Answer, AttemptId, Kind, Phase
-from torchloom.core.transaction.operation import (
+from torchloom.core.transaction.rank import Rank
+from torchloom.model.transaction.messages import Answer, AttemptId, Kind, Phase
+from torchloom.model.transaction.operation import (
     Answered,
     Cancelled,
     Effect,
@@ -30,8 +31,7 @@ from torchloom.core.transaction.operation import (
     Tell,
     Ticked,
 )
-from torchloom.core.transaction.rank import Rank
-from torchloom.core.transaction.state import Limits, Proposer, Stage
+from torchloom.model.transaction.state import Limits, Proposer, Stage
 
 MS = 1_000_000
 LIMITS = Limits(control_timeout_s=CONTROL_TIMEOUT_NS / 1e9, answer_timeout_s=20.0, tries=3)

@@ -7,7 +7,8 @@ from itertools import permutations
 import pytest
 
 from torchloom.core.transaction.lead import steps_ahead
-from torchloom.core.transaction.messages import (
+from torchloom.core.transaction.packing import pack_answers, pack_mail, unpack_answers, unpack_mail
+from torchloom.model.transaction.messages import (
     MAIL_KEPT,
     Answer,
     AttemptId,
@@ -18,7 +19,6 @@ from torchloom.core.transaction.messages import (
     Said,
     post,
 )
-from torchloom.core.transaction.packing import pack_answers, pack_mail, unpack_answers, unpack_mail
 
 
 def mail(phase: Phase, version: int = 1) -> Mail:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from torchloom.core.transaction.messages import Answer, AttemptId, Kind, Phase, Said
-from torchloom.core.transaction.operation import (
+from torchloom.core.transaction.proposer import QUEUE_LIMIT, apply, wake_at_ns
+from torchloom.model.transaction.messages import Answer, AttemptId, Kind, Phase, Said
+from torchloom.model.transaction.operation import (
     Answered,
     Cancelled,
     Effect,
@@ -22,8 +23,7 @@ from torchloom.core.transaction.operation import (
     Tell,
     Ticked,
 )
-from torchloom.core.transaction.proposer import QUEUE_LIMIT, apply, wake_at_ns
-from torchloom.core.transaction.state import Proposer, Stage
+from torchloom.model.transaction.state import Proposer, Stage
 
 S = 1_000_000_000
 

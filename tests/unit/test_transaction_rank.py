@@ -15,8 +15,8 @@ from torchloom.core.transaction.actions import (
     Undo,
     Wait,
 )
-from torchloom.core.transaction.messages import AttemptId, Kind, Mail, Phase, Proposal, Said
 from torchloom.core.transaction.rank import STORE_TIMEOUT_NS, Rank
+from torchloom.model.transaction.messages import AttemptId, Kind, Mail, Phase, Proposal, Said
 
 S = 1_000_000_000
 ID = AttemptId(3, 7, 1)

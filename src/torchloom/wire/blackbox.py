@@ -25,7 +25,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 MAGIC = int.from_bytes(b"TLOOMBX1", "little")
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 MASK = (1 << 64) - 1
 NO_PEER = MASK
 """Peer word of a collective that has no single peer."""
@@ -93,6 +93,10 @@ class Progress(IntEnum):
     """Collectives a sampling recorder passed over."""
     GUARD_TRIPS = 17
     """Times the probe caught an error of its own and went on."""
+    TRAINING_STEP_AT = 18
+    """Completed steps when TRAINING_STEP was told last: the difference maps one count to the other."""
+    CONFIG_VERSION = 19
+    """Version of the config that the next step is made with; 0 when nothing was ever changed."""
 
 
 class Recorder(IntEnum):
@@ -179,7 +183,15 @@ MAIL = Blob(END.at + 16384, 16384 - 24)
 """JSON payload of the mailbox, written by the agent."""
 CHECKPOINTS = Blob(MAIL.at + 16384, 16384 - 24)
 """JSON of what the worker saved, restored and could not save, and where (checkpoint/told.py)."""
-SIZE = CHECKPOINTS.at + 16384
+ANSWERS = Blob(CHECKPOINTS.at + 16384, 65536 - 24)
+"""JSON of the worker's answers to proposals (core/transaction/packing.py)."""
+SETTINGS = Blob(ANSWERS.at + 65536, 32768 - 24)
+"""JSON of the script's own settings: types, bounds and present values; and what is held over param groups."""
+SCHEDULE = Blob(SETTINGS.at + 32768, 65536 - 24)
+"""JSON of the config's versions by training step, written before the worker starts."""
+FAULT = Blob(SCHEDULE.at + 65536, 4096 - 24)
+"""JSON of a fault to be injected, written by the agent."""
+SIZE = FAULT.at + 4096
 
 
 OPS = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchloom.core.transaction.messages import Proposal
+from torchloom.model.transaction.messages import Proposal
 
 
 @dataclass(frozen=True, slots=True)

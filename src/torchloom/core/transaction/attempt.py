@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from torchloom.core.transaction.decision import decision_key, settlement_key
-from torchloom.core.transaction.messages import Changed, Proposal
+from torchloom.model.transaction.messages import Changed, Proposal
 
 
 class Stage(IntEnum):

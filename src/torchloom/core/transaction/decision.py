@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torchloom.core.transaction.messages import AttemptId
+from torchloom.model.transaction.messages import AttemptId
 
 COMMIT = "COMMIT"
 ABORT = "ABORT"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from torchloom.core.transaction.messages import Answer
+from torchloom.model.transaction.messages import Answer
 
 SHORTEST_TRIP_S = 0.005
 """Nothing travels through bus, agent and mailbox reliably faster than this."""

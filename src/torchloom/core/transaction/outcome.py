@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from torchloom.core.transaction.messages import Answer, AttemptId, Said
-from torchloom.core.transaction.operation import How, Outcome
+from torchloom.model.transaction.messages import Answer, AttemptId, Said
+from torchloom.model.transaction.operation import How, Outcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from torchloom.core.transaction.messages import Answer, AttemptId, Kind, Mail, Phase, Proposal, Said
+from torchloom.model.transaction.messages import Answer, AttemptId, Kind, Mail, Phase, Proposal, Said
 
 T = TypeVar("T")
 

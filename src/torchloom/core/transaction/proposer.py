@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import assert_never
 
 from torchloom.core.transaction.lead import steps_ahead
-from torchloom.core.transaction.messages import FINAL, Answer, Kind, Mail, Phase, Proposal, Said
-from torchloom.core.transaction.operation import (
+from torchloom.core.transaction.outcome import judge
+from torchloom.model.transaction.messages import FINAL, Answer, Kind, Mail, Phase, Proposal, Said
+from torchloom.model.transaction.operation import (
     Answered,
     Cancelled,
     Effect,
@@ -30,8 +31,7 @@ from torchloom.core.transaction.operation import (
     Tell,
     Ticked,
 )
-from torchloom.core.transaction.outcome import judge
-from torchloom.core.transaction.state import Proposer, Stage
+from torchloom.model.transaction.state import Proposer, Stage
 
 QUEUE_LIMIT = 64
 

@@ -37,7 +37,7 @@ from torchloom.core.transaction.decision import (
     vote,
     vote_key,
 )
-from torchloom.core.transaction.messages import Answer, AttemptId, Changed, Kind, Mail, Phase, Said
+from torchloom.model.transaction.messages import Answer, AttemptId, Changed, Kind, Mail, Phase, Said
 
 ATTEMPTS_KEPT = 8
 WHY_CHARS = 4000

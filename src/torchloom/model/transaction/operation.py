@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from torchloom.core.transaction.messages import Answer, Changed, Kind, Mail
+from torchloom.model.transaction.messages import Answer, Changed, Kind, Mail
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from torchloom.core.transaction.messages import Answer, AttemptId
-from torchloom.core.transaction.operation import Operation
+from torchloom.model.transaction.messages import Answer, AttemptId
+from torchloom.model.transaction.operation import Operation
 
 
 @dataclass(frozen=True, slots=True)
