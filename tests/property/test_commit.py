@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from torchloom.checkpoint.catalogue import sweep
 from torchloom.checkpoint.commit import PartWriter, Target, commit, gather
-from torchloom.checkpoint.generations import begin, read_generations, settle
+from torchloom.checkpoint.generations import begin, claim_branch, read_generations, settle
 from torchloom.checkpoint.manifest import Facts, Manifest
-from torchloom.checkpoint.names import CheckpointName
+from torchloom.checkpoint.names import Branch, CheckpointName
 from torchloom.checkpoint.reader import find
 from torchloom.checkpoint.storage import Storage
 from torchloom.checkpoint.verify import load
@@ -58,8 +58,8 @@ class World:
     generations: int = 0
     saves: dict[int, int] = field(default_factory=dict)
     """Generation → how often it tries to save; else SAVES."""
-    starts: dict[int, Path] = field(default_factory=dict)
-    """Generation → what led to the state it resumed from."""
+    starts: dict[Branch, Path] = field(default_factory=dict)
+    """Branch → what led to the state it resumed from."""
     acknowledged: set[CheckpointName] = field(default_factory=set)
     """Saves that succeeded while no newer generation had begun."""
     rotten: set[str] = field(default_factory=set)
@@ -68,7 +68,8 @@ class World:
     def start_writer(self) -> None:
         generation = self.generations
         self.generations += 1
-        self.programs.append(Program(self.server, lambda storage: self.train(storage, generation)))
+        rolls = generation % 2 == 0
+        self.programs.append(Program(self.server, lambda storage: self.train(storage, generation, rolls)))
 
     def start_sweeper(self) -> None:
         def body(storage: Storage) -> None:
@@ -79,21 +80,27 @@ class World:
 
         self.programs.append(Program(self.server, body))
 
-    def train(self, storage: Storage, generation: int) -> None:
-        """One life of the job, as `loom.Checkpoint` leads it."""
+    def train(self, storage: Storage, generation: int, rolls: bool = False) -> None:
+        """One life of the job, as `loom.Checkpoint` leads it; with `rolls`, rolled back live on the way."""
         try:
             begin(storage, JOB, generation)
             found = load_newest(storage, generation)
             path = found[1] if found else []
-            self.starts[generation] = list(path)
+            self.starts[Branch(generation)] = list(path)
             settle(storage, JOB, generation, path[-1] if path else None)
         except CheckpointError:
             return  # the job is restarted as the next generation
         parent = str(path[-1]) if path else ""
-        again = False
+        again, branch = False, 0
         for attempt in range(self.saves.get(generation, SAVES)):
+            if rolls and attempt in (3, 4):
+                try:
+                    branch, path = self.roll_back(storage, generation, branch, path)
+                except CheckpointFenced:
+                    return
+                parent, again = str(path[-1]) if path else "", False
             if not again:
-                path = [*path, CheckpointName(generation, (path[-1].step if path else 0) + 10)]
+                path = [*path, CheckpointName(generation, (path[-1].step if path else 0) + 10, branch)]
             again = False
             try:
                 parent = self.save(storage, path, parent, attempt)
@@ -101,6 +108,28 @@ class World:
                 return
             except CheckpointError:
                 again = attempt % 2 == 0  # either try the same step once more, or train on
+
+    def roll_back(self, storage: Storage, generation: int, branch: int, path: Path) -> tuple[int, Path]:
+        """(branch, path) after a live rollback to a state that could be loaded, if there was one."""
+        for length in range(len(path) - 1, 0, -1):
+            try:
+                found = find(storage, JOB, step=path[length - 1].step).found
+                if found is None or found.name != path[length - 1]:
+                    continue
+                for entry in found.files:
+                    load(storage, found, entry)
+                begun = claim_branch(storage, JOB, generation)
+            except CheckpointFenced:
+                raise
+            except CheckpointError:
+                continue
+            self.starts[begun] = path[:length]
+            try:
+                settle(storage, JOB, begun, found.name)
+            except CheckpointError:
+                pass  # the next save makes up for it
+            return begun.number, path[:length]
+        return branch, path
 
     def save(self, storage: Storage, path: Path, parent: str, attempt: int) -> str:
         target = Target(JOB, path[-1], WORLD, attempt)
@@ -146,7 +175,7 @@ class World:
         found = load_newest(self.server, None)
         chosen = read_generations(self.server, JOB).chosen
         head = max((g for g in chosen if chosen.get(g, "torn") != "torn"), default=None)
-        own = {name.step for name in self.acknowledged if name.generation == head} - {
+        own = {name.step for name in self.acknowledged if name.on == head} - {
             name.step for name in self.acknowledged if str(name) in self.rotten
         }
         if found is None:
@@ -154,7 +183,7 @@ class World:
             return
         name, path = found[0].name, found[1]
         assert head is not None
-        if name.generation != head:
+        if name.on != head:
             assert name in self.starts[head], "a state that the newest generation did not build on was chosen"
             assert not own, "an acknowledged save of the newest generation was passed over"
             origin = chosen[head]
@@ -175,8 +204,8 @@ class World:
         self.train(self.server, generation)
         after = load_newest(self.server, None)
         assert after is not None and after[0].name.generation == generation
-        assert self.starts[generation] == (before[1] if before else [])
-        assert len(after[1]) == len(self.starts[generation]) + SAVES
+        assert self.starts[Branch(generation)] == (before[1] if before else [])
+        assert len(after[1]) == len(self.starts[Branch(generation)]) + SAVES
         sweep(self.server, JOB, now_s=1e9, grace_s=0.0)
         assert load_newest(self.server, None) == after
 

@@ -21,7 +21,7 @@ from torchloom.checkpoint.manifest import (
     seal,
     unseal,
 )
-from torchloom.checkpoint.names import CheckpointName, parse_name
+from torchloom.checkpoint.names import Branch, CheckpointName, parse_name
 from torchloom.checkpoint.storage import check_key, open_storage
 from torchloom.errors import CheckpointDamaged, UsageError
 
@@ -39,7 +39,7 @@ def name(text: str) -> CheckpointName:
 
 
 def line(committed: str, chosen: dict[int, str | None], below: int | None = None) -> list[str]:
-    choices = {g: None if text is None else name(text) for g, text in chosen.items()}
+    choices = {Branch(g): None if text is None else name(text) for g, text in chosen.items()}
     generations = Generations(frozenset(choices), choices)
     return [str(n) for n in line_of_descent(map(name, committed.split()), generations, below)]
 

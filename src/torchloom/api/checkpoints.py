@@ -16,7 +16,7 @@ from torchloom.model.checkpoints import CheckpointEntry
 from torchloom.model.fleet import Job
 from torchloom.model.messages import CheckpointAnswer, CheckpointVerb
 
-Name = Annotated[str, Path(pattern=r"^step-[0-9]{1,18}\.g[0-9]{1,18}$")]
+Name = Annotated[str, Path(pattern=r"^step-[0-9]{1,18}\.g[0-9]{1,18}(\.b[0-9]{1,9})?$")]
 
 
 class CheckpointView(BaseModel):

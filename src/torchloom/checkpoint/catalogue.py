@@ -14,6 +14,7 @@ from torchloom.checkpoint.manifest import Manifest, decode_manifest, seal
 from torchloom.checkpoint.names import (
     MANIFEST,
     TEMPORARY,
+    Branch,
     CheckpointName,
     check_key,
     directory,
@@ -40,6 +41,8 @@ class Entry:
     name: str
     step: int
     generation: int
+    branch: int
+    """Counts the live rollbacks of its generation before it was saved."""
     where: str
     whole: bool
     """All files are there with their sizes, and none was found damaged."""
@@ -63,7 +66,7 @@ class Entry:
 
 
 def list_checkpoints(storage: Storage, job: str) -> list[Entry]:
-    """Everything committed, newest generation and step first."""
+    """Everything committed, newest generation, branch and step first."""
     return _entries(look(storage, job))
 
 
@@ -127,13 +130,14 @@ def sweep(storage: Storage, job: str, now_s: float, grace_s: float = SWEEP_GRACE
     """Remove what no checkpoint consists of; the keys removed.
 
     Goes: temporary files, what a manifest does not list, and directories without manifest that are of an
-    older generation or of an earlier step than one committed since; all only if older than the grace.
+    older branch or of an earlier step than one committed since; all only if older than the grace.
     Should a frozen writer commit to such a directory after all, its manifest lists files that are gone and
     is rejected.
     """
     listing = look(storage, job)
-    newest = listing.generations.newest
-    done = max((name.step for name in listing.committed if name.generation == newest), default=-1)
+    # A branch that made no choice may be one that was never taken.
+    newest = max(Branch(listing.generations.newest), *listing.generations.chosen)
+    done = max((name.step for name in listing.committed if name.on == newest), default=-1)
     listed: dict[CheckpointName, set[str] | None] = {}
     removed: list[str] = []
     for stored in listing.objects:
@@ -151,7 +155,7 @@ def sweep(storage: Storage, job: str, now_s: float, grace_s: float = SWEEP_GRACE
             keys = listed[name]
             useless = keys is not None and stored.key not in keys
         else:
-            useless = name.generation < newest or (name.generation == newest and name.step < done)
+            useless = name.on < newest or (name.on == newest and name.step < done)
         if useless:
             storage.delete(stored.key)
             removed.append(stored.key)
@@ -182,6 +186,7 @@ def _entries(listing: Listing) -> list[Entry]:
                 name=str(name),
                 step=name.step,
                 generation=name.generation,
+                branch=name.branch,
                 where=f"{listing.storage.where}/{directory(listing.job, name)}",
                 whole=not why,
                 why=why,
@@ -219,6 +224,7 @@ def _candidate(entry: Entry) -> Candidate:
     return Candidate(
         name=entry.name,
         generation=entry.generation,
+        branch=entry.branch,
         step=entry.step,
         whole=entry.whole,
         resumable=entry.resumable,
@@ -229,7 +235,7 @@ def _candidate(entry: Entry) -> Candidate:
 
 def _resumed_from(listing: Listing) -> CheckpointName | None:
     """What the newest generation resumed from: it may still be reading it."""
-    return listing.generations.chosen.get(max(listing.generations.chosen, default=-1))
+    return listing.generations.chosen.get(max(listing.generations.chosen, default=Branch(-1)))
 
 
 def _listed(listing: Listing, name: CheckpointName) -> set[str] | None:
@@ -269,5 +275,5 @@ def _known(storage: Storage, job: str, name: str) -> tuple[Listing, CheckpointNa
 def _parse(name: str) -> CheckpointName:
     parsed = parse_name(name)
     if parsed is None:
-        raise CheckpointMissing(f"{name!r} is not a checkpoint's name", hint="use step-N.gG as listed")
+        raise CheckpointMissing(f"{name!r} is not a checkpoint's name", hint="use a name as listed")
     return parsed

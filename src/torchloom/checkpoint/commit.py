@@ -29,7 +29,10 @@ after G, and let G's late manifest appear at any time.
     walk. It stays in the catalogue, not resumable, until the keep rules remove it.
   * If it is an earlier step of c's own generation it is on the walk, below c: a true ancestor, only late.
 For the same reason a rollback to an older step stays in force even if the new generation dies before its
-first save. What this asks of the caller: one number per life of the process group (the weaver gives it out,
+first save. A live rollback is the same within a generation: it begins a branch with a higher number, and all
+that is said above of G and H holds of two branches, whose order is that of (generation, branch). Only the
+fence is the generation's alone, because one set of processes writes all its branches, one after another.
+What this asks of the caller: one number per life of the process group (the weaver gives it out,
 or `claim` does), begin before searching, settle before training. `commit` settles by the parent it is given
 if the caller has not.
 
@@ -57,6 +60,7 @@ from torchloom.checkpoint.manifest import (
     encode_part,
 )
 from torchloom.checkpoint.names import (
+    Branch,
     CheckpointName,
     check_job,
     directory,
@@ -188,7 +192,16 @@ def commit(storage: Storage, target: Target, parts: Iterable[Part], facts: Facts
     """
     files = tuple(entry for part in sorted(parts, key=lambda part: part.rank) for entry in part.files)
     job, name = target.job, target.name
-    manifest = Manifest(job, name.step, name.generation, target.world, now_s, facts, files)
+    manifest = Manifest(
+        job=job,
+        step=name.step,
+        generation=name.generation,
+        branch=name.branch,
+        world=target.world,
+        created_s=now_s,
+        facts=facts,
+        files=files,
+    )
     data = encode_manifest(manifest)
     _allow(storage, target, facts.parent)
     prefix = f"{directory(job, name)}/"
@@ -211,16 +224,16 @@ def commit(storage: Storage, target: Target, parts: Iterable[Part], facts: Facts
 
 def _allow(storage: Storage, target: Target, parent: str) -> None:
     """Refuse an older generation; make sure that ours has begun and made its choice."""
-    generation = target.name.generation
+    branch = target.name.on
     generations = read_generations(storage, target.job)
-    check_fence(generations, target.job, generation)
-    if generation not in generations.begun:
-        begin(storage, target.job, generation)
-    if generation not in generations.chosen:
+    check_fence(generations, target.job, branch.generation)
+    if Branch(branch.generation) not in generations.begun:
+        begin(storage, target.job, branch.generation)
+    if branch not in generations.chosen:
         origin = parse_name(parent)
-        if origin is not None and origin.generation >= generation:
-            raise CheckpointExists(f"generation {generation} of {target.job} has lost its choice of a parent")
-        settle(storage, target.job, generation, origin)
+        if origin is not None and origin.on >= branch:
+            raise CheckpointExists(f"generation {branch} of {target.job} has lost its choice of a parent")
+        settle(storage, target.job, branch, origin)
     at("commit.allowed")
 
 

@@ -72,10 +72,11 @@ class Manifest:
     created_s: float
     facts: Facts
     files: tuple[FileEntry, ...]
+    branch: int = 0
 
     @property
     def name(self) -> CheckpointName:
-        return CheckpointName(self.generation, self.step)
+        return CheckpointName(self.generation, self.step, self.branch)
 
     @property
     def size(self) -> int:
@@ -129,6 +130,7 @@ def decode_manifest(data: bytes, job: str, name: CheckpointName) -> Manifest:
             job=_text(body["job"]),
             step=_count(body["step"]),
             generation=_count(body["generation"]),
+            branch=_count(body.get("branch", 0)),
             world=_count(body["world"]),
             created_s=float(body["created_s"]),
             files=_files(body["files"]),

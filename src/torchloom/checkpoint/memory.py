@@ -73,6 +73,7 @@ class SlotFile:
         body = json.dumps(
             {
                 "generation": name.generation,
+                "branch": name.branch,
                 "step": name.step,
                 "world": world,
                 "size": self._size,
@@ -103,7 +104,7 @@ def read(path: Path) -> Sealed | None:
         payload, sums = _parts(region, size)
         if _crc(sums) != facts["sums"]:
             return None
-        name = CheckpointName(int(facts["generation"]), int(facts["step"]))
+        name = CheckpointName(int(facts["generation"]), int(facts["step"]), int(facts["branch"]))
         return Sealed(name, int(facts["world"]), size, payload, sums)
     except (OSError, ValueError, KeyError, TypeError, struct.error):
         return None

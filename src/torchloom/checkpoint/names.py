@@ -3,8 +3,10 @@
     <job>/step-<N>.g<generation>/manifest.json           the commit: without it the checkpoint does not exist
     <job>/step-<N>.g<generation>/part-<rank>.<attempt>   what one rank wrote
     <job>/step-<N>.g<generation>/<file>                  r<rank>.<attempt>.<token>.<name>
+    <job>/step-<N>.g<generation>.b<branch>/…             the same, after a live rollback
     <job>/generations/<G>                                generation G has begun (the fence)
     <job>/generations/<G>.from                           what generation G resumed from
+    <job>/generations/<G>.b<B>, <G>.b<B>.from            the same of branch B, begun by a live rollback
     <job>/pins/<checkpoint>                              never delete this one
     <job>/checks/<checkpoint>                            outcome of the last verification
     <job>/LATEST                                         a hint for people; never read by torchloom
@@ -21,8 +23,8 @@ from torchloom.errors import UsageError
 
 JOB = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
-_CHECKPOINT = re.compile(r"step-(0|[1-9]\d{0,17})\.g(0|[1-9]\d{0,17})")
-_GENERATION = re.compile(r"(0|[1-9]\d{0,17})(\.from)?")
+_CHECKPOINT = re.compile(r"step-(0|[1-9]\d{0,17})\.g(0|[1-9]\d{0,17})(?:\.b([1-9]\d{0,8}))?")
+_GENERATION = re.compile(r"(0|[1-9]\d{0,17})(?:\.b([1-9]\d{0,8}))?(\.from)?")
 TEMPORARY = ".tmp-"
 """How the last part of a key begins while a local file is being written."""
 
@@ -31,20 +33,41 @@ SCRATCH = ""
 """What a generation that began with nothing says it resumed from."""
 
 
+class Branch(NamedTuple):
+    """A run of states that follow each other: a generation begins branch 0, a live rollback the next one."""
+
+    generation: int
+    number: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.generation}.b{self.number}" if self.number else f"{self.generation}"
+
+
 class CheckpointName(NamedTuple):
-    """Which state: ordered by generation first, because a newer generation's word counts more."""
+    """Which state."""
 
     generation: int
     step: int
+    branch: int = 0
+
+    @property
+    def on(self) -> Branch:
+        """The branch it lies on."""
+        return Branch(self.generation, self.branch)
+
+    @property
+    def age(self) -> tuple[int, int, int]:
+        """Sorts by generation and branch before step, because the word of a newer one counts more."""
+        return self.generation, self.branch, self.step
 
     def __str__(self) -> str:
-        return f"step-{self.step}.g{self.generation}"
+        return f"step-{self.step}.g{self.on}"
 
 
 def parse_name(text: str) -> CheckpointName | None:
     """The checkpoint a name means, or None if it is not such a name."""
     found = _CHECKPOINT.fullmatch(text)
-    return CheckpointName(int(found[2]), int(found[1])) if found else None
+    return CheckpointName(int(found[2]), int(found[1]), int(found[3] or 0)) if found else None
 
 
 def check_job(job: str) -> str:
@@ -84,18 +107,18 @@ def stored_name(rank: int, attempt: int, token: str, name: str) -> str:
     return check_file(f"r{rank}.{attempt}.{token}.{check_file(name)}")
 
 
-def generation_key(job: str, generation: int) -> str:
-    return f"{job}/generations/{generation}"
+def branch_key(job: str, branch: Branch) -> str:
+    return f"{job}/generations/{branch}"
 
 
-def choice_key(job: str, generation: int) -> str:
-    return f"{job}/generations/{generation}.from"
+def choice_key(job: str, branch: Branch) -> str:
+    return f"{job}/generations/{branch}.from"
 
 
-def parse_generation(last: str) -> tuple[int, bool] | None:
-    """(generation, is it the record of its choice) from the last part of a key under generations/."""
+def parse_branch(last: str) -> tuple[Branch, bool] | None:
+    """(branch, is it the record of its choice) from the last part of a key under generations/."""
     found = _GENERATION.fullmatch(last)
-    return (int(found[1]), found[2] is not None) if found else None
+    return (Branch(int(found[1]), int(found[2] or 0)), found[3] is not None) if found else None
 
 
 def pin_key(job: str, name: CheckpointName) -> str:

@@ -52,7 +52,7 @@ class Listing:
     sizes: dict[str, int]
     generations: Generations
     committed: tuple[CheckpointName, ...]
-    """All that have a manifest, whole or not, newest generation and step first."""
+    """All that have a manifest, whole or not, newest generation, branch and step first."""
 
     def manifest(self, name: CheckpointName) -> Manifest:
         """The manifest if it and all files are there. Raises CheckpointDamaged or CheckpointMissing."""
@@ -96,7 +96,7 @@ def look(storage: Storage, job: str) -> Listing:
         objects=objects,
         sizes={stored.key: stored.size for stored in objects},
         generations=read_generations(storage, job, (stored.key for stored in objects)),
-        committed=tuple(sorted(committed, reverse=True)),
+        committed=tuple(sorted(committed, key=lambda name: name.age, reverse=True)),
     )
 
 
@@ -131,6 +131,6 @@ def find(
 def candidates_of(listing: Listing, generation: int | None) -> list[CheckpointName]:
     """What a generation may resume from, best first; one that has settled sees its own line."""
     below = generation
-    if generation is not None and generation in listing.generations.chosen:
+    if generation is not None and listing.generations.has_settled(generation):
         below = generation + 1
     return line_of_descent(listing.committed, listing.generations, below)

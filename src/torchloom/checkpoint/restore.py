@@ -123,16 +123,21 @@ class Restorer:
             if not common or generation is None or step is not None:
                 return Choice(number, problem=error)
             # The store is away and memory is not. Recording the choice is made up for by the first commit.
-            return Choice(number, max(common), notes=(f"restoring from memory, because {error}",))
+            return Choice(
+                number,
+                max(common, key=lambda name: name.age),
+                notes=(f"restoring from memory, because {error}",),
+            )
 
     def _look(self, generation: int, step: int | None, common: set[CheckpointName]) -> Choice:
         listing = look(self._storage, self._job)
-        settled = generation in listing.generations.chosen
+        settled = listing.generations.has_settled(generation)
         committed = set(listing.committed)
         names = committed | common
         line = line_of_descent(names, listing.generations, generation + 1 if settled else generation)
         if step is not None:
-            others = [name for name in sorted(names, reverse=True) if name not in set(line)]
+            newest_first = sorted(names, key=lambda name: name.age, reverse=True)
+            others = [name for name in newest_first if name not in set(line)]
             line = [name for name in (*line, *others) if name.step == step]
             if not line:
                 raise CheckpointMissing(f"{self._job} has no checkpoint of step {step}")

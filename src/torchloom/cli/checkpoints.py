@@ -166,5 +166,5 @@ def _checked(name: str) -> str:
     from torchloom.errors import UsageError
 
     if parse_name(name) is None:
-        raise UsageError(f"{name!r} is not a checkpoint's name", hint="use step-N.gG as listed")
+        raise UsageError(f"{name!r} is not a checkpoint's name", hint="use a name as listed")
     return name

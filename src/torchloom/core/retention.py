@@ -43,10 +43,17 @@ class Candidate:
     step: int
     whole: bool
     """Committed, all files there, not found damaged."""
+    branch: int = 0
+    """Within its generation."""
     resumable: bool = True
     """On the line of states a restart chooses from; not on a branch that was left."""
     pinned: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def age(self) -> tuple[int, int, int]:
+        """Newer ones are greater."""
+        return self.generation, self.branch, self.step
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +67,7 @@ class Verdict:
 
 def judge(candidates: Iterable[Candidate], rules: KeepRules, in_use: Collection[str] = ()) -> list[Verdict]:
     """A verdict for every checkpoint, newest first."""
-    ordered = sorted(candidates, key=lambda c: (c.generation, c.step), reverse=True)
+    ordered = sorted(candidates, key=lambda c: c.age, reverse=True)
     whole = [candidate for candidate in ordered if candidate.whole]
     newest = next((candidate for candidate in whole if candidate.resumable), None)
     last = {c.name for c in (whole if rules.last is None else whole[: rules.last])}
@@ -76,7 +83,7 @@ def judge(candidates: Iterable[Candidate], rules: KeepRules, in_use: Collection[
         if candidate is newest:
             return "it is the newest whole one"
         if not candidate.whole:
-            younger = (candidate.generation, candidate.step) > (newest.generation, newest.step)
+            younger = candidate.age > newest.age
             return "it shows what went wrong since the newest whole one" if younger else ""
         if rules.last is None:
             return "no limit is set"
