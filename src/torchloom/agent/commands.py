@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import assert_never
 
+from torchloom.agent.faults import inject
 from torchloom.agent.host import Host
 from torchloom.agent.remove import remove_job_files
 from torchloom.agent.start import start_workers
@@ -21,7 +22,15 @@ from torchloom.agent.tasks import Tasks
 from torchloom.agent.watch import Watch
 from torchloom.bus.protocol import Bus, Message
 from torchloom.errors import LoomError
-from torchloom.model.effects import Effect, RemoveJobFiles, StartStore, StartWorkers, StopStore, StopWorkers
+from torchloom.model.effects import (
+    Effect,
+    InjectFault,
+    RemoveJobFiles,
+    StartStore,
+    StartWorkers,
+    StopStore,
+    StopWorkers,
+)
 from torchloom.model.events import EffectDone, EffectFailed, StoreStarted, WorkersStarted
 from torchloom.model.messages import Command, Receipt
 from torchloom.wire import codec
@@ -108,6 +117,8 @@ class Commands:
                 return await stop_workers(self._host, effect)
             case RemoveJobFiles():
                 return await remove_job_files(self._host, effect)
+            case InjectFault():
+                return inject(self._host, effect, self._tasks)
             case _:
                 assert_never(effect)
 

@@ -18,6 +18,7 @@ from torchloom.model.events import (
     EffectFailed,
     Envelope,
     Event,
+    FaultInjected,
     FirstStep,
     JobDeleted,
     JobSubmitted,
@@ -79,7 +80,7 @@ def apply_and_tell(fleet: Fleet, envelope: Envelope, seq: int, now_ns: int) -> N
 def job_of(event: Event, fleet: Fleet) -> str:
     """The job that an event is about, if it is about one."""
     match event:
-        case JobSubmitted() | StopRequested() | RestoreRequested() | JobDeleted():
+        case JobSubmitted() | StopRequested() | RestoreRequested() | JobDeleted() | FaultInjected():
             return event.job
         case WorkerRegistered() | FirstStep() | WorkerExited():
             return event.ref.job
@@ -174,6 +175,9 @@ def _words(event: Event) -> tuple[Topic, str]:
         case CheckpointRejected():
             names = ", ".join(one.name for one in event.rejected)
             return "worker", f"{event.ref.job} passed over damaged checkpoints: {names}"
+        case FaultInjected():
+            ranks = ", ".join(map(str, event.ranks))
+            return "job", f"{event.by} injected {event.fault.kind} into rank {ranks} of {event.job}"
         case TimerFired():
             return "system", "a wait is over"
         case LeaseTaken():

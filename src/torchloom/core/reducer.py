@@ -12,6 +12,7 @@ from torchloom.core.checkpoints import (
     store_opened,
 )
 from torchloom.core.ending import start_did_fail, worker_exited
+from torchloom.core.faults import fault_injected
 from torchloom.core.generation import (
     find_worker,
     forget_store,
@@ -26,7 +27,15 @@ from torchloom.core.nodes import node_joined, node_left, node_reachable, node_un
 from torchloom.core.restoring import restore_requested
 from torchloom.core.stopping import stop_again, stop_requested
 from torchloom.core.turn import Turn, jobs_of
-from torchloom.model.effects import Effect, RemoveJobFiles, StartStore, StartWorkers, StopStore, StopWorkers
+from torchloom.model.effects import (
+    Effect,
+    InjectFault,
+    RemoveJobFiles,
+    StartStore,
+    StartWorkers,
+    StopStore,
+    StopWorkers,
+)
 from torchloom.model.events import (
     CheckpointFailed,
     CheckpointRejected,
@@ -37,6 +46,7 @@ from torchloom.model.events import (
     EffectFailed,
     Envelope,
     Event,
+    FaultInjected,
     FirstStep,
     JobDeleted,
     JobSubmitted,
@@ -125,6 +135,8 @@ def _dispatch(turn: Turn, event: Event) -> None:
             checkpoint_failed(turn, event)
         case CheckpointRejected():
             checkpoint_rejected(turn, event)
+        case FaultInjected():
+            fault_injected(turn, event)
         case TimerFired():
             _timer_fired(turn, event)
         case LeaseTaken():
@@ -159,6 +171,8 @@ def _effect_failed(turn: Turn, event: EffectFailed) -> None:
                     turn.set_timer("stop-again", job, STOP_AGAIN_S)
         case StopStore():
             pass  # the inventory of the next join tells whether it is still there
+        case InjectFault():
+            pass  # the failure is told, and a fault that did not happen hurts nobody
         case RemoveJobFiles():
             pass  # files that cannot be removed now are not worth asking for ever
 

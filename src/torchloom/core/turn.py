@@ -8,6 +8,7 @@ from typing import TypeVar
 from torchloom.model.effects import (
     Effect,
     EffectBase,
+    InjectFault,
     RemoveJobFiles,
     StartStore,
     StartWorkers,
@@ -16,7 +17,7 @@ from torchloom.model.effects import (
 )
 from torchloom.model.fleet import Fleet, Job, Timer
 
-E = TypeVar("E", StartStore, StopStore, StartWorkers, StopWorkers, RemoveJobFiles)
+E = TypeVar("E", StartStore, StopStore, StartWorkers, StopWorkers, RemoveJobFiles, InjectFault)
 
 
 class Turn:
@@ -87,5 +88,5 @@ def jobs_of(effect: Effect) -> list[str]:
             return [effect.store.job]
         case StartWorkers() | RemoveJobFiles():
             return [effect.job]
-        case StopWorkers():
+        case StopWorkers() | InjectFault():
             return list(dict.fromkeys(ref.job for ref in effect.workers))

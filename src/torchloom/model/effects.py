@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from torchloom.model.faults import Fault
 from torchloom.model.job import Program, SpawnMode
 from torchloom.model.node import StoreAddress, StoreRef
 from torchloom.model.worker import WorkerRef
@@ -98,4 +99,12 @@ class RemoveJobFiles(EffectBase, frozen=True, kw_only=True, tag="remove-job-file
     """The last one of the deleted job; a worker of a later one means that the files are another job's."""
 
 
-Effect = StartStore | StopStore | StartWorkers | StopWorkers | RemoveJobFiles
+class InjectFault(EffectBase, frozen=True, kw_only=True, tag="inject-fault"):
+    """Make this go wrong in these workers."""
+
+    fault: Fault
+    name: str
+    workers: tuple[WorkerRef, ...]
+
+
+Effect = StartStore | StopStore | StartWorkers | StopWorkers | RemoveJobFiles | InjectFault

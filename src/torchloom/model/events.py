@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from torchloom.model.checkpoints import CheckpointPlace, RejectedCheckpoint, SavedCheckpoint
 from torchloom.model.effects import Effect
+from torchloom.model.faults import Fault
 from torchloom.model.job import JobSpec
 from torchloom.model.node import Inventory, StoreAddress, StoreRef
 from torchloom.model.worker import DeviceUse, EndRecord, Exit, WorkerRef
@@ -206,6 +207,18 @@ class CheckpointRejected(EventBase, frozen=True, kw_only=True, tag="checkpoint-r
     """Name of the state that was used instead; empty: there was none."""
 
 
+class FaultInjected(EventBase, frozen=True, kw_only=True, tag="fault-injected"):
+    """Somebody makes something go wrong on purpose. Said before it is done."""
+
+    job: str
+    generation: int
+    ranks: tuple[int, ...]
+    fault: Fault
+    by: str
+    name: str
+    """Of this injection, by which it can be found again."""
+
+
 class TimerFired(EventBase, frozen=True, kw_only=True, tag="timer-fired"):
     timer: str
 
@@ -243,6 +256,7 @@ Event = (
     | CheckpointSaved
     | CheckpointFailed
     | CheckpointRejected
+    | FaultInjected
     | TimerFired
     | LeaseTaken
     | Decided
