@@ -1,15 +1,15 @@
-"""A small character GPT, trained with DistributedDataParallel on text it makes itself.
+"""A small GPT over bytes, trained with DistributedDataParallel on text it makes itself or on yours.
 
     torchrun --standalone --nproc-per-node 2 char_gpt.py --steps 300
     loom run --nproc-per-node 2 char_gpt.py --steps 300
 
-It is an ordinary PyTorch script with four lines of torchloom: `loom.Checkpoint` saves and restores, and the
-two lines at the end of the loop tell what nobody can guess from outside (the script's own step number, its
-end, its loss). The same script runs without torchloom around it; it then saves to CHECKPOINT_DIR or
-./checkpoints.
+It is an ordinary PyTorch script with a few lines of torchloom: a loader that keeps its place, a
+`loom.Checkpoint` that saves and restores, and two lines at the end of the loop that tell what nobody can
+guess from outside (the script's own step number, its end, its loss). The same script runs without torchloom
+around it; it then saves to CHECKPOINT_DIR or ./checkpoints.
 
 Settings come from the command line or from the environment: MAX_STEPS, CHECKPOINT_DIR, CHECKPOINT_EVERY,
-SLEEP_SEC, DATASET_DIR (a directory of .txt files to train on instead of the made-up text).
+SLEEP_SEC, and DATASET_DIR: a directory or s3://bucket/prefix of .txt or .jsonl files to train on.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import math
 import os
 import random
 import time
-from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,7 +30,7 @@ import torchloom as loom
 
 def arguments() -> argparse.Namespace:
     env = os.environ
-    parser = argparse.ArgumentParser(description="train a small character GPT")
+    parser = argparse.ArgumentParser(description="train a small GPT on bytes")
     parser.add_argument("--steps", type=int, default=int(env.get("MAX_STEPS", "300")))
     parser.add_argument("--batch", type=int, default=16, help="sequences per worker")
     parser.add_argument("--context", type=int, default=64)
@@ -43,18 +43,19 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--checkpoint-every", default=env.get("CHECKPOINT_EVERY", "25"), help="steps, or auto"
     )
+    parser.add_argument("--dataset", default=env.get("DATASET_DIR"), help="a directory or s3://bucket/prefix")
     parser.add_argument("--sleep", type=float, default=float(env.get("SLEEP_SEC", "0")))
     return parser.parse_args()
 
 
 # -- data -----------------------------------------------------------------------------------------------
 
+NOTHING = -100
+"""What `cross_entropy` does not count: the places after the end of a short line."""
 
-def text(seed: int) -> str:
-    """Files of DATASET_DIR, or sentences of a small made-up grammar: enough to see the loss fall."""
-    folder = os.environ.get("DATASET_DIR")
-    if folder:
-        return "\n".join(path.read_text(errors="replace") for path in sorted(Path(folder).glob("*.txt")))
+
+def made_up(seed: int) -> str:
+    """Sentences of a small grammar: enough to see the loss fall."""
     rng = random.Random(seed)
     who = ["the weaver", "an agent", "the spawner", "a worker", "the probe", "an engineer", "the loom"]
     does = ["watches", "starts", "asks", "replaces", "remembers", "follows", "never loses", "restarts"]
@@ -66,20 +67,44 @@ def text(seed: int) -> str:
     return " ".join(parts)
 
 
-class Characters:
-    """Random windows of the text. The batch of a step depends on seed, step and rank only."""
+class Windows:
+    """Overlapping windows of one text, as (inputs, targets)."""
 
-    def __init__(self, content: str, context: int, seed: int) -> None:
-        self.alphabet = sorted(set(content))
-        index = {c: i for i, c in enumerate(self.alphabet)}
-        self.data = torch.tensor([index[c] for c in content], dtype=torch.long)
-        self.context, self.seed = context, seed
+    def __init__(self, content: str, context: int) -> None:
+        self.data = torch.tensor(list(content.encode()), dtype=torch.long)
+        self.context, self.stride = context, context // 4
 
-    def batch(self, step: int, rank: int, size: int) -> tuple[Tensor, Tensor]:
-        rng = torch.Generator().manual_seed(hash((self.seed, step, rank)) % 2**31)
-        starts = torch.randint(len(self.data) - self.context - 1, (size,), generator=rng)
-        windows = torch.stack([self.data[i : i + self.context + 1] for i in starts])
-        return windows[:, :-1], windows[:, 1:]
+    def __len__(self) -> int:
+        return (len(self.data) - self.context - 1) // self.stride
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        window = self.data[index * self.stride :][: self.context + 1]
+        return window[:-1], window[1:]
+
+
+class Line:
+    """From a line of a shard to (inputs, targets): its bytes, cut or filled up to one length."""
+
+    def __init__(self, context: int) -> None:
+        self.context = context
+
+    def __call__(self, line: Any) -> tuple[Tensor, Tensor]:
+        content = line["text"] if isinstance(line, dict) else line
+        codes = list(f"\n{content}\n".encode())[: self.context + 1]
+        inputs, targets = torch.zeros(self.context, dtype=torch.long), torch.full((self.context,), NOTHING)
+        inputs[: len(codes) - 1] = torch.tensor(codes[:-1])
+        targets[: len(codes) - 1] = torch.tensor(codes[1:])
+        return inputs, targets
+
+
+def open_data(args: argparse.Namespace, world: int) -> tuple[Any, str]:
+    """A loader that knows how far it is, and what it reads, in words."""
+    if not args.dataset:
+        windows = Windows(made_up(args.seed), args.context)
+        loader = loom.ElasticLoader(windows, args.batch * world, seed=args.seed, seed_samples=False)
+        return loader, f"{len(windows.data):,} bytes of made-up text"
+    lines = loom.ShardedDataset(args.dataset, seed=args.seed, transform=Line(args.context))
+    return lines.loader(args.batch), f"{lines.lines:,} lines of {args.dataset}"
 
 
 # -- model ----------------------------------------------------------------------------------------------
@@ -126,36 +151,42 @@ def main() -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(args.seed)
 
-    data = Characters(text(args.seed), args.context, args.seed)
-    gpt = GPT(len(data.alphabet), args.context, args.width, args.layers, args.heads)
+    loader, words = open_data(args, world)
+    gpt = GPT(256, args.context, args.width, args.layers, args.heads)
     model = DistributedDataParallel(gpt)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
 
     checkpoint = loom.Checkpoint(
-        model=model, optimizer=optimizer, every=args.checkpoint_every, keep=3, dir=args.checkpoint_dir
+        model=model,
+        optimizer=optimizer,
+        data=loader,
+        every=args.checkpoint_every,
+        keep=3,
+        dir=args.checkpoint_dir,
     )
-    first = checkpoint.restore()
+    step = checkpoint.restore()
     if rank == 0:
         size = sum(p.numel() for p in gpt.parameters())
-        print(
-            f"{size:,} parameters, {len(data.data):,} characters, {world} workers, from step {first}",
-            flush=True,
-        )
+        print(f"{size:,} parameters, {words}, {world} workers, from step {step}", flush=True)
 
-    for step in range(first + 1, args.steps + 1):
-        inputs, targets = data.batch(step, rank, args.batch)
-        loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        loom.step(step, total=args.steps)
-        loom.log(loss=loss)
-        if args.sleep:
-            time.sleep(args.sleep)
-        if rank == 0 and step % 25 == 0:
-            value = loss.item()
-            print(f"step {step:5d}  loss {value:.3f}  perplexity {math.exp(value):.2f}", flush=True)
-        checkpoint.step(step)
+    while step < args.steps:
+        for inputs, targets in loader:
+            step += 1
+            logits = model(inputs).flatten(0, 1)
+            loss = F.cross_entropy(logits, targets.flatten(), ignore_index=NOTHING)
+            optimizer.zero_grad()
+            (loss * loader.weight).backward()
+            optimizer.step()
+            loom.step(step, total=args.steps)
+            loom.log(loss=loss)
+            if args.sleep:
+                time.sleep(args.sleep)
+            if rank == 0 and step % 25 == 0:
+                value = loss.item()
+                print(f"step {step:5d}  loss {value:.3f}  perplexity {math.exp(value):.2f}", flush=True)
+            checkpoint.step(step)
+            if step == args.steps:
+                break
 
     checkpoint.close()
     dist.destroy_process_group()
