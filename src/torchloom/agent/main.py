@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from torchloom.agent import adopt, boxes, devices, memory, pulse
 from torchloom.agent.commands import Commands
 from torchloom.agent.environment import without_secrets
+from torchloom.agent.evidence import Samples
 from torchloom.agent.host import Host
 from torchloom.agent.journal import Journal
 from torchloom.agent.logs import DEFAULT_LIMIT
@@ -24,6 +25,7 @@ from torchloom.agent.report import Reporter
 from torchloom.agent.spawners import Spawners, recipe
 from torchloom.agent.tasks import Tasks
 from torchloom.agent.watch import Watch
+from torchloom.agent.windows import Windows
 from torchloom.bus.protocol import Bus, Handler, Subscription
 from torchloom.errors import BusUnavailable
 from torchloom.home import Home
@@ -74,7 +76,9 @@ async def serve(
             tasks.start(_prewarm(host), "prewarm")
         await _adopt(host, watch, greet)
         tasks.keep(host.reporter.run, "reporter")
-        commands, queries = Commands(host, watch, bus, tasks), Queries(host, bus, tasks)
+        samples = Samples(host)
+        windows = Windows(host, samples)
+        commands, queries = Commands(host, watch, bus, tasks), Queries(host, bus, tasks, samples)
         for subject, handler in (
             (subjects.command(node), commands.receive),
             (subjects.query(node), queries.receive),
@@ -83,6 +87,8 @@ async def serve(
         bus.on_reconnect.append(greet)
         tasks.keep(lambda: pulse.follow_starts(host), "first steps")
         tasks.keep(lambda: pulse.beat(host, bus), "pulse")
+        tasks.keep(lambda: windows.send(bus), "windows")
+        tasks.keep(samples.run, "samples")
         tasks.keep(lambda: memory.keep(host), "memory tiers")
         if ready is not None:
             ready.set()

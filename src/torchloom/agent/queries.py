@@ -1,4 +1,4 @@
-"""Answers questions about logs, black boxes and checkpoints. Bad questions get empty answers."""
+"""Answers questions about logs, black boxes, checkpoints and suspects. Bad questions get empty answers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import assert_never
 from torchloom.agent import log_times, logs, words
 from torchloom.agent.boxes import Box
 from torchloom.agent.checkpoints import Checkpoints
+from torchloom.agent.evidence import Samples
 from torchloom.agent.host import Host
 from torchloom.agent.tasks import Tasks
 from torchloom.bus.protocol import Bus, Message
 from torchloom.errors import UsageError
 from torchloom.model.ids import check_token
-from torchloom.model.messages import AskCheckpoints, BoxReading, LogPiece, ReadBox, ReadLog
+from torchloom.model.messages import AskCheckpoints, AskEvidence, BoxReading, LogPiece, ReadBox, ReadLog
 from torchloom.wire import blackbox, codec
 from torchloom.wire.blackbox import DTYPES, Collective, Group, Progress, Source
 
@@ -23,8 +24,9 @@ _MOST_RECORDS = 256
 
 
 class Queries:
-    def __init__(self, host: Host, bus: Bus, tasks: Tasks) -> None:
+    def __init__(self, host: Host, bus: Bus, tasks: Tasks, samples: Samples) -> None:
         self._host = host
+        self._samples = samples
         self._bus = bus
         self._tasks = tasks
         self._checkpoints = Checkpoints()
@@ -39,11 +41,16 @@ class Queries:
             return
         if isinstance(query, AskCheckpoints):  # may take long, and the next question is not to wait
             self._tasks.start(self._ask_checkpoints(message, query), f"checkpoints of {query.job}")
+        elif isinstance(query, AskEvidence):
+            self._tasks.start(self._ask_evidence(message, query), "evidence")
         else:
             await self._bus.respond(message, codec.encode(self._answer(query)))
 
     async def _ask_checkpoints(self, message: Message, query: AskCheckpoints) -> None:
         await self._bus.respond(message, codec.encode(await self._checkpoints.answer(query)))
+
+    async def _ask_evidence(self, message: Message, query: AskEvidence) -> None:
+        await self._bus.respond(message, codec.encode(await self._samples.gather(query)))
 
     def _answer(self, query: ReadLog | ReadBox) -> LogPiece | BoxReading:
         match query:

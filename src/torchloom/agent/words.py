@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torchloom.wire.blackbox import DTYPES, OPS, Collective, Group, Phase, Recorder
+from torchloom.wire.blackbox import DTYPES, FLAG_FAILED, OPS, Collective, Group, Phase, Recorder, Source
 
 _OP_WORDS = {
     "allreduce_": "all_reduce",
@@ -42,6 +42,10 @@ _PHASE_WORDS = {
 
 _GROUP_WORDS = {"0": "default"}
 """torch numbers the groups it makes; the first is the one init_process_group makes."""
+
+
+def group_name(name: str) -> str:
+    return _GROUP_WORDS.get(name, name)
 
 
 def op_name(op: int) -> str:
@@ -87,12 +91,22 @@ def collective(record: Collective, groups: Mapping[int, Group]) -> str:
     group = groups.get(record.group)
     text = f"{op_name(record.op)} #{record.group_seq}"
     if group is not None and group.name:
-        text += f" of group {_GROUP_WORDS.get(group.name, group.name)}"
+        text += f" of group {group_name(group.name)}"
     if record.peer is not None:
         text += f" with rank {record.peer}"
     if record.bytes:
         text += f" ({size(record.bytes)} {DTYPES.get(record.dtype, 'of unknown type')})"
     return text
+
+
+def past(record: Collective, groups: Mapping[int, Group], now_ns: int) -> str:
+    """`all_reduce #412 of group default (4.0 MB float32), 2.1 s ago, took 3 ms`."""
+    text = f"{collective(record, groups)}, {_since(now_ns, record.entered_ns)} ago, "
+    if record.flags & FLAG_FAILED:
+        return text + "failed"
+    if record.finished_ns:
+        return text + f"took {_since(record.finished_ns, record.entered_ns)}"
+    return text + ("its end is not recorded" if record.source == Source.NONE else "under way")
 
 
 def activity(

@@ -42,6 +42,27 @@ class Evidence(Struct, frozen=True):
     says: str
 
 
+class RankEvidence(Struct, frozen=True, kw_only=True):
+    """One rank as its agent saw it when somebody suspected something."""
+
+    rank: int
+    node: str
+    state: str = ""
+    """One letter of /proc."""
+    phase: str = ""
+    steps: int = 0
+    doing: str = ""
+    """The last thing it was recorded doing, in words."""
+    location: str = ""
+    stack: tuple[str, ...] = ()
+    """Of its main thread, innermost frame first."""
+    gil: str = ""
+    """Another thread that holds the GIL, and where."""
+    collectives: tuple[str, ...] = ()
+    """The newest, oldest first, in words."""
+    log_tail: tuple[str, ...] = ()
+
+
 class Finding(Struct, frozen=True, kw_only=True):
     """A conclusion with everything needed to show it, to record it and to check it again."""
 

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from torchloom.model.checkpoints import CheckpointEntry, CheckpointPlace
 from torchloom.model.effects import Effect
+from torchloom.model.findings import RankEvidence
 from torchloom.model.worker import WorkerRef
 
 
@@ -102,7 +103,23 @@ class CheckpointAnswer(Struct, frozen=True, kw_only=True):
     """In words: the problem, or what a verification found wrong."""
 
 
-Query = ReadLog | ReadBox | AskCheckpoints
+class AskEvidence(Struct, frozen=True, kw_only=True, tag_field="ask", tag="evidence"):
+    """Ask for what a host knows of some ranks; its suspects are sampled for a while from then on."""
+
+    refs: tuple[WorkerRef, ...]
+    suspects: tuple[int, ...] = ()
+    """Ranks whose stack, log and samples over time are wanted."""
+    stacks: tuple[int, ...] = ()
+    """Further ranks whose stack is wanted."""
+    collectives: int = 32
+    others_collectives: int = 4
+
+
+class EvidenceAnswer(Struct, frozen=True):
+    ranks: tuple[RankEvidence, ...] = ()
+
+
+Query = ReadLog | ReadBox | AskCheckpoints | AskEvidence
 
 
 class WorkerPulse(Struct, frozen=True, kw_only=True):

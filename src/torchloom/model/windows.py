@@ -75,7 +75,7 @@ class StepTimes(Struct, frozen=True, array_like=True):
         return max(0, self.step_ns - self.wait_ns)
 
 
-class ProcessFacts(Struct, frozen=True):
+class ProcessFacts(Struct, frozen=True, omit_defaults=True):
     """What the kernel and, on suspicion, py-spy say about the process (children included in counters)."""
 
     state: str = "R"
@@ -97,7 +97,7 @@ class ProcessFacts(Struct, frozen=True):
     died_ns: int = 0
 
 
-class RankWindow(Struct, frozen=True, kw_only=True):
+class RankWindow(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One rank as its agent saw it at `taken_ns`."""
 
     rank: int

@@ -10,11 +10,13 @@ from torchloom.model.messages import (
     BoxReading,
     CheckpointAnswer,
     Command,
+    EvidenceAnswer,
     LogPiece,
     Query,
     Receipt,
     Telemetry,
 )
+from torchloom.model.windows import WindowBatch
 
 _encoder = msgspec.msgpack.Encoder()
 _envelope = msgspec.msgpack.Decoder(Envelope)
@@ -25,6 +27,8 @@ _telemetry = msgspec.msgpack.Decoder(Telemetry)
 _log_piece = msgspec.msgpack.Decoder(LogPiece)
 _box_reading = msgspec.msgpack.Decoder(BoxReading)
 _checkpoint_answer = msgspec.msgpack.Decoder(CheckpointAnswer)
+_evidence_answer = msgspec.msgpack.Decoder(EvidenceAnswer)
+_window_batch = msgspec.msgpack.Decoder(WindowBatch)
 _fleet = msgspec.msgpack.Decoder(Fleet)
 
 DecodeError = msgspec.DecodeError
@@ -39,4 +43,6 @@ decode_telemetry = _telemetry.decode
 decode_log_piece = _log_piece.decode
 decode_box_reading = _box_reading.decode
 decode_checkpoint_answer = _checkpoint_answer.decode
+decode_evidence_answer = _evidence_answer.decode
+decode_window_batch = _window_batch.decode
 decode_fleet = _fleet.decode

@@ -5,6 +5,7 @@ from __future__ import annotations
 ROOT = "loom.v1"
 EVENTS = f"{ROOT}.event.>"
 TELEMETRY = f"{ROOT}.telemetry.*"
+WINDOWS = f"{ROOT}.window.*"
 DECISIONS = f"{ROOT}.event.weaver.decision"
 """Appended to only by the weaver that holds the lease, each time with the expected last sequence."""
 
@@ -23,6 +24,11 @@ def telemetry(node: str) -> str:
     return f"{ROOT}.telemetry.{node}"
 
 
+def windows(node: str) -> str:
+    """Where the agent of `node` sends what detectors look at."""
+    return f"{ROOT}.window.{node}"
+
+
 def command(node: str) -> str:
     return f"{ROOT}.command.{node}"
 
@@ -36,6 +42,6 @@ def node_of(subject: str) -> str | None:
     parts = subject.split(".")
     if parts[:4] == ["loom", "v1", "event", "node"] and len(parts) > 5:
         return parts[4]
-    if parts[:3] == ["loom", "v1", "telemetry"] and len(parts) == 4:
+    if parts[:2] == ["loom", "v1"] and parts[2:3] in (["telemetry"], ["window"]) and len(parts) == 4:
         return parts[3]
     return None

@@ -1,0 +1,112 @@
+"""Python stacks of other processes, by py-spy. Owns how it is called and how frames read; keeps nothing.
+
+Always without stopping the process: a stack may then be inconsistent, which makes evidence weaker, but a
+healthy worker is never held up, and a stopped process can be read at all. py-spy reads memory, so a process
+that holds the GIL for ever has a stack, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+_WITHIN_S = 2.0
+_MOST_FRAMES = 24
+_LIBRARY = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen", "<string>")
+_NICENESS = "10"
+
+
+class Frame(msgspec.Struct, frozen=True):
+    name: str
+    filename: str
+    short_filename: str | None = None
+    line: int = 0
+
+    @property
+    def users(self) -> bool:
+        """Whether this is the user's own code rather than a library's."""
+        return not any(part in self.filename for part in _LIBRARY)
+
+    def text(self) -> str:
+        file = self.short_filename or self.filename
+        place = f"{Path(file).name}:{self.line}"
+        return place if self.name == "<module>" else f"{self.name}() at {place}"
+
+
+class Thread(msgspec.Struct, frozen=True):
+    """Innermost frame first."""
+
+    frames: tuple[Frame, ...]
+    thread_name: str | None = None
+    os_thread_id: int | None = None
+    owns_gil: bool = False
+
+
+class Stack(msgspec.Struct, frozen=True):
+    """What all threads of a process are at."""
+
+    lines: tuple[str, ...]
+    """Of the main thread, innermost first."""
+    location: str
+    """The innermost frame of the user's own code, of the main thread."""
+    gil: str
+    """Which other thread holds the GIL and where it is; empty when none does."""
+    print: str
+    """Equal for equal stacks of all threads."""
+
+
+_threads = msgspec.json.Decoder(tuple[Thread, ...])
+
+
+async def read(pid: int) -> Stack | None:
+    """The stacks of a process; None when they cannot be had (not Python, gone, or not allowed)."""
+    program = _program()
+    if not program:
+        return None
+    command = ("nice", "-n", _NICENESS, program, "dump", "--json", "--nonblocking", "--pid", str(pid))
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+        )
+    except OSError:
+        return None
+    try:
+        async with asyncio.timeout(_WITHIN_S):
+            out, _ = await process.communicate()
+    except TimeoutError:
+        return None
+    finally:
+        if process.returncode is None:
+            process.kill()
+    try:
+        threads = _threads.decode(out)
+    except msgspec.DecodeError:
+        return None
+    return summary(pid, threads) if threads else None
+
+
+def summary(pid: int, threads: Sequence[Thread]) -> Stack:
+    main = next((t for t in threads if t.os_thread_id == pid or t.thread_name == "MainThread"), threads[0])
+    frames = main.frames
+    own = next((f for f in frames if f.users), frames[0] if frames else None)
+    holder = next((t for t in threads if t.owns_gil and t is not main and t.frames), None)
+    gil = ""
+    if holder is not None:
+        gil = f"thread {holder.thread_name or holder.os_thread_id} in {holder.frames[0].text()}"
+    everything = "|".join(f"{t.os_thread_id}:{f.text()}" for t in threads for f in t.frames)
+    return Stack(
+        lines=tuple(f.text() for f in frames[:_MOST_FRAMES]),
+        location=own.text() if own is not None else "",
+        gil=gil,
+        print=everything,
+    )
+
+
+def _program() -> str:
+    beside = Path(sys.executable).with_name("py-spy")
+    return str(beside) if beside.exists() else shutil.which("py-spy") or ""

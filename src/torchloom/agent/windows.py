@@ -1,0 +1,246 @@
+"""Takes a window of every worker, twice a second, and sends them: what detectors look at. Judges nobody.
+
+Everything comes from the black box and from /proc, so nothing is asked of the worker. What is read in one
+look is bounded: of a job with very many collectives the newest steps are read and the others passed over.
+Windows are lossy, so each carries the newest steps again now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from torchloom.agent import kernel, words
+from torchloom.agent.boxes import Box, is_under_way
+from torchloom.agent.evidence import Samples
+from torchloom.agent.host import Host, Worker
+from torchloom.agent.pulse import numbers
+from torchloom.bus.protocol import Bus
+from torchloom.core.detect.window import PAIRWISE, waited_ns
+from torchloom.model.windows import (
+    Collective,
+    Completion,
+    GroupPosition,
+    ProcessFacts,
+    RankWindow,
+    RefWindow,
+    StepTimes,
+    WindowBatch,
+)
+from torchloom.model.worker import WorkerRef
+from torchloom.wire import blackbox, codec, subjects
+from torchloom.wire.blackbox import DTYPES, Progress, Source, Step
+
+Clock = Callable[[], int]
+WINDOW_EVERY_S = 0.5
+STEPS_KEPT = 32
+_STEPS_A_LOOK = 16
+_RECORDS_A_LOOK = 256
+_UNDER_WAY_AMONG = 64
+_WORKERS_A_MESSAGE = 64
+_ALL_STEPS_EVERY = 8
+"""Looks after which all steps kept are sent again: a message may have been lost, or the weaver be new."""
+_COUNTED_LOOKS = 8
+"""How far back counters are compared, in looks at the counters (every other look)."""
+_COMPLETION: dict[int, Completion] = {
+    Source.NONE: "none",
+    Source.CALLBACK: "callback",
+    Source.HOST_WAIT: "host-wait",
+    Source.DEVICE_EVENT: "device-event",
+}
+
+
+@dataclass
+class _Past:
+    """What was read of one worker before."""
+
+    steps: deque[StepTimes] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
+    waits: dict[int, deque[int]] = field(default_factory=dict)
+    """Per group (by key), how long the newest steps waited in it."""
+    looks: int = 0
+    next_record: int = 1
+    counted: deque[tuple[int, kernel.Counts]] = field(default_factory=lambda: deque(maxlen=_COUNTED_LOOKS))
+    """Completed steps, and the kernel's counts at that time."""
+    state: str = "R"
+    values_version: int = -1
+    values: dict[str, float] = field(default_factory=dict)
+
+
+class Windows:
+    """Takes the windows of one host's workers."""
+
+    def __init__(self, host: Host, samples: Samples) -> None:
+        self._host = host
+        self._samples = samples
+        self._past: dict[WorkerRef, _Past] = {}
+
+    async def send(self, bus: Bus) -> None:
+        """Take and send, for ever."""
+        while True:
+            found = self.take(time.monotonic_ns)
+            for first in range(0, len(found), _WORKERS_A_MESSAGE):
+                batch = WindowBatch(
+                    node=self._host.node,
+                    session=self._host.session,
+                    windows=tuple(found[first : first + _WORKERS_A_MESSAGE]),
+                )
+                await bus.publish(subjects.windows(self._host.node), codec.encode(batch))
+            await asyncio.sleep(WINDOW_EVERY_S)
+
+    def take(self, now_ns: Clock) -> list[RefWindow]:
+        """One window of every running worker that has a black box."""
+        running = {w.ref: w for w in self._host.running() if w.box is not None and not w.box.closed}
+        for ref in [ref for ref in self._past if ref not in running]:
+            del self._past[ref]
+        return [RefWindow(ref, self._window(w, w.box, now_ns)) for ref, w in running.items() if w.box]
+
+    def _window(self, worker: Worker, box: Box, now_ns: Clock) -> RankWindow:
+        past = self._past.setdefault(worker.ref, _Past())
+        past.looks += 1
+        steps = box.progress(Progress.STEPS)
+        fresh = _read_steps(box, past, steps)
+        groups = box.view.groups()
+        names = {key: words.group_name(group.name) for key, group in groups.items()}
+        under_way = _under_way(box)
+        name = box.view.read_blob(blackbox.PHASE_NAME) or b""
+        return RankWindow(
+            rank=worker.ref.rank,
+            node=self._host.node,
+            device=", ".join(d.device for d in worker.devices if d.kind == "gpu"),
+            started_ns=worker.began_ns,
+            last_activity_ns=box.progress(Progress.LAST_ACTIVITY_NS),
+            steps_done=steps,
+            phase=words.phase_name(box.progress(Progress.PHASE), name.decode("utf-8", "replace")),
+            phase_since_ns=box.progress(Progress.PHASE_SINCE_NS),
+            steps=tuple(past.steps) if past.looks % _ALL_STEPS_EVERY == 1 else fresh,
+            groups=tuple(
+                GroupPosition(
+                    names[key], g.size, g.rank, g.entered, g.finished, _typical(past.waits.get(key, ()))
+                )
+                for key, g in groups.items()
+            ),
+            collectives=tuple(record(c, names.get(c.group, "")) for c in under_way),
+            process=self._facts(worker, past, steps),
+            values=_values(box, past),
+            # Last, so that nothing above can be newer than it.
+            taken_ns=now_ns(),
+        )
+
+    def _facts(self, worker: Worker, past: _Past, steps: int) -> ProcessFacts:
+        if past.looks % 2:
+            counted = kernel.counts(worker.pid)
+            if counted is not None:
+                past.counted.append((steps, counted))
+            state = counted.state if counted is not None else "X"
+        else:
+            state = kernel.state_of(worker.pid) or "X"
+        # Stopped in two looks one after the other: a debugger or a snapshot may stop it for a moment.
+        stopped = state == "T" and past.state != "T"
+        past.state, state = state, "S" if stopped else state
+        cpu, delay = _per_step(past.counted)
+        sample = self._samples.of(worker.ref)
+        return ProcessFacts(
+            state="S" if state in "XZ" else state,  # its end is told as an event, by whoever sees it
+            cpu_ns_per_step=cpu,
+            run_delay_ns_per_step=delay,
+            unchanged_ns=sample.unchanged_ns,
+            unchanged_samples=sample.samples,
+            waits_on=sample.waits_on,
+            location=sample.location,
+        )
+
+
+def record(c: blackbox.Collective, group: str) -> Collective:
+    """A record of the ring as detectors know it."""
+    return Collective(
+        op=words.op_name(c.op),
+        group=group,
+        group_seq=c.group_seq,
+        bytes=c.bytes,
+        dtype=DTYPES.get(c.dtype, "unknown"),
+        entered_ns=c.entered_ns,
+        finished_ns=c.finished_ns,
+        completion=_COMPLETION.get(c.source, "none"),
+        waited=not c.flags & blackbox.FLAG_ASYNC,
+        peer=c.peer,
+        exact=not c.flags & blackbox.FLAG_BACKEND_SEQ,
+        failed=bool(c.flags & blackbox.FLAG_FAILED),
+    )
+
+
+def _under_way(box: Box) -> list[blackbox.Collective]:
+    entered, finished = (
+        box.progress(Progress.COLLECTIVES_ENTERED),
+        box.progress(Progress.COLLECTIVES_FINISHED),
+    )
+    if entered == finished:
+        return []
+    return [c for c in box.view.collectives(_UNDER_WAY_AMONG) if is_under_way(c)]
+
+
+def _read_steps(box: Box, past: _Past, newest: int) -> tuple[StepTimes, ...]:
+    """Steps completed since the last look, with what they waited; those not fully readable are left out."""
+    seen = past.steps[-1].step if past.steps else 0
+    if newest <= seen:
+        return ()
+    entered = box.progress(Progress.COLLECTIVES_ENTERED)
+    first = max(past.next_record, entered - _RECORDS_A_LOOK + 1, 1)
+    skipped = first > past.next_record
+    records = [c for seq in range(first, entered + 1) if (c := box.view.read_collective(seq)) is not None]
+    found = []
+    for step in box.view.steps(min(newest - seen, _STEPS_A_LOOK)):
+        begin_ns = step.ended_ns - step.step_ns
+        if skipped and (not records or records[0].entered_ns > begin_ns):
+            continue
+        mine = [c for c in records if begin_ns < c.entered_ns <= step.ended_ns]
+        # A recorder that samples records some steps whole and others not at all.
+        if len(mine) < step.collectives or (not mine and box.progress(Progress.COLLECTIVES_SKIPPED)):
+            continue
+        found.append(_step_times(step, mine, past))
+        past.next_record = max(past.next_record, mine[-1].seq + 1) if mine else past.next_record
+    past.next_record = max(past.next_record, first)
+    past.steps.extend(found)
+    return tuple(found)
+
+
+def _step_times(step: Step, mine: Sequence[blackbox.Collective], past: _Past) -> StepTimes:
+    by_group: dict[int, list[Collective]] = {}
+    plain = []
+    for c in mine:
+        made = record(c, "")
+        plain.append(made)
+        if made.op not in PAIRWISE:
+            by_group.setdefault(c.group, []).append(made)
+    for key, some in by_group.items():
+        past.waits.setdefault(key, deque(maxlen=STEPS_KEPT)).append(waited_ns(some))
+    return StepTimes(step.seq, step.step_ns, step.data_wait_ns, waited_ns(plain))
+
+
+def _per_step(counted: Sequence[tuple[int, kernel.Counts]]) -> tuple[int, int]:
+    """CPU time and run-queue time of a step, over the last seconds."""
+    if len(counted) < 2:
+        return 0, 0
+    (before, old), (now, new) = counted[0], counted[-1]
+    if now <= before:
+        return 0, 0
+    steps = now - before
+    return max(0, new.cpu_ns - old.cpu_ns) // steps, max(0, new.run_delay_ns - old.run_delay_ns) // steps
+
+
+def _typical(waits: Iterable[int]) -> int:
+    found = list(waits)
+    return round(median(found)) if found else 0
+
+
+def _values(box: Box, past: _Past) -> dict[str, float]:
+    """Loss and gradient norm, as the script tells them. Other metrics may be NaN for good reasons."""
+    version = box.view.blob_version(blackbox.METRICS)
+    if version != past.values_version:
+        told = numbers(box.json(blackbox.METRICS))
+        past.values = {k: v for k, v in told.items() if k in ("loss", "grad_norm") or k.endswith("_loss")}
+        past.values_version = version
+    return past.values

@@ -1,0 +1,116 @@
+"""Samples of a suspect: what counts as unchanged, and how stacks read."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from torchloom.agent import kernel, stacks
+from torchloom.agent.evidence import Sample
+
+STUCK = """
+import threading
+def tokenize():
+    lock.acquire()
+lock = threading.Lock()
+lock.acquire()
+print("here", flush=True)
+tokenize()
+"""
+
+
+def tree(**change: object) -> kernel.Tree:
+    fields: dict[str, object] = {"pids": (5,), "cpu_ns": 1000, "io_bytes": 7, "main_runs": 3}
+    return kernel.Tree(**{**fields, **change})  # type: ignore[arg-type]
+
+
+def stack(where: str = "tokenize() at data.py:88") -> stacks.Stack:
+    return stacks.Stack(lines=(where,), location=where, gil="", print=where)
+
+
+def test_what_stays_the_same_is_counted_from_the_first_sample() -> None:
+    sample = Sample()
+    for second in range(5):
+        sample.take(stack(), tree(), second * 10**9)
+    assert (sample.samples, sample.unchanged_ns) == (5, 4 * 10**9)
+    assert sample.location == "tokenize() at data.py:88"
+
+
+@pytest.mark.parametrize(
+    "changed", [{"pids": (5, 6)}, {"io_bytes": 8}, {"main_runs": 4}, {"cpu_ns": 1000 + 10**8}]
+)
+def test_any_sign_of_work_begins_anew(changed: dict[str, object]) -> None:
+    sample = Sample()
+    sample.take(stack(), tree(), 0)
+    sample.take(stack(), tree(), 10**9)
+    sample.take(stack(), tree(**changed), 2 * 10**9)
+    assert (sample.samples, sample.unchanged_ns) == (1, 0)
+
+
+def test_another_stack_begins_anew_and_a_little_cpu_of_a_watchdog_does_not() -> None:
+    sample = Sample()
+    sample.take(stack(), tree(), 0)
+    sample.take(stack(), tree(cpu_ns=1000 + 10**6), 10**9)
+    assert sample.samples == 2
+    sample.take(stack("save() at train.py:3"), tree(cpu_ns=1000 + 10**6), 2 * 10**9)
+    assert sample.samples == 1
+
+
+def test_without_a_stack_nothing_is_known() -> None:
+    sample = Sample()
+    sample.take(stack(), tree(), 0)
+    sample.take(None, tree(), 10**9)
+    assert (sample.samples, sample.unchanged_ns) == (0, 0)
+
+
+def test_frames_of_libraries_are_passed_over() -> None:
+    frames = (
+        stacks.Frame("wait", "/usr/lib/python3.11/threading.py", "threading.py", 320),
+        stacks.Frame("get", "/venv/lib/python3.11/site-packages/torch/utils/data.py", "torch/data.py", 9),
+        stacks.Frame("tokenize", "/home/me/job/data.py", "data.py", 88),
+        stacks.Frame("<module>", "/home/me/job/train.py", "train.py", 4),
+    )
+    found = stacks.summary(7, (stacks.Thread(frames, "MainThread", 7),))
+    assert found.location == "tokenize() at data.py:88"
+    assert found.lines[-1] == "train.py:4"
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_real_process_that_waits_for_a_lock(tmp_path: Path, stopped: bool) -> None:
+    """py-spy and /proc on a real process, also on one that is stopped."""
+    script = tmp_path / "job.py"
+    script.write_text(STUCK)
+    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "here\n"
+        if stopped:
+            os.kill(process.pid, signal.SIGSTOP)
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            found = asyncio.run(stacks.read(process.pid))
+            if found is not None and "tokenize" in found.location:
+                break
+        else:
+            pytest.skip("py-spy may not look into other processes here")
+        assert found.location == "tokenize() at job.py:4"
+        assert kernel.state_of(process.pid) == ("T" if stopped else "S")
+        if not stopped:
+            assert kernel.waits_on((process.pid,)) in ("lock", "unknown")
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()  # type: ignore[union-attr]
+
+
+def test_a_process_that_is_gone_has_no_counts() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    assert kernel.state_of(process.pid) == ""
+    assert kernel.counts(process.pid) is None and kernel.tree(process.pid) is None
