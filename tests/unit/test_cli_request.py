@@ -27,6 +27,29 @@ def test_a_whole_request(tmp_path: Path) -> None:
     assert body["max_restarts"] is None and body["interpreter"] == sys.executable
 
 
+def test_settings_of_the_callers_environment(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    env = {
+        "JOB_ID": "nightly",
+        "WORLD_SIZE": "3",
+        "MAX_RESTARTS": "2",
+        "HEARTBEAT_TIMEOUT": "7.5",
+        "CHECKPOINT_DIR": "s3://bucket/ckpt",
+        "CHECKPOINT_EVERY": "50",
+    }
+    body = job_request(parse("train.py"), env, str(tmp_path))
+    assert (body["name"], body["workers_per_node"], body["max_restarts"]) == ("nightly", 3, 2)
+    assert body["limits"] == {"heartbeat_timeout_s": 7.5}
+    assert body["checkpoint"] == {"directory": "s3://bucket/ckpt", "every": 50}
+    assert body["env"] == env, "workers see them too"
+    assert "limits" not in job_request(parse("train.py"), {}, str(tmp_path))
+    for every in ("auto", "10s", "each epoch"):
+        body = job_request(parse("train.py"), {"CHECKPOINT_EVERY": every}, str(tmp_path))
+        assert body["checkpoint"] == {"directory": None, "every": None}
+    with pytest.raises(UsageError, match="HEARTBEAT_TIMEOUT must be a number of seconds"):
+        job_request(parse("train.py"), {"HEARTBEAT_TIMEOUT": "soon"}, str(tmp_path))
+
+
 def test_our_secrets_stay_here() -> None:
     env = {"LOOM_TOKEN": "t", "LOOM_NATS_PASSWORD": "p", "LOOM_NATS_URL": "u", "LOOM_ADDRESS": "a", "A": "b"}
     assert job_env(env) == {"A": "b"}

@@ -2,7 +2,8 @@
 
 WORLD_SIZE, MAX_RESTARTS, HEARTBEAT_TIMEOUT, CHECKPOINT_DIR, CHECKPOINT_EVERY, MAX_STEPS and JOB_ID stand in
 for what a request leaves out; all but the first and the last reach the workers too, as do SLEEP_SEC,
-DATASET_DIR, USE_S3 and S3_*. Values go only into a job's environment, never into its description.
+DATASET_DIR, USE_S3 and S3_*. CHECKPOINT_EVERY may be a time or `auto` too. Values go only into a job's
+environment, never into its description.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from torchloom.checkpoint.interval import parse_every
 from torchloom.errors import UsageError
 from torchloom.model.ids import check_token
 from torchloom.model.job import MAX_WORKERS
@@ -24,7 +26,7 @@ PASSED_ON = frozenset(
             "HEARTBEAT_TIMEOUT",
             "MAX_RESTARTS",
         ),
-        *("MAX_STEPS", "USE_S3", "S3_ENDPOINT", "S3_BUCKET", "S3_ACCESS_KEY", "S3_SECRET_KEY"),
+        *("MAX_STEPS", "USE_S3", "S3_ENDPOINT", "S3_BUCKET", "S3_REGION", "S3_ACCESS_KEY", "S3_SECRET_KEY"),
     }
 )
 
@@ -49,9 +51,9 @@ class Defaults:
             job_id=check_token(job_id, "JOB_ID") if job_id else "",
             world_size=_whole(env, "WORLD_SIZE", 1, MAX_WORKERS),
             max_restarts=_whole(env, "MAX_RESTARTS", 0, 100_000),
-            heartbeat_timeout_s=_seconds(env, "HEARTBEAT_TIMEOUT"),
+            heartbeat_timeout_s=seconds(env, "HEARTBEAT_TIMEOUT"),
             checkpoint_dir=env.get("CHECKPOINT_DIR", ""),
-            checkpoint_every=_whole(env, "CHECKPOINT_EVERY", 1, 2**53),
+            checkpoint_every=_steps(env, "CHECKPOINT_EVERY"),
             max_steps=_whole(env, "MAX_STEPS", 1, 2**53),
             env={name: env[name] for name in sorted(PASSED_ON) if env.get(name)},
         )
@@ -66,7 +68,17 @@ def _whole(env: Mapping[str, str], name: str, least: int, most: int) -> int | No
     return int(text)
 
 
-def _seconds(env: Mapping[str, str], name: str) -> float | None:
+def _steps(env: Mapping[str, str], name: str) -> int | None:
+    """A number of steps; None for an interval of another kind, which only the workers have to know."""
+    text = env.get(name, "").strip()
+    if text and not text.isdecimal():
+        parse_every(text)
+        return None
+    return _whole(env, name, 1, 2**53)
+
+
+def seconds(env: Mapping[str, str], name: str) -> float | None:
+    """A variable that is a span of time. Raises UsageError if it is set and is none."""
     text = env.get(name, "").strip()
     if not text:
         return None

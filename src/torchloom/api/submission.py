@@ -121,7 +121,11 @@ def shape_of(body: JobRequest, defaults: Defaults, fleet: Fleet) -> tuple[int, i
 
 
 def env_of(body: JobRequest, defaults: Defaults) -> dict[str, str]:
-    """What the workers find in their environment: the service's defaults, the request's settings, its env."""
+    """What the workers find in their environment: the service's defaults, the request's env, its settings.
+
+    A setting wins over a variable of the same meaning, so that what the job's description says holds: a
+    command line's flag over what its shell had exported.
+    """
     for name in body.env:
         # The message names the variable, never its value.
         if not name or "=" in name or "\0" in name:
@@ -133,11 +137,8 @@ def env_of(body: JobRequest, defaults: Defaults) -> dict[str, str]:
         "MAX_RESTARTS": body.max_restarts,
         "MAX_STEPS": body.max_steps,
     }
-    return (
-        dict(defaults.env)
-        | {k: f"{v:g}" if isinstance(v, float) else str(v) for k, v in told.items() if v is not None}
-        | body.env
-    )
+    settings = {k: f"{v:g}" if isinstance(v, float) else str(v) for k, v in told.items() if v is not None}
+    return {**defaults.env, **body.env, **settings}
 
 
 def digest_of(body: JobRequest) -> str:

@@ -46,11 +46,27 @@ def job_request(options: argparse.Namespace, env: Mapping[str, str], cwd: str) -
         "max_steps": options.max_steps,
         "queue": options.queue,
     }
+    body |= settings(env)
     try:
         repr(body).encode()
     except UnicodeEncodeError:
         raise UsageError("The command line or a path holds bytes that are not UTF-8.") from None
     return body
+
+
+def settings(env: Mapping[str, str]) -> JobRequest:
+    """What HEARTBEAT_TIMEOUT, CHECKPOINT_DIR and CHECKPOINT_EVERY say to the control service; the workers see
+    the variables themselves. An interval that is no number of steps is for the workers alone."""
+    found: JobRequest = {}
+    if env.get("HEARTBEAT_TIMEOUT", "").strip():
+        from torchloom.api.defaults import seconds
+
+        found["limits"] = {"heartbeat_timeout_s": seconds(env, "HEARTBEAT_TIMEOUT")}
+    directory, every = env.get("CHECKPOINT_DIR", "").strip(), env.get("CHECKPOINT_EVERY", "").strip()
+    if directory or every:
+        steps = int(every) if every.isdecimal() and 0 < int(every) <= 2**53 else None
+        found["checkpoint"] = {"directory": directory or None, "every": steps}
+    return found
 
 
 def choose_place(options: argparse.Namespace) -> None:
