@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Depends, FastAPI
 
-from torchloom.api import access, checkpoints, events, fleet, jobs, logs, metrics, openapi, problems
+from torchloom.api import access, checkpoints, events, faults, fleet, jobs, logs, metrics, openapi, problems
 from torchloom.api.defaults import Defaults
 from torchloom.api.guard import PREFIX, Guard
 from torchloom.api.ports import Control
@@ -54,6 +54,7 @@ def create_app(
         jobs.routes(control, defaults or Defaults()),
         logs.routes(control),
         checkpoints.routes(control),
+        faults.routes(control),
         fleet.routes(control),
         events.routes(control),
         metrics.routes(control, version),

@@ -6,6 +6,7 @@ do follows from the method and the path alone: a new route cannot forget to ask.
 
 from __future__ import annotations
 
+import re
 import time
 import urllib.parse
 from http.cookies import CookieError, SimpleCookie
@@ -28,7 +29,7 @@ OPEN_PATHS = frozenset({"/health", "/login"})
 """Paths that need no token: they tell nothing but that we live, or take the token themselves."""
 READERS_MAY = frozenset({"/logout"})
 """What a reader may do although it is not a GET."""
-ADMINS_ONLY = "/tokens"
+ADMINS_ONLY = re.compile(r"/tokens(/.*)?|/jobs/[^/]*/faults/?")
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 COOKIE = "loom_session"
 
@@ -87,9 +88,10 @@ class Guard:
                 "A valid token is needed: send `Authorization: Bearer` with the content of LOOM_HOME/token.",
                 {"WWW-Authenticate": "Bearer"},
             )
-        admins_only = path == ADMINS_ONLY or path.startswith(f"{ADMINS_ONLY}/")
-        if who.role != "admin" and (admins_only or (changes and path not in READERS_MAY)):
+        if who.role == "read" and changes and path not in READERS_MAY:
             return problem(403, "not-allowed", f"The token {who.name} may only read.")
+        if who.role != "admin" and ADMINS_ONLY.fullmatch(path):
+            return problem(403, "not-allowed", f"The token {who.name} may not do this: it needs an admin's.")
         scope["loom.caller"] = who
         return None
 

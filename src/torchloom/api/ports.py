@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from torchloom.model.checkpoints import CheckpointEntry
+from torchloom.model.faults import Fault
 from torchloom.model.fleet import Fleet
 from torchloom.model.job import Accepted, JobSpec
 from torchloom.model.messages import BoxReading, CheckpointAnswer, CheckpointVerb, LogPiece, WorkerPulse
@@ -71,6 +72,12 @@ class Control(Protocol):
 
     async def restore(self, job: str, step: int, by: str) -> CheckpointEntry:
         """Go back to the state of a step, if it is there and whole; which one that is."""
+        ...
+
+    async def inject(
+        self, job: str, ranks: tuple[int, ...], fault: Fault, by: str
+    ) -> tuple[str, tuple[int, ...]]:
+        """Make something go wrong in these workers (none: all); the injection's name and whom it hits."""
         ...
 
     async def changed(self, after_seq: int, timeout_s: float) -> int:

@@ -156,7 +156,8 @@ class LoginRequest(Strict):
     token: str = Field(min_length=1, max_length=512)
 
 
-Role = Literal["admin", "read"]
+Role = Literal["admin", "operator", "read"]
+"""An operator may do everything with jobs but inject faults; tokens are an admin's."""
 
 
 class Identity(BaseModel):

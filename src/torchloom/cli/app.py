@@ -15,7 +15,7 @@ from torchloom.cli.options import ContextOption, HomeOption, with_place
 VERBS = (
     *("up", "down", "run", "submit", "ps", "status", "logs", "wait", "stop", "delete", "purge"),
     *("checkpoints", "restore"),
-    *("incidents", "incident", "events", "devices", "nodes", "shell", "demo"),
+    *("incidents", "incident", "events", "devices", "nodes", "inject", "shell", "demo"),
     *("context", "token", "completion", "weaver", "agent"),
 )
 """In the order of `loom --help`."""

@@ -12,6 +12,7 @@ from torchloom.cli.options import JsonOption, api
 HELP = "Make, list and remove tokens of the API."
 EXAMPLES = (
     ("loom token create alice --role admin", "prints it once; only its hash is kept"),
+    ("loom token create oncall --role operator", "jobs, but no tokens and no faults"),
     ("loom token create dashboard", "may only read"),
     ("export LOOM_TOKEN=$(loom token show)", "the one commands use now"),
 )
@@ -19,9 +20,12 @@ EXAMPLES = (
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the token, for the audit.")]
 
 
+_MAY = {"admin": "do everything", "operator": "do everything with jobs but inject faults", "read": "read"}
+
+
 def create(
     name: NameArgument,
-    role: Annotated[str, typer.Option("--role", metavar="ROLE", help="admin or read.")] = "read",
+    role: Annotated[str, typer.Option("--role", metavar="ROLE", help="admin, operator or read.")] = "read",
     as_json: JsonOption = False,
 ) -> None:
     """Make a token and print it. It is shown this once."""
@@ -34,7 +38,7 @@ def create(
         return
     # The token alone on stdout, so that it can be put into a file or a variable.
     print(made["token"])
-    print(f"loom: {name} may {'do everything' if role == 'admin' else 'read'} with it.", file=sys.stderr)
+    print(f"loom: {name} may {_MAY[role]} with it.", file=sys.stderr)
 
 
 def show_all(as_json: JsonOption = False) -> None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
         CheckpointList,
         CheckpointView,
         DeviceMap,
+        FaultAccepted,
+        FaultRequest,
         Health,
         Identity,
         IncidentDetail,
@@ -290,6 +292,11 @@ class Operations(Transport):
         Refused, before anything is stopped, when that step is not there or damaged.
         """
         found: RestoreAccepted = self.request("POST", f"/jobs/{quote(job, safe='')}/restore", body=body)
+        return found
+
+    def inject(self, job: str, body: FaultRequest) -> FaultAccepted:
+        """Make something go wrong on purpose, to see what is told and done about it. For admins only."""
+        found: FaultAccepted = self.request("POST", f"/jobs/{quote(job, safe='')}/faults", body=body)
         return found
 
     def devices(self) -> DeviceMap:

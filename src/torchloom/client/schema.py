@@ -130,6 +130,40 @@ class ExitView(TypedDict):
     devices: list[DeviceView]
 
 
+class FaultAccepted(TypedDict):
+    job: str
+    name: str
+    kind: str
+    ranks: list[int]
+
+
+class FaultRequest(TypedDict):
+    kind: Literal[
+        "kill",
+        "stop",
+        "contention",
+        "exit",
+        "hang",
+        "gil-hold",
+        "slow",
+        "data-slow",
+        "nan",
+        "gradient",
+        "bit-flip",
+        "mismatch",
+        "skip",
+        "deadlock",
+        "memory",
+        "disk-full",
+    ]
+    ranks: NotRequired[list[int]]
+    amount: NotRequired[float | None]
+    duration_s: NotRequired[float]
+    at_step: NotRequired[int | None]
+    where: NotRequired[Literal["step", "data", "backward"]]
+    seed: NotRequired[int]
+
+
 class Health(TypedDict):
     status: Literal["ok"]
     version: str
@@ -139,7 +173,7 @@ class Health(TypedDict):
 
 class Identity(TypedDict):
     name: str
-    role: Literal["admin", "read"]
+    role: Literal["admin", "operator", "read"]
 
 
 class IncidentChangeView(TypedDict):
@@ -443,19 +477,19 @@ class TimelineView(TypedDict):
 
 class TokenMade(TypedDict):
     name: str
-    role: Literal["admin", "read"]
+    role: Literal["admin", "operator", "read"]
     created_at_ns: int
     token: str
 
 
 class TokenRequest(TypedDict):
     name: str
-    role: NotRequired[Literal["admin", "read"]]
+    role: NotRequired[Literal["admin", "operator", "read"]]
 
 
 class TokenView(TypedDict):
     name: str
-    role: Literal["admin", "read"]
+    role: Literal["admin", "operator", "read"]
     created_at_ns: int
 
 

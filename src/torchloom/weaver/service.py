@@ -13,14 +13,20 @@ import time
 import uuid
 from weakref import WeakValueDictionary
 
+from msgspec.structs import replace
+
 from torchloom.bus.protocol import Bus, Message, Record
 from torchloom.core.detect.silence import heard_again, silent_nodes
+from torchloom.core.faults import KINDS as FAULTS
+from torchloom.core.faults import check as check_fault
 from torchloom.core.place import refusal
+from torchloom.core.stopping import boundary
 from torchloom.errors import BusUnavailable, Conflict, LoomError, NotFound, TimedOut, UsageError
 from torchloom.model.checkpoints import CheckpointEntry
 from torchloom.model.events import (
     Envelope,
     Event,
+    FaultInjected,
     JobDeleted,
     JobSubmitted,
     LeaseTaken,
@@ -28,7 +34,8 @@ from torchloom.model.events import (
     StopRequested,
     TimerFired,
 )
-from torchloom.model.fleet import Fleet, Job, Submission
+from torchloom.model.faults import Fault
+from torchloom.model.fleet import Fleet, Job, JobState, Submission
 from torchloom.model.ids import check_token, token_from
 from torchloom.model.job import MAX_WORKERS, Accepted, JobSpec
 from torchloom.model.messages import (
@@ -173,6 +180,28 @@ class Weaver:
         progress = self._live.progress(self.fleet, job)
         await self._say("restore", RestoreRequested(job=job, step=step, by=by, progress=progress))
         return chosen
+
+    async def inject(
+        self, job: str, ranks: tuple[int, ...], fault: Fault, by: str
+    ) -> tuple[str, tuple[int, ...]]:
+        known = self._job(job)
+        if known.state is not JobState.RUNNING:
+            raise Conflict(f"Job {job} is {known.state}; faults can be injected into a job that runs.")
+        ranks = tuple(sorted(set(ranks))) or tuple(range(len(known.workers)))
+        fault = check_fault(fault, ranks, len(known.workers))
+        if fault.at_step is None and FAULTS[fault.kind].everybody:
+            at_step, _ = boundary(self._live.progress(self.fleet, job), len(known.workers))
+            if at_step is None:
+                raise Conflict(
+                    f"Not every rank of {job} is known to make steps; {fault.kind} needs one step."
+                )
+            fault = replace(fault, at_step=at_step)
+        name = f"fault-{uuid.uuid4().hex[:8]}"
+        event = FaultInjected(
+            job=job, generation=known.generation, ranks=ranks, fault=fault, by=by, name=name
+        )
+        await self._say("fault", event)
+        return name, ranks
 
     async def changed(self, after_seq: int, timeout_s: float) -> int:
         """Wait until an event after `after_seq` has been applied; the sequence reached."""

@@ -1,0 +1,79 @@
+"""`loom inject`: make something go wrong in a running job on purpose."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from torchloom.cli.options import JsonOption, api
+
+EXAMPLES = (
+    ("loom inject train-3f9a kill --rank 1", "SIGKILL, as the kernel would when memory is short"),
+    ("loom inject train-3f9a stop --rank 0", "a worker that stands still and says nothing"),
+    ("loom inject train-3f9a slow --rank 2 --amount 1.5 --for 60s", "a straggler for a minute"),
+    ("loom inject train-3f9a hang --rank 1 --where data", "waits for a batch for ever"),
+    ("loom inject --list", "all faults, and what their numbers mean"),
+)
+
+
+def command(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.")] = "",
+    fault: Annotated[str, typer.Argument(metavar="FAULT", help="What goes wrong; see --list.")] = "",
+    ranks: Annotated[
+        list[int] | None,
+        typer.Option("--rank", metavar="N", help="Whom it hits, again for more; else all."),
+    ] = None,
+    amount: Annotated[
+        float | None, typer.Option("--amount", metavar="X", help="A factor, a code, a size: see --list.")
+    ] = None,
+    lasting: Annotated[
+        str,
+        typer.Option("--for", metavar="TIME", help="How long, as 30s or 2m; else to its end."),
+    ] = "",
+    at_step: Annotated[
+        int | None, typer.Option("--at-step", metavar="N", help="Before this step of the present generation.")
+    ] = None,
+    where: Annotated[
+        str, typer.Option("--where", metavar="PLACE", help="Of a hang: step, data or backward.")
+    ] = "step",
+    seed: Annotated[int, typer.Option("--seed", help="Chooses what a bit-flip hits.")] = 0,
+    show: Annotated[bool, typer.Option("--list", help="Show the faults there are.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Make something go wrong on purpose, to see what is told and done about it. Needs an admin's token."""
+    from torchloom.cli import output
+    from torchloom.cli.states import check
+    from torchloom.core.faults import KINDS, kind_of
+    from torchloom.durations import parse_span
+    from torchloom.errors import UsageError
+    from torchloom.model.faults import FaultPlace
+
+    if show:
+        rows = [
+            (kind, it.what, f"{it.amount}, {it.default:g}" if it.amount else "") for kind, it in KINDS.items()
+        ]
+        if as_json:
+            output.show_json([{"kind": kind, "what": what, "amount": number} for kind, what, number in rows])
+        else:
+            output.table(("FAULT", "WHAT HAPPENS", "--amount"), rows, nothing="no faults")
+        return
+    if not job or not fault:
+        raise UsageError("A job and a fault are needed", hint="`loom inject --list` shows the faults")
+    made = api().inject(
+        job,
+        {
+            "kind": kind_of(fault),
+            "ranks": ranks or [],
+            "amount": amount,
+            "duration_s": parse_span(lasting, "--for") if lasting else 0.0,
+            "at_step": at_step,
+            "where": check([where], FaultPlace, "--where")[0],
+            "seed": seed,
+        },
+    )
+    if as_json:
+        output.show_line(made)
+    else:
+        hit = ", ".join(map(str, made["ranks"]))
+        print(f"{made['kind']} injected into rank {hit} of {job} ({made['name']})")
