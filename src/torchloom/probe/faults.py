@@ -38,11 +38,8 @@ class Faults:
         self._own_ns = 0
         self._undo: list[tuple[int, Callable[[], None]]] = []
         self._hoard: list[Any] = []
-
-    @property
-    def busy(self) -> bool:
-        """Whether `at_boundary` has anything to do."""
-        return bool(self._waiting or self._slow or self._undo)
+        self.busy = False
+        """Whether `at_boundary` has anything to do: read at every step, so a plain attribute."""
 
     def look(self) -> None:
         """Read the notes; each is followed once."""
@@ -53,6 +50,7 @@ class Faults:
             if note["name"] not in self._known:
                 self._known.add(note["name"])
                 self._waiting.append(note)
+                self.busy = True
 
     def at_boundary(self, completed: int) -> None:
         """At the boundary before step `completed` + 1."""
@@ -65,6 +63,7 @@ class Faults:
         self._waiting = [note for note in self._waiting if note not in due]
         for note in due:
             self._begin(note, _until(note))
+        self.busy = bool(self._waiting or self._slow or self._undo)
 
     # -- slow computation -------------------------------------------------------------------------
     def _burn(self, now_ns: int) -> None:

@@ -8,6 +8,7 @@ answered at once. A script that swallows the stop meets it again at every bounda
 
 from __future__ import annotations
 
+from torchloom.probe.faults import Faults
 from torchloom.wire.blackbox import ANSWER_AT, MAILBOX_AT, MASK, Answer, Command, Mailbox, View
 
 _VERSION = MAILBOX_AT // 8 + Mailbox.VERSION
@@ -28,8 +29,9 @@ class StopAtBoundary(SystemExit):
 class Inbox:
     """This worker's mailbox. `check` is on the path of every step: one read of a word when nothing is new."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, faults: Faults) -> None:
         self._words = view.words
+        self._faults = faults
         self._seen = 0
         self._stop_after = _NEVER
         """Completed steps at which the script ends."""
@@ -38,6 +40,8 @@ class Inbox:
         """Called at the boundary after `completed` steps. Raises StopAtBoundary when told to stop here."""
         if self._words[_VERSION] != self._seen:
             self._read(completed)
+        if self._faults.busy:
+            self._faults.at_boundary(completed)
         if completed >= self._stop_after:
             self._answer(completed)
             raise StopAtBoundary
@@ -48,6 +52,7 @@ class Inbox:
         if words[_VERSION] != version:
             return  # being written right now: the next boundary will see it whole
         self._seen = version
+        self._faults.look()
         if command == Command.STOP:
             self._stop_after = max(at_step, 1) - 1
         else:

@@ -20,6 +20,7 @@ from torchloom.probe.box import Box, write_identity
 from torchloom.probe.compiling import Compiling, keep_dynamo_out
 from torchloom.probe.data import DataWait
 from torchloom.probe.ending import end_record, write_end
+from torchloom.probe.faults import Faults
 from torchloom.probe.guard import Guard
 from torchloom.probe.hyper import Hyperparameters
 from torchloom.probe.mailbox import Inbox, StopAtBoundary
@@ -60,7 +61,7 @@ class Session:
         self.data = DataWait(view, self.phases, self.guard)
         self.steps = Steps(
             view,
-            inbox=Inbox(view),
+            inbox=Inbox(view, Faults(view, lambda: self.steps.optimizers())),
             data=self.data,
             began=self.phases.training_began,
             housekeeping=self.guard.wrap(self._keep_house, otherwise=NEVER_NS),
