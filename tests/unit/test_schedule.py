@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from itertools import permutations
 
+import pytest
+
 from torchloom.core.schedule import Entry, begin, in_force, merge, record, reverting, roll_back, version_at
+from torchloom.core.schedule_packing import pack_schedule, unpack_schedule
 
 FIRST = Entry(1, 10, {"lr": 0.1}, before={"optimizer0.lr@0": 1.0, "optimizer0.lr@1": 2.0}, by="ann")
 SECOND = Entry(2, 20, {"lr@1": 0.2}, before={"optimizer0.lr@1": 0.1})
@@ -64,7 +67,26 @@ def test_a_rollback_keeps_or_gives_up_what_came_later() -> None:
 
 
 def test_reverting_leads_back_to_what_each_place_held() -> None:
-    assert reverting(ALL, 2) == {"optimizer0.lr@0": 0.1, "optimizer0.lr@1": 0.2}
-    assert reverting(ALL, 1) == {"optimizer0.lr@0": 0.1, "optimizer0.lr@1": 0.1}
-    assert reverting(ALL, 0) == {"optimizer0.lr@0": 1.0, "optimizer0.lr@1": 2.0}
-    assert reverting(ALL, 3) == {}
+    own = {"own": True}
+    third = Entry(3, 30, {"lr": 0.3, "dropout": 0.5}, before={**THIRD.before, "dropout": 0.1})
+    schedule = (FIRST, SECOND, third)
+    assert reverting(schedule, 2) == {"optimizer0.lr@0": 0.1, "optimizer0.lr@1": 0.2, "dropout": 0.1}
+    assert reverting(schedule, 1) == {"optimizer0.lr@0": 0.1, "optimizer0.lr@1": 0.1, "dropout": 0.1}
+    assert reverting(schedule, 0) == {"optimizer0.lr@0": own, "optimizer0.lr@1": own, "dropout": 0.1}
+    assert reverting(schedule, 3) == {}
+
+
+def test_a_schedule_that_is_too_long_is_merged_from_its_oldest_entries_on() -> None:
+    long = tuple(Entry(n, n, {"lr": n / 1000, f"setting{n % 7}": n}) for n in range(1, 500))
+    text = pack_schedule(long, 4000)
+    assert len(text) <= 4000
+    short = unpack_schedule(text)
+    assert short[-1] == long[-1] and len(short) > 10
+    for step in range(short[0].step, 510):
+        assert merge(in_force(short, step)) == merge(in_force(long, step))
+    assert unpack_schedule(pack_schedule(ALL)) == tuple(Entry(e.version, e.step, e.values) for e in ALL)
+    assert unpack_schedule("") == ()
+    with pytest.raises(ValueError, match="no schedule"):
+        unpack_schedule('[{"version": 1}]')
+    with pytest.raises(ValueError, match="does not fit"):
+        pack_schedule(ALL, 10)

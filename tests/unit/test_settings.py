@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from torchloom.core.settings import Address, Difference, Known, Setting, Type, parse_address, resolve
+from torchloom.core.overrides import Held
+from torchloom.core.settings import (
+    MAX_STEPS,
+    Address,
+    Difference,
+    Known,
+    Setting,
+    Type,
+    parse_address,
+    resolve,
+)
+from torchloom.core.settings_packing import MOST_BYTES, Told, known, pack_settings, unpack_settings
 from torchloom.errors import UsageError
 
 DROPOUT = Setting("dropout", Type.FLOAT, minimum=0.0, below=1.0)
@@ -131,3 +144,81 @@ def test_two_values_in_the_group_ask_for_two() -> None:
     known = Known(optimizers=([{"eps": [1e-30, 1e-3]}],))
     assert resolve({"eps": "1e-20,1e-3"}, known)[0] == {"eps": [1e-20, 1e-3]}
     assert Address("eps") == parse_address("eps")
+
+
+HELD = Known(
+    optimizers=([{"lr": 0.05, "betas": [0.9, 0.999]}],),
+    held={"optimizer0.lr@0": Held(0.05, "scale", 0.1, 0.5)},
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "sent", "after"),
+    [
+        ("0.3", 0.3, 0.3),
+        ({"scale": 2}, {"scale": 2.0}, 0.2),
+        ({"scale": "0.25"}, {"scale": 0.25}, 0.025),
+        ("own", {"own": True}, 0.1),
+        ({"own": True}, {"own": True}, 0.1),
+    ],
+)
+def test_a_group_may_hold_scale_or_have_its_own(given: object, sent: object, after: float) -> None:
+    assert resolve({"lr": given}, HELD) == ({"lr": sent}, (Difference("optimizer0.lr@0", 0.05, after),))
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "hint"),
+    [
+        ("betas", {"scale": 0.5}, "cannot be scaled"),
+        ("lr", {"scale": -1}, "at least 0"),
+        ("lr", {"scale": "nan"}, "at least 0"),
+        ("lr", {"own": False}, "a number"),
+        ("lr", {"scale": 1, "own": True}, "a number"),
+    ],
+)
+def test_what_cannot_be_scaled(name: str, given: object, hint: str) -> None:
+    with pytest.raises(UsageError, match=hint):
+        resolve({name: given}, HELD)
+
+
+def test_a_setting_of_the_scripts_own_is_never_scaled() -> None:
+    record = {"scale": 2.0}
+    assert resolve({"noise": record}, KNOWN)[0] == {"noise": record}
+    with pytest.raises(UsageError, match="not a value for dropout"):
+        resolve({"dropout": {"scale": 0.5}}, KNOWN)
+
+
+def test_settings_come_back_as_they_were_told() -> None:
+    told = Told((*KNOWN.declared, MAX_STEPS), {**KNOWN.values, "max_steps": 7}, HELD.held)
+    back = unpack_settings(pack_settings(told))
+    assert (back.settings, back.held) == (told.settings, told.held)
+    assert {name: value for name, value in back.values.items() if value is not None} == {
+        "dropout": 0.5,
+        "mode": "fast",
+        "max_steps": 7,
+    }
+    hyper = {"step": 1, "optimizers": [{"name": "SGD", "groups": [{"lr": 0.05, "betas": [0.9, 0.999]}]}]}
+    both = known(back, json.dumps(hyper))
+    assert resolve({"lr": "own", "max_steps": "9"}, both)[1] == (
+        Difference("optimizer0.lr@0", 0.05, 0.1),
+        Difference("max_steps", 7, 9),
+    )
+    assert unpack_settings(b"") == Told()
+
+
+def test_settings_that_are_too_many_are_told_as_far_as_there_is_room() -> None:
+    many = Told(
+        tuple(Setting(f"s{n}", Type.FLOAT, description="x" * 90) for n in range(400)),
+        {},
+        {f"optimizer0.lr@{n}": Held(0.1, "hold", 0.2) for n in range(900)},
+    )
+    text = pack_settings(many)
+    assert len(text) <= MOST_BYTES
+    back = unpack_settings(text)
+    assert back.settings and back.left_out == 400 + 900 - len(back.settings) - len(back.held)
+
+
+@pytest.mark.parametrize("text", ["7", "[]", '{"settings": []}', '{"settings": [{}], "held": {}}', "{"])
+def test_what_tells_no_settings_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="tells no settings"):
+        unpack_settings(text)

@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from torchloom.core.settings import parse_address
+from torchloom.core.overrides import OWN
+from torchloom.core.settings import HYPERPARAMETERS, parse_address
 from torchloom.model.transaction.config import Entry, Schedule
 
 
@@ -96,9 +97,20 @@ def roll_back(
 
 
 def reverting(schedule: Schedule, version: int) -> dict[str, object]:
-    """The change that brings every place back to what it held with `version` (0: with none)."""
+    """The change that brings every place back to what it held with `version` (0: with none).
+
+    A param group where nothing was held then goes back to the script's own value, not to the number that the
+    script happened to have there: its own schedule has gone on since.
+    """
     back: dict[str, object] = {}
     position = max((n for n, entry in enumerate(schedule) if entry.version == version), default=-1)
+    held = merge(schedule[: position + 1])
     for entry in reversed(schedule[position + 1 :]):
-        back.update(entry.before)
+        for text, before in entry.before.items():
+            place = parse_address(text)
+            if place.name in HYPERPARAMETERS:
+                words = [word for known, word in held.items() if parse_address(known).covers(place)]
+                back[text] = words[-1] if words else {OWN: True}
+            else:
+                back[text] = before
     return back

@@ -16,6 +16,7 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any
 
+from torchloom.core.overrides import OWN, SCALE, Held, factor_of, in_effect, mode_of
 from torchloom.errors import UsageError
 
 
@@ -226,6 +227,19 @@ HYPERPARAMETERS = {
 }
 """Of param groups. Flags such as amsgrad are left out: an optimizer in mid-run lacks the state for them."""
 
+MAX_STEPS = Setting(
+    "max_steps",
+    Type.INT,
+    optional=True,
+    minimum=1,
+    description="the last training step; the job then ends well",
+)
+"""Every job whose steps are counted has it."""
+BATCH_SIZE = "batch_size"
+TRANSFORMS = "transforms"
+BUILT_IN = frozenset({MAX_STEPS.name, BATCH_SIZE, TRANSFORMS})
+"""Names that a script cannot declare, because torchloom's own objects do."""
+
 
 @dataclass(frozen=True, slots=True)
 class Known:
@@ -236,6 +250,8 @@ class Known:
     declared: Sequence[Setting] = ()
     values: Mapping[str, object] = field(default_factory=dict)
     """Current values of what is declared."""
+    held: Mapping[str, Held] = field(default_factory=dict)
+    """Places of param groups where something else holds than the script set; `optimizers` has what holds."""
 
     def names(self) -> set[str]:
         groups = (name for optimizer in self.optimizers for group in optimizer for name in group)
@@ -262,15 +278,40 @@ def resolve(wanted: Mapping[str, object], known: Known) -> tuple[dict[str, objec
     for text, given in wanted.items():
         address = parse_address(text)
         setting, found = _find(address, known)
-        value = setting.parse(given) if isinstance(given, str) else setting.check(given)
+        value = _word(setting, given, is_group=found[0][0].group is not None)
         for place, before in found:
             if str(place) in places:
                 raise UsageError(f"{place} is set twice in one change", hint="name it once")
-            places[str(place)] = Difference(str(place), before, value)
+            held = known.held.get(str(place))
+            after = in_effect(value, held.own if held else before) if place.group is not None else value
+            places[str(place)] = Difference(str(place), before, after)
         values[str(address)] = value
     if not values:
         raise UsageError("there is nothing to set", hint="write NAME=VALUE")
     return values, tuple(places.values())
+
+
+def _word(setting: Setting, given: object, *, is_group: bool) -> object:
+    """The checked value, or for a param group what is to be done with the script's own."""
+    if not is_group:
+        return setting.parse(given) if isinstance(given, str) else setting.check(given)
+    if isinstance(given, str) and given.strip().lower() == OWN:
+        given = {OWN: True}
+    match mode_of(given):
+        case "own":
+            return {OWN: True}
+        case "scale":
+            factor = factor_of(given)
+            if setting.type is not Type.FLOAT or (setting.maximum, setting.below) != (None, None):
+                raise UsageError(f"{setting.name} cannot be scaled", hint=f"give {setting.allowed()}")
+            if factor is None:
+                raise UsageError(
+                    f"{setting.name} cannot be scaled by {given[SCALE]!r}",  # type: ignore[index]
+                    hint="give a number, at least 0",
+                )
+            return {SCALE: factor}
+        case _:
+            return setting.parse(given) if isinstance(given, str) else setting.check(given)
 
 
 def _find(address: Address, known: Known) -> tuple[Setting, list[tuple[Address, object]]]:
