@@ -210,5 +210,49 @@ def test_a_node_that_is_not_heard_is_not_called_dead() -> None:
 
 
 def test_a_single_rank_that_stands_still() -> None:
-    found = one([missing(0, for_s=3, size=1, location="f() at x.py:1")])
+    found = one([missing(0, for_s=31, size=1, location="f() at x.py:1")])
     assert found.kind == "hang" and found.ranks == (0,) and not found.certain
+
+
+def test_a_short_silence_that_holds_nobody_up_is_not_told() -> None:
+    assert hangs([missing(r, for_s=20) for r in range(4)], PACE, LIMITS) == []
+
+
+def test_a_program_of_which_nothing_was_ever_recorded_is_not_judged() -> None:
+    other = window(0, idle_s=900, steps_done=0, groups=(), process=ProcessFacts(unchanged_ns=900 * SECOND))
+    assert hangs([other], Pace(), LIMITS) == []
+
+
+def test_frozen_ranks_that_nobody_waits_for_are_acted_on_only_late() -> None:
+    frozen = {"unchanged_ns": 500 * SECOND, "unchanged_samples": 99}
+    early = one([missing(0, for_s=500, size=1, **frozen)])
+    assert not early.certain and not early.may_act
+    assert one([missing(0, for_s=601, size=1, **frozen)]).may_act
+    assert not one([missing(0, for_s=601, size=1)]).may_act
+
+
+def test_a_rank_stopped_inside_an_operation_is_named() -> None:
+    stopped = waiting(2, process=ProcessFacts(state="T"))
+    found = one([waiting(0), waiting(1), stopped, waiting(3)])
+    assert found.certain and found.may_act and found.ranks == (2,) and found.waiting == (0, 1, 3)
+    assert "it is stopped (SIGSTOP)" in found.sentence
+
+
+def test_a_job_of_which_every_process_is_stopped_was_suspended_by_somebody() -> None:
+    windows = [waiting(0, process=ProcessFacts(state="T")), missing(1, size=2, state="T")]
+    found = one(windows)
+    assert not found.certain and not found.may_act and "suspended" in found.sentence
+
+
+def test_a_stopped_rank_is_told_at_the_start_as_well() -> None:
+    windows = [*(waiting(r, for_s=2.5) for r in range(3)), missing(3, for_s=2.5, state="T")]
+    assert one(windows, Pace(steps=3)).certain
+    windows[3] = missing(3, for_s=2.5)
+    assert hangs(windows, Pace(steps=3), LIMITS) == []
+
+
+def test_a_rank_that_is_seen_to_get_on_is_never_acted_on() -> None:
+    windows = [*(waiting(r, for_s=700) for r in range(3)), missing(3, for_s=0.1)]
+    assert not one(windows).may_act
+    windows[3] = missing(3, for_s=700)
+    assert one(windows).may_act

@@ -33,7 +33,7 @@ from torchloom.model.windows import (
 )
 from torchloom.model.worker import WorkerRef
 from torchloom.wire import blackbox, codec, subjects
-from torchloom.wire.blackbox import DTYPES, Progress, Source, Step
+from torchloom.wire.blackbox import DTYPES, Progress, Recorder, Source, Step
 
 Clock = Callable[[], int]
 WINDOW_EVERY_S = 0.5
@@ -126,6 +126,7 @@ class Windows:
             collectives=tuple(record(c, names.get(c.group, "")) for c in under_way),
             process=self._facts(worker, past, steps),
             values=_values(box, past),
+            records=box.progress(Progress.RECORDER) != Recorder.NONE,
             # Last, so that nothing above can be newer than it.
             taken_ns=now_ns(),
         )

@@ -121,6 +121,8 @@ class RankWindow(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Samples or tokens a step as the script tells them; 0 when it does not."""
     values: dict[str, float] = {}
     """Newest metrics, for example loss and grad_norm."""
+    records: bool = True
+    """Whether its collectives are recorded: without that its place among its peers is not known."""
     parameter_hash: str = ""
     """`step:shard:digest` after the newest reduce. Ranks with the same shard hold the same parameters."""
 

@@ -10,13 +10,14 @@ from collections import Counter
 from collections.abc import Sequence
 
 from torchloom.core.detect import words
-from torchloom.core.detect.thresholds import Limits, Pace, limit
+from torchloom.core.detect.thresholds import Limits, Pace, certain_report_s
 from torchloom.core.detect.window import PAIRWISE, Collective, RankWindow
 from torchloom.model.findings import Evidence, Finding
 
 MAY_BE_UNEVEN = frozenset(
     {"all_to_all", "all_to_all_single", "all_gather", "reduce_scatter", "gather", "scatter", "barrier"}
 )
+_ASKED = 32
 Signature = tuple[str, int, str]
 
 
@@ -48,8 +49,8 @@ def _judge(here: Sequence[tuple[RankWindow, Collective]], pace: Pace, limits: Li
         return None
     failed = any(c.failed for _, c in here)
     lasting_s = max((w.age_s(c) for w, c in here if c.under_way), default=0.0)
-    allowed = limit(pace, limits, phase="training", location="")
-    if not failed and lasting_s < allowed.report_s:
+    report_s = certain_report_s(pace, limits)
+    if not failed and lasting_s < report_s:
         return None
     (usual, most), (_, second) = votes.most_common(2)
     tie = most == second
@@ -80,7 +81,8 @@ def _judge(here: Sequence[tuple[RankWindow, Collective]], pace: Pace, limits: Li
         lasting_s=lasting_s,
         waiting=tuple(sorted(w.rank for w, c in here if c.under_way)),
         evidence=tuple(Evidence(w.rank, _say(_signature(c))) for w, c in odd[:32]),
-        inputs={"report_s": allowed.report_s, "why": allowed.why, "group_seq": example.group_seq},
+        ask=tuple(sorted(w.rank for w, _ in here))[:_ASKED],
+        inputs={"report_s": report_s, "group_seq": example.group_seq},
     )
 
 

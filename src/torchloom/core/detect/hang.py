@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from torchloom.core.detect import graph as graphs
 from torchloom.core.detect import words
 from torchloom.core.detect.graph import Graph, Key, Wait
-from torchloom.core.detect.thresholds import Limit, Limits, Pace, frozen_after_s, limit
+from torchloom.core.detect.thresholds import Limit, Limits, Pace, certain_report_s, frozen_after_s, limit
 from torchloom.core.detect.window import RankWindow
 from torchloom.model.findings import Evidence, Finding
 
@@ -24,6 +24,8 @@ def hangs(windows: Sequence[RankWindow], pace: Pace, limits: Limits) -> list[Fin
     least_s = min(limits.hang_floor_s, limits.start_report_s)
     if all(w.idle_s < least_s for w in windows):
         return []  # the usual case must cost nothing: whoever moved lately is not stuck
+    if all(w.process.state == "T" for w in windows):
+        return _suspended(windows, pace, limits)
     graph = graphs.build(windows)
     if not graph.at:
         return _nobody_waits(windows, pace, limits)
@@ -79,10 +81,12 @@ def _blame(
 ) -> Finding | None:
     first = culprits[0]
     allowed = limit(pace, limits, phase=first.phase, location=first.process.location)
-    if wait.longest_s < allowed.report_s:
-        return None
     sure, why = certainty(first, pace, limits)
-    sure = sure and wait.proven and not (allowed.excused and not first.dead and first.process.state != "T")
+    ended = first.dead or first.process.state == "T"
+    report_s = min(certain_report_s(pace, limits), allowed.report_s) if ended else allowed.report_s
+    if wait.longest_s < report_s:
+        return None
+    sure = sure and wait.proven and (ended or not allowed.excused)
     moving = all(w.idle_s < min(limits.hang_floor_s, wait.longest_s / 2) for w in culprits)
     entered = f"{'has' if len(culprits) == 1 else 'have'} not entered {words.operation(wait.collective)}"
     start = not any(w.steps_done for w in culprits)
@@ -95,12 +99,13 @@ def _blame(
         confidence=0.99 if sure else 0.5 if moving or not wait.proven or wait.unknown else 0.9,
         certain=sure,
         certainty=why,
-        may_act=sure or wait.longest_s >= allowed.act_s,
+        # A rank that is seen to get on will come, however long it takes.
+        may_act=sure or (wait.longest_s >= allowed.act_s and not moving),
         lasting_s=wait.longest_s,
         waiting=waiting,
-        ask=() if sure else tuple(w.rank for w in culprits[:_SHOWN]),
+        ask=tuple(w.rank for w in culprits[:_SHOWN]),
         evidence=_evidence(culprits),
-        inputs=_inputs(allowed, wait),
+        inputs=_inputs(allowed, wait) | {"report_s": report_s},
     )
 
 
@@ -110,7 +115,7 @@ def _circles(graph: Graph, by_rank: Mapping[int, RankWindow], pace: Pace, limits
         waits = [graph.waits[k] for k in {graph.at[r] for r in circle}]
         lasting_s = min(w.shortest_s for w in waits)
         allowed = limit(pace, limits, phase="training", location="")
-        if lasting_s < allowed.report_s:
+        if lasting_s < certain_report_s(pace, limits):
             continue
         busy = sorted(circle & graph.weak)
         # Whoever entered without waiting may be busy elsewhere: then it is the one that does not come.
@@ -122,6 +127,8 @@ def _circles(graph: Graph, by_rank: Mapping[int, RankWindow], pace: Pace, limits
         if hang:
             why = f"{words.ranks_text(ranks)} entered without waiting and may be busy elsewhere"
         sure = not busy and all(w.proven for w in waits)
+        if not sure and lasting_s < allowed.report_s:
+            continue
         found.append(
             Finding(
                 kind="hang" if hang else "ordering-deadlock",
@@ -135,7 +142,7 @@ def _circles(graph: Graph, by_rank: Mapping[int, RankWindow], pace: Pace, limits
                 may_act=sure or lasting_s >= allowed.act_s,
                 lasting_s=lasting_s,
                 waiting=graphs.held_up_by(graph, circle),
-                ask=() if sure else ranks[:_SHOWN],
+                ask=ranks[:_SHOWN],
                 evidence=_evidence(windows),
                 inputs=_inputs(allowed, waits[0]),
             )
@@ -148,6 +155,10 @@ def _stalls(graph: Graph, by_rank: Mapping[int, RankWindow], pace: Pace, limits:
     allowed = limit(pace, limits, phase="training", location="")
     found = []
     for wait in graph.waits.values():
+        stopped = [by_rank[r] for r in wait.ranks if by_rank[r].process.state == "T"]
+        if stopped and not wait.absent:
+            found += _stopped_inside(stopped, wait, pace, limits)
+            continue
         if wait.absent or wait.shortest_s < allowed.report_s:
             continue
         if any(by_rank[r].dead for r in by_rank):
@@ -176,18 +187,50 @@ def _stalls(graph: Graph, by_rank: Mapping[int, RankWindow], pace: Pace, limits:
     return sorted(found, key=lambda f: (-f.lasting_s, str(f.inputs["operation"])))[:1]
 
 
+def _stopped_inside(stopped: Sequence[RankWindow], wait: Wait, pace: Pace, limits: Limits) -> list[Finding]:
+    """A rank entered and was stopped then: it is in, but its part of the operation is not done."""
+    report_s = certain_report_s(pace, limits)
+    if wait.longest_s < report_s:
+        return []
+    waiting = tuple(r for r in wait.ranks if r not in {w.rank for w in stopped})
+    return [
+        Finding(
+            kind="hang",
+            ranks=tuple(sorted(w.rank for w in stopped)),
+            node=words.node_of(stopped),
+            sentence=f"{words.whom(stopped)} has been in {words.operation(wait.collective)} "
+            f"for {words.lasting(wait.longest_s)} and cannot finish it; {words.doing(stopped[0])}; "
+            f"{words.waiting(waiting)}",
+            confidence=0.99,
+            certain=True,
+            certainty="its process is stopped",
+            may_act=True,
+            lasting_s=wait.longest_s,
+            waiting=waiting,
+            ask=tuple(w.rank for w in stopped[:_SHOWN]),
+            evidence=_evidence(stopped),
+            inputs={"report_s": report_s, "operation": words.operation(wait.collective)},
+        )
+    ]
+
+
 def _nobody_waits(windows: Sequence[RankWindow], pace: Pace, limits: Limits) -> list[Finding]:
-    """No rank is in a collective: stuck only if none of them moves at all."""
+    """No rank is in a collective: stuck only if none of them moves at all.
+
+    Nobody is held up, so this is never certain by itself: a script that has trained may well sit and serve.
+    Ranks of which nothing was ever recorded may be any program, and nothing is said about them.
+    """
     alive = [w for w in windows if not w.dead]
-    if not alive:
+    if not alive or not any(w.steps_done or w.groups for w in alive):
         return []
     lasting_s = min(w.idle_s for w in alive)
     judged = [limit(pace, limits, phase=w.phase, location=w.process.location) for w in alive]
     allowed = max(judged, key=lambda one: one.report_s)
-    if lasting_s < allowed.report_s:
+    report_s = max(allowed.report_s, min(limits.quiet_report_s, limits.hang_cap_s))
+    if lasting_s < report_s:
         return []
     sure = [certainty(w, pace, limits) for w in alive]
-    certain = all(s for s, _ in sure) and not any(one.excused for one in judged)
+    frozen = all(s for s, _ in sure) and not any(one.excused for one in judged)
     done = max(w.steps_done for w in alive)
     since = f"after step {done}" if done else "since the start, and no step is completed"
     verb = "shows" if len(alive) == 1 else "show"
@@ -198,14 +241,38 @@ def _nobody_waits(windows: Sequence[RankWindow], pace: Pace, limits: Limits) -> 
             node=words.node_of(alive),
             sentence=f"{words.whom(alive)} {verb} no progress for {words.lasting(lasting_s)} {since}; "
             f"{words.doing(alive[0])}",
-            confidence=0.9 if certain else 0.6,
-            certain=certain,
-            certainty=sure[0][1],
-            may_act=certain or lasting_s >= max(one.act_s for one in judged),
+            confidence=0.9 if frozen else 0.6,
+            certainty=f"{sure[0][1]}, but nobody waits for it",
+            may_act=frozen and lasting_s >= max(one.act_s for one in judged),
             lasting_s=lasting_s,
-            ask=() if certain else tuple(w.rank for w in alive[:_SHOWN]),
+            ask=tuple(w.rank for w in alive[:_SHOWN]),
             evidence=_evidence(alive),
-            inputs={"report_s": allowed.report_s, "act_s": allowed.act_s, "why": allowed.why},
+            inputs={"report_s": report_s, "act_s": allowed.act_s, "why": allowed.why},
+        )
+    ]
+
+
+def _suspended(windows: Sequence[RankWindow], pace: Pace, limits: Limits) -> list[Finding]:
+    """Every process of the job is stopped: more likely somebody's wish than a fault, so it is only told."""
+    lasting_s = min(w.idle_s for w in windows)
+    report_s = certain_report_s(pace, limits)
+    if lasting_s < report_s:
+        return []
+    everybody = "its only process is" if len(windows) == 1 else f"all {len(windows)} processes are"
+    return [
+        Finding(
+            kind="hang",
+            ranks=tuple(sorted(w.rank for w in windows)),
+            node=words.node_of(windows),
+            sentence=f"{everybody} stopped (SIGSTOP) and no step was made for {words.lasting(lasting_s)}; "
+            "somebody may have suspended the job",
+            confidence=0.9,
+            certainty="whoever stopped all of them may let them go on",
+            may_act=lasting_s >= limits.hang_act_s,
+            lasting_s=lasting_s,
+            ask=tuple(w.rank for w in windows[:_SHOWN]),
+            evidence=_evidence(windows),
+            inputs={"report_s": report_s, "act_s": limits.hang_act_s},
         )
     ]
 

@@ -73,12 +73,18 @@ def judge(
     memory, found = _numbers(windows, memory)
     found += lost_nodes(unheard, ranks_of or {})
     gone = crashes(windows)
-    stuck = gone or desync(windows, memory.pace, limits.hang) or hangs(windows, memory.pace, limits.hang)
+    stuck = gone or _stuck(windows, memory, limits)
     memory = _remember_held(windows, memory, [] if gone else stuck)
     if not stuck:
         memory = _look_for_slowness(windows, memory, limits)
         found += memory.slow
     return memory, [*stuck, *found]
+
+
+def _stuck(windows: Sequence[RankWindow], memory: Memory, limits: AllLimits) -> list[Finding]:
+    if len({w.records for w in windows}) > 1:
+        return []  # a rank whose collectives are not recorded would look absent from all of them
+    return desync(windows, memory.pace, limits.hang) or hangs(windows, memory.pace, limits.hang)
 
 
 def _learn(windows: Sequence[RankWindow], memory: Memory, limits: AllLimits) -> Memory:

@@ -29,6 +29,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     start_steps: int = 20
     start_report_s: float = 60.0
     start_act_s: float = 600.0
+    quiet_report_s: float = 30.0
+    """When no rank waits for another, less silence than this is not worth a word: it may be an evaluation."""
     announced_report_s: float = 60.0
     """For a phase that the script announced and whose length is not known yet."""
     frozen_samples: int = 5
@@ -101,6 +103,11 @@ def limit(pace: Pace, limits: Limits, *, phase: str, location: str) -> Limit:
         usual, why = known, f"{limits.pause_factor:g} × the longest pause at {where}"
     report = min(usual, limits.hang_cap_s)
     return Limit(report, max(limits.hang_act_s, report, known), why, announced)
+
+
+def certain_report_s(pace: Pace, limits: Limits) -> float:
+    """When to say what nothing benign looks like: no excuse and no slow start can explain it."""
+    return min(max(limits.steps_factor * p99_s(pace), limits.hang_floor_s), limits.hang_cap_s)
 
 
 def frozen_after_s(pace: Pace, limits: Limits, *, location: str, waits_on: str) -> float:
