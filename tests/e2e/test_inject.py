@@ -1,0 +1,87 @@
+"""`loom inject` on a real job: the fault really happens, to the rank that was named, and only an admin may."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from stack import Stack, wait_until
+
+pytestmark = pytest.mark.timeout(180)
+
+
+class Job:
+    """A running job of 2 workers that notes its steps."""
+
+    def __init__(self, stack: Stack, notes: Path) -> None:
+        self.stack, self.notes = stack, notes
+        self.name = stack.submit("train.py", str(notes))
+        stack.wait_state(self.name, "running")
+        self.wait_steps(30)
+
+    def steps(self) -> list[list[str]]:
+        return [line.split() for line in self.notes.read_text().splitlines()] if self.notes.exists() else []
+
+    def wait_steps(self, more: int) -> None:
+        there = len(self.steps())
+        wait_until(lambda: len(self.steps()) >= there + 2 * more, f"{more} more steps of both ranks")
+
+    def pids(self) -> set[str]:
+        return {step[0] for step in self.steps()}
+
+    def pid(self, rank: int) -> int:
+        return int(self.stack.status(self.name)["workers"][rank]["pid"])
+
+    def inject(self, *args: str) -> None:
+        self.stack.loom("inject", self.name, *args)
+
+    def seconds_for(self, steps: int) -> float:
+        began = time.monotonic()
+        self.wait_steps(steps)
+        return time.monotonic() - began
+
+
+@pytest.fixture
+def job(stack: Stack, tmp_path: Path) -> Job:
+    return Job(stack, tmp_path / "notes")
+
+
+def test_an_exit_code_is_the_one_that_was_asked_for(job: Job) -> None:
+    job.inject("exit", "--rank", "1", "--amount", "23")
+    wait_until(lambda: len(job.pids()) >= 4, "new processes step")
+    incident = wait_until(lambda: job.stack.json("incidents", job.name), "an incident")[0]
+    assert incident["culprit"] == 1
+    assert "23" in incident["verdict"]
+
+
+def test_a_hang_with_an_end_stops_the_steps_and_costs_no_restart(job: Job) -> None:
+    job.inject("hang", "--rank", "0", "--for", "2s")
+    wait_until(lambda: (n := len(job.steps()), time.sleep(0.7)) and len(job.steps()) == n, "nobody steps")
+    job.wait_steps(20)
+    assert len(job.pids()) == 2
+
+
+def test_a_slow_rank_makes_the_job_slower_while_it_lasts(job: Job) -> None:
+    before = job.seconds_for(40)
+    job.inject("slow", "--rank", "1", "--amount", "6")
+    job.wait_steps(5)
+    assert job.seconds_for(40) > 2 * before
+
+
+def test_a_stopped_process_is_stopped(job: Job) -> None:
+    pid = job.pid(1)
+    job.inject("stop", "--rank", "1", "--for", "1s")
+    wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, "rank 1 is stopped")
+
+
+def test_only_an_admin_may_and_a_wrong_name_is_explained(job: Job) -> None:
+    made = job.stack.loom("token", "create", "oncall", "--role", "operator").stdout.strip()
+    job.stack.env["LOOM_TOKEN"] = made
+    refused = job.stack.loom("inject", job.name, "kill", "--rank", "1", check=4)
+    assert "admin" in refused.stderr
+    job.stack.loom("stop", job.name)  # an operator may do that
+    del job.stack.env["LOOM_TOKEN"]
+    wrong = job.stack.loom("inject", job.name, "kil", check=2)
+    assert "did you mean kill" in wrong.stderr
