@@ -1,4 +1,4 @@
-"""`loom inject` on a real job: the fault really happens, to the rank that was named, and only an admin may."""
+"""`loom inject` on a real job: the fault happens, to the rank that was named, and only an admin may."""
 
 from __future__ import annotations
 
