@@ -87,6 +87,20 @@ class AtOnce(Rank):
             attempt.at_step = self.step
 
 
+class OnePlaceAStep(Rank):
+    """At the boundary of a step it still arms for the place between that lies before it."""
+
+    def _place(self, attempt: Attempt) -> int:
+        return self.step
+
+
+class AnyPlaceWillDo(Rank):
+    """Goes on with an attempt wherever it is, once its step is there."""
+
+    def _is_due(self, attempt: Attempt) -> bool:
+        return self._leaving or attempt.at_step <= self._place(attempt)
+
+
 class PatientForEver(Rank):
     """Waits until somebody tells it what to do."""
 
@@ -133,9 +147,9 @@ def gives_up_after_confirming(state: Proposer, event: Event, now_ns: int) -> lis
 
 
 RANKS = [MailboxDecides, TimeoutDecides, OwnCountOfVotes, StoreIsOptional, WithdrawalDisarms, NeverTooLate]
-RANKS += [AtOnce, PatientForEver]
+RANKS += [AtOnce, OnePlaceAStep, AnyPlaceWillDo, PatientForEver]
 PROPOSERS: list[Apply] = [confirms_early, tells_hopes, withdraws_lightly, gives_up_after_confirming]
-HISTORIES = 600
+HISTORIES = 3000
 
 
 def histories_until_caught(rank: type[Rank], apply: Apply) -> int:

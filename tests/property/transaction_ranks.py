@@ -24,7 +24,7 @@ from torchloom.core.transaction.actions import (
 )
 from torchloom.core.transaction.packing import pack_answers, pack_mail, unpack_answers, unpack_mail
 from torchloom.core.transaction.rank import STORE_TIMEOUT_NS, Rank
-from torchloom.model.transaction.messages import Answer, AttemptId, Kind, Mail, Said, post
+from torchloom.model.transaction.messages import BETWEEN, Answer, AttemptId, Kind, Mail, Said, post
 
 
 class StoreAway(Exception):
@@ -64,10 +64,15 @@ class Worker:
     fails: Callable[[AttemptId, int], str]
     """What goes wrong when a rank runs an attempt: "", "run", "undo" or "refuse"."""
     last_step: int
+    skips: Callable[[int, int], bool]
+    """Whether a rank makes a step without having been at the place before it that lies between the steps."""
     mail: bytes = b""
     published: bytes = b""
     step: int = 0
     at_boundary: bool = False
+    """At either place of its step; else in the midst of it, or on the way from the one place to the other."""
+    been_between: bool = False
+    """It has left the place between the steps, or gone past it, and comes to the boundary of its step."""
     alive: bool = True
     how: str = ""
     doing: Do = field(default_factory=Pass)
@@ -109,18 +114,34 @@ class Worker:
         if not self.alive:
             return
         if not self.at_boundary:
-            if self.step == self.last_step:
-                self.end_script(now_ns, "finished")
+            self._arrive(now_ns)
+            if not self.alive:
                 return
-            self.step += 1
-            self.at_boundary, self.waited_ns = True, {}
-            self.machine.arrive(self.step, step_ns=50_000_000)
         self._read_mail()
         self.doing = self.machine.next(now_ns)
         self._publish()
         self._perform(now_ns)
         self._publish()
         self._check_waiting()
+
+    def _arrive(self, now_ns: int) -> None:
+        """Two places a step: between the steps, then the boundary."""
+        if not self.been_between:
+            if self.step == self.last_step:
+                self.end_script(now_ns, "finished")
+                return
+            self.step += 1
+            self.been_between = self.skips(self.rank, self.step)
+        self.at_boundary, self.waited_ns = True, {}
+        self.machine.arrive(self.step, 50_000_000, between=not self.been_between)
+
+    def has_passed(self, kind: Kind, at_step: int) -> bool:
+        """Whether the place of step `at_step` for this kind is behind it."""
+        if self.step != at_step:
+            return self.step > at_step
+        if kind in BETWEEN:
+            return self.been_between
+        return not self.at_boundary and not self.been_between
 
     def end_script(self, now_ns: int, how: str) -> None:
         self.machine.leave()
@@ -156,6 +177,7 @@ class Worker:
         match self.doing:
             case Pass():
                 self.at_boundary = False
+                self.been_between = self.machine.between  # the boundary comes next, or the step is made
             case CompareSet():
                 self._ask(self.doing, now_ns)
             case Look(keys=keys):
@@ -169,7 +191,8 @@ class Worker:
                 except StoreAway:
                     pass
             case Run(proposal=proposal):
-                assert proposal.kind in (Kind.SET, Kind.CHECKPOINT, Kind.RESTORE)
+                assert proposal.kind in (Kind.SET, *BETWEEN)
+                assert (proposal.kind in BETWEEN) is self.machine.between, "run at a wrong place"
                 self.in_force[proposal.attempt] = self.step
                 trouble = self.fails(proposal.attempt, self.rank) == "run"
                 self.machine.ran("ValueError: no" if trouble else "", (("lr", 0.1, 0.2),))

@@ -13,7 +13,7 @@ from transaction_ranks import CONTROL_TIMEOUT_NS, VOTE_TIMEOUT_NS, Store, Worker
 
 from torchloom.core.transaction import proposer
 from torchloom.core.transaction.rank import Rank
-from torchloom.model.transaction.messages import Answer, AttemptId, Kind, Phase
+from torchloom.model.transaction.messages import BETWEEN, Answer, AttemptId, Kind, Phase
 from torchloom.model.transaction.operation import (
     Answered,
     Cancelled,
@@ -38,7 +38,7 @@ LIMITS = Limits(control_timeout_s=CONTROL_TIMEOUT_NS / 1e9, answer_timeout_s=20.
 GENERATIONS = 3
 DRIFT = 2
 """How many steps a rank may be ahead of the slowest: the protocol must not lean on lockstep."""
-KINDS = [Kind.SET, Kind.SET, Kind.SET, Kind.PAUSE, Kind.RESUME, Kind.CHECKPOINT, Kind.STOP]
+KINDS = [Kind.SET, Kind.SET, Kind.RESTORE, Kind.PAUSE, Kind.RESUME, Kind.CHECKPOINT, Kind.STOP]
 Apply = Callable[[Proposer, Event, int], list[Effect]]
 
 
@@ -65,6 +65,8 @@ class World:
         self.told: dict[int, Outcome] = {}
         self.faults: dict[tuple[int, int], str] = {}
         self.job_over = False
+        self.odd_rank = -1
+        """One whose script does not say at every step that it is between two."""
         self.begin_generation(1)
 
     # -- the weaver -----------------------------------------------------------------------------
@@ -100,7 +102,9 @@ class World:
         self.past += self.workers
         self.store = Store()
         self.workers = [
-            Worker(rank, self.store, self.rank_class(generation, rank, self.size), self.fails, 400)
+            Worker(
+                rank, self.store, self.rank_class(generation, rank, self.size), self.fails, 400, self.skips
+            )
             for rank in range(self.size)
         ]
         self.tell_weaver(GenerationBegan(generation, self.size))
@@ -111,6 +115,9 @@ class World:
 
     def fails(self, attempt: AttemptId, rank: int) -> str:
         return self.faults.get((attempt.version, rank), "")
+
+    def skips(self, rank: int, step: int) -> bool:
+        return self.odd_rank == rank and step % 3 == 0
 
     def notice_ends(self) -> None:
         known = {(end.generation, end.rank) for end in self.ends}
@@ -167,7 +174,7 @@ class World:
         kind = KINDS[number % 7]
         plan = number // 7 % 5
         at_step = None if plan else max(w.step for w in self.workers) + number // 35 % 8
-        two_phase = kind in (Kind.SET, Kind.CHECKPOINT) and number // 280 % 2 == 1
+        two_phase = kind in (Kind.SET, *BETWEEN) and number // 280 % 2 == 1
         fault = {1: "run", 2: "undo", 3: "refuse"}.get(number // 560 % 12, "")
         if fault and two_phase:
             self.faults[version, number % self.size] = "run"
@@ -287,6 +294,9 @@ class World:
     def store_moody(self, number: int) -> None:
         self.store.moods = [["refuse", "lose", ""][number // 3**k % 3] for k in range(3)]
 
+    def make_odd(self, number: int) -> None:
+        self.odd_rank = number % (self.size + 1) - 1
+
     def bus(self, number: int) -> None:
         self.bus_away = number % 3 == 0
 
@@ -298,8 +308,9 @@ class World:
         """For every attempt: of the ranks done with it or past its step, all apply it there or none."""
         for attempt, at_step in self.at_step.items():
             verdicts = set()
+            kind = self.requested[attempt.version].kind
             for worker in self.of_generation(attempt.generation):
-                past = worker.step > at_step or (worker.step == at_step and not worker.at_boundary)
+                past = worker.has_passed(kind, at_step)
                 if past and not (worker.step == at_step and not worker.alive):
                     verdicts.add(attempt in worker.in_force)
                 elif attempt in worker.resolved:
@@ -383,6 +394,7 @@ ACTIONS: dict[str, Callable[[World, int], None]] = {
     "store moody": World.store_moody,
     "bus": World.bus,
     "replace weaver": World.replace_weaver,
+    "make odd": World.make_odd,
 }
 WEIGHTS = {
     "advance": 30,
@@ -421,6 +433,7 @@ SHARP = {
     "report end": 2,
     "store moody": 3,
     "replace weaver": 1,
+    "make odd": 1,
 }
 """For what happens once all are armed: the ranks decide, and everything around them goes wrong."""
 MOST = 7 * 5 * 8 * 2 * 12

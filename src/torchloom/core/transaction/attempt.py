@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from torchloom.core.transaction.decision import decision_key, settlement_key
-from torchloom.model.transaction.messages import Changed, Proposal
+from torchloom.model.transaction.messages import BETWEEN, Changed, Proposal
 
 
 class Stage(IntEnum):
@@ -46,6 +46,11 @@ class Attempt:
 
     def enter(self, stage: Stage) -> None:
         self.stage, self.until_ns = stage, 0
+
+    @property
+    def is_between(self) -> bool:
+        """Its place is between two steps and not at the boundary."""
+        return self.proposal.kind in BETWEEN
 
     @property
     def store_key(self) -> str:

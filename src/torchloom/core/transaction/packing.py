@@ -80,6 +80,7 @@ def _answer_out(answer: Answer) -> dict[str, Any]:
         "anchor": answer.anchor,
         "why": answer.why,
         "changed": [list(changed) for changed in answer.changed],
+        "offset": answer.offset,
     }
 
 
@@ -94,6 +95,7 @@ def _answer_in(row: dict[str, Any]) -> Answer:
         anchor=str(row["anchor"]),
         why=str(row["why"]),
         changed=tuple((str(address), before, after) for address, before, after in row["changed"]),
+        offset=None if row.get("offset") is None else int(row["offset"]),
     )
 
 

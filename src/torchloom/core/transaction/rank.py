@@ -56,7 +56,11 @@ class Rank:
         self.world = world
         self.anchor = anchor
         self.step = 0
+        self.between = False
+        """At the place between the steps, before the boundary of `step`; else at the boundary."""
         self.step_ns = 0
+        self.offset: int | None = None
+        """Training step minus step, where the script tells its own; for the answers."""
         self.held = False
         self.stopped = False
         self.broken = ""
@@ -69,9 +73,10 @@ class Rank:
         """The limit of waiting for mail at this boundary, however many attempts are due here."""
 
     # -- what happens ---------------------------------------------------------------------------
-    def arrive(self, step: int, step_ns: int = 0) -> None:
-        """The boundary before `step` is reached."""
-        self.step, self.step_ns, self._waited_until_ns = step, step_ns, 0
+    def arrive(self, step: int, step_ns: int = 0, *, between: bool = False) -> None:
+        """The boundary before `step` is reached; or, in `between`, the place where the step before it is over
+        and nothing of this one has begun."""
+        self.step, self.step_ns, self.between, self._waited_until_ns = step, step_ns, between, 0
 
     def receive(self, mail: Mail, problem: str = "") -> None:
         """Mail was read at the boundary; reading it again changes nothing.
@@ -87,15 +92,15 @@ class Rank:
             self._forget_old()
         match mail.phase:
             case Phase.PREPARE if attempt.stage is Stage.NEW:
-                if problem:
+                if problem or (problem := self._out_of_reach(attempt)):
                     self._close(attempt, Said.REFUSED, problem)
                 elif self.world == 1:
                     self._prepared(attempt)
                 else:
                     attempt.enter(Stage.ASKED)
             case Phase.ARM if attempt.stage is Stage.PREPARED:
-                if mail.at_step < self.step:
-                    late = f"step {mail.at_step} is past, this rank is at step {self.step}"
+                if mail.at_step < self._place(attempt):
+                    late = f"step {mail.at_step} is past, this rank is at step {self._place(attempt)}"
                     self._close(attempt, Said.TOO_LATE, late)
                 else:
                     attempt.at_step = mail.at_step
@@ -186,6 +191,21 @@ class Rank:
         else:
             self._close(attempt, Said.UNDONE, attempt.trouble or attempt.why)
 
+    # -- what the shell may ask -----------------------------------------------------------------
+    @property
+    def is_armed(self) -> bool:
+        """Whether passing a boundary without asking this machine could make this rank differ from others."""
+        undecided = any(Stage.ARMED <= a.stage < Stage.CLOSED for a in self._attempts.values())
+        return undecided or bool(self.broken)
+
+    @property
+    def due_step(self) -> int | None:
+        """The first step at whose place this machine must be asked, mail or not; None: none is known."""
+        if self.held or self.stopped or self.broken:
+            return 0
+        open_ = [a for a in self._attempts.values() if a.stage not in (Stage.NEW, Stage.PREPARED)]
+        return min((a.at_step for a in open_ if a.stage is not Stage.CLOSED), default=None)
+
     # -- what to do -----------------------------------------------------------------------------
     def next(self, now_ns: int) -> Do:
         """The next thing this rank must do at this boundary (or, after `leave`, before it goes)."""
@@ -206,10 +226,25 @@ class Rank:
             return None
         live = [self._attempts[name] for name in sorted(self._attempts)]
         for attempt in live:
-            due = self._leaving or attempt.at_step <= self.step
-            if due and Stage.ARMED <= attempt.stage < Stage.CLOSED:
+            if self._is_due(attempt) and Stage.ARMED <= attempt.stage < Stage.CLOSED:
                 return attempt
         return next((attempt for attempt in live if attempt.stage is Stage.ASKED), None)
+
+    def _place(self, attempt: Attempt) -> int:
+        """The step whose place for this attempt comes next. At a boundary the place between is past."""
+        return self.step + (attempt.is_between and not self.between)
+
+    def _is_due(self, attempt: Attempt) -> bool:
+        if self._leaving:
+            return True
+        not_yet = self.between and not attempt.is_between
+        return attempt.at_step <= self.step - not_yet
+
+    def _out_of_reach(self, attempt: Attempt) -> str:
+        """Why a place between the steps would never come."""
+        if not self.held or not attempt.is_between:
+            return ""
+        return f"the job is paused in the midst of step {self.step}, where its state is not whole: resume it"
 
     def _go_on(self, attempt: Attempt, now_ns: int) -> Do | None:
         """One move of the attempt; None when it changed its stage and must be looked at again."""
@@ -227,7 +262,7 @@ class Rank:
                     until_ns = self._waited_until_ns = self._waited_until_ns or until_ns
                 attempt.proposing = to_propose(
                     confirmed=attempt.confirmed,
-                    withdrawn=attempt.withdrawn or attempt.at_step < self.step,
+                    withdrawn=attempt.withdrawn or attempt.at_step < self._place(attempt),
                     superseded=name != max(self._attempts),
                     timed_out=now_ns >= until_ns,
                 )
@@ -297,7 +332,7 @@ class Rank:
             self._close(attempt, Said.NOT_APPLIED, why)
         elif value != COMMIT:
             self._break(attempt, f"the job's store holds {value!r} instead of a decision")
-        elif attempt.at_step < self.step:
+        elif attempt.at_step < self._place(attempt):
             self._break(
                 attempt, f"the others applied the change at step {attempt.at_step}, which is past here"
             )
@@ -336,12 +371,13 @@ class Rank:
             attempt=name,
             rank=self.rank,
             said=said,
-            step=self.step,
+            step=self._place(attempt),
             held=self.held,
             step_ns=self.step_ns,
             anchor=self.anchor,
             why=why[-WHY_CHARS:],
             changed=attempt.changed if said is Said.APPLIED else (),
+            offset=self.offset,
         )
 
     # -- memory ---------------------------------------------------------------------------------

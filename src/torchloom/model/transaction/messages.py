@@ -24,6 +24,11 @@ class Kind(StrEnum):
     RESTORE = "restore"
 
 
+BETWEEN = frozenset({Kind.CHECKPOINT, Kind.RESTORE})
+"""Kinds that need a whole state: their place for step N is where step N - 1 is over and nothing of step N has
+begun (inside `loom.Checkpoint.step`), so before the forward pass that leads to the boundary of N."""
+
+
 class AttemptId(NamedTuple):
     """One try to carry out one operation. Ordered: within a generation a newer attempt is a greater one.
 
@@ -133,3 +138,5 @@ class Answer:
     """Whose steps it counts; must be the same on all ranks."""
     why: str = ""
     changed: tuple[Changed, ...] = ()
+    offset: int | None = None
+    """Training step minus step, where the script tells its training step."""
