@@ -67,6 +67,10 @@ class Agenda:
         """A state was saved on request: count from here."""
         self._next_disk = max(self._next_disk, self.disk.due_after(step))
 
+    def begin_branch(self) -> None:
+        """Steps were counted back: plan anew from the next one."""
+        self._next_step = None
+
     def _begin(self, step: int) -> None:
         """The first step is never in a hurry, and what it takes says nothing about the others."""
         self._next_step = self.disk.due_after(step - 1) if self.disk.every.steps else step + 1

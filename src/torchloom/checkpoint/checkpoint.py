@@ -9,7 +9,7 @@
 Owns the order of things in the training process: when a save is due (agenda.py), the state is copied once
 into memory that is kept (staging.py); that copy is all the loop waits for. It is the memory tier's newest
 state and, if the store is due, what a thread writes there (writer.py). Chooses nothing about formats,
-storage or restoring.
+storage, restoring or going back (restore.py, rollback.py).
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ import atexit
 import os
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from torchloom.checkpoint import telling
+from torchloom.checkpoint import live, rollback, telling
 from torchloom.checkpoint.agenda import Agenda
 from torchloom.checkpoint.commit import Target
+from torchloom.checkpoint.counting import StepCount
 from torchloom.checkpoint.generations import claim
 from torchloom.checkpoint.group import Board, Group, generation_of, here, job_name, store_uri
 from torchloom.checkpoint.interval import SHARE, Every, Pace, parse_every
-from torchloom.checkpoint.lineage import describe, figures
+from torchloom.checkpoint.lineage import facts_of
 from torchloom.checkpoint.manifest import Facts
 from torchloom.checkpoint.memory import MemoryTier
 from torchloom.checkpoint.names import CheckpointName, check_job
@@ -79,11 +80,17 @@ class Checkpoint:
         self._generation = generation_of(env)
         self._memory = memory and env.get("LOOM_MEMORY_DIR", "")
         self._parent = ""
+        self._branch = 0
+        self._count = StepCount()
+        self._at_end: list[Callable[[int], object]] = []
+        self._rollbacks = 0
         self._attempt = 0
         self._event = 0
         self._step_ended = time.perf_counter()
         self._step_s = 0.0
         self._blocked_s = 0.0
+        self._why = ""
+        """Why the last save that failed did."""
         self.interval = 0
         """Steps between saves to the store, as chosen last."""
         self.memory_interval = 0
@@ -115,6 +122,7 @@ class Checkpoint:
                     self._told.opened("", "", restorer.rejected)
                 raise
         self._generation, self._parent = restored.generation, restored.name
+        self._count.begin(restored.step)
         if group.rank == 0:
             self._told.opened(restored.name, restored.where, restorer.rejected)
         self._connect()
@@ -127,13 +135,20 @@ class Checkpoint:
         self._step_ended = time.perf_counter()
         return restored.step
 
-    def step(self, step: int, **metrics: object) -> None:
-        """The end of a step: saves if it is time. Call it on all ranks, after the optimizer's step."""
+    def step(self, step: int, **metrics: object) -> int:
+        """The end of a step: saves if it is time. Call it on all ranks, after the optimizer's step.
+
+        Returns the training step that was reached: the same number, or after a live rollback the step that
+        the training was brought back to. A loop that counts by itself may ignore it.
+        """
         began = time.perf_counter()
+        self._ready()
+        step = self._count.took(step)
         telling.ports.step(step)
         if metrics:
             telling.ports.log(**metrics)
-        self._ready()
+        if self._at_end and self._do_at_end(step):
+            return self._count.at
         self._took_step(began - self._step_ended)
         self._staging.look()
         self._collect()
@@ -144,15 +159,52 @@ class Checkpoint:
         if decision is not None and (decision.memory or decision.disk):
             self._take(step, metrics, to_store=decision.disk)
         self._step_ended = time.perf_counter()
+        return step
 
     def save(self, step: int, *, wait: bool = False, **metrics: object) -> None:
         """Save now, on all ranks; a save in flight is finished first. `wait` until it is in the store."""
         self.wait()
+        step = self._count.of(step)
         self._agenda.saved(step)
         self._take(step, metrics, to_store=True)
         if wait:
             self.wait()
         self._step_ended = time.perf_counter()
+
+    def request(self, reason: str, then: Callable[[live.Request], None] | None = None) -> live.Request:
+        """Save at the end of the step under way and wait until it is in the store.
+
+        All ranks must ask during the same step. `then` is called when it is done.
+        """
+        request = live.Request(reason, then=then)
+        self._at_end.append(lambda step: self._serve(request, step))
+        return request
+
+    def at_end(self, work: Callable[[int], object]) -> None:
+        """Call `work(step)` once, at the end of the step under way: the place to save and to go back."""
+        self._at_end.append(work)
+
+    def prepare_roll_back(self, which: int | str, key: str = "") -> rollback.Prepared:
+        """Load the state of a step, or by its name, and change nothing yet; see rollback.py.
+
+        All ranks must call it at the end of the same step (`at_end`), with the same `key`, which must be new
+        for every try. Raises LoomError.
+        """
+        self.wait()
+        assert self._generation is not None
+        self._rollbacks += 1
+        with telling.ports.phase("restore"):
+            self._staging.look(wait=True)
+            told = (self._state, self._storage, self._job, self._generation)
+            site = rollback.Site(*told, self._begin(), self._board, self._staging.tier)
+            return rollback.prepare(site, which, key or f"{self._rollbacks}", self._rolled_back)
+
+    def roll_back(self, which: int | str) -> int:
+        """Go back to the state of a step, or by its name, on all ranks or on none; its step.
+
+        Call it on all ranks after the same step. Raises CheckpointError, with nothing changed.
+        """
+        return rollback.together(self._begin(), lambda: self.prepare_roll_back(which)).step
 
     def wait(self) -> None:
         """Wait until the save in flight, if any, is in the store or has failed."""
@@ -183,6 +235,7 @@ class Checkpoint:
         if self._closed or self._group is None:
             return
         self._closed = True
+        live.forget(self)
         atexit.unregister(self._end)
         with telling.ports.phase("checkpoint"):
             self._staging.look(wait=True, tell=False)  # the process group may be gone
@@ -199,6 +252,7 @@ class Checkpoint:
         if self._group is not None:
             return self._group
         self._group = group = here(os.environ)
+        live.register(self)
         talks = group.connected or group.world == 1
         tier = None
         if self._memory and talks:
@@ -237,6 +291,32 @@ class Checkpoint:
     def _gave_up(self, attempt: int) -> bool:
         return self._board is not None and self._board.has(f"failed/{attempt}")
 
+    # -- asked for from outside ----------------------------------------------------------------------
+
+    def _do_at_end(self, step: int) -> bool:
+        """Do what was asked for; True if the training stands elsewhere afterwards."""
+        work, self._at_end = self._at_end, []
+        branch = self._branch
+        for each in work:
+            each(step)
+        return self._branch != branch
+
+    def _serve(self, request: live.Request, step: int) -> None:
+        failures = self.failures
+        self.save(step, wait=True)
+        name = CheckpointName(self._generation or 0, step, self._branch)
+        request.finish(step, str(name), self._why if self.failures > failures else "")
+
+    def _rolled_back(self, done: rollback.Prepared) -> None:
+        """All ranks stand at that state: what is saved from here on descends from it."""
+        self._branch, self._parent = done.goal.branch.number, done.name
+        self._count.roll_back(done.step)
+        self._agenda.begin_branch()
+        self._staging.begin_branch(done.goal.name)
+        telling.ports.step(done.step)
+        telling.ports.log(restored_step=done.step)
+        self._step_ended = time.perf_counter()
+
     # -- saving --------------------------------------------------------------------------------------
 
     def _took_step(self, seconds: float) -> None:
@@ -249,7 +329,7 @@ class Checkpoint:
         group = self._begin()
         assert self._generation is not None
         began = time.perf_counter()
-        name = CheckpointName(self._generation, step)
+        name = CheckpointName(self._generation, step, self._branch)
         self._event += 1
         self._attempt += to_store
         with telling.ports.phase("checkpoint"):
@@ -257,7 +337,7 @@ class Checkpoint:
                 "step": step,
                 "epoch": self._state.epoch,
                 "generation": name.generation,
-                "config_version": 0,
+                "config_version": live.config_version(),
             }
             staged = self._staging.take(name, about, self._event, to_store=to_store and not self._writer.busy)
         if staged.note:
@@ -270,7 +350,7 @@ class Checkpoint:
                 target=target,
                 rank=group.rank,
                 files=staged.files,
-                facts=self._facts(metrics),
+                facts=facts_of(self._state, self._parent, metrics) if group.rank == 0 else Facts(),
                 keep=self._keep,
                 commits=group.rank == 0,
             )
@@ -283,18 +363,6 @@ class Checkpoint:
         told = {"checkpoint_interval": self.interval, "memory_interval": self.memory_interval}
         self._told.paces(self.interval, self.memory_interval)
         telling.ports.log(checkpoint_blocked_s=self._blocked_s, checkpoint_staged=step, **told)
-
-    def _facts(self, metrics: Mapping[str, object]) -> Facts:
-        if self._begin().rank != 0:
-            return Facts()
-        return Facts(
-            epoch=self._state.epoch,
-            cursor=self._state.cursor(),
-            rng="own",
-            parent=self._parent,
-            metrics=figures(metrics),
-            lineage=describe(),
-        )
 
     def _collect(self) -> None:
         outcome = self._writer.collect()
@@ -319,6 +387,7 @@ class Checkpoint:
 
     def _failed(self, step: int, why: str, attempt: int) -> None:
         self.failures += 1
+        self._why = why
         telling.say(f"the checkpoint of step {step} failed: {why}; training goes on")
         telling.ports.log(checkpoint_failures=self.failures, checkpoint_error=f"step {step}: {why}")
         if why != PEER_FAILED:

@@ -72,6 +72,7 @@ class Filling:
         self._state, self._images = state, images
         self._targets: dict[int, list[tuple[Record, torch.Tensor]]] = {}
         self._boxes: list[_Box] = []
+        self._trees: dict[str, Any] | None = None
 
     @property
     def about(self) -> Mapping[str, Any]:
@@ -81,10 +82,17 @@ class Filling:
             raise CheckpointDamaged("an image says nothing about itself")
         return found
 
+    def plan(self) -> None:
+        """Find where everything goes, and change nothing. Raises UsageError if the images lack a part."""
+        self._trees = {component.name: self._tree(component) for component in self._state.components}
+        self._trees[ABOUT] = self._decode(self._images.own, self.about, ABOUT, self._made)
+
     def run(self) -> None:
         """Give everything back. Raises CheckpointDamaged if shards are missing."""
-        trees = {component.name: self._tree(component) for component in self._state.components}
-        about = self._decode(self._images.own, self.about, ABOUT, self._made)
+        if self._trees is None:
+            self.plan()
+        assert self._trees is not None
+        trees, about = self._trees, self._trees[ABOUT]
         readings = [reading for reading in (self._images.own, self._images.shared) if reading is not None]
         for reading in readings:
             reading.copy_out(self._targets.get(id(reading), []))

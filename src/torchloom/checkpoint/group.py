@@ -12,10 +12,13 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+
+from torchloom.errors import CheckpointError
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,14 @@ class Board:
         """Waits for the note."""
         found: bytes = self._store.get(key)
         return found.decode()
+
+    def read_within(self, keys: list[str], within_s: float) -> list[str]:
+        """The notes, once all are there. Raises CheckpointError if they are not in time."""
+        try:
+            self._store.wait(keys, timedelta(seconds=within_s))
+            return [value.decode() for value in self._store.multi_get(keys)]
+        except RuntimeError as error:
+            raise CheckpointError(f"the other ranks did not answer within {within_s:g} s") from error
 
     def forget(self, key: str) -> None:
         self._store.delete_key(key)

@@ -1,4 +1,4 @@
-"""Which run a checkpoint comes from, and its figures, in words that a manifest can hold. Owns nothing."""
+"""What a manifest tells of a state besides its files: which run it comes from, its figures. Owns nothing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,23 @@ import sys
 from collections.abc import Mapping
 
 import torch
+
+from torchloom.checkpoint import live
+from torchloom.checkpoint.manifest import Facts
+from torchloom.checkpoint.state import State
+
+
+def facts_of(state: State, parent: str, metrics: Mapping[str, object]) -> Facts:
+    """The facts of the present state."""
+    return Facts(
+        epoch=state.epoch,
+        config_version=live.config_version(),
+        cursor=state.cursor(),
+        rng="own",
+        parent=parent,
+        metrics=figures(metrics),
+        lineage=describe(),
+    )
 
 
 def describe() -> dict[str, str]:

@@ -139,6 +139,12 @@ class MemoryTier:
             if sealed is not None and sealed.name == name:
                 self.keep = slot
 
+    def adopt(self, name: CheckpointName) -> None:
+        """Go on from this state: only its slot, if it is here, is worth keeping."""
+        self._held.clear()
+        self.keep = None
+        self.hold(name)
+
     def room_for(self, own: int, shared: int, local_world: int) -> str:
         """Why the tier cannot be used, in words; empty if it can. Looked at once."""
         if self._checked:

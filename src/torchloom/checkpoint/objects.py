@@ -27,6 +27,7 @@ from typing import Any
 from torchloom.checkpoint.points import at
 from torchloom.checkpoint.storage import Bytes, Stored, check_key
 from torchloom.errors import CheckpointError, CheckpointMissing, StorageFailed, UsageError
+from torchloom.wire.object_store import opening
 
 UPLOAD_CHUNK = 16 * 1024 * 1024
 """Size of one part of an upload. S3 allows 10,000 parts, so a file may have 160 GB."""
@@ -36,12 +37,10 @@ UPLOADS_AT_ONCE = 4
 
 @dataclass(frozen=True)
 class ObjectOptions:
-    """How to reach the store. What is empty is left to the cloud's own variables."""
+    """How to reach the store."""
 
-    endpoint: str = ""
-    region: str = ""
-    access_key: str = field(default="", repr=False)
-    secret_key: str = field(default="", repr=False)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The variables that lead there (wire/object_store.py); they hold secrets."""
     request_timeout_s: float = 30.0
     """Limit of one request, a chunk of a large object at most."""
     give_up_after_s: float = 60.0
@@ -55,10 +54,7 @@ class ObjectOptions:
         except ValueError:
             raise UsageError(f"LOOM_STORE_TIMEOUT must be seconds, not {give_up!r}") from None
         return cls(
-            endpoint=env.get("S3_ENDPOINT", "").strip(),
-            region=env.get("S3_REGION", "").strip(),
-            access_key=env.get("S3_ACCESS_KEY", "").strip(),
-            secret_key=env.get("S3_SECRET_KEY", "").strip(),
+            env=env,
             request_timeout_s=min(cls.request_timeout_s, give_up_after_s),
             give_up_after_s=give_up_after_s,
         )
@@ -151,23 +147,14 @@ class ObjectStorage:
     def _open(self, options: ObjectOptions) -> Any:
         from obstore.store import from_url
 
-        config: dict[str, Any] = {}
-        if self._url.startswith("s3://"):
-            config["region"] = options.region or "us-east-1"
-            for name, value in (
-                ("endpoint", options.endpoint),
-                ("access_key_id", options.access_key),
-                ("secret_access_key", options.secret_key),
-            ):
-                if value:
-                    config[name] = value
+        how = opening(self._url, options.env)
         if not self._url.partition("://")[2].strip("/"):
             raise UsageError(f"{self._url} names no bucket", hint="use s3://BUCKET/PREFIX")
         try:
             return from_url(
                 self._url,
                 client_options={
-                    "allow_http": options.endpoint.startswith("http://"),
+                    "allow_http": how.allow_http,
                     "timeout": timedelta(seconds=options.request_timeout_s),
                     "connect_timeout": timedelta(seconds=min(5.0, options.request_timeout_s)),
                 },
@@ -175,7 +162,7 @@ class ObjectStorage:
                     "max_retries": 100,
                     "retry_timeout": timedelta(seconds=options.give_up_after_s),
                 },
-                **config,
+                config=how.config,
             )
         except (self._error, ValueError) as error:
             raise UsageError(f"{self._url} cannot be opened ({_first_line(error)})") from None

@@ -10,40 +10,21 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torchloom.checkpoint import telling
 from torchloom.checkpoint.catalogue import mark_damaged
-from torchloom.checkpoint.filling import Filling, Images
-from torchloom.checkpoint.generations import begin, claim, line_of_descent, settle
+from torchloom.checkpoint.choosing import Choice, pick
+from torchloom.checkpoint.filling import Filling
+from torchloom.checkpoint.generations import begin, claim, settle
 from torchloom.checkpoint.group import Group
-from torchloom.checkpoint.image import Reading
-from torchloom.checkpoint.manifest import FileEntry, Manifest
+from torchloom.checkpoint.loading import from_memory, from_store
 from torchloom.checkpoint.memory import MemoryTier, Sealed
 from torchloom.checkpoint.names import CheckpointName
 from torchloom.checkpoint.reader import look
-from torchloom.checkpoint.region import Region, anonymous
 from torchloom.checkpoint.state import State
 from torchloom.checkpoint.storage import Storage
-from torchloom.checkpoint.verify import load_into
-from torchloom.errors import CheckpointDamaged, CheckpointError, CheckpointFenced, CheckpointMissing
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What rank 0 decided."""
-
-    generation: int
-    name: CheckpointName | None = None
-    manifest: Manifest | None = None
-    """Set if it comes from the store; else it is in memory."""
-    problem: CheckpointError | None = None
-    notes: tuple[str, ...] = ()
-
-    @property
-    def where(self) -> str:
-        return "memory" if self.manifest is None else "the store"
+from torchloom.errors import CheckpointDamaged, CheckpointError, CheckpointFenced
 
 
 @dataclass(frozen=True)
@@ -87,6 +68,8 @@ class Restorer:
             if self._group.rank == 0:
                 for note in choice.notes:
                     telling.say(note)
+                for name, why in choice.rejected:
+                    self.rejected.setdefault(name, why)
             if choice.name is None:
                 if spoiled:
                     raise CheckpointDamaged(f"no state could be restored: {spoiled}")
@@ -116,7 +99,8 @@ class Restorer:
                 number = claim(self._storage, self._job, secrets.token_hex(6))
             else:
                 begin(self._storage, self._job, generation)
-            return self._look(number, step, common)
+            listing = look(self._storage, self._job)
+            return pick(listing, number, common, step, self._bad_in_store)
         except CheckpointFenced as error:
             return Choice(number, problem=error)
         except CheckpointError as error:
@@ -129,37 +113,14 @@ class Restorer:
                 notes=(f"restoring from memory, because {error}",),
             )
 
-    def _look(self, generation: int, step: int | None, common: set[CheckpointName]) -> Choice:
-        listing = look(self._storage, self._job)
-        settled = listing.generations.has_settled(generation)
-        committed = set(listing.committed)
-        names = committed | common
-        line = line_of_descent(names, listing.generations, generation + 1 if settled else generation)
-        if step is not None:
-            newest_first = sorted(names, key=lambda name: name.age, reverse=True)
-            others = [name for name in newest_first if name not in set(line)]
-            line = [name for name in (*line, *others) if name.step == step]
-            if not line:
-                raise CheckpointMissing(f"{self._job} has no checkpoint of step {step}")
-        notes: list[str] = []
-        for name in line:
-            if name in common:
-                return Choice(generation, name, notes=tuple(notes))
-            if name in self._bad_in_store or name not in committed:
-                continue
-            try:
-                return Choice(generation, name, listing.judge(name), notes=tuple(notes))
-            except (CheckpointDamaged, CheckpointMissing) as error:
-                notes.append(f"checkpoint {name} is passed over: {error}")
-                self.rejected.setdefault(str(name), str(error))
-        return Choice(generation, notes=tuple(notes))
-
     def _load(self, choice: Choice, offer: dict[str, Sealed]) -> str:
         """Load on this rank; why it failed, or nothing."""
         try:
-            images = (
-                self._from_memory(offer) if choice.manifest is None else self._from_store(choice.manifest)
-            )
+            if choice.manifest is None:
+                images = from_memory(offer)
+            else:
+                group = self._group
+                images = from_store(self._storage, choice.manifest, group.rank, group.world)
             filling = Filling(self._state, images)
         except CheckpointError as error:
             filling, problem = None, str(error)
@@ -174,42 +135,6 @@ class Restorer:
         except CheckpointError as error:
             return str(error)
         return ""
-
-    def _from_memory(self, offer: dict[str, Sealed]) -> Images:
-        own = offer["own"]
-        shared = offer.get("shared")
-        return Images(
-            own=Reading(own.payload, own.size, own.sums),
-            shared=Reading(shared.payload, shared.size, shared.sums) if shared else None,
-            same_world=True,
-            everyone=lambda: iter(()),
-        )
-
-    def _from_store(self, manifest: Manifest) -> Images:
-        rank = self._group.rank % manifest.world
-        entries = {entry.name: entry for entry in manifest.of_rank(rank) if entry.name == "own"}
-        entries |= {entry.name: entry for entry in manifest.files if entry.name == "shared"}
-        if "own" not in entries:
-            raise CheckpointDamaged(f"{manifest.name} holds nothing of rank {rank}")
-
-        def reading(entry: FileEntry, region: Region | None = None) -> Reading:
-            region = region or anonymous(entry.size)
-            load_into(self._storage, manifest, entry, region.bytes[: entry.size])
-            return Reading(region, entry.size)
-
-        def everyone() -> Iterator[Reading]:
-            largest = max(entry.size for entry in manifest.files)
-            scratch = anonymous(largest)
-            for entry in manifest.files:
-                yield reading(entry, scratch)
-
-        shared = entries.get("shared")
-        return Images(
-            own=reading(entries["own"]),
-            shared=reading(shared) if shared else None,
-            same_world=manifest.world == self._group.world,
-            everyone=everyone,
-        )
 
     def _settle(self, choice: Choice) -> None:
         """Rank 0 records the choice; that a store is away is made up for by the first commit."""

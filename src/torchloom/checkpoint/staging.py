@@ -99,6 +99,11 @@ class Staging:
         if self.tier is not None:
             self.tier.begin_write(None)
 
+    def begin_branch(self, name: CheckpointName) -> None:
+        """The training goes on from another state: memory of the branch that was left is free."""
+        if self.tier is not None:
+            self.tier.adopt(name)
+
     def _check(self, images: Mapping[str, Image]) -> str:
         assert self.tier is not None
         shared = images["shared"].size if "shared" in images else 0
@@ -140,7 +145,8 @@ class Staging:
             image.copy_into(region)
             files[kind] = file.payload()
         self.tier.sealed(slot, event)
-        slots = [self.tier.file(kind, slot) for kind in images]
+        # What is shared first: a rank whose own image is sealed has sealed everything it keeps.
+        slots = [self.tier.file(kind, slot) for kind in sorted(images, reverse=True)]
         if sum(image.size for image in images.values()) <= INLINE:
             _seal(slots, name, self._group.world)
             self._sealing = (None, event)

@@ -1,0 +1,91 @@
+"""Trains under FSDP2 or DDP, is rolled back live on the way, and prints a digest of every rank's end.
+
+rollback.py fsdp|ddp DIR plain|rolled
+"""
+
+import hashlib
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import torchloom as loom
+from torchloom.checkpoint import live, rollback
+from torchloom.errors import CheckpointDamaged, CheckpointError
+
+kind, directory, rolled = sys.argv[1], sys.argv[2], sys.argv[3] == "rolled"
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(0)
+plain = torch.nn.Sequential(torch.nn.Linear(8, 30), torch.nn.Dropout(0.2), torch.nn.Linear(30, 5))
+if kind == "fsdp":
+    from torch.distributed.fsdp import fully_shard
+
+    model: torch.nn.Module = fully_shard(plain, mesh=dist.init_device_mesh("cpu", (world,)))
+else:
+    model = DistributedDataParallel(plain)
+torch.manual_seed(rank)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+dataset = list(torch.randn(600, 8, generator=torch.Generator().manual_seed(3)))
+loader = loom.ElasticLoader(dataset, global_batch=2 * world)
+seen: dict[int, list[int]] = {}
+
+
+def digest() -> str:
+    total = hashlib.sha256()
+    moments = [state[key] for state in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
+    for tensor in [*model.parameters(), *moments]:
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        total.update(local.detach().numpy().tobytes())
+    total.update(torch.get_rng_state().numpy().tobytes())
+    return total.hexdigest()[:16]
+
+
+def refused(step: int) -> None:
+    """Rank 1 cannot load: nobody goes back."""
+    before, whole = digest(), rollback.from_store
+    if rank == 1:
+
+        def broken(*args: object) -> object:
+            raise CheckpointDamaged("rank 1 reads rubbish")
+
+        rollback.from_store = broken  # type: ignore[assignment]
+    try:
+        ckpt.roll_back(5)
+    except CheckpointError as error:
+        assert "rank 1 reads rubbish" in str(error)
+    else:
+        raise AssertionError("it went back")
+    rollback.from_store = whole
+    assert digest() == before
+
+
+with loom.Checkpoint(
+    model=model, optimizer=optimizer, data=loader, dir=directory, name="job", every=5
+) as ckpt:
+    ckpt.restore()
+    step = 0
+    done = False
+    for batch in loader:
+        seen[step + 1] = loader.indices()
+        optimizer.zero_grad()
+        (model(batch).pow(2).mean() * loader.weight).backward()
+        if rolled and step + 1 == 12 and not done:
+            done = True
+            found = live.current()
+            assert found is ckpt
+            ckpt.at_end(refused)
+            ckpt.at_end(lambda step: ckpt.roll_back(5))
+        optimizer.step()
+        step = ckpt.step(step + 1)
+        ckpt.wait()
+        if step == 20:
+            break
+assert done is rolled
+mine = (rank, digest(), hashlib.sha256(repr(sorted(seen.items())).encode()).hexdigest()[:16])
+everyone: list[object] = [None] * world
+dist.all_gather_object(everyone, mine)
+if rank == 0:
+    print(everyone, flush=True)
+dist.destroy_process_group()

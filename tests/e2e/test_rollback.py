@@ -1,0 +1,23 @@
+"""Live rollback with real ranks: all go back to one state, or none does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_checkpoint import torchrun
+
+from torchloom.checkpoint.catalogue import list_checkpoints
+from torchloom.checkpoint.storage import open_storage
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_a_run_that_was_rolled_back_ends_like_one_that_was_not(tmp_path: Path, kind: str) -> None:
+    plain = torchrun(3, "rollback.py", kind, str(tmp_path / "plain"), "plain")
+    rolled = torchrun(3, "rollback.py", kind, str(tmp_path / "rolled"), "rolled")
+    assert rolled[-1] == plain[-1]
+    entries = list_checkpoints(open_storage(str(tmp_path / "rolled"), {}), "job")
+    resumable = [entry.name for entry in entries if entry.resumable]
+    # b1 was registered by the rollback that no rank made.
+    assert resumable == ["step-20.g0.b2", "step-15.g0.b2", "step-10.g0.b2", "step-5.g0"]
+    assert [entry.name for entry in entries if not entry.resumable] == ["step-10.g0"]
