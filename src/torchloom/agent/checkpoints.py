@@ -11,7 +11,6 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Mapping
 
 from torchloom.checkpoint import catalogue
 from torchloom.checkpoint.catalogue import Entry
@@ -26,14 +25,6 @@ AT_ONCE = 2
 """Verbs under way at the same time: verifying reads all of a checkpoint."""
 MOST_ENTRIES = 500
 """As many fit into one message; those beyond are the oldest."""
-
-_AWS = {
-    "AWS_ACCESS_KEY_ID": "S3_ACCESS_KEY",
-    "AWS_SECRET_ACCESS_KEY": "S3_SECRET_KEY",
-    "AWS_ENDPOINT_URL": "S3_ENDPOINT",
-    "AWS_REGION": "S3_REGION",
-    "AWS_DEFAULT_REGION": "S3_REGION",
-}
 
 
 class Checkpoints:
@@ -71,7 +62,7 @@ async def _beside(ask: AskCheckpoints) -> CheckpointAnswer:
 def answer(ask: AskCheckpoints, now_s: float) -> CheckpointAnswer:
     """Do what is asked. A refusal is an answer too."""
     try:
-        storage = open_storage(ask.place.uri, _environment(ask.env))
+        storage = open_storage(ask.place.uri, ask.env)
         why = _do(storage, ask, now_s)
         entries = catalogue.list_checkpoints(storage, ask.place.name)
     except LoomError as error:
@@ -101,12 +92,6 @@ def _do(storage: Storage, ask: AskCheckpoints, now_s: float) -> str:
             catalogue.purge(storage, job)
             log.info("all checkpoints of %s were deleted", ask.job)
     return ""
-
-
-def _environment(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables of the cloud's own tools count where ours are missing, as they do in the worker."""
-    found = {ours: env[theirs] for theirs, ours in reversed(_AWS.items()) if env.get(theirs)}
-    return {**found, **{name: value for name, value in env.items() if value}}
 
 
 def _kind(error: LoomError) -> CheckpointProblem:

@@ -148,6 +148,7 @@ class ObjectStorage:
         from obstore.store import from_url
 
         how = opening(self._url, options.env)
+        config: Any = how.config
         if not self._url.partition("://")[2].strip("/"):
             raise UsageError(f"{self._url} names no bucket", hint="use s3://BUCKET/PREFIX")
         try:
@@ -162,7 +163,7 @@ class ObjectStorage:
                     "max_retries": 100,
                     "retry_timeout": timedelta(seconds=options.give_up_after_s),
                 },
-                config=how.config,
+                config=config,
             )
         except (self._error, ValueError) as error:
             raise UsageError(f"{self._url} cannot be opened ({_first_line(error)})") from None

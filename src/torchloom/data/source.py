@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from torchloom.errors import DataDamaged, NotFound, UsageError
+from torchloom.wire.object_store import opening
 
 CHUNK_BYTES = 4 << 20
 PATIENCE_S = 180.0
@@ -85,8 +86,9 @@ class ObjectSource:
         self._uri = uri
         self._obstore: Any = obstore
         self._failures = (obstore.exceptions.BaseError, OSError, ValueError)
-        options: dict[str, Any] = _s3_options(environment) if uri.startswith("s3") else {}
-        if (options.get("endpoint") or uri).startswith("http://"):
+        how = opening(uri, environment)
+        options: dict[str, Any] = {"config": how.config} if how.config else {}
+        if how.allow_http:
             options["client_options"] = {"allow_http": True}
         try:
             patience = timedelta(seconds=float(environment.get("LOOM_STORE_TIMEOUT") or PATIENCE_S))
@@ -127,18 +129,8 @@ class ObjectSource:
 
 
 def open_source(uri: str, environment: Mapping[str, str]) -> Source:
-    """The place a dataset's URI names; S3_ENDPOINT, S3_ACCESS_KEY and S3_SECRET_KEY are honoured."""
+    """The place a dataset's URI names; for how its store is opened see wire/object_store.py."""
     return ObjectSource(uri, environment) if is_remote(uri) else LocalSource(local_root(uri))
-
-
-def _s3_options(environment: Mapping[str, str]) -> dict[str, Any]:
-    options = {
-        "endpoint": environment.get("S3_ENDPOINT", ""),
-        "access_key_id": environment.get("S3_ACCESS_KEY", ""),
-        "secret_access_key": environment.get("S3_SECRET_KEY", ""),
-        "region": environment.get("S3_REGION") or environment.get("AWS_REGION") or "us-east-1",
-    }
-    return {key: value for key, value in options.items() if value}
 
 
 def _first_line(error: Exception) -> str:

@@ -16,6 +16,7 @@ from torchloom.model.fleet import Fleet, Job, NodeState
 from torchloom.model.messages import AskCheckpoints, CheckpointAnswer, CheckpointVerb
 from torchloom.weaver.environment import Environments
 from torchloom.wire import codec, subjects
+from torchloom.wire.object_store import PREFIXES
 
 LIST_WITHIN_S = 15.0
 VERIFY_WITHIN_S = 600.0
@@ -23,8 +24,6 @@ PURGE_WITHIN_S = 300.0
 _WITHIN_S: dict[CheckpointVerb, float] = {"verify": VERIFY_WITHIN_S, "purge": PURGE_WITHIN_S}
 LOOK_WITHIN_S = 10.0
 """How long a restore waits for checksums to be compared; the restore itself compares them in any case."""
-_OPENERS = ("S3_", "AWS_", "GOOGLE_", "AZURE_", "LOOM_STORE_")
-"""Variables that say how to get into an object store begin like this."""
 _MOST_NAMED = 12
 
 
@@ -120,7 +119,7 @@ def _others(entries: Sequence[CheckpointEntry]) -> str:
 
 def _openers(env: Mapping[str, str]) -> dict[str, str]:
     """No more of the job's environment than is needed."""
-    return {name: value for name, value in env.items() if name.startswith(_OPENERS)}
+    return {name: value for name, value in env.items() if name.startswith(PREFIXES)}
 
 
 def _node(fleet: Fleet, job: Job) -> str:
