@@ -13,12 +13,13 @@ import argparse
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import get_args
 
 import msgspec
 
+from support.peers import PEERS, interval
 from support.table import emit, progress
 from torchloom.chaos.scenario import (
     EXPECTED,
@@ -35,61 +36,13 @@ from torchloom.chaos.scenario import (
 from torchloom.chaos.simulator import Simulation
 from torchloom.core.detect.judge import AllLimits, Memory, judge
 from torchloom.core.detect.matrix import judge_links
-from torchloom.core.detect.robust import median
-from torchloom.core.detect.window import RankWindow, by_role
+from torchloom.core.detect.window import RankWindow
 from torchloom.model.findings import Finding
 
 REPORTING, TUNING = 3_000_000, 0
 HORIZON_S = {"never-starts": 70.0, "hang": 640.0, "stall": 640.0}
 """Hangs run on until the watchdogs of peers have had their chance."""
 USUAL_HORIZON_S = 75.0
-Windows = Sequence[RankWindow]
-
-
-# -- rules of peers -----------------------------------------------------------------------------
-def watchdog_600(windows: Windows) -> tuple[str, tuple[int, ...]] | None:
-    """A collective under way for 600 s: the job is ended, nobody is named."""
-    old = any((c := w.waits()) is not None and w.age_s(c) >= 600 for w in windows)
-    return ("hang", ()) if old else None
-
-
-def all_hung_300(windows: Windows) -> tuple[str, tuple[int, ...]] | None:
-    return ("hang", ()) if all(w.idle_s >= 300 for w in windows) else None
-
-
-def _own(peers: Windows) -> dict[int, float]:
-    return {w.rank: median([s.own_ns for s in w.steps[-8:]]) for w in peers if len(w.steps) >= 5}
-
-
-def score_075(windows: Windows) -> tuple[str, tuple[int, ...]] | None:
-    """The fastest peer's time over one's own below 0.75 is a straggler."""
-    late = [
-        r
-        for peers in by_role(windows).values()
-        if (own := _own(peers))
-        for r, t in own.items()
-        if min(own.values()) / t < 0.75
-    ]
-    return ("slow", tuple(sorted(late))) if late else None
-
-
-def twice_the_median(windows: Windows) -> tuple[str, tuple[int, ...]] | None:
-    late = [
-        r
-        for peers in by_role(windows).values()
-        if (own := _own(peers))
-        for r, t in own.items()
-        if t > 2 * median(list(own.values()))
-    ]
-    return ("slow", tuple(sorted(late))) if late else None
-
-
-PEERS: dict[str, Callable[[Windows], tuple[str, tuple[int, ...]] | None]] = {
-    "watchdog 600 s": watchdog_600,
-    "all hung 300 s": all_hung_300,
-    "score < 0.75": score_075,
-    "> 2× median": twice_the_median,
-}
 
 
 # -- one run ------------------------------------------------------------------------------------
@@ -159,16 +112,6 @@ def _take(
 
 
 # -- tables -------------------------------------------------------------------------------------
-def interval(hits: int, n: int) -> str:
-    """Wilson's interval of 95 %."""
-    if not n:
-        return "–"
-    z, p = 1.96, hits / n
-    middle, half = p + z * z / 2 / n, z * ((p * (1 - p) + z * z / 4 / n) / n) ** 0.5
-    low, high = (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
-    return f"{100 * low:.0f}–{100 * high:.0f} %"
-
-
 def accuracy(
     kinds: Iterable[FaultKind], runs: int, base: int, noise: float, verbose: bool
 ) -> list[dict[str, object]]:
