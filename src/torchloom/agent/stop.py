@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Iterable
 
+from torchloom.agent import kernel
 from torchloom.agent.host import Host, Worker
 from torchloom.model.effects import StopWorkers
 from torchloom.model.events import EffectDone, WorkerExited
@@ -54,14 +55,14 @@ async def _end(workers: list[Worker], effect: StopWorkers) -> None:
 
 
 async def _wait(workers: list[Worker], seconds: float, kill_in_collective: bool) -> None:
-    """Until all have ended or the time is over; meanwhile whoever sits in a dead collective is killed."""
+    """Until all have ended or the time is over; meanwhile whoever cannot end by itself is killed."""
     give_up = time.monotonic() + seconds
     while (left := give_up - time.monotonic()) > 0:
         alive = [w for w in workers if not w.ending]
         if not alive:
             return
         if kill_in_collective:
-            _signal([w for w in alive if in_collective(w)], signal.SIGKILL)
+            _signal([w for w in alive if _is_helpless(w)], signal.SIGKILL)
         ends = [asyncio.ensure_future(w.told.wait()) for w in alive]
         _, pending = await asyncio.wait(ends, timeout=min(left, _LOOK_EVERY_S))
         for task in pending:
@@ -72,8 +73,13 @@ def _signal(workers: Iterable[Worker], number: signal.Signals, but_in_collective
     for worker in workers:
         if worker.process is None or worker.ending:
             continue
-        chosen = signal.SIGKILL if but_in_collective and in_collective(worker) else number
+        chosen = signal.SIGKILL if but_in_collective and _is_helpless(worker) else number
         worker.process.signal_group(chosen)
+
+
+def _is_helpless(worker: Worker) -> bool:
+    """It sits in a collective that will not end, or it is stopped and no signal but SIGKILL reaches it."""
+    return in_collective(worker) or kernel.state_of(worker.pid) == "T"
 
 
 def in_collective(worker: Worker) -> bool:

@@ -32,6 +32,9 @@ def store_opened(turn: Turn, event: CheckpointStoreOpened) -> None:
     known.node = event.node
     known.restored, known.restored_from = event.restored, event.restored_from
     known.restored_generation = event.ref.generation
+    incident = turn.fleet.incidents.get(job.incident)
+    if incident is not None and event.restored and incident.generation < event.ref.generation:
+        incident.timeline.restored_ns = incident.timeline.restored_ns or turn.now_ns
     if job.restore is not None and event.restored and event.ref.generation > job.restore.after:
         job.restore = None
 

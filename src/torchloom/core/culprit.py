@@ -21,10 +21,10 @@ def charge(incident: Incident, report: ExitReport) -> bool:
     if report.exit.ok or report.after_stop:
         incident.exits.append(report)
         return False
-    if incident.kind == "store-lost":
+    if incident.kind == "store-lost" or (incident.finding is not None and incident.kind != "crash"):
         incident.exits.append(msgspec.structs.replace(report, secondary=True))
         return False
-    chief = incident.exits[0] if incident.culprit is not None else None
+    chief = incident.exits[0] if incident.culprit is not None and incident.exits else None
     line = incident.timeline
     line.fault_ns = _fault_ns(report) if chief is None else min(line.fault_ns, _fault_ns(report))
     if chief is not None and _guilt(chief) <= _guilt(report):

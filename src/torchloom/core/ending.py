@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchloom.core.budget import made_progress, plan_restart
-from torchloom.core.culprit import charge, secondary_note, start_failed
+from torchloom.core.culprit import charge, secondary_note, start_failed, verdict
 from torchloom.core.generation import (
     ask_store,
     by_node,
@@ -13,7 +13,9 @@ from torchloom.core.generation import (
     settle_start,
     start_generation,
 )
+from torchloom.core.incidents import close_findings
 from torchloom.core.lifecycle import move_job, move_worker
+from torchloom.core.numbers import goodput
 from torchloom.core.turn import Turn
 from torchloom.model.effects import StartWorkers, StopWorkers
 from torchloom.model.events import WorkerExited
@@ -95,22 +97,51 @@ def open_incident(turn: Turn, job: Job, kind: str, verdict: str, at_ns: int) -> 
 
 def begin_recovery(turn: Turn, job: Job, report: ExitReport) -> None:
     """A worker failed: open an incident, decide, end the rest of the generation."""
+    why = f"rank {report.rank} is gone, so its generation {job.generation} cannot go on"
+    told = turn.fleet.incidents.get(job.findings.get("stuck", ""))
+    if told is not None and told.open:
+        _end_of_what_was_stuck(turn, job, told, report)
+        end_generation(turn, job, told, why)
+        return
     kind = "start-failed" if start_failed(report) else "crash"
     incident = open_incident(turn, job, kind, "", report.at_ns)
+    incident.goodput_before = goodput(turn.fleet, job, report.at_ns)
     _add_exit(turn, job, incident, report)
-    why = f"rank {report.rank} is gone, so its generation {job.generation} cannot go on"
-    _end_generation(turn, job, incident, why)
+    end_generation(turn, job, incident, why)
+
+
+def _end_of_what_was_stuck(turn: Turn, job: Job, incident: Incident, report: ExitReport) -> None:
+    """A job that was said to hang failed: one fault, one incident, and whom the detector named stays named.
+
+    If the very rank that was named died by itself, then its end is the cause and the waiting its sign.
+    """
+    assert incident.finding is not None
+    sentence, fault_ns = incident.finding.sentence, incident.timeline.fault_ns
+    followed = report.end is not None and report.end.connection_lost
+    incident.timeline.decided_ns = turn.now_ns
+    if report.rank in incident.finding.ranks and not followed:
+        incident.kind, incident.culprit = "crash", None
+        _add_exit(turn, job, incident, report)
+        incident.verdict += f"; before that, {sentence}"
+    else:
+        progress = made_progress(job.spec.restarts, report.steps, report.ran_s)
+        job.plan = plan_restart(job, incident.culprit, progress, turn.chance)
+        _add_exit(turn, job, incident, report)
+        incident.verdict = f"{sentence}; then {verdict(report)}"
+    incident.timeline.fault_ns = fault_ns
 
 
 def store_lost_at_start(turn: Turn, job: Job, verdict: str) -> None:
     """Workers that may exist already cannot meet any more: end them, without blaming one."""
     incident = open_incident(turn, job, "store-lost", verdict, turn.now_ns)
     job.plan = plan_restart(job, None, False, turn.chance)
-    _end_generation(turn, job, incident, "its ranks cannot meet without their store")
+    end_generation(turn, job, incident, "its ranks cannot meet without their store")
 
 
-def _end_generation(turn: Turn, job: Job, incident: Incident, why: str) -> None:
+def end_generation(turn: Turn, job: Job, incident: Incident, why: str) -> None:
+    """End what lives of a generation because of an incident; what follows is in the job's plan."""
     assert job.plan is not None
+    close_findings(turn, job, "its generation ended", keep=incident.id)
     previous = turn.fleet.incidents.get(job.incident)
     if previous is not None:
         previous.open = False
@@ -249,6 +280,7 @@ def end_job(turn: Turn, job: Job, state: JobState, reason: str) -> None:
     move_job(turn, job, state, reason)
     turn.cancel_timers(job)
     drop_store(turn, job, "its job has ended")
+    close_findings(turn, job, f"the job {state}")
     incident = turn.fleet.incidents.get(job.incident)
     if incident is not None:
         incident.open = False

@@ -6,6 +6,7 @@ start costs a recovery nothing.
 
 from __future__ import annotations
 
+from torchloom.core.incidents import close_findings
 from torchloom.core.lifecycle import move_job, move_worker, set_workers
 from torchloom.core.place import place
 from torchloom.core.turn import Turn
@@ -26,6 +27,7 @@ def start_generation(turn: Turn, job: Job, reason: str) -> None:
         job.reason = why_not
         return
     move_job(turn, job, JobState.STARTING, reason)
+    close_findings(turn, job, "its generation ended")
     job.generation += 1
     job.generation_at_ns = turn.now_ns
     job.started_at_ns = job.started_at_ns or turn.now_ns

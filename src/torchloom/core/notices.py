@@ -19,6 +19,8 @@ from torchloom.model.events import (
     Envelope,
     Event,
     FaultInjected,
+    FindingEnded,
+    FindingMade,
     FirstStep,
     JobDeleted,
     JobSubmitted,
@@ -88,6 +90,8 @@ def job_of(event: Event, fleet: Fleet) -> str:
             return event.ref.job
         case StoreStarted() | StoreLost():
             return event.store.job
+        case FindingMade() | FindingEnded():
+            return event.job
         case WorkersStarted():
             return event.workers[0].ref.job if event.workers else ""
         case TimerFired():
@@ -178,6 +182,10 @@ def _words(event: Event) -> tuple[Topic, str]:
         case FaultInjected():
             ranks = ", ".join(map(str, event.ranks))
             return "job", f"{event.by} injected {event.fault.kind} into rank {ranks} of {event.job}"
+        case FindingMade():
+            return "incident", f"{event.job}: {event.finding.sentence}"
+        case FindingEnded():
+            return "incident", f"{event.job}: what was said of it is over after {event.lasted_s:.1f} s"
         case TimerFired():
             return "system", "a wait is over"
         case LeaseTaken():

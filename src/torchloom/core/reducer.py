@@ -13,6 +13,7 @@ from torchloom.core.checkpoints import (
 )
 from torchloom.core.ending import start_did_fail, worker_exited
 from torchloom.core.faults import fault_injected
+from torchloom.core.findings import finding_ended, finding_made, recovered
 from torchloom.core.generation import (
     find_worker,
     forget_store,
@@ -47,6 +48,8 @@ from torchloom.model.events import (
     Envelope,
     Event,
     FaultInjected,
+    FindingEnded,
+    FindingMade,
     FirstStep,
     JobDeleted,
     JobSubmitted,
@@ -137,6 +140,10 @@ def _dispatch(turn: Turn, event: Event) -> None:
             checkpoint_rejected(turn, event)
         case FaultInjected():
             fault_injected(turn, event)
+        case FindingMade():
+            finding_made(turn, event)
+        case FindingEnded():
+            finding_ended(turn, event)
         case TimerFired():
             _timer_fired(turn, event)
         case LeaseTaken():
@@ -190,6 +197,7 @@ def _first_step(turn: Turn, event: FirstStep) -> None:
     job.incident = ""
     incident.timeline.first_step_ns = event.at_ns
     job.down_ns += max(0, event.at_ns - incident.timeline.fault_ns)
+    recovered(turn, job, incident)
     reached = [r.training_step for r in incident.exits if r.training_step is not None]
     if reached and event.training_step is not None:
         incident.lost_steps = max(0, max(reached) - event.training_step + 1)

@@ -12,6 +12,7 @@ from msgspec import Struct
 from torchloom.model.checkpoints import CheckpointPlace, RejectedCheckpoint, SavedCheckpoint
 from torchloom.model.effects import Effect
 from torchloom.model.faults import Fault
+from torchloom.model.findings import Finding, RankEvidence
 from torchloom.model.job import JobSpec
 from torchloom.model.node import Inventory, StoreAddress, StoreRef
 from torchloom.model.worker import DeviceUse, EndRecord, Exit, WorkerRef
@@ -219,6 +220,29 @@ class FaultInjected(EventBase, frozen=True, kw_only=True, tag="fault-injected"):
     """Of this injection, by which it can be found again."""
 
 
+class FindingMade(EventBase, frozen=True, kw_only=True, tag="finding-made"):
+    """A detector concluded something, or something more about what it said before. In the stream before
+    anybody acts on it."""
+
+    job: str
+    generation: int
+    finding: Finding
+    evidence: tuple[RankEvidence, ...] = ()
+    """Of ranks that were asked; what is missing here is as it was told before."""
+    steps: int = 0
+    """Steps that the generation has completed."""
+
+
+class FindingEnded(EventBase, frozen=True, kw_only=True, tag="finding-ended"):
+    """What a detector said is no longer so."""
+
+    job: str
+    generation: int
+    key: str
+    """Which one: core.telling.key."""
+    lasted_s: float
+
+
 class TimerFired(EventBase, frozen=True, kw_only=True, tag="timer-fired"):
     timer: str
 
@@ -257,6 +281,8 @@ Event = (
     | CheckpointFailed
     | CheckpointRejected
     | FaultInjected
+    | FindingMade
+    | FindingEnded
     | TimerFired
     | LeaseTaken
     | Decided

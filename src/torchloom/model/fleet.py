@@ -8,6 +8,7 @@ from msgspec import Struct, field
 
 from torchloom.model.checkpoints import CheckpointPlace, SavedCheckpoint
 from torchloom.model.effects import Effect
+from torchloom.model.findings import Finding, RankEvidence
 from torchloom.model.job import JobSpec
 from torchloom.model.node import Inventory, StoreAddress
 from torchloom.model.worker import DeviceUse, EndRecord, Exit, WorkerRef
@@ -90,10 +91,13 @@ class Timeline(Struct, kw_only=True):
     """When each phase of a recovery was reached; 0 means not (yet). Wall-clock nanoseconds."""
 
     fault_ns: int = 0
+    first_sign_ns: int = 0
+    """When peers began to wait, or whatever else a detector saw first."""
     detected_ns: int = 0
     decided_ns: int = 0
     stopped_ns: int = 0
     spawned_ns: int = 0
+    restored_ns: int = 0
     first_step_ns: int = 0
 
 
@@ -113,6 +117,16 @@ class Incident(Struct, kw_only=True):
     lost_steps: int | None = None
     """Training steps to be repeated; None when the script does not tell its step."""
     open: bool = True
+    finding: Finding | None = None
+    """What a detector said last, if one did."""
+    evidence: tuple[RankEvidence, ...] = ()
+    """By rank; of the newest incidents only."""
+    resolution: str = ""
+    """How it ended by itself."""
+    ended_ns: int = 0
+    goodput_before: float | None = None
+    goodput_after: float | None = None
+    """Of the job, when it began and when it was over."""
 
 
 class Plan(Struct, frozen=True):
@@ -191,6 +205,10 @@ class Job(Struct, kw_only=True):
     """Asked for and not yet carried out."""
     down_ns: int = 0
     """Time without training between a fault and the first step after it, over closed incidents."""
+    findings: dict[str, str] = field(default_factory=dict)
+    """Open incidents that detectors made in this generation, by core.telling.key; kept by core.findings."""
+    acted_ns: list[int] = field(default_factory=list)
+    """When findings led to restarts, the newest ones."""
 
     @property
     def ended(self) -> bool:

@@ -6,6 +6,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from torchloom.model.policy import Policy
+
 MAX_WORKERS = 4096
 """Largest world size that is accepted at all."""
 
@@ -86,6 +88,7 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_workers: int | None = None
     limits: HangLimits = HangLimits()
     checkpoint: CheckpointSettings = CheckpointSettings()
+    policy: Policy = Policy()
 
     @property
     def world_size(self) -> int:

@@ -1,0 +1,34 @@
+"""Incidents that detectors made: which are open, what they keep, how they end. Decides nothing."""
+
+from __future__ import annotations
+
+from torchloom.core.numbers import goodput
+from torchloom.core.turn import Turn
+from torchloom.model.fleet import Incident, Job
+
+EVIDENCE_KEPT = 8
+"""Incidents of a job, the newest ones, that keep their stacks and collectives."""
+
+
+def close_findings(turn: Turn, job: Job, why: str, keep: str = "") -> None:
+    """Whatever was said of a generation is over with it; `keep` is the incident of the recovery itself."""
+    for id in job.findings.values():
+        incident = turn.fleet.incidents.get(id)
+        if incident is not None and incident.open and id != keep:
+            close(turn, job, incident, why)
+    job.findings = {}
+
+
+def close(turn: Turn, job: Job, incident: Incident, resolution: str) -> None:
+    incident.open = False
+    incident.resolution = resolution
+    incident.ended_ns = turn.now_ns
+    incident.goodput_after = goodput(turn.fleet, job, turn.now_ns)
+
+
+def drop_old_evidence(turn: Turn, job: Job) -> None:
+    """Stacks of long ago explain nothing any more, and every snapshot would carry them."""
+    if len(job.incidents) > EVIDENCE_KEPT:
+        old = turn.fleet.incidents.get(job.incidents[-EVIDENCE_KEPT - 1])
+        if old is not None:
+            old.evidence = ()
