@@ -21,8 +21,10 @@ from torchloom.model.transaction.messages import (
 )
 
 
-def mail(phase: Phase, version: int = 1) -> Mail:
-    return Mail(phase, Proposal(AttemptId(1, version, 1), Kind.SET, {"lr": 0.1, "betas": [0.9, 0.99]}), 12)
+def mail(phase: Phase, number: int = 1) -> Mail:
+    return Mail(
+        phase, Proposal(AttemptId(1, 20 - number, number), Kind.SET, {"lr": 0.1, "betas": [0.9, 0.99]}), 12
+    )
 
 
 def test_however_mail_arrives_the_highest_phase_stays() -> None:
@@ -35,13 +37,13 @@ def test_however_mail_arrives_the_highest_phase_stays() -> None:
 
 def test_a_box_keeps_the_newest_attempts() -> None:
     box: tuple[Mail, ...] = ()
-    for version in (3, 1, 9, 2, 7, 8):
-        box = post(box, mail(Phase.ARM, version))
-    assert [held.proposal.attempt.version for held in box] == [3, 7, 8, 9] and len(box) == MAIL_KEPT
+    for number in (3, 1, 9, 2, 7, 8):
+        box = post(box, mail(Phase.ARM, number))
+    assert [held.proposal.attempt.attempt for held in box] == [3, 7, 8, 9] and len(box) == MAIL_KEPT
 
 
 def test_what_is_packed_is_unpacked() -> None:
-    mails = tuple(mail(phase, version) for version, phase in enumerate(Phase))
+    mails = tuple(mail(phase, number) for number, phase in enumerate(Phase))
     assert unpack_mail(pack_mail(mails)) == mails
     answers = tuple(
         Answer(AttemptId(1, 2, 3), 4, said, 5, True, 6, "SGD", "wäre", (("lr", 1, None),)) for said in Said

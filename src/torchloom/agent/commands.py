@@ -14,6 +14,7 @@ from typing import assert_never
 
 from torchloom.agent.faults import inject
 from torchloom.agent.host import Host
+from torchloom.agent.mail import post_mail
 from torchloom.agent.remove import remove_job_files
 from torchloom.agent.start import start_workers
 from torchloom.agent.stop import stop_workers
@@ -25,6 +26,7 @@ from torchloom.errors import LoomError
 from torchloom.model.effects import (
     Effect,
     InjectFault,
+    PostMail,
     RemoveJobFiles,
     StartStore,
     StartWorkers,
@@ -103,9 +105,10 @@ class Commands:
             log.exception("effect %s failed", effect.id)
             result = self._failed(effect, f"the agent failed at it: {type(error).__name__}: {error}")
         known.result = result
-        self._say(effect, result)
+        if result is not None:
+            self._say(effect, result)
 
-    async def _carry_out(self, effect: Effect, env: Mapping[str, str]) -> Result:
+    async def _carry_out(self, effect: Effect, env: Mapping[str, str]) -> Result | None:
         match effect:
             case StartStore():
                 return await self._stores.start(effect, env)
@@ -117,6 +120,9 @@ class Commands:
                 return await stop_workers(self._host, effect)
             case RemoveJobFiles():
                 return await remove_job_files(self._host, effect)
+            case PostMail():
+                post_mail(self._host, effect)
+                return None  # the answers of the ranks are its result
             case InjectFault():
                 return inject(self._host, effect, self._tasks)
             case _:

@@ -16,6 +16,7 @@ from torchloom.core.generation import (
 from torchloom.core.incidents import close_findings
 from torchloom.core.lifecycle import move_job, move_worker
 from torchloom.core.numbers import goodput
+from torchloom.core.steering import job_ended, rank_ended
 from torchloom.core.turn import Turn
 from torchloom.model.effects import StartWorkers, StopWorkers
 from torchloom.model.events import WorkerExited
@@ -36,6 +37,7 @@ def worker_exited(turn: Turn, event: WorkerExited) -> None:
     worker.exit, worker.exited_at_ns, worker.steps = event.exit, event.at_ns, event.steps
     if before is WorkerState.ASSIGNED:
         close_done_starts(turn, job)
+    rank_ended(turn, job, event)
     report = ExitReport(
         rank=worker.ref.rank,
         node=worker.node,
@@ -286,6 +288,7 @@ def end_job(turn: Turn, job: Job, state: JobState, reason: str) -> None:
         incident.open = False
     job.plan = None
     job.restore = None
+    job_ended(turn, job)
     if job.checkpoints is not None and job.checkpoints.failing:
         turn.fleet.incidents[job.checkpoints.failing].open = False
         job.checkpoints.failing = ""

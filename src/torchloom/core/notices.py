@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from torchloom.core.operations import asked, sentence
 from torchloom.core.reducer import apply
 from torchloom.model.events import (
+    ChangeCancelled,
+    ChangeRequested,
     CheckpointFailed,
     CheckpointRejected,
     CheckpointSaved,
@@ -29,7 +32,9 @@ from torchloom.model.events import (
     NodeLeft,
     NodeReachable,
     NodeUnreachable,
+    RanksAnswered,
     RestoreRequested,
+    StepReached,
     StopRequested,
     StoreLost,
     StoreStarted,
@@ -52,6 +57,7 @@ def apply_and_tell(fleet: Fleet, envelope: Envelope, seq: int, now_ns: int) -> N
     job = job_of(event, fleet)
     near = _near(fleet, event, job)
     jobs, incidents = _jobs(fleet, near), _incidents(fleet, near)
+    under_way = _operations_under_way(fleet, job)
     apply(fleet, envelope, seq, now_ns)
     if doubled:
         return None
@@ -61,6 +67,10 @@ def apply_and_tell(fleet: Fleet, envelope: Envelope, seq: int, now_ns: int) -> N
     found = [i for i in _incidents(fleet, near).values() if incidents.get(i.id) != i]
     topic, text = _words(event)
     more: list[Topic] = ["job"] if changed and topic != "job" else []
+    told = _operations_told(fleet, job, under_way, event)
+    if told:
+        text = told if topic == "system" else f"{text}; {told}"
+        topic, more = ("config", more) if topic == "system" else (topic, [*more, "config"])
     if found:
         more.append("incident")
     ref = getattr(event, "ref", None)
@@ -83,6 +93,8 @@ def job_of(event: Event, fleet: Fleet) -> str:
     """The job that an event is about, if it is about one."""
     match event:
         case JobSubmitted() | StopRequested() | RestoreRequested() | JobDeleted() | FaultInjected():
+            return event.job
+        case ChangeRequested() | ChangeCancelled() | RanksAnswered() | StepReached():
             return event.job
         case WorkerRegistered() | FirstStep() | WorkerExited():
             return event.ref.job
@@ -133,8 +145,31 @@ def _incidents(fleet: Fleet, near: dict[str, None]) -> dict[str, IncidentChange]
     return made
 
 
+def _operations_under_way(fleet: Fleet, job: str) -> list[str]:
+    known = fleet.jobs.get(job)
+    return [o.id for o in known.operations.values() if not o.ended] if known is not None else []
+
+
+def _operations_told(fleet: Fleet, job: str, under_way: list[str], event: Event) -> str:
+    """The outcomes that this event brought, in words."""
+    known = fleet.jobs.get(job)
+    if known is None:
+        return ""
+    new = [event.operation] if isinstance(event, ChangeRequested) else []
+    found = [known.operations.get(id) for id in dict.fromkeys([*under_way, *new])]
+    return "; ".join(sentence(job, o) for o in found if o is not None and o.ended)
+
+
 def _words(event: Event) -> tuple[Topic, str]:
     match event:
+        case ChangeRequested():
+            return "config", f"{event.by} asked {event.job} to {asked(event.kind, event.values)}"
+        case ChangeCancelled():
+            return "config", f"{event.by} cancelled operation {event.operation} of {event.job}"
+        case RanksAnswered():
+            return "system", f"ranks of {event.job} on {event.node} answered"
+        case StepReached():
+            return "system", f"{event.job} is near step {event.step}"
         case JobSubmitted():
             return "job", f"{event.by} submitted {event.job} with {event.spec.world_size} workers"
         case StopRequested():

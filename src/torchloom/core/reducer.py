@@ -26,11 +26,22 @@ from torchloom.core.generation import (
 from torchloom.core.jobs import job_deleted, job_submitted
 from torchloom.core.nodes import node_joined, node_left, node_reachable, node_unreachable, store_lost
 from torchloom.core.restoring import restore_requested
+from torchloom.core.steering import (
+    change_cancelled,
+    change_requested,
+    first_step_made,
+    mail_failed,
+    ranks_answered,
+    step_reached,
+    time_passed,
+    timer_id,
+)
 from torchloom.core.stopping import stop_again, stop_requested
 from torchloom.core.turn import Turn, jobs_of
 from torchloom.model.effects import (
     Effect,
     InjectFault,
+    PostMail,
     RemoveJobFiles,
     StartStore,
     StartWorkers,
@@ -38,6 +49,8 @@ from torchloom.model.effects import (
     StopWorkers,
 )
 from torchloom.model.events import (
+    ChangeCancelled,
+    ChangeRequested,
     CheckpointFailed,
     CheckpointRejected,
     CheckpointSaved,
@@ -58,7 +71,9 @@ from torchloom.model.events import (
     NodeLeft,
     NodeReachable,
     NodeUnreachable,
+    RanksAnswered,
     RestoreRequested,
+    StepReached,
     StopRequested,
     StoreLost,
     StoreStarted,
@@ -102,6 +117,14 @@ def _dispatch(turn: Turn, event: Event) -> None:
             stop_requested(turn, event)
         case RestoreRequested():
             restore_requested(turn, event)
+        case ChangeRequested():
+            change_requested(turn, event)
+        case ChangeCancelled():
+            change_cancelled(turn, event)
+        case RanksAnswered():
+            ranks_answered(turn, event)
+        case StepReached():
+            step_reached(turn, event)
         case JobDeleted():
             job_deleted(turn, event)
         case NodeJoined():
@@ -178,6 +201,8 @@ def _effect_failed(turn: Turn, event: EffectFailed) -> None:
                     turn.set_timer("stop-again", job, STOP_AGAIN_S)
         case StopStore():
             pass  # the inventory of the next join tells whether it is still there
+        case PostMail():
+            mail_failed(turn, effect, event.why)
         case InjectFault():
             pass  # the failure is told, and a fault that did not happen hurts nobody
         case RemoveJobFiles():
@@ -190,6 +215,7 @@ def _first_step(turn: Turn, event: FirstStep) -> None:
         return
     worker.first_step_at_ns = event.at_ns
     job = turn.fleet.jobs[event.ref.job]
+    first_step_made(turn, job)
     incident = turn.fleet.incidents.get(job.incident)
     if incident is None or not incident.open or incident.generation >= event.ref.generation:
         return
@@ -208,7 +234,9 @@ def _timer_fired(turn: Turn, event: TimerFired) -> None:
     job = turn.fleet.jobs.get(timer.job) if timer is not None else None
     if timer is None or job is None:
         return
-    if timer.id.startswith("stop-again/"):
+    if timer.id == timer_id(job):
+        time_passed(turn, job)
+    elif timer.id.startswith("stop-again/"):
         stop_again(turn, job)
     elif job.state is JobState.BACKOFF:
         start_generation(turn, job, f"the wait is over: {job.reason}")

@@ -9,6 +9,7 @@ from torchloom.model.effects import (
     Effect,
     EffectBase,
     InjectFault,
+    PostMail,
     RemoveJobFiles,
     StartStore,
     StartWorkers,
@@ -17,7 +18,7 @@ from torchloom.model.effects import (
 )
 from torchloom.model.fleet import Fleet, Job, Timer
 
-E = TypeVar("E", StartStore, StopStore, StartWorkers, StopWorkers, RemoveJobFiles, InjectFault)
+E = TypeVar("E", StartStore, StopStore, StartWorkers, StopWorkers, RemoveJobFiles, InjectFault, PostMail)
 
 
 class Turn:
@@ -31,6 +32,8 @@ class Turn:
         self.effects: list[Effect] = []
         self.room_appeared = False
         """Slots became free or a node ready, so that waiting jobs are worth another look."""
+        self.ended_operations: list[tuple[str, str]] = []
+        """Job and id of operations whose outcome was told in this turn."""
 
     @property
     def chance(self) -> float:
@@ -86,7 +89,7 @@ def jobs_of(effect: Effect) -> list[str]:
     match effect:
         case StartStore() | StopStore():
             return [effect.store.job]
-        case StartWorkers() | RemoveJobFiles():
+        case StartWorkers() | RemoveJobFiles() | PostMail():
             return [effect.job]
         case StopWorkers() | InjectFault():
             return list(dict.fromkeys(ref.job for ref in effect.workers))

@@ -72,6 +72,8 @@ class StartWorkers(EffectBase, frozen=True, kw_only=True, tag="start-workers"):
     expected_steps: int | None = None
     restore_step: int | None = None
     """Begin from the state of this step instead of the newest one."""
+    schedule: str = ""
+    """The config's versions by training step (core/schedule_packing.py), for the black box."""
 
 
 class StopWorkers(EffectBase, frozen=True, kw_only=True, tag="stop-workers"):
@@ -99,6 +101,19 @@ class RemoveJobFiles(EffectBase, frozen=True, kw_only=True, tag="remove-job-file
     """The last one of the deleted job; a worker of a later one means that the files are another job's."""
 
 
+class PostMail(EffectBase, frozen=True, kw_only=True, tag="post-mail"):
+    """Merge this mail into the mailboxes of these workers, as far as they are here.
+
+    Nothing is said when it is done: the ranks' answers say it. The core closes it.
+    """
+
+    job: str
+    generation: int
+    workers: tuple[WorkerRef, ...]
+    mail: str
+    """As core/transaction/packing.py packs it."""
+
+
 class InjectFault(EffectBase, frozen=True, kw_only=True, tag="inject-fault"):
     """Make this go wrong in these workers."""
 
@@ -107,4 +122,4 @@ class InjectFault(EffectBase, frozen=True, kw_only=True, tag="inject-fault"):
     workers: tuple[WorkerRef, ...]
 
 
-Effect = StartStore | StopStore | StartWorkers | StopWorkers | RemoveJobFiles | InjectFault
+Effect = StartStore | StopStore | StartWorkers | StopWorkers | RemoveJobFiles | InjectFault | PostMail

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -15,6 +15,7 @@ from torchloom.model.faults import Fault
 from torchloom.model.findings import Finding, RankEvidence
 from torchloom.model.job import JobSpec
 from torchloom.model.node import Inventory, StoreAddress, StoreRef
+from torchloom.model.transaction.messages import Kind
 from torchloom.model.worker import DeviceUse, EndRecord, Exit, WorkerRef
 
 
@@ -56,6 +57,53 @@ class RestoreRequested(EventBase, frozen=True, kw_only=True, tag="restore-reques
     step: int
     by: str
     progress: tuple[WorkerProgress, ...] = ()
+
+
+class ChangeRequested(EventBase, frozen=True, kw_only=True, tag="change-requested"):
+    """A person wants something done at one step on all ranks. Names and values were checked before."""
+
+    job: str
+    operation: str
+    """Its id, chosen by whoever took the request."""
+    kind: Kind
+    values: dict[str, Any] = {}
+    two_phase: bool = False
+    at_step: int | None = None
+    """Counted in `generation`; None: as soon as all ranks can."""
+    training_step: int | None = None
+    """What the user named."""
+    generation: int = 0
+    """The one that at_step was counted in."""
+    step_s: float = 0.0
+    """How long a step took lately, as the live view knew it; 0: unknown."""
+    by: str
+    why: str = ""
+    reverts: int | None = None
+
+
+class ChangeCancelled(EventBase, frozen=True, kw_only=True, tag="change-cancelled"):
+    job: str
+    operation: str
+    by: str
+
+
+class RanksAnswered(EventBase, frozen=True, kw_only=True, tag="ranks-answered"):
+    """Ranks of one node answered proposals: everything new that one look at their black boxes found."""
+
+    node: str
+    job: str
+    generation: int
+    answers: str
+
+
+class StepReached(EventBase, frozen=True, kw_only=True, tag="step-reached"):
+    """A step that an operation waits for is near. Said only when one does."""
+
+    job: str
+    generation: int
+    step: int
+    """The step that the foremost rank is about to make."""
+    step_s: float = 0.0
 
 
 class JobDeleted(EventBase, frozen=True, kw_only=True, tag="job-deleted"):
@@ -167,6 +215,8 @@ class WorkerExited(EventBase, frozen=True, kw_only=True, tag="worker-exited"):
     activity: str = ""
     """The last thing it was recorded doing, in words."""
     log_tail: tuple[str, ...] = ()
+    answers: str = ""
+    """What it had answered to proposals, as its black box holds it (core/transaction/packing.py)."""
 
 
 class CheckpointStoreOpened(EventBase, frozen=True, kw_only=True, tag="checkpoint-store-opened"):
@@ -263,6 +313,10 @@ Event = (
     JobSubmitted
     | StopRequested
     | RestoreRequested
+    | ChangeRequested
+    | ChangeCancelled
+    | RanksAnswered
+    | StepReached
     | JobDeleted
     | NodeJoined
     | NodeUnreachable

@@ -11,6 +11,9 @@ from torchloom.model.effects import Effect
 from torchloom.model.findings import Finding, RankEvidence
 from torchloom.model.job import JobSpec
 from torchloom.model.node import Inventory, StoreAddress
+from torchloom.model.steering import OperationRecord
+from torchloom.model.transaction.config import Schedule
+from torchloom.model.transaction.state import Limits, Proposer
 from torchloom.model.worker import DeviceUse, EndRecord, Exit, WorkerRef
 
 
@@ -171,6 +174,10 @@ class Restore(Struct, frozen=True, kw_only=True):
     """Generation at the time of the request: a later one carries it out."""
 
 
+STEERING = Limits(resend_s=0.0, await_first_step=True)
+"""The outbox repeats what is open, and before the first step nobody could answer."""
+
+
 class Job(Struct, kw_only=True):
     id: str
     spec: JobSpec
@@ -203,6 +210,13 @@ class Job(Struct, kw_only=True):
     checkpoints: JobCheckpoints | None = None
     restore: Restore | None = None
     """Asked for and not yet carried out."""
+    control: Proposer = field(default_factory=lambda: Proposer(limits=STEERING))
+    """The operation under way and those that wait; changed only by core.transaction.proposer."""
+    operations: dict[str, OperationRecord] = field(default_factory=dict)
+    """The newest, by id, oldest first."""
+    schedule: Schedule = ()
+    """The versions of its config."""
+    paused: bool = False
     down_ns: int = 0
     """Time without training between a fault and the first step after it, over closed incidents."""
     findings: dict[str, str] = field(default_factory=dict)

@@ -145,6 +145,10 @@ class WorkerPulse(Struct, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
     hyperparameters: str = ""
     """JSON as the probe wrote it; sent only when it changed."""
+    settings: str = ""
+    """JSON of what can be set and what is held, as the probe wrote it; sent only when it changed."""
+    config_version: int = 0
+    """Of the config that its next step is made with."""
 
 
 class Telemetry(Struct, frozen=True, kw_only=True):

@@ -17,18 +17,22 @@ class Verdict:
     reason: str
     again: bool = False
     """Every rank reports that it was only too late, so it may be tried again."""
+    undone: bool = False
+    """It was tried on the ranks and taken back, because of a rank that could not."""
     unheard: tuple[int, ...] = ()
     answers: Mapping[int, Answer] = field(default_factory=dict)
 
-    def outcome(self, attempt: AttemptId, at_step: int) -> Outcome:
+    def outcome(self, attempt: AttemptId, at_step: int, tries: int) -> Outcome:
         applied = self.how is not How.NOT_APPLIED
+        offsets = {a.offset for a in self.answers.values() if a.said is Said.APPLIED}
         return Outcome(
             version=attempt.version,
             how=self.how,
             reason=self.reason,
             generation=attempt.generation,
             at_step=at_step if applied else 0,
-            attempts=attempt.attempt,
+            offset=offsets.pop() if len(offsets) == 1 else None,
+            attempts=tries,
             unheard=self.unheard,
             changed={rank: a.changed for rank, a in sorted(self.answers.items()) if a.changed},
             trouble={
@@ -60,7 +64,7 @@ def judge(
     undone = [a for a in answers.values() if a.said is Said.UNDONE]
     if undone:
         reason = f"undone on every rank at step {at_step}: {_last_line(undone[0].why)}{silence}"
-        return Verdict(How.NOT_APPLIED, reason, unheard=unheard, answers=answers)
+        return Verdict(How.NOT_APPLIED, reason, undone=True, unheard=unheard, answers=answers)
     if against:
         why = withdrawn or answers[against[0]].why
         again = len(against) == world

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
+from torchloom.core.transaction.batch import part_of, share, together
 from torchloom.core.transaction.lead import steps_ahead
 from torchloom.core.transaction.outcome import judge
 from torchloom.model.transaction.messages import FINAL, Answer, Kind, Mail, Phase, Proposal, Said
@@ -49,17 +50,17 @@ def apply(state: Proposer, event: Event, now_ns: int) -> list[Effect]:
     effects: list[Effect] = []
     match event:
         case Requested():
-            _requested(state, event.operation, effects)
+            _requested(state, event.operation, now_ns, effects)
         case Cancelled():
-            _cancelled(state, event, effects)
+            _cancelled(state, event, now_ns, effects)
         case Answered():
             _answered(state, event.answer, now_ns, effects)
         case RankEnded():
             _rank_ended(state, event, now_ns, effects)
         case GenerationBegan():
-            _generation_began(state, event, effects)
+            _generation_began(state, event, now_ns, effects)
         case JobEnded():
-            _everybody_gone(state, event.why, effects)
+            _everybody_gone(state, event.why, now_ns, effects)
             state.over = event.why
             for operation in state.queue:
                 effects.append(
@@ -69,6 +70,7 @@ def apply(state: Proposer, event: Event, now_ns: int) -> list[Effect]:
         case Progressed():
             if event.generation == state.generation:
                 state.step = max(state.step, event.step)
+                state.step_ns = event.step_ns or state.step_ns
         case Ticked():
             _ticked(state, now_ns, effects)
         case _:
@@ -81,16 +83,28 @@ def wake_at_ns(state: Proposer) -> int | None:
     """When a Ticked is due; None: only an event can change anything."""
     if state.current is None:
         return None
-    return state.sent_ns + _ns(state.limits.resend_s)
+    due = [state.sent_ns + _ns(state.limits.resend_s)] if state.limits.resend_s else []
+    if state.stage is not Stage.CONFIRMED:
+        due.append(state.since_ns + _patience_ns(state))
+    elif state.reported_ns:
+        due.append(state.reported_ns + _patience_ns(state))
+    return min(due, default=None)
+
+
+def reserve_version(state: Proposer) -> int:
+    """A version of the config that comes about without an operation of the ranks."""
+    state.newest += 1
+    return state.newest
 
 
 # -- the queue ----------------------------------------------------------------------------------
 
 
-def _requested(state: Proposer, operation: Operation, effects: list[Effect]) -> None:
+def _requested(state: Proposer, operation: Operation, now_ns: int, effects: list[Effect]) -> None:
     if operation.version <= state.newest:
         return  # doubled
     state.newest = operation.version
+    state.step_ns = operation.step_ns or state.step_ns
     refusal = ""
     if state.over:
         refusal = f"the job ended: {state.over}"
@@ -100,39 +114,68 @@ def _requested(state: Proposer, operation: Operation, effects: list[Effect]) -> 
         effects.append(Tell(Outcome(operation.version, How.NOT_APPLIED, refusal)))
     elif operation.kind is Kind.STOP:
         state.queue.insert(0, operation)  # what else was asked for does not matter to a job that is to end
+        if state.current is not None and state.stage is not Stage.CONFIRMED:
+            _give_up(state, "the job is to stop", now_ns, effects, certain=True)
     else:
         state.queue.append(operation)
 
 
-def _cancelled(state: Proposer, event: Cancelled, effects: list[Effect]) -> None:
-    why = f"cancelled by {event.by}"
+def _cancelled(state: Proposer, event: Cancelled, now_ns: int, effects: list[Effect]) -> None:
+    why = event.why or f"cancelled by {event.by}"
     for operation in state.queue:
         if operation.version == event.version:
             state.queue.remove(operation)
             effects.append(Tell(Outcome(operation.version, How.NOT_APPLIED, why)))
             return
-    if state.current is not None and state.current.version == event.version:
-        _give_up(state, why, effects)
+    if state.current is None:
+        return
+    if state.current.version == event.version and (event.why or not state.parts):
+        _give_up(state, why, now_ns, effects, certain=True)
+    elif state.stage is not Stage.CONFIRMED and event.version in {part.version for part in state.parts}:
+        # Only one of several is not wanted any more: the others begin again without it.
+        _withdraw(state, why, effects, unconfirmed=True)
+        effects.append(Tell(Outcome(event.version, How.NOT_APPLIED, why, state.generation)))
+        _requeue(state, [part for part in state.parts if part.version != event.version])
 
 
 def _begin_next(state: Proposer, now_ns: int, effects: list[Effect]) -> None:
     """Start the first operation that is due, if there is a whole generation to ask."""
     if state.current is not None or state.gone or not state.world:
         return
+    if state.limits.await_first_step and not state.step:
+        return
     for operation in state.queue:
-        near = operation.at_step is None or operation.at_step - state.step <= state.limits.plan_ahead_steps
-        if near and state.step >= operation.after_step:
-            state.queue.remove(operation)
-            state.current, state.attempt = operation, 0
+        if is_near(state, operation):
+            parts = together(operation, [o for o in state.queue if o.at_step is None])
+            state.queue = [waiting for waiting in state.queue if waiting not in parts]
+            state.current = parts[-1] if len(parts) == 1 else share(parts)
+            state.parts = [] if len(parts) == 1 else parts
+            state.tries = 0
             _try(state, now_ns, effects)
             return
+
+
+def is_near(state: Proposer, operation: Operation) -> bool:
+    """Whether an operation is worth a try now."""
+    if state.step < operation.after_step:
+        return False
+    ahead = state.limits.plan_ahead_steps
+    if state.step_ns:
+        ahead = max(ahead, int(_ns(state.limits.plan_ahead_s) / state.step_ns))
+    return operation.at_step is None or operation.at_step - state.step <= ahead
+
+
+def _requeue(state: Proposer, operations: list[Operation]) -> None:
+    """End the attempt without an outcome; these come next."""
+    state.queue[:0] = operations
+    _close(state)
 
 
 # -- one operation ------------------------------------------------------------------------------
 
 
 def _try(state: Proposer, now_ns: int, effects: list[Effect]) -> None:
-    state.attempt += 1
+    state.attempt, state.tries = state.attempt + 1, state.tries + 1
     state.at_step, state.withdrawn, state.reported_ns = 0, "", 0
     _enter(state, Stage.PREPARING, now_ns, effects)
 
@@ -179,6 +222,7 @@ def _answered(state: Proposer, answer: Answer, now_ns: int, effects: list[Effect
     if state.current is None or answer.attempt != state.attempt_id or not 0 <= answer.rank < state.world:
         return
     state.step = max(state.step, answer.step)
+    state.step_ns = answer.step_ns or state.step_ns
     if state.stage is Stage.CONFIRMED:
         if answer.said in FINAL and answer.rank not in state.answers:
             state.answers[answer.rank] = answer
@@ -191,7 +235,7 @@ def _answered(state: Proposer, answer: Answer, now_ns: int, effects: list[Effect
     elif answer.said in (Said.TOO_LATE, Said.NOT_APPLIED):
         _try_again(state, f"rank {answer.rank}: {answer.why}", now_ns, effects)
     elif answer.said in FINAL:
-        _give_up(state, f"rank {answer.rank} {answer.said}: {answer.why}", effects)
+        _give_up(state, f"rank {answer.rank} {answer.said}: {answer.why}", now_ns, effects)
 
 
 def _all_answered(state: Proposer, now_ns: int, effects: list[Effect]) -> None:
@@ -203,11 +247,11 @@ def _all_answered(state: Proposer, now_ns: int, effects: list[Effect]) -> None:
     newest = max(answer.step for answer in answers)
     if len({answer.anchor for answer in answers}) > 1:
         counted = ", ".join(f"rank {a.rank}: {a.anchor}" for a in sorted(answers, key=lambda a: a.rank))
-        _give_up(state, f"the ranks do not count the same steps ({counted})", effects)
+        _give_up(state, f"the ranks do not count the same steps ({counted})", now_ns, effects, certain=True)
         return
     held = all(answer.held for answer in answers)
     if wanted is not None and wanted < newest:
-        _give_up(state, f"step {wanted} is past, the job is at step {newest}", effects)
+        _give_up(state, f"step {wanted} is past, the job is at step {newest}", now_ns, effects, certain=True)
         return
     if wanted is not None and held and wanted > newest:
         # The resume that must come first could not get past an operation that waits for a later step.
@@ -215,7 +259,7 @@ def _all_answered(state: Proposer, now_ns: int, effects: list[Effect]) -> None:
         state.queue.append(replace(state.current, after_step=newest + 1))
         _close(state)
         return
-    lead = 0 if held else steps_ahead(answers, (now_ns - state.since_ns) / 1e9, state.attempt - 1)
+    lead = 0 if held else steps_ahead(answers, (now_ns - state.since_ns) / 1e9, state.tries - 1)
     state.at_step = wanted if wanted is not None else newest + lead
     _enter(state, Stage.ARMING, now_ns, effects)
 
@@ -223,25 +267,31 @@ def _all_answered(state: Proposer, now_ns: int, effects: list[Effect]) -> None:
 def _try_again(state: Proposer, why: str, now_ns: int, effects: list[Effect]) -> None:
     """The attempt came to nothing because it came too late."""
     assert state.current is not None
-    if state.current.at_step is not None or state.attempt >= state.limits.tries:
-        _give_up(state, f"{why} ({state.attempt} tries)", effects)
+    if state.current.at_step is not None or state.tries >= state.limits.tries:
+        _give_up(state, f"{why} ({state.tries} tries)", now_ns, effects, certain=True)
         return
     if state.stage is not Stage.CONFIRMED:
         _withdraw(state, why, effects, unconfirmed=True)
     _try(state, now_ns, effects)
 
 
-def _give_up(state: Proposer, why: str, effects: list[Effect]) -> None:
-    """Withdraw. Before CONFIRM that is the end of it; after it the ranks have the last word."""
+def _give_up(state: Proposer, why: str, now_ns: int, effects: list[Effect], *, certain: bool = False) -> None:
+    """Withdraw. Before CONFIRM that is the end of it; after it the ranks have the last word.
+
+    Unless it is `certain` that each would fail alike, operations that were tried together are tried alone.
+    """
     assert state.current is not None
     if state.stage is Stage.CONFIRMED:
         state.withdrawn = state.withdrawn or why
         _withdraw(state, why, effects, unconfirmed=False)
         return
     _withdraw(state, why, effects, unconfirmed=True)
-    effects.append(
-        Tell(Outcome(state.current.version, How.NOT_APPLIED, why, state.generation, attempts=state.attempt))
-    )
+    if state.parts and not certain:
+        _requeue(state, [replace(part, alone=True) for part in state.parts])
+        return
+    for part in state.parts or [state.current]:
+        outcome = Outcome(part.version, How.NOT_APPLIED, why, state.generation, attempts=state.tries)
+        effects.append(Tell(outcome))
     _close(state)
 
 
@@ -251,28 +301,39 @@ def _end_if_known(state: Proposer, now_ns: int, effects: list[Effect], *, patien
     if patient and state.silent():
         return
     verdict = judge(state.answers, state.world, state.at_step, state.gone, state.withdrawn)
-    more = state.current.at_step is None and state.attempt < state.limits.tries
+    more = state.current.at_step is None and state.tries < state.limits.tries
     if verdict.again and more and not state.withdrawn:
         _try_again(state, verdict.reason, now_ns, effects)
         return
-    effects.append(Tell(verdict.outcome(state.attempt_id, state.at_step)))
+    if verdict.undone and state.parts:
+        _requeue(state, [replace(part, alone=True) for part in state.parts])
+        return
+    outcome = verdict.outcome(state.attempt_id, state.at_step, state.tries)
+    effects.extend(Tell(part_of(outcome, part)) for part in state.parts)
+    if not state.parts:
+        effects.append(Tell(outcome))
     _close(state)
 
 
 def _close(state: Proposer) -> None:
-    state.current, state.stage, state.answers, state.withdrawn = None, Stage.IDLE, {}, ""
+    state.current, state.parts, state.stage, state.answers, state.withdrawn = None, [], Stage.IDLE, {}, ""
+
+
+def _patience_ns(state: Proposer) -> int:
+    return max(_ns(state.limits.answer_timeout_s), state.limits.patience_steps * state.step_ns)
 
 
 def _ticked(state: Proposer, now_ns: int, effects: list[Effect]) -> None:
     if state.current is None:
         return
-    patience_ns = _ns(state.limits.answer_timeout_s)
+    patience_ns = _patience_ns(state)
     if state.stage is not Stage.CONFIRMED and now_ns - state.since_ns >= patience_ns:
         silent = ", ".join(map(str, state.silent()))
-        _give_up(state, f"rank {silent} did not answer within {state.limits.answer_timeout_s:g} s", effects)
+        why = f"rank {silent} did not answer within {patience_ns / 1e9:g} s"
+        _give_up(state, why, now_ns, effects, certain=True)
     elif state.reported_ns and now_ns - state.reported_ns >= patience_ns:
         _end_if_known(state, now_ns, effects, patient=False)
-    elif now_ns - state.sent_ns >= _ns(state.limits.resend_s):
+    elif state.limits.resend_s and now_ns - state.sent_ns >= _ns(state.limits.resend_s):
         _send(state, now_ns, effects)
 
 
@@ -289,32 +350,36 @@ def _rank_ended(state: Proposer, event: RankEnded, now_ns: int, effects: list[Ef
     if state.current is None:
         return
     if state.stage is not Stage.CONFIRMED:
-        _give_up(state, f"rank {event.rank} ended before the decision: {event.why}", effects)
+        why = f"rank {event.rank} ended before the decision: {event.why}"
+        _give_up(state, why, now_ns, effects, certain=True)
     elif not state.silent():
         _end_if_known(state, now_ns, effects)
     elif event.rank not in state.answers:
-        _give_up(state, f"rank {event.rank} ended before it told the outcome: {event.why}", effects)
+        why = f"rank {event.rank} ended before it told the outcome: {event.why}"
+        _give_up(state, why, now_ns, effects, certain=True)
 
 
-def _generation_began(state: Proposer, event: GenerationBegan, effects: list[Effect]) -> None:
+def _generation_began(state: Proposer, event: GenerationBegan, now_ns: int, effects: list[Effect]) -> None:
     if event.generation <= state.generation:
         return
-    _everybody_gone(state, f"generation {event.generation} began", effects)
+    _everybody_gone(state, f"generation {event.generation} began", now_ns, effects)
     state.generation, state.world, state.gone, state.step = event.generation, event.world, {}, 0
+    state.over = ""  # a job that had ended may be begun again
+    state.attempt = 0
     for operation in [o for o in state.queue if o.at_step is not None]:
         state.queue.remove(operation)
         why = f"generation {event.generation} began and counts anew: it has no step {operation.at_step}"
         effects.append(Tell(Outcome(operation.version, How.NOT_APPLIED, why)))
 
 
-def _everybody_gone(state: Proposer, why: str, effects: list[Effect]) -> None:
+def _everybody_gone(state: Proposer, why: str, now_ns: int, effects: list[Effect]) -> None:
     """No process of this generation is left; what was not reported by now never will be."""
     for rank in range(state.world):
         state.gone.setdefault(rank, why)
     if state.current is not None and state.stage is Stage.CONFIRMED:
-        _end_if_known(state, 0, effects)
+        _end_if_known(state, now_ns, effects)
     elif state.current is not None:
-        _give_up(state, f"the generation ended before the decision: {why}", effects)
+        _give_up(state, f"the generation ended before the decision: {why}", now_ns, effects, certain=True)
 
 
 def _ns(seconds: float) -> int:

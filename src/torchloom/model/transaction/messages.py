@@ -30,7 +30,8 @@ begun (inside `loom.Checkpoint.step`), so before the forward pass that leads to 
 
 
 class AttemptId(NamedTuple):
-    """One try to carry out one operation. Ordered: within a generation a newer attempt is a greater one.
+    """One try to carry out one operation. Ordered by time: by generation and attempt, not by version,
+    because an operation that waits for a later step is overtaken by newer ones.
 
     Every try has a key of its own in the store, because the key of a withdrawn one may already hold ABORT.
     """
@@ -38,6 +39,13 @@ class AttemptId(NamedTuple):
     generation: int
     version: int
     attempt: int
+    """Counted over all operations of the generation."""
+
+    def __lt__(self, other: object) -> bool:
+        return isinstance(other, AttemptId) and self[::2] < other[::2]
+
+    def __gt__(self, other: object) -> bool:
+        return isinstance(other, AttemptId) and self[::2] > other[::2]
 
     def __str__(self) -> str:
         return f"{self.version}.{self.attempt} of generation {self.generation}"

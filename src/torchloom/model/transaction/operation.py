@@ -25,8 +25,12 @@ class Operation:
     It ends with the generation, because the next one counts anew: whoever knows the training step asks again.
     """
     vote_timeout_s: float = 5.0
+    step_ns: int = 0
+    """How long the job's steps took when it was asked for; 0: unknown."""
     after_step: int = 0
     """Not worth a try before this step: the job was found paused short of at_step."""
+    alone: bool = False
+    """Not together with others: so tried, it failed, and it must be found out whose fault that was."""
 
 
 class How(StrEnum):
@@ -47,6 +51,8 @@ class Outcome:
     reason: str
     generation: int = 0
     at_step: int = 0
+    offset: int | None = None
+    """Training step minus step, if the ranks that applied it agree on it."""
     attempts: int = 0
     unheard: tuple[int, ...] = ()
     """Ranks that have not reported: they ended, or are out of reach. What they do or did is the same."""
@@ -72,6 +78,8 @@ class Cancelled:
 
     version: int
     by: str
+    why: str = ""
+    """If it was not a person's wish: what made it impossible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +120,7 @@ class Progressed:
 
     generation: int
     step: int
+    step_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

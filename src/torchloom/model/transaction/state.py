@@ -17,9 +17,16 @@ class Limits:
     answer_timeout_s: float = 30.0
     """How long ranks may take to prepare and to arm; after a first report, to report."""
     resend_s: float = 0.2
+    """0: somebody else repeats what was sent."""
+    patience_steps: int = 4
+    """… or as many of the job's steps, if that is longer."""
     tries: int = 5
     plan_ahead_steps: int = 20
-    """An operation for a certain step is begun when it is this near."""
+    """An operation for a certain step is begun when it is this near …"""
+    plan_ahead_s: float = 2.0
+    """… or this near in time."""
+    await_first_step: bool = False
+    """Ask nobody before Progressed has told of a step: how long a start takes is not known."""
 
 
 class Stage(StrEnum):
@@ -41,14 +48,21 @@ class Proposer:
     gone: dict[int, str] = field(default_factory=dict)
     """Ranks of this generation that ended, and why."""
     step: int = 0
+    step_ns: int = 0
+    """The longest that was told lately; 0: unknown."""
     newest: int = 0
     """Highest version ever requested."""
     queue: list[Operation] = field(default_factory=list)
     over: str = ""
     """Why no generation will follow; empty while one may."""
     current: Operation | None = None
+    parts: list[Operation] = field(default_factory=list)
+    """The operations that are carried out together as `current`; empty when it is one by itself."""
     stage: Stage = Stage.IDLE
     attempt: int = 0
+    """The newest of this generation, counted over all operations."""
+    tries: int = 0
+    """Attempts for the current operation."""
     at_step: int = 0
     withdrawn: str = ""
     """After CONFIRM: why it was withdrawn. The ranks may still commit."""

@@ -1,0 +1,112 @@
+"""Operations on a running job as the fleet keeps them, and what the control service tells about its config.
+
+Records only; the rules are in core/steering.py and core/transaction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from msgspec import Struct, field
+
+from torchloom.model.transaction.config import Schedule
+from torchloom.model.transaction.messages import Changed, Kind
+
+OperationState = Literal["waiting", "preparing", "arming", "confirmed", "applied", "not applied", "diverged"]
+ENDED_OPERATION: frozenset[OperationState] = frozenset({"applied", "not applied", "diverged"})
+Mode = Literal["hold", "scale"]
+ConfigChoice = Literal["keep", "revert"]
+
+
+class OperationRecord(Struct, kw_only=True):
+    """One change that somebody asked for: who, why, and what became of it."""
+
+    id: str
+    version: int
+    kind: Kind
+    values: dict[str, Any] = field(default_factory=dict)
+    by: str
+    why: str = ""
+    state: OperationState = "waiting"
+    reason: str = ""
+    """Where it stands, or how it ended, in a sentence."""
+    asked_at_ns: int = 0
+    ended_at_ns: int = 0
+    generation: int = 0
+    at_step: int | None = None
+    """Wanted, then real: the first step of that generation which uses it."""
+    training_step: int | None = None
+    """The same in the script's own count, if that is known."""
+    attempts: int = 0
+    changed: tuple[Changed, ...] = ()
+    """Address, before, after, as the ranks told; where they differ, those of the lowest rank."""
+    differing: dict[int, tuple[Changed, ...]] = field(default_factory=dict)
+    """By rank, only where ranks told something else than `changed`."""
+    trouble: dict[int, str] = field(default_factory=dict)
+    """By rank the traceback of what went wrong."""
+    unheard: tuple[int, ...] = ()
+    reverts: int | None = None
+    """The version that it goes back to, if it is a revert."""
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED_OPERATION
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedDifference:
+    """One place that a change would set."""
+
+    address: str
+    before: object
+    after: object
+
+
+@dataclass(frozen=True, slots=True)
+class ChangePlan:
+    """What a change will do, as far as it is known when it is asked for."""
+
+    operation: str
+    """What to follow; empty for a dry run."""
+    differences: tuple[PlannedDifference, ...] = ()
+    at_step: int | None = None
+    """The training step that the user named."""
+    notes: tuple[str, ...] = ()
+    """What a person should know about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettingView:
+    """One setting of a job: what may be given, and what holds at every place of it."""
+
+    name: str
+    type: str
+    allowed: str
+    """In words."""
+    description: str = ""
+    places: tuple[tuple[str, object], ...] = ()
+    """Address and value now; one place for a setting of the script's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldView:
+    """A place where something else holds than the script set."""
+
+    address: str
+    value: object
+    mode: Mode
+    own: object
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigView:
+    """A job's config now."""
+
+    settings: tuple[SettingView, ...] = ()
+    held: tuple[HeldView, ...] = ()
+    version: int = 0
+    schedule: Schedule = ()
+    paused: bool = False
+    live: bool = False
+    """Whether workers told it; otherwise only the schedule is known."""
