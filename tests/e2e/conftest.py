@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from stack import Stack, wait_until
+
+sys.path.append(str(Path(__file__).parents[1] / "integration"))
+from s3 import S3Server
 
 
 @pytest.fixture
@@ -30,3 +34,14 @@ def bare(home: Path) -> Iterator[Stack]:
 def stack(bare: Stack) -> Stack:
     bare.up()
     return bare
+
+
+@pytest.fixture
+def s3(tmp_path: Path) -> Iterator[S3Server]:
+    """A real S3 server that a test may kill."""
+    server = S3Server(tmp_path)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.kill()

@@ -7,9 +7,16 @@ import os
 import random
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from stack import Stack, wait_until
+
+
+class Store(Protocol):
+    """A server that keeps checkpoints and can die."""
+
+    def kill(self) -> None: ...
+    def start(self) -> None: ...
 
 
 class Run:
@@ -44,6 +51,10 @@ class Run:
     def final(self) -> list[Any]:
         return [json.loads((self.out / f"final-{rank}").read_text()) for rank in range(self.world)]
 
+    def restored_from(self, where: str) -> int:
+        """How many generations went on from a state kept there: memory or the store."""
+        return self.stack.loom("logs", self.job).stdout.count(f"restored from {where}")
+
     def wait_step(self, step: int) -> None:
         def there() -> bool:
             return any(s >= step for _, s, _, _ in self.lines(self.world - 1))
@@ -52,8 +63,16 @@ class Run:
 
     def kill_worker(self, rank: int) -> None:
         """SIGKILL the newest process of a rank and wait for the next one's first step."""
+        self.wait_next(rank, self.end_worker(rank))
+
+    def end_worker(self, rank: int) -> int:
+        """SIGKILL the newest process of a rank; the generation that ends with it."""
         generation, _, _, pid = self.lines(rank)[-1]
         os.kill(pid, signal.SIGKILL)
+        return generation
+
+    def wait_next(self, rank: int, generation: int) -> None:
+        """Wait for the first step after that generation."""
         try:
             wait_until(lambda: self.lines(rank)[-1][0] > generation, "it goes on", timeout_s=60)
         except AssertionError as error:
@@ -61,18 +80,36 @@ class Run:
             raise AssertionError(f"{error}\n{self.stack.try_status(self.job)}\n{log[-3000:]}") from error
 
 
-def disturb(run: Run, steps: int, turn: tuple[str, ...], seed: int) -> None:
-    """Kill in turn, spread over the run at steps drawn from the seed."""
+def disturb(run: Run, at: list[int], turn: tuple[str, ...], seed: int, store: Store | None = None) -> None:
+    """Kill in turn, each at its step. `store` and `store, worker` kill the store's server, and start it
+    again: after some steps without it, or while a worker waits for what it has saved there."""
     draw = random.Random(seed)
-    at = sorted(draw.sample(range(5, steps - 5), len(turn)))
     print(f"seed {seed}: {list(zip(at, turn, strict=True))}")
     for step, what in zip(at, turn, strict=True):
         run.wait_step(step)
-        if what == "worker":
-            run.kill_worker(draw.randrange(run.world))
-        else:
-            killed = run.stack.kill_part(what)
-            run.stack.wait_part_back(what, killed)
+        rank = draw.randrange(run.world)
+        match what:
+            case "worker":
+                run.kill_worker(rank)
+            case "store":
+                assert store is not None
+                store.kill()
+                run.wait_step(run.lines(run.world - 1)[-1][1] + 10)
+                store.start()
+            case "store, worker":
+                assert store is not None
+                store.kill()
+                ended = run.end_worker(rank)
+                store.start()
+                run.wait_next(rank, ended)
+            case part:
+                run.stack.wait_part_back(part, run.stack.kill_part(part))
+
+
+def random_steps(steps: int, count: int, seed: int, chosen: tuple[int, ...] = ()) -> list[int]:
+    """Chosen steps and random ones, not the very first and not so late that the run could be over."""
+    rest = [step for step in range(5, steps - 15) if step not in chosen]
+    return sorted((*chosen, *random.Random(seed).sample(rest, count - len(chosen))))
 
 
 def compare(plain: Run, disturbed: Run) -> None:

@@ -5,18 +5,14 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from runs import Run, compare
+from s3 import S3Server
 from stack import BIN, SCRIPTS, Stack, wait_until
 
 from torchloom.checkpoint import tier
-
-sys.path.append(str(Path(__file__).parents[1] / "integration"))
-from s3 import S3Server
 
 
 def torchrun(world: int, script: str, *args: str) -> list[str]:
@@ -46,16 +42,6 @@ def test_a_state_moves_between_worlds(tmp_path: Path, kind: str) -> None:
 
 def test_buckets_come_back_without_a_trace() -> None:
     assert torchrun(3, "buckets.py") == ["the same buckets"]
-
-
-@pytest.fixture
-def s3(tmp_path: Path) -> Iterator[S3Server]:
-    server = S3Server(tmp_path)
-    server.start()
-    try:
-        yield server
-    finally:
-        server.kill()
 
 
 def test_a_run_on_s3_survives_the_death_of_workers_and_of_the_server(

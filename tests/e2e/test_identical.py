@@ -6,10 +6,24 @@ import os
 from pathlib import Path
 
 import pytest
-from runs import Run, compare, disturb
+from runs import Run, compare, disturb, random_steps
+from s3 import S3Server
 from stack import Stack
 
+from torchloom.data.demo import make
+
+STEPS = 300
+SEED = int(os.environ.get("LOOM_SEED", "5"))
+CHOSEN = (25, 26, 74, 150, 285)
+"""When a save begins, while it is written, before one, in the middle, near the end."""
 TURN = ("worker", "agent", "worker", "weaver", "nats", "worker", "spawner", "worker", "agent", "worker")
+TURN_S3 = (
+    *("worker", "store", "agent", "worker", "weaver", "nats", "store, worker", "spawner"),
+    *("worker", "store", "agent", "worker"),
+)
+"""Ten kills of our own parts, and three of the server: one of them while a worker is to be restored."""
+RESTORED = 3
+"""Lives that must have begun with a saved state; one that is killed before the first save begins anew."""
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
@@ -34,7 +48,8 @@ def test_a_disturbed_run_resumes_bit_identical_from_disk(stack: Stack, tmp_path:
     plain = Run(stack, tmp_path / "plain", 3, 60, *args)
     plain.finish()
     disturbed = Run(stack, tmp_path / "disturbed", 3, 60, *args)
-    disturb(disturbed, 60, ("worker", "spawner", "worker", "nats", "worker"), seed=11)
+    turn = ("worker", "spawner", "worker", "nats", "worker")
+    disturb(disturbed, random_steps(60, len(turn), seed=11), turn, seed=11)
     assert disturbed.finish()["restarts"] >= 3
     assert "restored from the store" in stack.loom("logs", disturbed.job).stdout
     compare(plain, disturbed)
@@ -46,9 +61,32 @@ def test_a_disturbed_run_resumes_bit_identical_from_disk(stack: Stack, tmp_path:
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_ten_kills_of_everything_leave_no_trace(stack: Stack, tmp_path: Path, world: int, tier: str) -> None:
     args = ("--every", "25", "--step-ms", "30", *(("--no-memory",) if tier == "disk" else ()))
-    plain = Run(stack, tmp_path / "plain", world, 300, *args)
+    plain = Run(stack, tmp_path / "plain", world, STEPS, *args)
     plain.finish(300)
-    disturbed = Run(stack, tmp_path / "disturbed", world, 300, *args)
-    disturb(disturbed, 300, TURN, seed=int(os.environ.get("LOOM_SEED", "5")))
-    disturbed.finish(600)
+    disturbed = Run(stack, tmp_path / "disturbed", world, STEPS, *args)
+    disturb(disturbed, random_steps(STEPS, len(TURN), SEED, CHOSEN), TURN, SEED)
+    assert disturbed.finish(600)["restarts"] >= TURN.count("worker")
+    assert disturbed.restored_from("memory" if tier == "memory" else "the store") >= RESTORED
+    compare(plain, disturbed)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_ten_kills_and_a_store_that_dies_leave_no_trace(
+    stack: Stack, s3: S3Server, tmp_path: Path, world: int
+) -> None:
+    make(tmp_path / "corpus", "jsonl", shards=8, lines=40)
+    corpus = s3.fill(tmp_path / "corpus", "corpus")
+    args = ("--every", "25", "--step-ms", "30", "--no-memory", "--dataset", corpus)
+    stack.env |= {**s3.environment, "LOOM_DATA_CACHE": str(tmp_path / "cache-plain")}
+    plain = Run(stack, tmp_path / "plain", world, STEPS, *args)
+    plain.finish(300)
+    stack.env |= {"LOOM_DATA_CACHE": str(tmp_path / "cache-disturbed")}
+    disturbed = Run(stack, tmp_path / "disturbed", world, STEPS, *args)
+    at = random_steps(STEPS, len(TURN_S3), SEED, CHOSEN)
+    disturb(disturbed, at, TURN_S3, SEED, store=s3)
+    assert disturbed.finish(600)["restarts"] >= TURN.count("worker")
+    assert disturbed.restored_from("the store") >= RESTORED
+    assert not (stack.home.root / "checkpoints").exists()
     compare(plain, disturbed)

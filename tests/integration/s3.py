@@ -114,6 +114,16 @@ class S3Server:
             except StorageFailed:
                 assert time.monotonic() < limit, self.log()
 
+    def fill(self, folder: Path, prefix: str) -> str:
+        """Put the files of a folder under a prefix; the URI of that."""
+        from torchloom.data.source import open_source
+
+        uri = f"s3://{self.bucket}/{prefix}"
+        store = open_source(uri, self.environment)
+        for path in sorted(folder.iterdir()):
+            store.write(path.name, path.read_bytes())
+        return uri
+
     def log(self) -> str:
         return (self._directory / "weed.log").read_text(errors="replace")[-4000:]
 

@@ -1,6 +1,6 @@
 """A deterministic DDP training with dropout and data workers, which notes its samples and how it ended.
 
-    identical.py OUT [--steps N] [--every N|Ts|auto] [--layers N] [--step-ms M]
+    identical.py OUT [--steps N] [--every N|Ts|auto] [--layers N] [--step-ms M] [--dataset URI]
 
 OUT/samples-<rank> gets a line `<generation> <step> <indices> <pid>` for every step; OUT/final-<rank> gets
 digests of the parameters, the optimizer's state and the random number generator after the last step.
@@ -29,6 +29,7 @@ parser.add_argument("--layers", type=int, default=6)
 parser.add_argument("--step-ms", type=float, default=30)
 parser.add_argument("--dir", default=None)
 parser.add_argument("--no-memory", action="store_true")
+parser.add_argument("--dataset", help="lines of a ShardedDataset instead of samples made here")
 args = parser.parse_args()
 
 
@@ -39,8 +40,16 @@ class Numbers(torch.utils.data.Dataset):
         return 500
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        made = torch.Generator().manual_seed(index)
-        return torch.randn(args.width, generator=made) + 0.1 * torch.randn(args.width), index
+        return sample(index)
+
+
+def sample(index: int) -> tuple[torch.Tensor, int]:
+    made = torch.Generator().manual_seed(index)
+    return torch.randn(args.width, generator=made) + 0.1 * torch.randn(args.width), index
+
+
+def line_sample(line: dict[str, int]) -> tuple[torch.Tensor, int]:
+    return sample(line["id"])
 
 
 class Net(nn.Module):
@@ -73,7 +82,11 @@ torch.manual_seed(1 + rank)
 model = DistributedDataParallel(Net(), bucket_cap_mb=1)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
-loader = loom.ElasticLoader(Numbers(), global_batch=24, seed=3, num_workers=1)
+if args.dataset:
+    lines = loom.ShardedDataset(args.dataset, seed=3, transform=line_sample)
+    loader = lines.loader(8, num_workers=1)
+else:
+    loader = loom.ElasticLoader(Numbers(), global_batch=24, seed=3, num_workers=1)
 ckpt = loom.Checkpoint(
     model=model,
     optimizer=optimizer,
@@ -98,7 +111,8 @@ with open(args.out / f"samples-{rank}", "a", buffering=1) as samples, ckpt:
             loss.backward()
             optimizer.step()
             scheduler.step()
-            seen = ",".join(map(str, indices.tolist()))
+            assert indices.tolist() == loader.indices() or not loader.weight
+            seen = ",".join(map(str, loader.indices())) or "-"
             samples.write(f"{generation} {step} {seen} {os.getpid()}\n")
             ckpt.step(step, loss=loss)
             time.sleep(max(0.0, args.step_ms / 1000 - (time.monotonic() - began)))
