@@ -54,6 +54,7 @@ from torchloom.weaver.dispatch import Deposed, Dispatcher
 from torchloom.weaver.environment import Environments
 from torchloom.weaver.feed import Feed, tell
 from torchloom.weaver.live import LiveView
+from torchloom.weaver.watch import Watch
 from torchloom.wire import codec, subjects
 
 log = logging.getLogger(__name__)
@@ -75,6 +76,12 @@ class Weaver:
         self._live = LiveView()
         self._environments = Environments(bus)
         self._catalogues = Catalogues(bus, self._environments)
+        self._watch = Watch(
+            bus,
+            fleet=lambda: self.fleet,
+            leads=lambda: self.active and self.ready,
+            say=lambda found: self._say("finding", found),
+        )
         self._wake = asyncio.Event()
         self._dispatcher = Dispatcher(bus, self.name, self._environments, self._wake)
         self._lease = bus.lease("leader", self.name, LEASE_TTL_S)
@@ -228,12 +235,14 @@ class Weaver:
         self._caught_up_to = await self._bus.last_seq()
         self._dispatcher.last_decision = await self._bus.last_seq(subjects.DECISIONS)
         await self._bus.subscribe(subjects.TELEMETRY, self._hear)
+        await self._bus.subscribe(subjects.WINDOWS, self._watch.hear)
         self._started = True
         tasks = [
             asyncio.create_task(self._read(), name="read"),
             asyncio.create_task(self._lead(), name="lead"),
             asyncio.create_task(self._perform(), name="perform"),
             asyncio.create_task(self._tick(), name="tick"),
+            asyncio.create_task(self._watch.run(), name="watch"),
         ]
         stopping = asyncio.create_task(stop.wait(), name="stop")
         done, _ = await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)

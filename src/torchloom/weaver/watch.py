@@ -1,0 +1,248 @@
+"""Runs the detectors: keeps the newest windows of every job, looks twice a second, says what is worth saying.
+
+A shell around `judge` and `choose`, which choose; this module only hears, asks and appends. It looks at a job
+only when it has a fresh window of every rank, so that a lost message or a busy agent is never taken for a
+rank that does not come. Only the weaver that leads looks; whoever takes over learns the job's pace anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from torchloom.bus.protocol import Bus, Message
+from torchloom.core.detect.judge import AllLimits, Memory, judge
+from torchloom.core.detect.thresholds import Limits, Pace
+from torchloom.core.policy import BY_EVENTS, STUCK
+from torchloom.core.telling import Seen, choose
+from torchloom.errors import LoomError
+from torchloom.model.events import FindingEnded, FindingMade
+from torchloom.model.findings import Finding, RankEvidence
+from torchloom.model.fleet import Fleet, Job, JobState, Worker, WorkerState
+from torchloom.model.job import HangLimits
+from torchloom.model.windows import RankWindow, RefWindow, StepTimes
+from torchloom.weaver.evidence import gather
+from torchloom.wire import codec, subjects
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 0.5
+FRESH_S = 2.0
+"""An older window says nothing about now."""
+STEPS_KEPT = 32
+EVIDENCE_WITHIN_S = 1.5
+"""What is stuck is said at the latest this long after it was found, with or without evidence."""
+ASK_AGAIN_S = 5.0
+
+Say = Callable[[FindingMade | FindingEnded], Awaitable[None]]
+
+
+@dataclass
+class _Heard:
+    window: RankWindow
+    incarnation: int
+    at_s: float
+
+
+@dataclass
+class _Watched:
+    """One job's generation as the detectors know it."""
+
+    generation: int
+    memory: Memory
+    heard: dict[int, _Heard] = field(default_factory=dict)
+    news: bool = False
+    faults: dict[str, Seen] = field(default_factory=dict)
+    evidence: dict[int, RankEvidence] = field(default_factory=dict)
+    """Of those that hold the job up, as it came in."""
+    fresh_evidence: dict[int, RankEvidence] = field(default_factory=dict)
+    """The part of it that has not been said yet."""
+    stuck_s: float | None = None
+    """Since when the job has been found to be held up."""
+    asked_s: float = 0.0
+    asking: asyncio.Task[None] | None = None
+
+
+class Watch:
+    def __init__(self, bus: Bus, fleet: Callable[[], Fleet], leads: Callable[[], bool], say: Say) -> None:
+        self._bus = bus
+        self._fleet = fleet
+        self._leads = leads
+        self._say = say
+        self._jobs: dict[str, _Watched] = {}
+
+    # -- hearing ------------------------------------------------------------------------------------
+    async def hear(self, message: Message) -> None:
+        """Handler of the subject of windows."""
+        try:
+            batch = codec.decode_window_batch(message.data)
+        except codec.DecodeError as error:
+            log.warning("windows on %s cannot be read: %s", message.subject, error)
+            return
+        if subjects.node_of(message.subject) != batch.node:
+            return
+        now_s = asyncio.get_running_loop().time()
+        for one in batch.windows:
+            self._keep(one, batch.node, now_s)
+
+    def _keep(self, one: RefWindow, node: str, now_s: float) -> None:
+        ref, window = one.ref, one.window
+        job = self._fleet().jobs.get(ref.job)
+        if job is None or job.generation != ref.generation or not 0 <= ref.rank < len(job.workers):
+            return
+        worker = job.workers[ref.rank]
+        if worker.ref != ref or worker.node != node:
+            return
+        watched = self._watched(job)
+        before = watched.heard.get(ref.rank)
+        if before is not None and before.incarnation == ref.incarnation:
+            window = replace(window, steps=_joined(before.window, window))
+        watched.heard[ref.rank] = _Heard(window, ref.incarnation, now_s)
+        watched.news = True
+
+    def _watched(self, job: Job) -> _Watched:
+        known = self._jobs.get(job.id)
+        if known is None or known.generation != job.generation:
+            pace = Pace() if known is None else replace(known.memory.pace, steps=0)
+            if known is not None and known.asking is not None:
+                known.asking.cancel()
+            known = self._jobs[job.id] = _Watched(job.generation, Memory(pace=pace))
+        return known
+
+    # -- looking --------------------------------------------------------------------------------------
+    async def run(self) -> None:
+        """Look at all jobs, for ever."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            fleet = self._fleet()
+            for id in [id for id in self._jobs if id not in fleet.jobs or fleet.jobs[id].ended]:
+                self._forget(id)
+            if not self._leads():
+                continue
+            for id, watched in list(self._jobs.items()):
+                await asyncio.sleep(0)  # a look at a large job takes a while: others come in between
+                try:
+                    await self._look(self._fleet().jobs[id], watched)
+                except LoomError as error:
+                    log.info("what was found in %s waits: %s", id, error)
+                except Exception:  # a mistake in a detector may cost a verdict, not the control of jobs
+                    log.exception("looking at %s failed", id)
+
+    def _forget(self, id: str) -> None:
+        watched = self._jobs.pop(id)
+        if watched.asking is not None:
+            watched.asking.cancel()
+
+    async def _look(self, job: Job, watched: _Watched) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if watched.generation != job.generation or not watched.news:
+            return
+        windows = self._windows(job, watched, now_s)
+        if not windows:
+            return
+        watched.news = False
+        watched.memory, found = judge(windows, watched.memory, limits_of(job.spec.limits))
+        found = [f for f in found if f.kind not in BY_EVENTS]
+        ready = self._ask_if_stuck(job, watched, found, now_s)
+        faults, say, ended = choose(
+            watched.faults,
+            found,
+            now_s=now_s,
+            look=watched.memory.localised_step,
+            open_keys=job.findings,
+            ready=ready,
+        )
+        steps = max(w.steps_done for w in windows)
+        for finding in say:
+            await self._tell(job, watched, finding, steps)
+        for one in ended:
+            event = FindingEnded(
+                job=job.id, generation=watched.generation, key=one.key, lasted_s=one.lasted_s
+            )
+            await self._say(event)
+        watched.faults = faults  # only now: what could not be appended is tried again
+
+    def _windows(self, job: Job, watched: _Watched, now_s: float) -> list[RankWindow]:
+        """A window of every rank that runs, or none at all."""
+        if job.state not in (JobState.RUNNING, JobState.STARTING):
+            return []
+        found = []
+        for worker in job.workers:
+            if worker.state is WorkerState.EXITED:
+                continue
+            heard = watched.heard.get(worker.ref.rank)
+            if worker.blind or heard is None or now_s - heard.at_s > FRESH_S:
+                return []
+            window = heard.window
+            known = watched.evidence.get(worker.ref.rank)
+            if known is not None and known.location and not window.process.location:
+                window = replace(window, process=replace(window.process, location=known.location))
+            found.append(window)
+        return found
+
+    # -- evidence -------------------------------------------------------------------------------------
+    def _ask_if_stuck(self, job: Job, watched: _Watched, found: list[Finding], now_s: float) -> bool:
+        """Ask for evidence about what holds the job up; whether it may be said now."""
+        stuck = next((f for f in found if f.kind in STUCK), None)
+        if stuck is None:
+            watched.stuck_s, watched.evidence, watched.fresh_evidence = None, {}, {}
+            return True
+        first = watched.stuck_s is None
+        if watched.stuck_s is None:
+            watched.stuck_s = now_s
+        if watched.asking is None and (first or now_s - watched.asked_s >= ASK_AGAIN_S):
+            watched.asked_s = now_s
+            watched.asking = asyncio.create_task(self._ask(job, watched, stuck, everybody=first))
+        return bool(watched.evidence) or now_s - watched.stuck_s >= EVIDENCE_WITHIN_S
+
+    async def _ask(self, job: Job, watched: _Watched, finding: Finding, everybody: bool) -> None:
+        try:
+            workers = [w for w in job.workers if w.state is not WorkerState.EXITED]
+            found = await gather(self._bus, workers, finding, EVIDENCE_WITHIN_S, everybody)
+            if watched.stuck_s is not None:
+                watched.evidence |= found
+                watched.fresh_evidence |= found
+        finally:
+            watched.asking = None
+
+    async def _tell(self, job: Job, watched: _Watched, finding: Finding, steps: int) -> None:
+        if finding.kind in STUCK:
+            evidence, watched.fresh_evidence = watched.fresh_evidence, {}
+        else:
+            evidence = await gather(self._bus, _named(job, finding), finding, EVIDENCE_WITHIN_S, True)
+        await self._say(
+            FindingMade(
+                job=job.id,
+                generation=watched.generation,
+                finding=finding,
+                evidence=tuple(evidence[rank] for rank in sorted(evidence)),
+                steps=steps,
+            )
+        )
+
+
+def limits_of(told: HangLimits) -> AllLimits:
+    """The limits of the detectors, with what the job's owner set."""
+    hang = Limits()
+    if told.hang_report_s is not None:
+        said = told.hang_report_s
+        hang = replace(hang, hang_floor_s=said, hang_cap_s=said, start_report_s=said, announced_report_s=said)
+    if told.hang_act_s is not None:
+        hang = replace(hang, hang_act_s=told.hang_act_s, start_act_s=told.hang_act_s)
+    return AllLimits(hang=hang)
+
+
+def _joined(before: RankWindow, now: RankWindow) -> tuple[StepTimes, ...]:
+    """Windows carry what is new: the steps before it are still worth looking at."""
+    if not now.steps:
+        return before.steps
+    first = now.steps[0].step
+    return (*(s for s in before.steps if s.step < first), *now.steps)[-STEPS_KEPT:]
+
+
+def _named(job: Job, finding: Finding) -> list[Worker]:
+    return [w for w in job.workers if w.ref.rank in finding.ranks and w.state is not WorkerState.EXITED]
