@@ -116,6 +116,7 @@ def test_a_job_runs_fails_restarts_and_completes() -> None:
             await until(weaver, lambda: "n1" in weaver.fleet.nodes, "joined")
             job = (await weaver.submit("j", SPEC, {"SECRET": "x"}, "me")).job
             await until(weaver, lambda: weaver.fleet.jobs[job].state is JobState.RUNNING, "runs")
+            assert agent.env.pop("LOOM_RUN") == f"{weaver.fleet.jobs[job].submitted_at_ns:x}"
             assert agent.env == {"SECRET": "x"}
             victim = weaver.fleet.jobs[job].workers[1].ref
             await agent.die(victim, None, 9)

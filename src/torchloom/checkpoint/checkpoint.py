@@ -35,6 +35,7 @@ from torchloom.checkpoint.manifest import Facts
 from torchloom.checkpoint.memory import MemoryTier
 from torchloom.checkpoint.names import CheckpointName, check_job
 from torchloom.checkpoint.restore import Restored, Restorer
+from torchloom.checkpoint.runs import run_of
 from torchloom.checkpoint.staging import Staging
 from torchloom.checkpoint.state import State
 from torchloom.checkpoint.storage import open_storage
@@ -114,7 +115,8 @@ class Checkpoint:
             group = self._begin()
             self._writer.wait()
             tier = self._staging.tier
-            restorer = Restorer(self._state, self._storage, self._job, group, tier)
+            run = run_of(os.environ)
+            restorer = Restorer(self._state, self._storage, self._job, group, tier, run)
             try:
                 self.restored = restored = restorer.run(self._generation, wanted)
             except CheckpointError:

@@ -114,7 +114,7 @@ class MemoryTier:
     """What this rank keeps in the memory of its host."""
 
     def __init__(self, directory: Path, rank: int, world: int) -> None:
-        self._directory, self._rank, self._world = directory, rank, world
+        self.directory, self._rank, self._world = directory, rank, world
         self._files: dict[tuple[str, int], SlotFile] = {}
         self._held: dict[int, int] = {}
         """Which event each slot of ours holds; those of an earlier process have none."""
@@ -152,11 +152,11 @@ class MemoryTier:
         self._checked = True
         needed = SLOTS * (own * local_world + shared + 2 * HEADER)
         try:
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            taken = sum(file.stat().st_size for file in self._directory.iterdir())
-            free = int(USABLE * _free(self._directory)) + taken
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            taken = sum(file.stat().st_size for file in self.directory.iterdir())
+            free = int(USABLE * _free(self.directory)) + taken
         except OSError as error:
-            return f"{self._directory} cannot be used ({error.strerror})"
+            return f"{self.directory} cannot be used ({error.strerror})"
         if needed > free:
             return f"it needs {needed >> 20:,} MiB and {free >> 20:,} MiB may be used"
         return ""
@@ -199,7 +199,7 @@ class MemoryTier:
         return {sealed.name: sealed for sealed in found if sealed and sealed.world == self._world}
 
     def _path(self, name: str, slot: int) -> Path:
-        return tier.file(self._directory, name, slot)
+        return tier.file(self.directory, name, slot)
 
 
 def _parts(region: Region, size: int) -> tuple[Region, torch.Tensor]:

@@ -7,6 +7,7 @@
     <job>/generations/<G>                                generation G has begun (the fence)
     <job>/generations/<G>.from                           what generation G resumed from
     <job>/generations/<G>.b<B>, <G>.b<B>.from            the same of branch B, begun by a live rollback
+    <job>/runs/<run>                                     which number a submission of the job began with
     <job>/pins/<checkpoint>                              never delete this one
     <job>/checks/<checkpoint>                            outcome of the last verification
     <job>/LATEST                                         a hint for people; never read by torchloom
@@ -119,6 +120,10 @@ def parse_branch(last: str) -> tuple[Branch, bool] | None:
     """(branch, is it the record of its choice) from the last part of a key under generations/."""
     found = _GENERATION.fullmatch(last)
     return (Branch(int(found[1]), int(found[2] or 0)), found[3] is not None) if found else None
+
+
+def run_key(job: str, run: str) -> str:
+    return f"{job}/runs/{check_file(run)}"
 
 
 def pin_key(job: str, name: CheckpointName) -> str:

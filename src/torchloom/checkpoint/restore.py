@@ -11,8 +11,9 @@ from __future__ import annotations
 import secrets
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
-from torchloom.checkpoint import telling
+from torchloom.checkpoint import runs, telling
 from torchloom.checkpoint.catalogue import mark_damaged
 from torchloom.checkpoint.choosing import Choice, pick
 from torchloom.checkpoint.filling import Filling
@@ -42,10 +43,17 @@ class Restorer:
     """Restores one script's state."""
 
     def __init__(
-        self, state: State, storage: Storage, job: str, group: Group, tier: MemoryTier | None
+        self,
+        state: State,
+        storage: Storage,
+        job: str,
+        group: Group,
+        tier: MemoryTier | None,
+        run: str = "",
     ) -> None:
         self._state, self._storage, self._job, self._group = state, storage, job, group
-        self._tier = tier
+        self._tier, self._run = tier, run
+        self._number: int | None = None
         self._bad_in_memory: set[CheckpointName] = set()
         self._bad_in_store: set[CheckpointName] = set()
         self.rejected: dict[str, str] = {}
@@ -62,7 +70,6 @@ class Restorer:
             choice: Choice = self._group.share(
                 self._choose(generation, step, common) if self._group.rank == 0 else None
             )
-            generation = choice.generation
             if choice.problem is not None:
                 raise choice.problem
             if self._group.rank == 0:
@@ -74,7 +81,7 @@ class Restorer:
                 if spoiled:
                     raise CheckpointDamaged(f"no state could be restored: {spoiled}")
                 self._settle(choice)
-                return Restored(generation, 0, "", "", time.perf_counter() - began)
+                return Restored(choice.generation, 0, "", "", time.perf_counter() - began)
             problem = self._load(choice, offers.get(choice.name, {}))
             problems = [text for text in self._group.gather(problem) if text]
             if not problems:
@@ -82,7 +89,7 @@ class Restorer:
                 if self._tier is not None and choice.manifest is None:
                     self._tier.hold(choice.name)
                 took_s = time.perf_counter() - began
-                return Restored(generation, choice.name.step, str(choice.name), choice.where, took_s)
+                return Restored(choice.generation, choice.name.step, str(choice.name), choice.where, took_s)
             spoiled = problems[0]
             self._reject(choice, spoiled)
 
@@ -93,12 +100,9 @@ class Restorer:
 
     def _choose(self, generation: int | None, step: int | None, common: set[CheckpointName]) -> Choice:
         """Rank 0 looks. An error is part of the answer, because the others wait for one."""
-        number = generation if generation is not None else -1
+        number = self._expected(generation)
         try:
-            if generation is None:
-                number = claim(self._storage, self._job, secrets.token_hex(6))
-            else:
-                begin(self._storage, self._job, generation)
+            number = self._begin(generation)
             listing = look(self._storage, self._job)
             return pick(listing, number, common, step, self._bad_in_store)
         except CheckpointFenced as error:
@@ -112,6 +116,32 @@ class Restorer:
                 max(common, key=lambda name: name.age),
                 notes=(f"restoring from memory, because {error}",),
             )
+
+    def _begin(self, generation: int | None) -> int:
+        """Register this life of the job; its number in the store."""
+        if generation is None:
+            if self._number is None:
+                self._number = claim(self._storage, self._job, secrets.token_hex(6))
+            return self._number
+        if self._number is None and self._run:
+            begun = runs.number_in_store(self._storage, self._job, self._run, generation)
+            runs.remember(self._folder, self._run, begun)
+            self._number = begun.number_of(generation)
+        elif self._number is None:
+            self._number = generation
+        begin(self._storage, self._job, self._number)
+        return self._number
+
+    def _expected(self, generation: int | None) -> int:
+        """The number without a word from the store, for when it is away."""
+        if generation is None:
+            return -1
+        begun = runs.recall(self._folder, self._run) if self._run else None
+        return begun.number_of(generation) if begun else generation
+
+    @property
+    def _folder(self) -> Path | None:
+        return self._tier.directory if self._tier is not None else None
 
     def _load(self, choice: Choice, offer: dict[str, Sealed]) -> str:
         """Load on this rank; why it failed, or nothing."""

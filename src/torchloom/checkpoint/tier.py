@@ -14,7 +14,8 @@ from pathlib import Path
 
 PREFIX = "memory-"
 SHARED = "shared"
-_FILE = re.compile(r"(own-\d+|shared)\.\d")
+NUMBERS = "numbers"
+_FILE = re.compile(rf"(own-\d+|shared)\.\d|{NUMBERS}")
 
 
 def directory(base: Path, job: str) -> Path:
@@ -28,6 +29,11 @@ def own(rank: int) -> str:
 
 def file(folder: Path, who: str, slot: int) -> Path:
     return folder / f"{who}.{slot}"
+
+
+def numbers(folder: Path) -> Path:
+    """What the store calls the generations of this run (runs.py)."""
+    return folder / NUMBERS
 
 
 def found_in(base: Path) -> Iterator[tuple[str, Path]]:

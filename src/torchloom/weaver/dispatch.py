@@ -86,7 +86,7 @@ class Dispatcher:
             if effect.id not in fleet.outbox:
                 continue
             try:
-                await self._send(effect, epoch)
+                await self._send(fleet, effect, epoch)
             except (NoResponder, TimedOut, BusUnavailable) as error:
                 log.info("%s does not take %s now (%s); it is sent again", node, effect.id, error)
                 return
@@ -94,10 +94,13 @@ class Dispatcher:
                 self._deposed = error
                 return
 
-    async def _send(self, effect: Effect, epoch: int) -> None:
+    async def _send(self, fleet: Fleet, effect: Effect, epoch: int) -> None:
         env: dict[str, str] = {}
         if isinstance(effect, StartWorkers):
             env = await self._environments.get(effect.job)
+            if effect.job in fleet.jobs:
+                # Tells this submission from others of the same name, here or elsewhere, in a shared store.
+                env = {**env, "LOOM_RUN": f"{fleet.jobs[effect.job].submitted_at_ns:x}"}
         elif isinstance(effect, StartStore):
             env = await self._environments.get(effect.env_of)
         data = codec.encode(Command(epoch, effect, env))
