@@ -1,0 +1,103 @@
+"""The settings a job takes from its environment (mission J6): on a real S3 server, and a host is lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from s3 import S3Server
+from stack import Stack, wait_until
+
+from torchloom.data.demo import make
+
+EXAMPLE = ("-m", "torchloom.examples.char_gpt")
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[Stack]:
+    """A second torchloom that shares nothing with the first, as on another host."""
+    other = Stack(Path(f"{tmp_path}-2"))
+    try:
+        yield other
+    finally:
+        other.loom("down", "--stop-jobs", check=None)
+
+
+def settings(s3: S3Server, corpus: str, cache: Path, **more: str) -> dict[str, str]:
+    return {
+        **s3.environment,
+        "JOB_ID": "nightly",
+        "WORLD_SIZE": "2",
+        "CHECKPOINT_DIR": "runs/ckpt",
+        "CHECKPOINT_EVERY": "10",
+        "SLEEP_SEC": "0.02",
+        "DATASET_DIR": corpus,
+        "HEARTBEAT_TIMEOUT": "45",
+        "MAX_RESTARTS": "4",
+        "LOOM_DATA_CACHE": str(cache),
+        **more,
+    }
+
+
+def everything_told(stack: Stack, job: str) -> str:
+    """All that anybody can read of a job: process list, logs of all parts, answers, events."""
+    told = [" ".join(process.cmdline()) for process in stack.processes()]
+    told += [path.read_text(errors="replace") for path in stack.home.logs_dir.rglob("*") if path.is_file()]
+    told += [path.read_text(errors="replace") for path in stack.home.jobs_dir.rglob("*.log")]
+    for verb in (
+        ("ps",),
+        ("status", job),
+        ("checkpoints", job),
+        ("events", job),
+        ("incidents",),
+        ("logs", job),
+    ):
+        told.append(stack.loom(*verb, "--json").stdout)
+    return "\n".join(told)
+
+
+def checkpoints(stack: Stack, job: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = stack.json("checkpoints", job)["checkpoints"]
+    return found
+
+
+def test_the_environment_alone_trains_from_s3_into_s3_and_goes_on_from_there(
+    stack: Stack, elsewhere: Stack, s3: S3Server, tmp_path: Path
+) -> None:
+    make(tmp_path / "corpus", "jsonl", shards=6, lines=60)
+    corpus = s3.fill(tmp_path / "corpus", "corpus")
+
+    stack.env |= settings(s3, corpus, tmp_path / "cache", MAX_STEPS="100000")
+    assert stack.loom("submit", *EXAMPLE).stdout.split()[-1] == "nightly"
+    wait_until(lambda: stack.status("nightly")["step"] >= 25, "steps")
+    view = stack.status("nightly")
+    assert (view["world_size"], view["max_restarts"]) == (2, 4)
+    os.kill(view["workers"][1]["pid"], signal.SIGKILL)
+    wait_until(lambda: (s := stack.status("nightly"))["restarts"] == 1 and s["step"] >= 60, "it goes on")
+    wait_until(lambda: any(c["step"] >= 40 for c in checkpoints(stack, "nightly")), "checkpoints in S3")
+    found = checkpoints(stack, "nightly")
+    assert all(c["where"].startswith(f"s3://{s3.bucket}/runs/ckpt") for c in found)
+    assert all(c["step"] % 10 == 0 for c in found)
+    log = stack.loom("logs", "nightly").stdout
+    assert re.search(rf"[\d,]+ lines of {corpus}, 2 workers, from step 0\n", log)
+    told = everything_told(stack, "nightly")
+    for secret in ("S3_SECRET_KEY", "S3_ACCESS_KEY"):
+        assert s3.environment[secret] not in told
+
+    # The host is lost: all its processes at once, with its memory and disk. Another one takes the job up.
+    stack.loom("stop", "nightly", "--kill")
+    stack.loom("down", "--stop-jobs")
+    newest = max(c["step"] for c in found)
+    elsewhere.env |= settings(s3, corpus, tmp_path / "cache-2", MAX_STEPS=str(newest + 60), SLEEP_SEC="0")
+    elsewhere.up()
+    done = elsewhere.loom("run", *EXAMPLE, timeout=150)
+    went_on = re.findall(r"goes on after step (\d+), restored from the store", done.stdout + done.stderr)
+    assert len(went_on) == 1 and int(went_on[0]) >= newest, done.stdout + done.stderr
+    view = elsewhere.status("nightly")
+    assert view["state"] == "completed" and view["restarts"] == 0, "no trace of what the first host counted"
+    assert not (tmp_path / "checkpoints").exists() and not Path("runs").exists()
