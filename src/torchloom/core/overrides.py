@@ -53,7 +53,10 @@ def factor_of(word: object) -> float | None:
             return None
     if isinstance(factor, bool) or not isinstance(factor, int | float):
         return None
-    return float(factor) if math.isfinite(factor) and factor >= 0 else None
+    try:
+        return float(factor) if math.isfinite(factor) and factor >= 0 else None
+    except OverflowError:  # a whole number that no float can hold
+        return None
 
 
 def in_effect(word: object, own: object) -> object:

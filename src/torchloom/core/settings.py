@@ -127,7 +127,7 @@ class Setting:
         return value
 
     def _bounded(self, value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not _finite(value):
             raise self._refusal(value)
         low = self.minimum is not None and value < self.minimum
         high = self.maximum is not None and value > self.maximum
@@ -148,7 +148,20 @@ class Setting:
         return {name: fields[name].check(part) for name, part in value.items()}
 
     def _refusal(self, value: object) -> UsageError:
-        return UsageError(f"{value!r} is not a value for {self.name}", hint=f"give {self.allowed()}")
+        return UsageError(f"{shorten(value)} is not a value for {self.name}", hint=f"give {self.allowed()}")
+
+
+def _finite(value: int | float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float can hold
+        return False
+
+
+def shorten(value: object) -> str:
+    """A value as a person gave it; not all of it, if that would be a page."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}…"
 
 
 def _number(word: str) -> object:
