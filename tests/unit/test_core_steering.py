@@ -11,8 +11,15 @@ from steering_story import SteeringStory
 from torchloom.core.notices import apply_and_tell
 from torchloom.core.transaction.packing import pack_answers, unpack_mail
 from torchloom.model.effects import PostMail, StartWorkers
-from torchloom.model.events import ChangeCancelled, StepReached
-from torchloom.model.fleet import Fleet
+from torchloom.model.events import (
+    ChangeCancelled,
+    ChangeRequested,
+    RanksAnswered,
+    RestoreRequested,
+    StepReached,
+    WorkerProgress,
+)
+from torchloom.model.fleet import Fleet, JobState
 from torchloom.model.transaction.messages import Answer, Kind, Phase, Said
 from torchloom.wire import codec
 
@@ -82,10 +89,8 @@ def test_ranks_that_do_not_answer_are_told_of_after_the_limit() -> None:
     story = running()
     story.ask({"lr": 1.0}, step_s=60.0)
     story.answer(Said.PREPARED, (0,))
-    (timer,) = story.fleet.timers.values()
     story.fire()
     assert story.record().state == "not applied" and "rank 1 did not answer" in story.record().reason
-    del timer
 
 
 def test_the_limit_grows_with_the_steps_of_the_job() -> None:
@@ -182,12 +187,6 @@ def test_a_step_of_an_older_generation_is_refused() -> None:
         story.fire()
     story.bring_up()
     story.step()
-    event = codec.decode_envelope(story.stream[-1][0])
-    assert event is not None
-    story.ask({"lr": 1.0}, at_step=30)
-    assert story.record().state == "waiting" or story.record().state == "preparing"
-    from torchloom.model.events import ChangeRequested
-
     story.tell(
         ChangeRequested(
             job="j", operation="old", kind=Kind.SET, values={"lr": 1.0}, at_step=30, generation=1, by="ann"
@@ -257,8 +256,6 @@ def test_what_waits_is_told_when_the_job_ends() -> None:
 
 @pytest.mark.parametrize("garbage", ["", "no json", "[1]", '[{"attempt": [1, 1]}]'])
 def test_answers_that_cannot_be_read_were_not_said(garbage: str) -> None:
-    from torchloom.model.events import RanksAnswered
-
     story = running()
     story.ask({"lr": 1.0})
     story.tell(RanksAnswered(node="a", job="j", generation=1, answers=garbage))
@@ -287,3 +284,45 @@ def test_mail_carries_what_older_mail_said() -> None:
     story.ask({"lr": 1.0}, "good")
     (effect,) = posts(story)
     assert [m.phase for m in unpack_mail(effect.mail.encode())] == [Phase.WITHDRAW, Phase.PREPARE]
+
+
+def restored(**more: object) -> RestoreRequested:
+    progress = tuple(WorkerProgress(rank, 100, 0.1) for rank in range(2))
+    return RestoreRequested(job="j", step=60, by="bob", progress=progress, **more)  # type: ignore[arg-type]
+
+
+def test_a_restore_goes_by_the_ranks_if_they_can() -> None:
+    story = running()
+    story.ask({"lr": 1.0}, "early")
+    story.carry(step=40, offset=0)
+    story.ask({"lr": 2.0}, "late")
+    story.carry(step=90, offset=0)
+    story.tell(restored(operation="back", config="revert", checkpoint="step-60.g1"))
+    assert story.mail().proposal.two_phase and story.mail().proposal.values["step"] == 60
+    story.carry(step=100, offset=-40)
+    assert story.record("back").state == "applied" and story.state() is JobState.RUNNING
+    assert [e.version for e in story.job().schedule] == [1], "what came later was given up"
+    story.check_replay()
+
+
+def test_a_restore_that_ranks_refuse_goes_by_a_restart() -> None:
+    story = running()
+    story.ask({"lr": 2.0}, "late")
+    story.carry(step=90, offset=0)
+    story.tell(restored(operation="back", config="keep", checkpoint="step-60.g1"))
+    story.answer(Said.REFUSED, (0,), why="this script has no loom.Checkpoint")
+    assert story.record("back").state == "not applied" and "by a restart" in story.record("back").reason
+    assert story.state() is JobState.STOPPING
+    story.end_rest(OK)
+    story.store_up()
+    start = story.open(StartWorkers)[-1]
+    assert start.restore_step == 60
+    assert json.loads(start.schedule) == [{"version": 3, "step": 61, "values": {"lr": 2.0}}], "kept"
+    story.check_replay()
+
+
+def test_a_restore_that_was_called_off_restarts_nothing() -> None:
+    story = running()
+    story.tell(restored(operation="back", checkpoint="step-60.g1"))
+    story.tell(ChangeCancelled(job="j", operation="back", by="ann"))
+    assert story.record("back").reason == "cancelled by ann" and story.state() is JobState.RUNNING

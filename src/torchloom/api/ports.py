@@ -6,6 +6,7 @@ and StorageFailed where a checkpoint store is asked.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from torchloom.model.checkpoints import CheckpointEntry
@@ -14,6 +15,7 @@ from torchloom.model.fleet import Fleet
 from torchloom.model.job import Accepted, JobSpec
 from torchloom.model.messages import BoxReading, CheckpointAnswer, CheckpointVerb, LogPiece, WorkerPulse
 from torchloom.model.notice import Notice
+from torchloom.model.steering import ChangePlan, ConfigChoice, ConfigView, Mode
 
 
 class Control(Protocol):
@@ -70,9 +72,56 @@ class Control(Protocol):
         """Ask the store of a job's checkpoints; all but `list` is done to one of them."""
         ...
 
-    async def restore(self, job: str, step: int, by: str) -> CheckpointEntry:
-        """Go back to the state of a step, if it is there and whole; which one that is."""
+    async def restore(
+        self, job: str, step: int, by: str, *, config: ConfigChoice | None = None, operation: str = ""
+    ) -> CheckpointEntry:
+        """Go back to the state of a step, if it is there and whole; which one that is.
+
+        `config` must be chosen when settings were changed after that step.
+        """
         ...
+
+    # Steering. `operation` is an id that the caller chose; one that the job knows already changes nothing.
+
+    def config(self, job: str) -> ConfigView: ...
+
+    async def change(
+        self,
+        job: str,
+        values: Mapping[str, object],
+        by: str,
+        *,
+        why: str = "",
+        at_step: int | None = None,
+        mode: Mode = "hold",
+        dry_run: bool = False,
+        operation: str = "",
+    ) -> ChangePlan:
+        """Check a change and ask for it; `at_step` is a training step where the script tells it."""
+        ...
+
+    async def revert(
+        self,
+        job: str,
+        version: int | None,
+        by: str,
+        *,
+        why: str = "",
+        dry_run: bool = False,
+        operation: str = "",
+    ) -> ChangePlan:
+        """Ask for the change that brings back what held with a version; None: with the last but one."""
+        ...
+
+    async def pause(self, job: str, by: str, why: str = "", operation: str = "") -> str:
+        """The id of the operation, as with the two that follow."""
+        ...
+
+    async def resume(self, job: str, by: str, why: str = "", operation: str = "") -> str: ...
+
+    async def checkpoint_now(self, job: str, by: str, why: str = "", operation: str = "") -> str: ...
+
+    async def cancel_change(self, job: str, operation: str, by: str) -> None: ...
 
     async def inject(
         self, job: str, ranks: tuple[int, ...], fault: Fault, by: str

@@ -11,6 +11,7 @@ from torchloom.core.checkpoints import (
     checkpoint_saved,
     store_opened,
 )
+from torchloom.core.consequences import follow_outcomes
 from torchloom.core.ending import start_did_fail, worker_exited
 from torchloom.core.faults import fault_injected
 from torchloom.core.findings import finding_ended, finding_made, recovered
@@ -104,6 +105,7 @@ def apply(fleet: Fleet, envelope: Envelope, seq: int, now_ns: int) -> list[Effec
             del fleet.seen[old]
     turn = Turn(fleet, seq, fleet.now_ns, envelope.id)
     _dispatch(turn, envelope.body)
+    follow_outcomes(turn)
     if turn.room_appeared:
         retry_waiting(turn)
     return turn.effects

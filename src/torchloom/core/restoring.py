@@ -1,7 +1,8 @@
 """A person wants a job to go on from an earlier state: the next generation begins from it.
 
-A job that trains is ended at a step boundary first, one that has ended is begun again. Neither is a failure,
-so neither costs anything of the restart budget, and tries without progress are counted from 0 again.
+The ranks of a job that trains are first asked to go back without a restart, at one step on all of them. If
+they cannot, it is ended at a step boundary and begun again, as one that has ended is. None of this is a
+failure, so it costs nothing of the restart budget, and tries without progress are counted from 0 again.
 Whether the state is there was looked at before; this module never sees a store.
 """
 
@@ -10,16 +11,54 @@ from __future__ import annotations
 from torchloom.core.ending import settle, stop_workers
 from torchloom.core.generation import start_generation
 from torchloom.core.lifecycle import move_job
+from torchloom.core.operations import restored_config
+from torchloom.core.steering import change_requested
 from torchloom.core.stopping import boundary
 from torchloom.core.turn import Turn
-from torchloom.model.events import RestoreRequested
+from torchloom.model.events import ChangeRequested, RestoreRequested
 from torchloom.model.fleet import Job, JobState, Restore
+from torchloom.model.steering import OperationRecord
+from torchloom.model.transaction.messages import Kind
 
 
 def restore_requested(turn: Turn, event: RestoreRequested) -> None:
     job = turn.fleet.jobs.get(event.job)
-    if job is None:
+    if job is None or event.operation in job.operations:
         return
+    if event.operation and job.state is JobState.RUNNING:
+        _ask_ranks(turn, job, event)
+    else:
+        _by_restart(turn, job, event)
+
+
+def _ask_ranks(turn: Turn, job: Job, event: RestoreRequested) -> None:
+    values: dict[str, object] = {"step": event.step, "checkpoint": event.checkpoint}
+    if event.config:
+        values["config"] = event.config
+    change = ChangeRequested(
+        job=job.id,
+        operation=event.operation,
+        kind=Kind.RESTORE,
+        values=values,
+        two_phase=True,
+        step_s=event.step_s,
+        by=event.by,
+    )
+    change_requested(turn, change)
+
+
+def restore_not_applied(turn: Turn, job: Job, record: OperationRecord) -> None:
+    """The ranks did not go back by themselves: the same by a restart, unless it was called off."""
+    step = record.values.get("step")
+    if job.state is not JobState.RUNNING or not isinstance(step, int) or record.cancelled:
+        return
+    record.reason = f"{record.reason}; it is done by a restart instead"
+    config = str(record.values.get("config", ""))
+    _by_restart(turn, job, RestoreRequested(job=job.id, step=step, by=record.by, config=config))
+
+
+def _by_restart(turn: Turn, job: Job, event: RestoreRequested) -> None:
+    restored_config(turn, job, {"step": event.step, "config": event.config}, event.by)
     job.restore = Restore(step=event.step, by=event.by, after=job.generation)
     job.fruitless = 0
     reason = f"{event.by} restores step {event.step}"

@@ -104,6 +104,7 @@ def change_cancelled(turn: Turn, event: ChangeCancelled) -> None:
     job = turn.fleet.jobs.get(event.job)
     record = job.operations.get(event.operation) if job is not None else None
     if job is not None and record is not None and not record.ended:
+        record.cancelled = True
         feed(turn, job, Cancelled(record.version, event.by))
 
 

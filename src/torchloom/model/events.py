@@ -57,6 +57,13 @@ class RestoreRequested(EventBase, frozen=True, kw_only=True, tag="restore-reques
     step: int
     by: str
     progress: tuple[WorkerProgress, ...] = ()
+    operation: str = ""
+    """Id of the operation by which a running job goes back without a restart, if its ranks can; empty: by a
+    restart."""
+    config: str = ""
+    """`keep` or `revert`, for changes of the config after that step; empty: there were none."""
+    checkpoint: str = ""
+    step_s: float = 0.0
 
 
 class ChangeRequested(EventBase, frozen=True, kw_only=True, tag="change-requested"):

@@ -147,6 +147,8 @@ class WorkerPulse(Struct, frozen=True, kw_only=True):
     """JSON as the probe wrote it; sent only when it changed."""
     settings: str = ""
     """JSON of what can be set and what is held, as the probe wrote it; sent only when it changed."""
+    offset: int | None = None
+    """Training step minus step, where the script tells its training step."""
     config_version: int = 0
     """Of the config that its next step is made with."""
 

@@ -46,6 +46,8 @@ class OperationRecord(Struct, kw_only=True):
     trouble: dict[int, str] = field(default_factory=dict)
     """By rank the traceback of what went wrong."""
     unheard: tuple[int, ...] = ()
+    cancelled: bool = False
+    """Somebody did not want it any more."""
     reverts: int | None = None
     """The version that it goes back to, if it is a revert."""
 

@@ -23,8 +23,12 @@ class LiveView:
             before = ranks.get(pulse.ref.rank)
             if before is not None and before.ref.incarnation > pulse.ref.incarnation:
                 continue
-            if before is not None and before.ref == pulse.ref and not pulse.hyperparameters:
-                pulse = replace(pulse, hyperparameters=before.hyperparameters)
+            if before is not None and before.ref == pulse.ref:
+                pulse = replace(
+                    pulse,
+                    hyperparameters=pulse.hyperparameters or before.hyperparameters,
+                    settings=pulse.settings or before.settings,
+                )
             ranks[pulse.ref.rank] = pulse
 
     def pulses(self, fleet: Fleet, job: str) -> dict[int, WorkerPulse]:

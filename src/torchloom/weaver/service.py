@@ -22,7 +22,6 @@ from torchloom.core.faults import check as check_fault
 from torchloom.core.place import refusal
 from torchloom.core.stopping import boundary
 from torchloom.errors import BusUnavailable, Conflict, LoomError, NotFound, TimedOut, UsageError
-from torchloom.model.checkpoints import CheckpointEntry
 from torchloom.model.events import (
     Envelope,
     Event,
@@ -30,7 +29,6 @@ from torchloom.model.events import (
     JobDeleted,
     JobSubmitted,
     LeaseTaken,
-    RestoreRequested,
     StopRequested,
     TimerFired,
 )
@@ -54,6 +52,7 @@ from torchloom.weaver.dispatch import Deposed, Dispatcher
 from torchloom.weaver.environment import Environments
 from torchloom.weaver.feed import Feed, tell
 from torchloom.weaver.live import LiveView
+from torchloom.weaver.steering import Steering
 from torchloom.weaver.watch import Watch
 from torchloom.wire import codec, subjects
 
@@ -66,7 +65,7 @@ SNAPSHOT_EVERY = 500
 """Events between two snapshots."""
 
 
-class Weaver:
+class Weaver(Steering):
     """Fulfils api.ports.Control. `run` does everything until `stop` is set."""
 
     def __init__(self, bus: Bus, name: str = "") -> None:
@@ -180,13 +179,6 @@ class Weaver:
 
     async def checkpoints(self, job: str, verb: CheckpointVerb, which: str = "") -> CheckpointAnswer:
         return await self._catalogues.ask(self.fleet, self._job(job), verb, which)
-
-    async def restore(self, job: str, step: int, by: str) -> CheckpointEntry:
-        self._check_ready()
-        chosen = await self._catalogues.prepare_restore(self.fleet, self._job(job), step)
-        progress = self._live.progress(self.fleet, job)
-        await self._say("restore", RestoreRequested(job=job, step=step, by=by, progress=progress))
-        return chosen
 
     async def inject(
         self, job: str, ranks: tuple[int, ...], fault: Fault, by: str

@@ -1,0 +1,108 @@
+"""What the newest telemetry of a job's workers amounts to: settings, steps, and a view of the config.
+
+Telemetry is lossy and a little old: it is enough to refuse what makes no sense, and the ranks check again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from torchloom.core.settings import HYPERPARAMETERS, MAX_STEPS, Address, Known, Setting, parse_address
+from torchloom.core.settings_packing import known, unpack_settings
+from torchloom.model.fleet import Job
+from torchloom.model.messages import WorkerPulse
+from torchloom.model.steering import ConfigView, HeldView, SettingView
+
+log = logging.getLogger(__name__)
+
+
+def known_of(pulses: Mapping[int, WorkerPulse]) -> Known | None:
+    """What can be set, as the lowest rank tells that told anything; the others refuse what they lack."""
+    for rank in sorted(pulses):
+        pulse = pulses[rank]
+        if not pulse.settings:
+            continue
+        try:
+            return known(unpack_settings(pulse.settings), pulse.hyperparameters)
+        except ValueError as error:  # it was written inside the user's process
+            log.warning("settings of rank %d cannot be read: %s", rank, error)
+    return None
+
+
+def before_the_start(wanted: Mapping[str, object]) -> Known:
+    """Nobody has told anything yet: param groups may be whatever is named, of known names."""
+    places = [parse_address(name) for name in wanted]
+    optimizers = 1 + max((p.optimizer or 0 for p in places), default=0)
+    groups = 1 + max((p.group or 0 for p in places), default=0)
+    group: dict[str, object] = dict.fromkeys(HYPERPARAMETERS)
+    return Known([[group] * groups] * optimizers, (MAX_STEPS,))
+
+
+def steps_of(job: Job, pulses: Mapping[int, WorkerPulse]) -> int | None:
+    """Steps that the foremost rank has made; None unless every rank is known to step."""
+    if not job.workers or any(
+        rank not in pulses or not pulses[rank].steps for rank in range(len(job.workers))
+    ):
+        return None
+    return max(pulse.steps for pulse in pulses.values())
+
+
+def hears(pulses: Mapping[int, WorkerPulse]) -> bool:
+    """Whether every rank that is heard of takes part in steering: who does tells its settings."""
+    return bool(pulses) and all(pulse.settings for pulse in pulses.values())
+
+
+def offset_of(pulses: Mapping[int, WorkerPulse]) -> int | None:
+    """Training step minus step; None when it is not told, or not alike."""
+    told = {pulse.offset for pulse in pulses.values()}
+    return told.pop() if len(told) == 1 else None
+
+
+def step_s_of(pulses: Mapping[int, WorkerPulse]) -> float:
+    return max((pulse.step_s for pulse in pulses.values()), default=0.0)
+
+
+def config_view(job: Job, pulses: Mapping[int, WorkerPulse]) -> ConfigView:
+    found = known_of(pulses)
+    newest = max((entry.version for entry in job.schedule), default=0)
+    version = max((pulse.config_version for pulse in pulses.values()), default=0) or newest
+    if found is None:
+        return ConfigView(version=version, schedule=job.schedule, paused=job.paused)
+    held = tuple(
+        HeldView(address, one.value, "scale" if one.mode == "scale" else "hold", one.own)
+        for address, one in found.held.items()
+    )
+    return ConfigView(
+        settings=(*_hyperparameters(found), *(_declared(s, found) for s in found.declared)),
+        held=held,
+        version=version,
+        schedule=job.schedule,
+        paused=job.paused,
+        live=True,
+    )
+
+
+def _hyperparameters(found: Known) -> list[SettingView]:
+    places: dict[str, list[tuple[str, object]]] = {}
+    for number, optimizer in enumerate(found.optimizers):
+        for at, group in enumerate(optimizer):
+            for name in HYPERPARAMETERS:
+                if name in group:
+                    address = str(Address(name, number, at))
+                    places.setdefault(name, []).append((address, group[name]))
+    return [_view(HYPERPARAMETERS[name], tuple(where)) for name, where in places.items()]
+
+
+def _declared(setting: Setting, found: Known) -> SettingView:
+    return _view(setting, ((setting.name, found.values.get(setting.name)),))
+
+
+def _view(setting: Setting, places: tuple[tuple[str, object], ...]) -> SettingView:
+    return SettingView(
+        name=setting.name,
+        type=str(setting.type),
+        allowed=setting.allowed(),
+        description=setting.description,
+        places=places,
+    )
