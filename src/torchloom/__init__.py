@@ -11,6 +11,11 @@ A training script needs none of this; with it, it tells what cannot be guessed:
     with loom.phase("eval"):
         evaluate()
 
+Settings that can be changed while it runs (`loom set JOB dropout=0.2`):
+
+    @loom.handler("dropout", minimum=0.0, below=1.0)
+    def set_dropout(p: float = 0.1) -> None: ...
+
 Checkpoints and data that survive restarts and resizes:
 
     loader = loom.ElasticLoader(dataset, global_batch=256, num_workers=2)
@@ -26,6 +31,7 @@ of the control plane; the names that need torch come when they are asked for.
 from typing import TYPE_CHECKING, Any
 
 from torchloom.probe.api import Info, attach, info, log, phase, step
+from torchloom.probe.declared import handler, setting
 
 if TYPE_CHECKING:
     from torchloom.checkpoint.checkpoint import Checkpoint
@@ -43,9 +49,11 @@ __all__ = [
     "ShardedLoader",
     "__version__",
     "attach",
+    "handler",
     "info",
     "log",
     "phase",
+    "setting",
     "step",
 ]
 
@@ -56,9 +64,9 @@ def __getattr__(name: str) -> Any:
     if name == "Checkpoint":
         from torchloom.checkpoint import telling
         from torchloom.checkpoint.checkpoint import Checkpoint
-        from torchloom.probe.api import tell_checkpoints
+        from torchloom.probe.api import tell_checkpoints, training_step
 
-        telling.connect(phase, log, step, tell_checkpoints)
+        telling.connect(phase, log, training_step, tell_checkpoints)
         return Checkpoint
     if name == "KeepRules":
         from torchloom.core.retention import KeepRules

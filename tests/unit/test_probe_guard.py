@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from torchloom.probe.guard import LIMIT, Guard
-from torchloom.probe.mailbox import StopAtBoundary
+from torchloom.probe.stopping import StopAtBoundary
 
 
 def test_a_failure_is_counted_and_the_entry_switched_off_after_a_few() -> None:

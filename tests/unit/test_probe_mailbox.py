@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from torchloom.probe.faults import Faults
-from torchloom.probe.mailbox import Inbox, StopAtBoundary
+from torchloom.probe.box import Box
+from torchloom.probe.mailbox import Inbox
+from torchloom.probe.session import Session
+from torchloom.probe.stopping import StopAtBoundary
 from torchloom.wire.blackbox import ANSWER_AT, MAILBOX_AT, SIZE, Command, Mailbox, View
 
 
 @pytest.fixture
 def view() -> View:
     return View(memoryview(bytearray(SIZE)))
+
+
+def inbox_of(view: View) -> Inbox:
+    return Session(Box(view, 0)).steps.inbox
 
 
 def post(view: View, version: int, command: int, at_step: int = 0) -> None:
@@ -25,7 +31,7 @@ def answer(view: View) -> tuple[int, int]:
 
 
 def test_an_empty_mailbox_is_silent(view: View) -> None:
-    inbox = Inbox(view, Faults(view, list))
+    inbox = inbox_of(view)
     for completed in range(5):
         inbox.check(completed)
     assert answer(view) == (0, 0)
@@ -33,7 +39,7 @@ def test_an_empty_mailbox_is_silent(view: View) -> None:
 
 @pytest.mark.parametrize(("at_step", "ends_after"), [(0, 3), (1, 3), (4, 3), (5, 4), (7, 6)])
 def test_a_stop_posted_after_three_steps(view: View, at_step: int, ends_after: int) -> None:
-    inbox = Inbox(view, Faults(view, list))
+    inbox = inbox_of(view)
     inbox.check(2)
     post(view, 9, Command.STOP, at_step)
     for completed in range(3, ends_after):
@@ -46,7 +52,7 @@ def test_a_stop_posted_after_three_steps(view: View, at_step: int, ends_after: i
 
 
 def test_a_swallowed_stop_comes_again(view: View) -> None:
-    inbox = Inbox(view, Faults(view, list))
+    inbox = inbox_of(view)
     post(view, 1, Command.STOP)
     for completed in range(3):
         with pytest.raises(StopAtBoundary):
@@ -54,7 +60,7 @@ def test_a_swallowed_stop_comes_again(view: View) -> None:
 
 
 def test_a_stop_can_be_withdrawn_and_posted_anew(view: View) -> None:
-    inbox = Inbox(view, Faults(view, list))
+    inbox = inbox_of(view)
     post(view, 1, Command.STOP, 10)
     inbox.check(3)
     post(view, 2, Command.NOTHING)
@@ -68,7 +74,7 @@ def test_a_stop_can_be_withdrawn_and_posted_anew(view: View) -> None:
 
 
 def test_an_unknown_command_is_answered_and_does_nothing(view: View) -> None:
-    inbox = Inbox(view, Faults(view, list))
+    inbox = inbox_of(view)
     post(view, 4, 99, 1)
     inbox.check(5)
     assert answer(view) == (4, 5)

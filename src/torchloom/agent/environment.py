@@ -108,6 +108,7 @@ def start_order(
         "rlimits": None,
         "cpus": cores,
         "threads": None,
+        "schedule": effect.schedule,
     }
     match program.kind:
         case "script":

@@ -9,4 +9,8 @@ data       time spent waiting for data loaders                          values  
 hyper      hyperparameters of the optimizers                            metrics  what loom.log was told
 device     which device this is                                         ending   the end record
 recorder, fallback, native   collectives                                api      behind `import torchloom`
+control    steering at the boundary: mail, store, answers                registers  the ranks' store
+changes    what is decided, carried out: config, checkpoints             stopping   ends at a boundary
+config     what holds, and the schedule it follows                      overrides  values over param groups
+declared, annotations   settings of the script's own                    answers    their place in the box
 """

@@ -40,6 +40,12 @@ def step(number: object, total: object = None) -> None:
         session.current.tell_step(number, total)
 
 
+def training_step(number: object) -> None:
+    """For loom.Checkpoint: the step that the training's state is of now."""
+    if session.current is not None:
+        session.current.tell_training_step(number)
+
+
 def tell_checkpoints(told: Mapping[str, object]) -> None:
     """For loom.Checkpoint: what it saved, what failed, and where it is (checkpoint/told.py)."""
     if session.current is not None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torchloom.probe.stopping import Lost
+
 LIMIT = 3
 """Failures after which an entry point is switched off."""
 
@@ -23,6 +25,9 @@ class Guard:
         self.errors: list[str] = []
         """The first few errors as text, for a person who looks for the reason."""
         self._on_trip = on_trip
+        self.is_armed: Callable[[], bool] = bool
+        """Whether silence would be worse than an end: a rank that goes quiet while it is armed passes the
+        agreed step alone. Then an error ends the worker."""
 
     def wrap(self, entry: Callable[..., Any], otherwise: object = None) -> Callable[..., Any]:
         """`entry`, never raising an Exception; `otherwise` is returned when it could not do its work."""
@@ -41,6 +46,26 @@ class Guard:
 
         return safely
 
+    def wrap_steering(self, entry: Callable[..., Any]) -> Callable[..., Any]:
+        """As `wrap`, but while this rank is armed an error ends the worker, and nothing is switched off."""
+        failures = 0
+
+        def surely(*args: Any) -> Any:
+            nonlocal failures
+            if self.off or (failures >= LIMIT and not self.is_armed()):
+                return None
+            try:
+                return entry(*args)
+            except Exception as error:  # noqa: BLE001 – as above
+                failures += 1
+                self._trip(entry, error)
+                if not self.is_armed():
+                    return None
+                told = f"{type(error).__name__}: {error}"
+            raise Lost(f"torchloom failed in the midst of a change ({told})")
+
+        return surely
+
     def optimizer_hook(
         self, entry: Callable[[Any, Any], None], is_compiling: Callable[[], bool]
     ) -> Callable[[Any, Any, Any], None]:
@@ -50,7 +75,7 @@ class Guard:
         graphs. Any other optimizer may have a step() that compiles whole, and so we vanish from it: while
         dynamo traces, the condition below is a constant.
         """
-        safely = self.wrap(entry)
+        safely = self.wrap_steering(entry)
         safely._torchdynamo_disable = True  # type: ignore[attr-defined]
 
         def loom_hook(optimizer: Any, args: Any, kwargs: Any) -> None:

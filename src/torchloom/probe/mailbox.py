@@ -1,4 +1,4 @@
-"""Reads the agent's commands at the step boundary and answers them. Steps are numbered from 1.
+"""Reads the agent's commands at the step boundary and answers them; says when there is mail (control.py).
 
 STOP with at_step = N ends the script at the boundary before step N, so after N - 1 completed steps; when that
 is past (or N is 0) at the next boundary. The answer is written when the command is carried out, not when it
@@ -8,7 +8,11 @@ answered at once. A script that swallows the stop meets it again at every bounda
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from torchloom.probe.control import Control
 from torchloom.probe.faults import Faults
+from torchloom.probe.stopping import StopAtBoundary
 from torchloom.wire.blackbox import ANSWER_AT, MAILBOX_AT, MASK, Answer, Command, Mailbox, View
 
 _VERSION = MAILBOX_AT // 8 + Mailbox.VERSION
@@ -19,18 +23,16 @@ _ANSWER_STEP = ANSWER_AT // 8 + Answer.STEP
 _NEVER = MASK
 
 
-class StopAtBoundary(SystemExit):
-    """Ends the script with status 0 at a step boundary; `finally` blocks and atexit handlers run."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
-
-
 class Inbox:
     """This worker's mailbox. `check` is on the path of every step: one read of a word when nothing is new."""
 
-    def __init__(self, view: View, faults: Faults) -> None:
+    def __init__(
+        self, view: View, faults: Faults, control: Control, steer: Callable[[int], None] | None = None
+    ) -> None:
+        """`steer` is the control's `boundary`, guarded."""
         self._words = view.words
+        self.control = control
+        self._steer = steer or control.boundary
         self._faults = faults
         self._seen = 0
         self._stop_after = _NEVER
@@ -40,6 +42,8 @@ class Inbox:
         """Called at the boundary after `completed` steps. Raises StopAtBoundary when told to stop here."""
         if self._words[_VERSION] != self._seen:
             self._read(completed)
+        if completed >= self.control.due:
+            self._steer(completed)
         if self._faults.busy:
             self._faults.at_boundary(completed)
         if completed >= self._stop_after:
@@ -52,6 +56,7 @@ class Inbox:
         if words[_VERSION] != version:
             return  # being written right now: the next boundary will see it whole
         self._seen = version
+        self.control.due = 0
         self._faults.look()
         if command == Command.STOP:
             self._stop_after = max(at_step, 1) - 1

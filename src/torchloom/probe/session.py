@@ -10,23 +10,31 @@ import json
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
 from torchloom.probe import device
 from torchloom.probe.arrivals import Arrivals
 from torchloom.probe.box import Box, write_identity
+from torchloom.probe.changes import Changes
+from torchloom.probe.checkpoints import Checkpoints
 from torchloom.probe.compiling import Compiling, keep_dynamo_out
+from torchloom.probe.config import Config
+from torchloom.probe.control import Control
 from torchloom.probe.data import DataWait
+from torchloom.probe.declared import registry
 from torchloom.probe.ending import end_record, write_end
 from torchloom.probe.faults import Faults
 from torchloom.probe.guard import Guard
 from torchloom.probe.hyper import Hyperparameters
-from torchloom.probe.mailbox import Inbox, StopAtBoundary
+from torchloom.probe.mailbox import Inbox
 from torchloom.probe.metrics import Metrics
+from torchloom.probe.overrides import Overrides
 from torchloom.probe.phases import Phases
+from torchloom.probe.registers import Registers
 from torchloom.probe.steps import Steps
+from torchloom.probe.stopping import Lost, StopAtBoundary, end_surely
 from torchloom.wire.blackbox import (
     CHECKPOINTS,
     DEVICE,
@@ -59,10 +67,24 @@ class Session:
         self.guard = Guard(lambda trips: view.set_progress(Progress.GUARD_TRIPS, trips))
         self.phases = Phases(view, time.monotonic_ns())
         self.data = DataWait(view, self.phases, self.guard)
+        overrides = Overrides()
+        self._config = Config(view, overrides, registry, self._numbered)
+        checkpoints = Checkpoints(view, lambda: self._config.version)
+        self._changes = Changes(self._config, checkpoints)
+        self.control = Control(view, self.phases, self._changes, Registers(os.environ))
+        self.control.anchor = lambda: type(self.steps.by_number()[0]).__name__
+        self.control.enter_between = self._steering(self.control.between)
+        self.guard.is_armed = lambda: self.control.is_armed
         self.steps = Steps(
             view,
-            inbox=Inbox(view, Faults(view, lambda: self.steps.optimizers())),
+            inbox=Inbox(
+                view,
+                Faults(view, lambda: self.steps.optimizers()),
+                self.control,
+                self._steering(self.control.boundary),
+            ),
             data=self.data,
+            overrides=overrides,
             began=self.phases.training_began,
             housekeeping=self.guard.wrap(self._keep_house, otherwise=NEVER_NS),
         )
@@ -70,21 +92,26 @@ class Session:
         self._hyper = Hyperparameters(view)
         self._metrics = Metrics(view)
         self._device: dict[str, Any] = {}
+        self._counted_by_checkpoint = False
         self._arrivals = Arrivals(self.guard)
         # Guarded one by one: a param group we cannot read must not end the counting of steps.
         self._watch_device = self.guard.wrap(self._write_device)
         self._watch_compiling = self.guard.wrap(self._compiling.keep)
-        self._watch_hyper = self.guard.wrap(self._hyper.write_changed)
+        self._watch_hyper = self.guard.wrap(self._write_hyper)
+        self._watch_config = self.guard.wrap(self._config.write)
+        self._leave = self.guard.wrap(self.control.leave)
         self._write_metrics = self.guard.wrap(self._metrics.write)
         # What the script calls, guarded once and for all.
         self.log = self.guard.wrap(self._log)
         self.tell_step = self.guard.wrap(self._tell_step)
+        self.tell_training_step = self._steering(self._tell_training_step)
         self.tell_checkpoints = self.guard.wrap(self._tell_checkpoints)
         self.enter_phase = self.guard.wrap(self._enter_phase)
         self.leave_phase = self.guard.wrap(self._leave_phase)
         self.identity = self.guard.wrap(self._identity)
         self.end = self.guard.wrap(self._end)
-        self.ended = self.guard.wrap(lambda: view.set_header(Header.LIFE, Life.ENDED))
+        self.ended = self.guard.wrap(self._ended)
+        registry.changed = self._declared
 
     def install(self) -> None:
         """Put the hooks into torch: now if it is imported, else when it is."""
@@ -96,8 +123,9 @@ class Session:
 
     def _torch_arrived(self, torch: ModuleType) -> None:
         optim = importlib.import_module("torch.optim.optimizer")
-        # All guarded entries share one code object, so one mark covers them.
-        self.guard.wrap(keep_dynamo_out)(self.guard.wrap(keep_dynamo_out))
+        # All guarded entries of a kind share one code object, so one mark covers them.
+        for kind in (self.guard.wrap, self.guard.wrap_steering):
+            self.guard.wrap(keep_dynamo_out)(kind(keep_dynamo_out))
         self.steps.install(optim, torch.compiler.is_compiling, self.guard)
         self.guard.wrap(self._start_recorder)()
 
@@ -125,10 +153,38 @@ class Session:
         self._watch_device()
         self._watch_compiling()
         self._write_metrics(now_ns)
-        self._watch_hyper(self.steps.optimizers(), completed)
+        self._watch_hyper()
+        if self.steps.overrides.busy:
+            self._watch_config()
         # A thousand param groups take milliseconds to look at: then it is done less often.
         spent_ns = time.thread_time_ns() - began_ns
         return now_ns + max(HOUSEKEEPING_NS, HOUSEKEEPING_SHARE * spent_ns)
+
+    def _write_hyper(self) -> None:
+        self._hyper.write_changed(self.steps.by_number(), self.steps.completed, self._config.held())
+
+    def _numbered(self) -> list[tuple[int, Any]]:
+        known = enumerate(self.steps.by_number())
+        return [(number, optimizer) for number, optimizer in known if optimizer is not None]
+
+    def _steering(self, entry: Callable[..., None]) -> Callable[..., None]:
+        """Guarded by itself, so that a failure of it does not end the counting of steps; and a worker that
+        must end does."""
+        guarded = self.guard.wrap_steering(entry)
+
+        def steer(number: Any) -> None:
+            try:
+                guarded(number)
+            except Lost as lost:
+                end_surely(self.view, lost)
+                raise
+
+        return steer
+
+    def _declared(self) -> None:
+        """The script has one setting more: tell it, and follow what the schedule has for it."""
+        self._changes.dirty = True
+        self.control.due = 0
 
     def _write_device(self) -> None:
         described = device.describe()
@@ -141,11 +197,24 @@ class Session:
         self._metrics.log(metrics, self.steps.completed, time.monotonic_ns())
 
     def _tell_step(self, number: Any, total: Any) -> None:
-        if int(number) >= 0:
-            self.view.set_progress(Progress.TRAINING_STEP, int(number) + 1)
+        # A checkpoint's count is of whole steps and goes on after a rollback: beside it the script's own only
+        # confuses.
+        if int(number) >= 0 and not self._counted_by_checkpoint:
+            self._count_training_step(int(number))
         if total is not None and int(total) >= 0:
             self.view.set_progress(Progress.TOTAL_STEPS, int(total))
         self.view.set_progress(Progress.LAST_ACTIVITY_NS, time.monotonic_ns())
+
+    def _tell_training_step(self, number: Any) -> None:
+        self._counted_by_checkpoint = True
+        self._count_training_step(int(number))
+
+    def _count_training_step(self, number: int) -> None:
+        completed = self.steps.completed
+        self.view.set_progress(Progress.TRAINING_STEP, number + 1)
+        self.view.set_progress(Progress.TRAINING_STEP_AT, completed)
+        if self._changes.told_step(number, completed):
+            self.control.due = 0
 
     def _tell_checkpoints(self, told: Mapping[str, object]) -> None:
         self.view.write_blob(CHECKPOINTS, json.dumps(told).encode())
@@ -169,11 +238,17 @@ class Session:
     # -- the end --------------------------------------------------------------------------------
     def _end(self, error: BaseException | None) -> None:
         """The program has ended; threads and atexit handlers are still to come."""
+        self._leave()
         now_ns = time.monotonic_ns()
         write_end(self.view, end_record(error, stopped=isinstance(error, StopAtBoundary)))
         self.phases.set(int(Phase.ENDING), now_ns)
-        self._hyper.write_changed(self.steps.optimizers(), self.steps.completed)
+        self._watch_hyper()
         self._metrics.write(now_ns, at_once=True)
+
+    def _ended(self) -> None:
+        """The interpreter ends."""
+        self._leave()
+        self.view.set_header(Header.LIFE, Life.ENDED)
 
 
 def begin(box: Box) -> Session | None:

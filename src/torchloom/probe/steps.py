@@ -27,6 +27,7 @@ from typing import Any
 from torchloom.probe.data import DataWait
 from torchloom.probe.guard import Guard
 from torchloom.probe.mailbox import Inbox
+from torchloom.probe.overrides import Overrides
 from torchloom.wire.blackbox import PROGRESS_AT, Progress, View
 
 _AT = PROGRESS_AT // 8
@@ -39,6 +40,8 @@ _OTHER_STEPS = _AT + Progress.OTHER_STEPS
 _ACTIVITY = _AT + Progress.LAST_ACTIVITY_NS
 _FIRST = _AT + Progress.FIRST_STEP_NS
 _COLLECTIVES = _AT + Progress.COLLECTIVES_ENTERED
+OPTIMIZERS = 64
+"""Numbers given out before those of optimizers that are gone are given again."""
 
 
 class Steps:
@@ -55,25 +58,29 @@ class Steps:
         *,
         inbox: Inbox,
         data: DataWait,
+        overrides: Overrides,
         began: Callable[[int], None],
         housekeeping: Callable[[int, int], int],
     ) -> None:
         self._view = view
         self._words = view.words
-        self._inbox = inbox
+        self.inbox = inbox
         self._data = data
+        self.overrides = overrides
         self._began = began
         self._housekeeping = housekeeping
         self._housekeeping_ns = 0
         self.step_ended: Callable[[], None] | None = None
         """Also called after every step: a recorder that samples chooses by it."""
         self._anchor: Callable[[], Any] = _nobody
-        self._others: list[weakref.ref[Any]] = []
+        self._others: list[Callable[[], Any]] = []
         self._open: Any = None
         """The argument tuple of the outermost step() under way: it is made anew for every call."""
         self._open_is_anchor = False
         self._ended_ns = 0
         self._waited_ns = 0
+        self._controlled_ns = 0
+        """Time that steering has taken so far: a pause makes no step slow."""
         self._collectives = 0
         self._other_steps = 0
         self._step_code: types.CodeType | None = None
@@ -97,8 +104,11 @@ class Steps:
 
     def optimizers(self) -> list[Any]:
         """The optimizers that have stepped and still exist, the anchor first."""
-        known = [self._anchor(), *(other() for other in self._others)]
-        return [optimizer for optimizer in known if optimizer is not None]
+        return [optimizer for optimizer in self.by_number() if optimizer is not None]
+
+    def by_number(self) -> list[Any]:
+        """The same, each at the place of its number, None where it is gone: the anchor is 0."""
+        return [self._anchor(), *(other() for other in self._others)]
 
     def before(self, optimizer: Any, args: Any) -> None:
         """The global pre-hook."""
@@ -106,6 +116,8 @@ class Steps:
         anchor = self._anchor()
         if thread != self._thread:
             if anchor is not None and anchor is not optimizer:
+                if self.overrides.busy and not self._is_nested():
+                    self.overrides.before(self._number(optimizer), optimizer)
                 return  # counted when it ends; `_open` belongs to the anchor's thread
             self._thread = self._data.thread = thread
         # Something is open: either this is a step within a step, or the one before raised and never ended.
@@ -116,14 +128,18 @@ class Steps:
         elif anchor is not optimizer:
             self._open_is_anchor = False
             self._open = args
+            if self.overrides.busy:
+                self.overrides.before(self._number(optimizer), optimizer)
             return
         self._words[_ENTERED] = now_ns = monotonic_ns()
         if self.completed == 0:
             self._began(now_ns)
         self._open_is_anchor = True
         self._open = None
-        self._inbox.check(self.completed)
+        self.inbox.check(self.completed)
         self._open = args
+        if self.overrides.busy:
+            self.overrides.before(0, optimizer)
 
     def after(self, optimizer: Any, args: Any) -> None:
         """The global post-hook."""
@@ -138,10 +154,14 @@ class Steps:
         if not self._open_is_anchor:
             self._count_other(optimizer)
             return
+        if self.overrides.busy:
+            self.overrides.after(0)
         now_ns = monotonic_ns()
         words = self._words
         self.completed = completed = self.completed + 1
-        step_ns = now_ns - self._ended_ns if self._ended_ns else 0
+        waited_ns = self.inbox.control.waited_ns
+        step_ns = now_ns - self._ended_ns - waited_ns + self._controlled_ns if self._ended_ns else 0
+        self._controlled_ns = waited_ns
         waited_ns, collectives = self._data.total_ns, words[_COLLECTIVES]
         self._view.write_step(
             completed, now_ns, step_ns, waited_ns - self._waited_ns, collectives - self._collectives
@@ -159,18 +179,30 @@ class Steps:
             self._housekeeping_ns = self._housekeeping(completed, now_ns)
 
     def _drop_anchor(self, optimizer: Any) -> None:
-        self._others = [other for other in self._others if other() is not optimizer]
+        if self._others and self._others[-1]() is optimizer:
+            self._others.pop()
+        self._others = [_nobody if other() is optimizer else other for other in self._others]
         self._anchor = weakref.ref(optimizer)
         self._words[_OPTIMIZERS] = len(self.optimizers())
 
     def _count_other(self, optimizer: Any) -> None:
+        if self.overrides.busy:
+            self.overrides.after(self._number(optimizer))
         self._other_steps += 1
         self._words[_OTHER_STEPS] = self._other_steps
         self._words[_ACTIVITY] = monotonic_ns()
-        if not any(other() is optimizer for other in self._others):
+        self._number(optimizer)
+
+    def _number(self, optimizer: Any) -> int:
+        """Of an optimizer that is not the anchor: it keeps it for life, because changes name it so."""
+        for place, other in enumerate(self._others):
+            if other() is optimizer:
+                return place + 1
+        if len(self._others) >= OPTIMIZERS:
             self._others = [other for other in self._others if other() is not None]
-            self._others.append(weakref.ref(optimizer))
-            self._words[_OPTIMIZERS] = len(self.optimizers())
+        self._others.append(weakref.ref(optimizer))
+        self._words[_OPTIMIZERS] = len(self.optimizers())
+        return len(self._others)
 
     def _is_nested(self) -> bool:
         """Whether the step() that calls us is within another one on this thread's stack."""

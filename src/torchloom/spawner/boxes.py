@@ -156,6 +156,9 @@ def _fill(view: blackbox.View, spec: Mapping[str, Any], identity: Mapping[str, A
     for index, value in values.items():
         view.set_header(index, value)
     view.write_blob(blackbox.IDENTITY, _identity_text(identity))
+    schedule = str(spec.get("schedule") or "").encode()
+    if schedule:
+        view.write_blob(blackbox.SCHEDULE, schedule)
     view.set_header(Header.MAGIC, blackbox.MAGIC)
 
 

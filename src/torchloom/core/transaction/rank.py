@@ -195,16 +195,23 @@ class Rank:
     @property
     def is_armed(self) -> bool:
         """Whether passing a boundary without asking this machine could make this rank differ from others."""
-        undecided = any(Stage.ARMED <= a.stage < Stage.CLOSED for a in self._attempts.values())
-        return undecided or bool(self.broken)
+        return bool(self.broken or self._armed())
 
     @property
     def due_step(self) -> int | None:
         """The first step at whose place this machine must be asked, mail or not; None: none is known."""
-        if self.held or self.stopped or self.broken:
+        asked = any(attempt.stage is Stage.ASKED for attempt in self._attempts.values())
+        if asked or self.held or self.stopped or self.broken:
             return 0
-        open_ = [a for a in self._attempts.values() if a.stage not in (Stage.NEW, Stage.PREPARED)]
-        return min((a.at_step for a in open_ if a.stage is not Stage.CLOSED), default=None)
+        return min((attempt.at_step for attempt in self._armed()), default=None)
+
+    @property
+    def between_step(self) -> int | None:
+        """The first step before which the place between the steps matters; None: nowhere."""
+        return min((attempt.at_step for attempt in self._armed() if attempt.is_between), default=None)
+
+    def _armed(self) -> list[Attempt]:
+        return [a for a in self._attempts.values() if Stage.ARMED <= a.stage < Stage.CLOSED]
 
     # -- what to do -----------------------------------------------------------------------------
     def next(self, now_ns: int) -> Do:
@@ -224,11 +231,9 @@ class Rank:
         """The attempt to work on: the oldest that is due here, else one whose PREPARE is to be answered."""
         if self.broken:
             return None
-        live = [self._attempts[name] for name in sorted(self._attempts)]
-        for attempt in live:
-            if self._is_due(attempt) and Stage.ARMED <= attempt.stage < Stage.CLOSED:
-                return attempt
-        return next((attempt for attempt in live if attempt.stage is Stage.ASKED), None)
+        by_age = sorted(self._armed(), key=lambda attempt: attempt.proposal.attempt)
+        due = next((attempt for attempt in by_age if self._is_due(attempt)), None)
+        return due or next((a for a in self._attempts.values() if a.stage is Stage.ASKED), None)
 
     def _place(self, attempt: Attempt) -> int:
         """The step whose place for this attempt comes next. At a boundary the place between is past."""

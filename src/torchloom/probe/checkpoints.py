@@ -1,0 +1,71 @@
+"""Saving and going back when somebody outside wants it, through the `loom.Checkpoint` that the script uses.
+
+Owns finding it and speaking to it at the place between the steps. Imports nothing of it: a script that has
+none has not loaded torch's part of torchloom either.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torchloom.model.transaction.messages import AttemptId
+from torchloom.wire.blackbox import Progress, View
+
+_LIVE = "torchloom.checkpoint.live"
+
+
+class Checkpoints:
+    """The checkpoint of this process, if there is one."""
+
+    def __init__(self, view: View, config_version: Callable[[], int]) -> None:
+        self._view = view
+        self._config_version = config_version
+        self._prepared: Any = None
+
+    def look(self) -> Any:
+        """The one in use, or None."""
+        live = sys.modules.get(_LIVE)
+        if live is None:
+            return None
+        live.set_config_version(self._config_version)
+        return live.current()
+
+    def problem(self, completed: int) -> str:
+        """Why this script can neither save nor go back on request; empty when it can."""
+        if self.look() is None:
+            return "the script uses no loom.Checkpoint, so it has no state to save or to go back to"
+        told_at = self._view.progress(Progress.TRAINING_STEP_AT)
+        if completed and told_at != completed:
+            return "the script does not call loom.Checkpoint.step after every step"
+        return ""
+
+    def at_end(self, work: Callable[[], None]) -> None:
+        """Have `work` called once, when the step under way is over and nothing of the next has begun."""
+        checkpoint = self.look()
+        if checkpoint is not None:
+            checkpoint.at_end(lambda step: work())
+
+    def save(self) -> None:
+        """Save now and wait until it is in the store. Raises LoomError."""
+        self.look().save_here()
+
+    def go_back(self, attempt: AttemptId, values: Mapping[str, object]) -> int:
+        """Load and take over the state that is wanted; its step. `keep` or `undo` must follow."""
+        wanted = values.get("name") or values.get("step")
+        prepared = self.look().prepare_roll_back(wanted, f"{attempt.version}.{attempt.attempt}")
+        self._prepared = prepared
+        prepared.apply()
+        return int(prepared.step)
+
+    def keep(self) -> None:
+        """All ranks have gone back."""
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None:
+            prepared.keep()
+
+    def undo(self) -> None:
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None:
+            prepared.undo()

@@ -1,0 +1,36 @@
+"""How the probe ends a script at a boundary: well, because all ranks stop here; or because it must not go on.
+
+Both are a SystemExit, so that `finally` blocks and atexit handlers run and no `except Exception` keeps them.
+A script that swallows one meets it again at every boundary. A worker that is lost ends for sure: should its
+clean-up wait for ranks that wait for it, it is cut short.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+
+from torchloom.probe.ending import end_record, write_end
+from torchloom.wire.blackbox import View
+
+END_WITHIN_S = 10.0
+
+
+class StopAtBoundary(SystemExit):
+    """Ends the script with status 0 at a step boundary."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+class Lost(SystemExit):
+    """Ends the script with status 1: going on could make this rank differ from the others."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+        super().__init__(f"torchloom ends this worker, because it could differ from the others: {why}")
+
+
+def end_surely(view: View, lost: Lost) -> None:
+    """Write the end record now, and limit what is still to come."""
+    write_end(view, end_record(lost, stopped=False))
+    faulthandler.dump_traceback_later(END_WITHIN_S, exit=True, file=2)
