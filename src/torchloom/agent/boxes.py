@@ -132,6 +132,12 @@ class Box:
         word = self.progress(Progress.TRAINING_STEP)
         return word - 1 if word else None
 
+    @property
+    def offset(self) -> int | None:
+        """Training step minus step; None when the script never told its training step."""
+        told = self.training_step
+        return None if told is None else told - self.progress(Progress.TRAINING_STEP_AT)
+
     def under_way(self, last: int = 64) -> list[Collective]:
         """Collectives entered and not finished, oldest first, as far as their completion is tracked."""
         if not self.progress(Progress.COLLECTIVES_ENTERED):

@@ -22,6 +22,7 @@ from torchloom.agent.spawners import Spawners
 from torchloom.home import Home
 from torchloom.model.effects import EffectBase
 from torchloom.model.node import Inventory, LiveWorker, StoreAddress, StoreRef
+from torchloom.model.transaction.messages import Answer, AttemptId
 from torchloom.model.worker import DeviceUse, WorkerRef
 from torchloom.wire import codec
 from torchloom.wire.blackbox import Header
@@ -30,6 +31,14 @@ from torchloom.wire.blackbox import Header
 def order_id(effect: EffectBase) -> str:
     """Names what an effect started, also across two lives of a job's name or of the event stream."""
     return hashlib.sha256(codec.encode(effect)).hexdigest()[:12]
+
+
+@dataclass
+class Told:
+    """A text of the black box that is sent when it changed, and now and then."""
+
+    version: int = 0
+    age: int = 0
 
 
 @dataclass(eq=False, kw_only=True)
@@ -60,8 +69,11 @@ class Worker:
     """Set when its exit has been said."""
     first_step_told: bool = False
     device_version: int = 0
-    hyper_version: int = 0
-    hyper_age: int = 0
+    hyper: Told = field(default_factory=Told)
+    settings: Told = field(default_factory=Told)
+    answers_version: int = 0
+    answers: dict[AttemptId, Answer] = field(default_factory=dict)
+    """What it was seen to answer, and is said."""
     saves: Saves = field(default_factory=Saves)
     """What has been told of its checkpoints."""
 
@@ -108,6 +120,9 @@ class Host:
     stores: dict[StoreRef, Store] = field(default_factory=dict)
     starting: dict[WorkerRef, asyncio.Event] = field(default_factory=dict)
     """Workers whose start is under way; the event is set when it is over, one way or the other."""
+    mail_ns: int = 0
+    """When mail was delivered or answered last, on the monotonic clock."""
+    mail_came: asyncio.Event = field(default_factory=asyncio.Event)
     withdrawn: set[WorkerRef] = field(default_factory=set)
     """Starting workers that are to be stopped already."""
 

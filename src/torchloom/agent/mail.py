@@ -6,15 +6,33 @@ persists, so neither an agent's end nor the bus being away loses an answer. Noth
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import itertools
+import logging
+import time
 from functools import reduce
 
-from torchloom.agent.host import Host
-from torchloom.core.transaction.packing import pack_mail, unpack_mail
+from torchloom.agent.boxes import Box
+from torchloom.agent.host import Host, Worker
+from torchloom.core.transaction.packing import pack_answers, pack_mail, unpack_answers, unpack_mail
 from torchloom.errors import BlackBoxDamaged
 from torchloom.model.effects import PostMail
-from torchloom.model.transaction.messages import Mail, post
+from torchloom.model.events import RanksAnswered
+from torchloom.model.transaction.messages import Answer, Mail, post
 from torchloom.wire import blackbox
 from torchloom.wire.blackbox import Mailbox, View
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.003
+"""How often boxes are looked at while answers are to be expected …"""
+LOOK_IDLE_S = 0.25
+"""… and otherwise: a rank with slow steps, or one that an earlier agent has told something."""
+EXPECT_FOR_NS = 5 * 10**9
+_MOST_BYTES = 300_000
+"""Of answers in one event; a message may have 1 MiB."""
+_numbers = itertools.count(1)
 
 
 def post_mail(host: Host, effect: PostMail) -> None:
@@ -29,6 +47,8 @@ def post_mail(host: Host, effect: PostMail) -> None:
             blind.append(ref.rank)
         else:
             put(worker.box.view, mails)
+    host.mail_ns = time.monotonic_ns()
+    host.mail_came.set()
     if blind:
         ranks = ", ".join(map(str, blind))
         raise BlackBoxDamaged(f"rank {ranks} has no black box, so it cannot be told anything")
@@ -53,3 +73,68 @@ def _held(view: View) -> tuple[Mail, ...]:
         return unpack_mail(view.read_blob(blackbox.MAIL) or b"")
     except ValueError:
         return ()
+
+
+# -- answers ------------------------------------------------------------------------------------
+
+
+async def follow_answers(host: Host) -> None:
+    """Say what ranks answer, for ever."""
+    while True:
+        if look_at_answers(host):
+            host.mail_ns = time.monotonic_ns()
+        if host.mail_ns and time.monotonic_ns() - host.mail_ns < EXPECT_FOR_NS:
+            await asyncio.sleep(LOOK_S)
+            continue
+        host.mail_came.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_IDLE_S):
+                await host.mail_came.wait()
+
+
+def look_at_answers(host: Host) -> bool:
+    """Say everything new in all boxes, in one event per job if it fits. Whether there was any."""
+    found: dict[tuple[str, int], list[Answer]] = {}
+    for worker in host.running():
+        if worker.box is not None and not worker.box.closed:
+            news = _news(worker, worker.box)
+            if news:
+                found.setdefault((worker.ref.job, worker.ref.generation), []).extend(news)
+    for (job, generation), answers in found.items():
+        for part in _portions(answers):
+            event = RanksAnswered(node=host.node, job=job, generation=generation, answers=part)
+            host.reporter.say(event, f"{host.session}.answers.{next(_numbers)}")
+    return bool(found)
+
+
+def _news(worker: Worker, box: Box) -> list[Answer]:
+    version = box.view.blob_version(blackbox.ANSWERS)
+    if version == worker.answers_version or version & 1:
+        return []
+    data = box.view.read_blob(blackbox.ANSWERS)
+    if data is None:
+        return []
+    worker.answers_version = version
+    try:
+        answers = unpack_answers(data)
+    except ValueError as error:
+        log.warning("%s rank %d: %s", worker.ref.job, worker.ref.rank, error)
+        return []
+    fresh = [a for a in answers if a.rank == worker.ref.rank and worker.answers.get(a.attempt) != a]
+    worker.answers = {answer.attempt: answer for answer in answers}
+    return fresh
+
+
+def _portions(answers: list[Answer]) -> list[str]:
+    text = pack_answers(answers).decode()
+    if len(text) <= _MOST_BYTES or len(answers) == 1:
+        return [text]
+    half = len(answers) // 2
+    return _portions(answers[:half]) + _portions(answers[half:])
+
+
+def answers_text(box: Box) -> str:
+    """All that a worker had answered when it ended."""
+    if box.closed:
+        return ""
+    return (box.view.read_blob(blackbox.ANSWERS) or b"").decode("utf-8", "replace")

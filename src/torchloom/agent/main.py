@@ -13,7 +13,7 @@ import os
 import uuid
 from collections.abc import Awaitable, Callable
 
-from torchloom.agent import adopt, boxes, devices, memory, pulse
+from torchloom.agent import adopt, boxes, devices, mail, memory, pulse
 from torchloom.agent.commands import Commands
 from torchloom.agent.environment import without_secrets
 from torchloom.agent.evidence import Samples
@@ -87,6 +87,7 @@ async def serve(
         bus.on_reconnect.append(greet)
         tasks.keep(lambda: pulse.follow_starts(host), "first steps")
         tasks.keep(lambda: pulse.beat(host, bus), "pulse")
+        tasks.keep(lambda: mail.follow_answers(host), "answers")
         tasks.keep(lambda: windows.send(bus), "windows")
         tasks.keep(samples.run, "samples")
         tasks.keep(lambda: memory.keep(host), "memory tiers")

@@ -14,7 +14,7 @@ from statistics import median
 
 from torchloom.agent import log_times, logs, words
 from torchloom.agent.boxes import Box, is_under_way
-from torchloom.agent.host import Host, Worker
+from torchloom.agent.host import Host, Told, Worker
 from torchloom.agent.saves import look_at_saves
 from torchloom.bus.protocol import Bus
 from torchloom.model.events import FirstStep, WorkerRegistered
@@ -30,9 +30,10 @@ _EAGER_FOR_NS = 300 * 10**9
 _IDLE_S = 0.025
 _STEPS_FOR_MEDIAN = 16
 _WORKERS_A_MESSAGE = 16
-"""A pulse may carry 32 kB of metrics and hyperparameters, a message 1 MiB."""
-_HYPER_EVERY = 20
-"""Pulses after which unchanged hyperparameters are sent again, because a message may have been lost."""
+_TEXT_A_MESSAGE = 400_000
+"""A pulse may carry 16 kB of metrics and 48 kB of text, a message 1 MiB."""
+_AGAIN_EVERY = 20
+"""Pulses after which an unchanged text is sent again, because a message may have been lost."""
 
 
 async def follow_starts(host: Host) -> None:
@@ -87,16 +88,30 @@ async def beat(host: Host, bus: Bus) -> None:
             pulses.append(pulse_of(worker, time.monotonic_ns()))
             log_times.note(worker.log)
             logs.bound(worker.log, host.log_limit)
-        for first in range(0, max(1, len(pulses)), _WORKERS_A_MESSAGE):
+        for part in portions(pulses):
             telemetry = Telemetry(
                 node=host.node,
                 session=host.session,
                 at_ns=time.time_ns(),
                 epoch=host.epoch,
-                workers=tuple(pulses[first : first + _WORKERS_A_MESSAGE]),
+                workers=tuple(part),
             )
             await bus.publish(subjects.telemetry(host.node), codec.encode(telemetry))
         await asyncio.sleep(PULSE_EVERY_S)
+
+
+def portions(pulses: list[WorkerPulse]) -> list[list[WorkerPulse]]:
+    """What goes into one message each; at least one, because it is the node's heartbeat too."""
+    parts: list[list[WorkerPulse]] = [[]]
+    text = 0
+    for pulse in pulses:
+        more = len(pulse.settings) + len(pulse.hyperparameters)
+        if parts[-1] and (len(parts[-1]) >= _WORKERS_A_MESSAGE or text + more > _TEXT_A_MESSAGE):
+            parts.append([])
+            text = 0
+        parts[-1].append(pulse)
+        text += more
+    return parts
 
 
 def pulse_of(worker: Worker, now_ns: int) -> WorkerPulse:
@@ -134,7 +149,10 @@ def pulse_of(worker: Worker, now_ns: int) -> WorkerPulse:
         in_collective_s=under_way_s,
         recorder=words.recorder_name(box.progress(Progress.RECORDER)),
         metrics=numbers(box.json(blackbox.METRICS)),
-        hyperparameters=_hyperparameters(worker, box),
+        hyperparameters=_news(worker.hyper, box, blackbox.HYPERPARAMETERS),
+        settings=_news(worker.settings, box, blackbox.SETTINGS),
+        offset=box.offset,
+        config_version=box.progress(Progress.CONFIG_VERSION),
     )
 
 
@@ -159,16 +177,16 @@ def numbers(found: object) -> dict[str, float]:
     return {str(k): float(v) for k, v in values.items() if isinstance(v, int | float) or v in odd}
 
 
-def _hyperparameters(worker: Worker, box: Box) -> str:
-    """As the probe wrote them, when they changed, and now and then for a weaver that came later."""
-    version = box.view.blob_version(blackbox.HYPERPARAMETERS)
-    worker.hyper_age += 1
-    if version == worker.hyper_version and worker.hyper_age < _HYPER_EVERY:
+def _news(told: Told, box: Box, blob: blackbox.Blob) -> str:
+    """As the probe wrote it, when it changed, and now and then for a weaver that came later."""
+    version = box.view.blob_version(blob)
+    told.age += 1
+    if version == told.version and told.age < _AGAIN_EVERY:
         return ""
-    data = box.view.read_blob(blackbox.HYPERPARAMETERS)
+    data = box.view.read_blob(blob)
     if data is None:
         return ""
-    worker.hyper_version, worker.hyper_age = version, 0
+    told.version, told.age = version, 0
     try:
         json.loads(data or b"{}")
     except ValueError:

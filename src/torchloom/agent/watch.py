@@ -17,6 +17,7 @@ from typing import TypeVar
 from torchloom.agent import boxes, log_times, logs, pulse, words
 from torchloom.agent.boxes import Box
 from torchloom.agent.host import Host, Store, Worker
+from torchloom.agent.mail import answers_text
 from torchloom.agent.process import Process
 from torchloom.agent.saves import look_at_saves
 from torchloom.agent.tasks import Tasks
@@ -191,6 +192,7 @@ def exit_event(node: str, worker: Worker, found: Exit, at_ns: int, end: EndRecor
         end=end,
         activity=activity(box, ended_ns) if box else "",
         log_tail=logs.tail(worker.log),
+        answers=answers_text(box) if box else "",
     )
 
 

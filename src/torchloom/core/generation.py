@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from torchloom.core.incidents import close_findings
 from torchloom.core.lifecycle import move_job, move_worker, set_workers
+from torchloom.core.operations import starting_schedule
 from torchloom.core.place import place
-from torchloom.core.schedule_packing import pack_schedule
 from torchloom.core.steering import generation_runs
 from torchloom.core.turn import Turn
 from torchloom.model.effects import Launch, StartStore, StartWorkers, StopStore, StopWorkers
@@ -144,7 +144,7 @@ def launch(turn: Turn, job: Job, reason: str) -> None:
                 pin_cores=spec.pin_cores,
                 expected_steps=spec.expected_steps,
                 restore_step=job.restore.step if job.restore is not None else None,
-                schedule=pack_schedule(job.schedule) if job.schedule else "",
+                schedule=starting_schedule(job),
             )
         )
 

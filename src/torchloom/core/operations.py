@@ -10,6 +10,8 @@ from collections.abc import Mapping
 
 from torchloom.core.schedule import record as record_entry
 from torchloom.core.schedule import roll_back
+from torchloom.core.schedule_packing import pack_schedule
+from torchloom.core.settings import MAX_STEPS
 from torchloom.core.transaction.proposer import is_near, reserve_version
 from torchloom.core.turn import Turn
 from torchloom.model.fleet import Job
@@ -139,6 +141,13 @@ def schedule_change(turn: Turn, job: Job, record: OperationRecord, step: int | N
         at_ns=turn.now_ns,
     )
     job.schedule = record_entry(job.schedule, entry)
+
+
+def starting_schedule(job: Job) -> str:
+    """What every worker of a generation is given; max_steps of the submission is there from the beginning."""
+    first = (Entry(0, 0, {MAX_STEPS.name: job.spec.max_steps}),) if job.spec.max_steps else ()
+    schedule = (*first, *job.schedule)
+    return pack_schedule(schedule) if schedule else ""
 
 
 def restored_config(turn: Turn, job: Job, values: Mapping[str, object], by: str) -> None:
