@@ -13,6 +13,7 @@
     ├── TimedOut               6  no answer in time
     │   ├── BusUnavailable     6  NATS is not reachable now; the same call may be repeated
     │   └── NoResponder        6  nobody listens on that subject
+    ├── Diverged               1  ranks of one job tell different outcomes of one change
     ├── JobFailed              1  the job ended in FAILED
     │   └── SpawnFailed        1  a worker could not be started
     ├── CheckpointError        1  a checkpoint could not be saved, found or read
@@ -108,6 +109,10 @@ class BusUnavailable(TimedOut):
 
 class NoResponder(TimedOut):
     """Nobody is subscribed to the subject of a request; known at once, not after the timeout."""
+
+
+class Diverged(LoomError):
+    """Ranks of one job tell different outcomes of one change; the protocol excludes it, and it must be told."""
 
 
 class JobFailed(LoomError):

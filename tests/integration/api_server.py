@@ -11,28 +11,33 @@ import http.client
 import json
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from steered_ranks import Ranks
 
 from torchloom.api.defaults import Defaults
 from torchloom.api.tokens import Tokens
 from torchloom.bus.memory import MemoryBus, MemoryHub
 from torchloom.bus.protocol import Message
 from torchloom.cli.web import serve_api
-from torchloom.model.effects import StartStore, StartWorkers, StopWorkers
+from torchloom.model.effects import PostMail, StartStore, StartWorkers, StopWorkers
 from torchloom.model.events import (
     EffectDone,
     Envelope,
     Event,
+    FirstStep,
     NodeJoined,
+    RanksAnswered,
     StartedWorker,
     StoreStarted,
     WorkerExited,
     WorkersStarted,
 )
-from torchloom.model.messages import BoxReading, LogPiece, ReadLog, Receipt
+from torchloom.model.messages import BoxReading, LogPiece, ReadLog, Receipt, Telemetry
 from torchloom.model.node import Inventory, StoreAddress
 from torchloom.model.worker import Exit, WorkerRef
 from torchloom.weaver.service import Weaver
@@ -51,6 +56,9 @@ class FakeAgent:
         self.removed: list[str] = []
         self.live: set[WorkerRef] = set()
         self.env: dict[str, dict[str, str]] = {}
+        self.steered: dict[str, Ranks] = {}
+        """Jobs whose ranks answer mail and tell settings."""
+        self.beating: asyncio.Task[None] | None = None
 
     async def join(self) -> None:
         await self.bus.subscribe(subjects.command(self.node), self._obey)
@@ -72,6 +80,9 @@ class FakeAgent:
         command = codec.decode_command(message.data)
         effect = command.effect
         await self.bus.respond(message, codec.encode(Receipt(True, command.epoch)))
+        if isinstance(effect, PostMail):
+            await self._deliver(effect)
+            return
         if effect.id in self.done:
             return
         self.done.add(effect.id)
@@ -95,6 +106,40 @@ class FakeAgent:
                         await self.exit(ref, None, 9)
                 elif effect.__struct_config__.tag == "remove-job-files":
                     self.removed.append(effect.job)  # type: ignore[union-attr]
+
+    async def _deliver(self, effect: PostMail) -> None:
+        ranks = self.steered.get(effect.job)
+        answers = ranks.read(effect.mail, effect.workers) if ranks is not None else ""
+        if answers:
+            said = RanksAnswered(
+                node=self.node, job=effect.job, generation=effect.generation, answers=answers
+            )
+            await self.say(said)
+            await self.beat()
+
+    async def beat(self) -> None:
+        """One heartbeat with the pulses of steered jobs."""
+        pulses = tuple(
+            ranks.pulse(ref, 100 + ref.rank)
+            for job, ranks in self.steered.items()
+            for ref in sorted(self.live, key=lambda ref: ref.rank)
+            if ref.job == job
+        )
+        told = Telemetry(node=self.node, session="s", at_ns=time.time_ns(), epoch=1, workers=pulses)
+        await self.bus.publish(subjects.telemetry(self.node), codec.encode(told))
+
+    async def beat_on(self) -> None:
+        """A node that was heard of once and is silent then gets no workers any more."""
+        while True:
+            await self.beat()
+            await asyncio.sleep(0.5)
+
+    async def step(self, job: str) -> None:
+        """All ranks of a job made their first step."""
+        self.beating = self.beating or asyncio.create_task(self.beat_on())
+        for ref in sorted((r for r in self.live if r.job == job), key=lambda ref: ref.rank):
+            await self.say(FirstStep(node=self.node, ref=ref, at_ns=time.time_ns(), training_step=1))
+        await self.beat()
 
     async def _answer(self, message: Message) -> None:
         query = codec.decode_query(message.data)
@@ -176,6 +221,21 @@ class ApiServer:
         await asyncio.gather(*self._tasks)
         await self._bus.close()
 
+    def steer(self, job: str, ranks: Ranks) -> None:
+        """Let the ranks of a job on the first node step, tell their settings and answer mail."""
+        agent = self.agents[0]
+        world = self.weaver.fleet.jobs[job].spec.world_size
+        self.wait(lambda: sum(ref.job == job for ref in agent.live) == world)
+        agent.steered[job] = ranks
+        self.call(lambda: agent.step(job))
+        self.wait(lambda: len(self.weaver.pulse(job)) == world)
+
+    async def _still(self) -> None:
+        for agent in self.agents:
+            if agent.beating is not None:
+                agent.beating.cancel()
+                await asyncio.wait([agent.beating])
+
     def cut_bus(self, cut: bool) -> None:
         """Take the weaver's connection to its bus away, or give it back."""
 
@@ -191,6 +251,7 @@ class ApiServer:
 
     def close(self) -> None:
         self.call(self._end)
+        self.call(self._still)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()

@@ -53,7 +53,11 @@ def reader(server: ApiServer) -> str:
 
 
 def filled(path: str) -> str:
-    return path.replace("{job}", "nobody").replace("{incident}", "nothing").replace("{name}", "nobody")
+    names = {"{job}": "nobody", "{incident}": "nothing", "{name}": "nobody", "{operation}": "0a"}
+    for place, name in names.items():
+        path = path.replace(place, name)
+    assert "{" not in path, "a place that this test does not know"
+    return path
 
 
 def test_the_table_is_whole() -> None:
@@ -69,6 +73,17 @@ def test_the_table_is_whole() -> None:
         ("POST", "/jobs/{job}/stop"),
         ("DELETE", "/jobs/{job}"),
         ("POST", "/jobs/purge"),
+        ("GET", "/jobs/{job}/config"),
+        ("GET", "/jobs/{job}/config/history"),
+        ("PATCH", "/jobs/{job}/config"),
+        ("POST", "/jobs/{job}/config/revert"),
+        ("POST", "/jobs/{job}/pause"),
+        ("POST", "/jobs/{job}/resume"),
+        ("POST", "/jobs/{job}/checkpoint"),
+        ("POST", "/jobs/{job}/restore"),
+        ("GET", "/jobs/{job}/operations"),
+        ("GET", "/jobs/{job}/operations/{operation}"),
+        ("DELETE", "/jobs/{job}/operations/{operation}"),
     }
     assert classic <= set(ROUTES) and {(m, PREFIX + p) for m, p in classic} <= set(ROUTES)
     assert ("GET", "/openapi.json") in ROUTES and len(ROUTES) > 40

@@ -13,6 +13,7 @@ import pytest
 import schemathesis
 from api_server import TOKEN, ApiServer, api_server
 from schemathesis import Case
+from steered_ranks import Ranks
 
 from torchloom.api.app import create_app
 from torchloom.api.tokens import Tokens
@@ -26,6 +27,7 @@ EXAMPLES = int(os.environ.get("LOOM_SCHEMATHESIS_EXAMPLES", "12"))
 def server() -> Iterator[ApiServer]:
     with api_server(slots=8) as made:
         made.submit(name="known", world_size=2)
+        made.steer("known", Ranks())
         yield made
 
 
@@ -54,7 +56,9 @@ def test_the_api_keeps_what_its_document_promises(server: ApiServer, case: Case)
         case.query = {**(case.query or {}), "follow": "false"}
     elif case.path.endswith("/logs/stream") and (case.path_parameters or {}).get("job") == "known":
         return  # it runs, so its stream does not end
-    elif case.path.endswith("/jobs/{job}") and isinstance((case.query or {}).get("wait_s"), float):
+    elif case.path.endswith(("/jobs/{job}", "/operations/{operation}")) and isinstance(
+        (case.query or {}).get("wait_s"), float
+    ):
         case.query["wait_s"] = min(case.query["wait_s"], 0.1)  # it would wait for up to half a minute
     url = f"http://127.0.0.1:{server.port}"
     token = {"Authorization": f"Bearer {TOKEN}"}

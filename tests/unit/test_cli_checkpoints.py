@@ -102,5 +102,5 @@ def test_what_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
 
 
 def test_a_name_that_is_none_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"step-N\.gG"):
+    with pytest.raises(UsageError, match="as listed"):
         checkpoints._checked("../../etc")

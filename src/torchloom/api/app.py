@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Depends, FastAPI
 
-from torchloom.api import access, checkpoints, events, faults, fleet, jobs, logs, metrics, openapi, problems
+from torchloom.api import (
+    access,
+    checkpoints,
+    config,
+    events,
+    faults,
+    fleet,
+    jobs,
+    logs,
+    metrics,
+    openapi,
+    operations,
+    problems,
+)
 from torchloom.api.defaults import Defaults
 from torchloom.api.guard import PREFIX, Guard
 from torchloom.api.ports import Control
@@ -54,6 +67,8 @@ def create_app(
         jobs.routes(control, defaults or Defaults()),
         logs.routes(control),
         checkpoints.routes(control),
+        config.routes(control),
+        operations.routes(control),
         faults.routes(control),
         fleet.routes(control),
         events.routes(control),

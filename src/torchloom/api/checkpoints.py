@@ -11,10 +11,12 @@ from torchloom.api.find import job_of
 from torchloom.api.guard import caller
 from torchloom.api.ports import Control
 from torchloom.api.schemas import Strict
+from torchloom.api.steering_schemas import Choice
 from torchloom.errors import NotFound
 from torchloom.model.checkpoints import CheckpointEntry
 from torchloom.model.fleet import Job
 from torchloom.model.messages import CheckpointAnswer, CheckpointVerb
+from torchloom.model.transaction.messages import Kind
 
 Name = Annotated[str, Path(pattern=r"^step-[0-9]{1,18}\.g[0-9]{1,18}(\.b[0-9]{1,9})?$")]
 
@@ -71,6 +73,9 @@ class CheckpointList(BaseModel):
 
 class RestoreRequest(Strict):
     step: int = Field(ge=0, le=2**62)
+    config: Choice | None = None
+    """Settings that were changed after that step: as they are today, or as they were then. Needed if there
+    are such."""
 
 
 class RestoreAccepted(BaseModel):
@@ -78,6 +83,8 @@ class RestoreAccepted(BaseModel):
     step: int
     checkpoint: str
     """The state it will begin from. It is pinned, so that no keep rule removes it before."""
+    operation: str
+    """What to follow, if it goes back without a restart; empty: by a restart."""
 
 
 def routes(control: Control) -> APIRouter:
@@ -121,13 +128,18 @@ def routes(control: Control) -> APIRouter:
 
     @router.post("/jobs/{job}/restore", status_code=202, operation_id="restore")
     async def restore(job: str, body: RestoreRequest, request: Request) -> RestoreAccepted:
-        """Go on from an earlier step: a job that has ended begins again, one that runs stops first.
+        """Go on from an earlier step: a job that has ended begins again; one that runs goes back on all ranks
+        at one step, or is stopped first where its script cannot.
 
         Refused, before anything is stopped, when that step is not there or damaged.
         """
         job_of(control, job)
-        chosen = await control.restore(job, body.step, caller(request))
-        return RestoreAccepted(job=job, step=body.step, checkpoint=chosen.name)
+        chosen = await control.restore(job, body.step, caller(request), config=body.config)
+        records = job_of(control, job).operations.values()
+        live = [r.id for r in records if r.kind is Kind.RESTORE and not r.ended]
+        return RestoreAccepted(
+            job=job, step=body.step, checkpoint=chosen.name, operation=live[-1] if live else ""
+        )
 
     return router
 

@@ -325,6 +325,12 @@ class JobSummary(BaseModel):
     """Steps between two saves, as chosen last."""
     restoring: int | None
     """The step that a restore under way goes back to."""
+    paused: bool
+    """All ranks stand at one step boundary, because somebody asked for it."""
+    config_version: int
+    """Of the settings in force; 0: none was ever changed."""
+    operation: str
+    """The operation under way, to be followed; empty: none."""
 
 
 class JobDetail(JobSummary):

@@ -91,6 +91,9 @@ def job_summary(fleet: Fleet, job: Job, pulses: Pulses, now_ns: int) -> JobSumma
         checkpoint_step=saved.step if saved else None,
         checkpoint_interval=(saved.interval or None) if saved else None,
         restoring=job.restore.step if job.restore else None,
+        paused=job.paused,
+        config_version=_config_version(job, pulses),
+        operation=next((r.id for r in job.operations.values() if not r.ended), ""),
     )
 
 
@@ -110,9 +113,9 @@ def _progress(job: Job, pulses: Pulses) -> tuple[int, bool, int | None]:
 
 
 def _steps_per_s(job: Job, pulses: Pulses) -> float:
-    """The slowest rank sets the pace."""
+    """The slowest rank sets the pace; a paused job has none."""
     slowest = max((p.step_s for p in pulses.values()), default=0.0)
-    return 1.0 / slowest if slowest > 0 and not job.ended else 0.0
+    return 1.0 / slowest if slowest > 0 and not (job.ended or job.paused) else 0.0
 
 
 def _samples_per_s(job: Job, pulses: Pulses) -> float | None:
@@ -125,6 +128,12 @@ def _loss(pulses: Iterable[WorkerPulse]) -> float | None:
     told = [p.metrics["loss"] for p in pulses if "loss" in p.metrics]
     mean = sum(told) / len(told) if told else None
     return mean if mean is not None and math.isfinite(mean) else None
+
+
+def _config_version(job: Job, pulses: Pulses) -> int:
+    """As the workers tell it; without any, as it was told last."""
+    told = [p.config_version for p in pulses.values()]
+    return max(told) if told else max((entry.version for entry in job.schedule), default=0)
 
 
 def replica_views(job: Job, pulses: Pulses) -> list[ReplicaView]:

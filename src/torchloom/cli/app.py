@@ -14,7 +14,8 @@ from torchloom.cli.options import ContextOption, HomeOption, with_place
 
 VERBS = (
     *("up", "down", "run", "submit", "ps", "status", "logs", "wait", "stop", "delete", "purge"),
-    *("checkpoints", "restore"),
+    *("set", "config", "revert", "pause", "resume", "operations"),
+    *("checkpoint", "checkpoints", "restore"),
     *("incidents", "incident", "events", "devices", "nodes", "inject", "shell", "demo"),
     *("context", "token", "completion", "weaver", "agent"),
 )

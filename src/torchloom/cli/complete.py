@@ -9,18 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from torchloom.cli.asking import ASKED, Candidate
 from torchloom.cli.main import PLAIN
 from torchloom.errors import LoomError
 
-if TYPE_CHECKING:
-    from torchloom.client import Client
-
 ASK_WITHIN_S = 1.5
-
-Candidate = tuple[str, str]
-"""A word, and what it is."""
 
 
 @dataclass(frozen=True)
@@ -70,16 +65,15 @@ def candidates(words: list[str]) -> list[Candidate]:
 
 
 def _of_verb(verb: str, shape: Shape, rest: list[str], typed: str) -> list[Candidate]:
-    place = dict(pairwise(rest))
+    place, before = dict(pairwise(rest)), _positional(shape, rest)
     last = shape.option(rest[-1]) if rest else None
     if last is not None and last.takes_value:
-        return _begun(typed, _values(verb, last.about, place, rest))
+        return _begun(typed, _values(verb, last.about, place, before))
     name, given, value = typed.partition("=")
     inline = shape.option(name) if given else None
     if inline is not None:
-        found = _begun(value, _values(verb, inline.about, place, rest))
+        found = _begun(value, _values(verb, inline.about, place, before))
         return [(f"{name}={word}", said) for word, said in found]
-    before = _positional(shape, rest)
     if typed.startswith("-"):
         used = {name for word in rest if (o := shape.option(word)) for name in o.names}
         long = ((o.names[-1], o.help) for o in shape.options if not used & set(o.names))
@@ -87,7 +81,7 @@ def _of_verb(verb: str, shape: Shape, rest: list[str], typed: str) -> list[Candi
     if len(before) >= len(shape.arguments) and not (shape.repeats and shape.arguments):
         return []
     about = shape.arguments[min(len(before), len(shape.arguments) - 1)]
-    return [c for c in _begun(typed, _values(verb, about, place, rest)) if c[0] not in before]
+    return [c for c in _begun(typed, _values(verb, about, place, before)) if c[0] not in before]
 
 
 def _positional(shape: Shape, rest: list[str]) -> list[str]:
@@ -177,15 +171,15 @@ def _typer_shape(verb: str, part: str) -> Shape:
     return Shape(tuple(options), tuple(arguments), repeats)
 
 
-# ---- what the service knows ----
+# ---- values ----
 
 
-def _values(verb: str, about: str, place: dict[str, str], rest: list[str]) -> list[Candidate]:
-    """Values of an argument or option, by the name of its parameter."""
+def _values(verb: str, about: str, place: dict[str, str], words: list[str]) -> list[Candidate]:
+    """Values of an argument or option, by the name of its parameter; `words` are the arguments before it."""
     known = _KNOWN.get((verb, about)) or _KNOWN.get(("", about))
     if known is not None:
         return known()
-    asked = _ASKED.get(about)
+    asked = ASKED.get((verb, about)) or ASKED.get(("", about))
     if asked is None:
         return []
     from torchloom.cli.options import use_place
@@ -194,28 +188,10 @@ def _values(verb: str, about: str, place: dict[str, str], rest: list[str]) -> li
     try:
         use_place(place.get("--home"), place.get("--context"))
         with Client(Endpoint.find(), timeout_s=ASK_WITHIN_S) as client:
-            return list(asked(client, verb, rest))
-    except (LoomError, OSError, ValueError, KeyError, TypeError):
+            return list(asked(client, verb, words))
+    except (LoomError, OSError, LookupError, ValueError, TypeError):
         # Also what an older or newer service answers in another form.
         return []
-
-
-def _jobs(client: Client, verb: str, rest: list[str]) -> Iterable[Candidate]:
-    wanted = {"stop": False, "delete": True}.get(verb)
-    for job in client.jobs(active=True if wanted is False else None):
-        if wanted is None or job["ended"] == wanted:
-            yield job["id"], f"{job['state']}, step {job['step']}"
-
-
-def _incidents(client: Client, verb: str, rest: list[str]) -> Iterable[Candidate]:
-    for incident in client.incidents():
-        yield incident["id"], incident["verdict"]
-
-
-def _ranks(client: Client, verb: str, rest: list[str]) -> Iterable[Candidate]:
-    job = next(word for word in rest if not word.startswith("-"))
-    for worker in client.job(job)["workers"]:
-        yield f"{worker['rank']}", f"{worker['state']} on {worker['node']}"
 
 
 def _contexts() -> list[Candidate]:
@@ -245,13 +221,7 @@ _KNOWN: dict[tuple[str, str], Callable[[], list[Candidate]]] = {
     ("", "point"): _points,
     ("", "shell"): _words("bash", "zsh", "fish"),
     ("", "spawn"): _words("warm", "cold"),
+    ("restore", "config"): _words("keep", "revert"),
     ("", "nproc_per_node"): _words("auto", "cpu", "gpu"),
 }
 """Values that need no service, by verb (or any) and parameter."""
-
-_ASKED: dict[str, Callable[[Client, str, list[str]], Iterable[Candidate]]] = {
-    "job": _jobs,
-    "jobs": _jobs,
-    "incident": _incidents,
-    "rank": _ranks,
-}

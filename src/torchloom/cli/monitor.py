@@ -19,6 +19,7 @@ from prompt_toolkit.history import FileHistory
 from prompt_toolkit.patch_stdout import patch_stdout
 
 from torchloom import __version__
+from torchloom.cli import output
 from torchloom.cli.notices import Notices
 from torchloom.cli.shell import WORDS, Leave
 from torchloom.client import Client, Endpoint
@@ -117,7 +118,7 @@ class Monitor:
         while not self._over.is_set():
             try:
                 self._below = _summary(
-                    [(job["id"], job["state"], job["step"]) for job in client.jobs(active=True)]
+                    [(job["id"], output.state(job), job["step"]) for job in client.jobs(active=True)]
                 )
             except LoomError as error:
                 self._below = f" {error.message} "

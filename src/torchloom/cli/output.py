@@ -23,6 +23,11 @@ STATE_STYLES = {
     "waiting": "yellow",
     "backoff": "yellow",
     "stopping": "yellow",
+    "running, paused": "yellow",
+    "applied": "green",
+    "not applied": "bold red",
+    "diverged": "bold red",
+    "rolled back": "yellow",
 }
 """Colour beside the word, never instead of it; rich leaves it out for NO_COLOR."""
 
@@ -106,6 +111,11 @@ def clock(at_ns: int) -> str:
         return "–"
     then, now = time.localtime(at_ns / 1e9), time.localtime()
     return time.strftime("%H:%M:%S" if then[:3] == now[:3] else "%Y-%m-%d %H:%M:%S", then)
+
+
+def state(summary: JobSummary | JobDetail) -> str:
+    """Its state, and whether somebody holds it there."""
+    return f"{summary['state']}, paused" if summary.get("paused") else summary["state"]
 
 
 def steps(summary: JobSummary | JobDetail) -> str:

@@ -61,24 +61,15 @@ def command(
 def _table(jobs: list[JobSummary]) -> None:
     from torchloom.cli import output
 
+    columns = ("JOB", "STATE", "WORKERS", "STEP", "SPEED", "LOSS", "ETA", "RESTARTS", "GOODPUT", "TIME")
+    # Most jobs are never changed: then there is nothing to tell.
+    changed = any(job["config_version"] for job in jobs)
     output.table(
-        (
-            "JOB",
-            "STATE",
-            "WORKERS",
-            "STEP",
-            "SPEED",
-            "LOSS",
-            "ETA",
-            "RESTARTS",
-            "GOODPUT",
-            "TIME",
-            "REASON",
-        ),
+        (*columns, *(("CONFIG",) if changed else ()), "REASON"),
         (
             (
                 job["id"],
-                job["state"],
+                output.state(job),
                 f"{job['running_workers']}/{job['world_size']}",
                 output.steps(job),
                 output.rate(job["steps_per_s"]),
@@ -87,6 +78,7 @@ def _table(jobs: list[JobSummary]) -> None:
                 f"{job['restarts']}",
                 output.percent(job["goodput"]),
                 output.seconds(job["elapsed_s"]),
+                *((f"v{job['config_version']}" if job["config_version"] else "–",) if changed else ()),
                 job["reason"],
             )
             for job in jobs

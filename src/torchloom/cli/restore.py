@@ -12,11 +12,13 @@ from torchloom.cli.options import JobArgument, JsonOption, api
 
 if TYPE_CHECKING:
     from torchloom.client import Client
-    from torchloom.client.schema import CheckpointList
+    from torchloom.client.schema import CheckpointList, RestoreRequest
 
 EXAMPLES = (
     ("loom checkpoints train-3f9a", "which steps there are"),
-    ("loom restore train-3f9a --step 200", "stop if it runs, begin again after step 200"),
+    ("loom restore train-3f9a --step 200", "go on after step 200"),
+    ("loom restore train-3f9a --step 200 --config revert", "with the settings of that time"),
+    ("loom restore train-3f9a --step 200 --config keep", "with the settings of today"),
 )
 
 RESTORED_WITHIN_S = 300.0
@@ -27,20 +29,33 @@ ANSWER_WITHIN_S = 60.0
 def command(
     job: JobArgument,
     step: Annotated[int, typer.Option("--step", metavar="N", help="Step of the checkpoint.", min=0)],
+    config: Annotated[
+        str | None,
+        typer.Option(
+            "--config",
+            metavar="keep|revert",
+            help="Settings that were changed after that step: as they are today, or as they were then.",
+            show_default=False,
+        ),
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when it trains from there.")] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Go on from an earlier step; a running job stops at a step boundary first, an ended one begins again.
+    """Go on from an earlier step: without a restart where the script uses loom.Checkpoint, else by one.
 
-    Refused, before anything is stopped, when that step is not there or damaged. Costs nothing of the
-    restart budget.
+    A job that has ended begins again. Refused, before anything is stopped, when that step is not there or
+    damaged. Costs nothing of the restart budget.
     """
-    from torchloom.cli import output
+    from torchloom.cli import changes, output
+    from torchloom.cli.states import ConfigChoice, check
 
+    body: RestoreRequest = {"step": step}
+    if config is not None:
+        body["config"] = check([config], ConfigChoice, "--config")[0]
     client = api()
     client.timeout_s = ANSWER_WITHIN_S
     before = client.job(job)["generation"]
-    accepted = client.restore(job, {"step": step})
+    accepted = client.restore(job, body)
     chosen = accepted["checkpoint"]
     if not wait:
         if as_json:
@@ -48,6 +63,13 @@ def command(
         else:
             print(f"{job} will begin from {chosen}")
         return
+    if accepted["operation"]:
+        view = changes.follow(client, job, accepted["operation"], f"{RESTORED_WITHIN_S:g}s", quiet=as_json)
+        if view["state"] == "applied" or client.job(job)["restoring"] is None:
+            changes.conclude(view, f"{job} went back to {chosen} on all ranks, without a restart", as_json)
+            return
+        if not as_json:
+            print(f"loom: not while it runs ({view['reason'].rstrip('.')}): by a restart.", file=sys.stderr)
     found = wait_restored(client, job, before, chosen, quiet=as_json)
     if as_json:
         output.show_json(found)

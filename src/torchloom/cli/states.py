@@ -14,6 +14,7 @@ State = Literal[
 ]
 EndState = Literal["completed", "failed", "stopped"]
 Sort = Literal["submitted", "-submitted", "ended", "-ended", "id", "-id", "state", "-state"]
+ConfigChoice = Literal["keep", "revert"]
 Role = Literal["admin", "operator", "read"]
 Topic = Literal["job", "worker", "incident", "node", "device", "config", "system"]
 

@@ -64,7 +64,7 @@ def _facts(view: JobDetail) -> list[tuple[str, str]]:
     what = "training step" if view["step_is_training"] else "steps of this generation"
     facts = [
         ("job", view["id"]),
-        ("state", f"{view['state']} – {view['reason']}"),
+        ("state", f"{output.state(view)} – {view['reason']}"),
         ("program", " ".join([view["program"], *view["args"]])),
         ("progress", f"{output.steps(view)} {what}, {output.rate(view['steps_per_s'])}"),
         ("restarts", f"{view['restarts']} of {view['max_restarts']}, generation {view['generation']}"),
@@ -72,6 +72,10 @@ def _facts(view: JobDetail) -> list[tuple[str, str]]:
         ("goodput", f"{output.percent(view['goodput'])} of {output.seconds(view['elapsed_s'])}"),
         ("started", f"{output.clock(view['started_at_ns'])}, by {view['by']}"),
     ]
+    if view["config_version"]:
+        facts.append(("config", f"version {view['config_version']}; see `loom config {view['id']}`"))
+    if view["operation"]:
+        facts.append(("under way", f"see `loom operations {view['id']} {view['operation']}`"))
     if view["checkpoint_step"] is not None:
         every = view["checkpoint_interval"]
         rhythm = f", every {every} steps" if every else ""

@@ -18,6 +18,8 @@ class Story:
         self._state = ""
         self._told: dict[str, bool] = {}
         """Incidents by id, and whether their end has been told."""
+        self._paused = False
+        self._version = 0
 
     def tell(self, view: JobDetail) -> list[tuple[str, str]]:
         """The sentences that are new in this view, with a mark for each."""
@@ -26,6 +28,19 @@ class Story:
         if state != self._state:
             self._state = state
             told = told or self._state_change(view, first)
+        return told + self._steering(view)
+
+    def _steering(self, view: JobDetail) -> list[tuple[str, str]]:
+        """What somebody did to it from elsewhere."""
+        told: list[tuple[str, str]] = []
+        paused, version = bool(view.get("paused")), view.get("config_version", 0)
+        if paused != self._paused:
+            self._paused = paused
+            hint = f"; `loom resume {self._job}` lets it go on"
+            told.append((f"{self._job} is paused{hint}" if paused else f"{self._job} goes on", ""))
+        if version > self._version:
+            told.append((f"config version {version} is in force; see `loom config {self._job}`", ""))
+        self._version = max(version, self._version)
         return told
 
     def _state_change(self, view: JobDetail, first: bool) -> list[tuple[str, str]]:
@@ -60,7 +75,7 @@ def _workers(view: JobDetail) -> str:
 
 def status_line(view: JobDetail) -> str:
     """One line: job, state, step, speed, time left, restarts."""
-    parts = [f"{view['id']} {view['state']}", f"step {output.steps(view)}"]
+    parts = [f"{view['id']} {output.state(view)}", f"step {output.steps(view)}"]
     if view["steps_per_s"] > 0:
         parts.append(output.rate(view["steps_per_s"]))
     if view["eta_s"] is not None:

@@ -13,12 +13,16 @@ from torchloom.client.transport import Event, Transport
 
 if TYPE_CHECKING:
     from torchloom.client.schema import (
+        ChangePlanView,
+        ChangeRequest,
         CheckpointList,
         CheckpointView,
+        ConfigView,
         DeviceMap,
         FaultAccepted,
         FaultRequest,
         Health,
+        HistoryView,
         Identity,
         IncidentDetail,
         IncidentView,
@@ -30,10 +34,14 @@ if TYPE_CHECKING:
         JobTelemetry,
         LoginRequest,
         NodeView,
+        OperationAccepted,
+        OperationView,
         PurgeRequest,
         PurgeResult,
+        ReasonRequest,
         RestoreAccepted,
         RestoreRequest,
+        RevertRequest,
         StopRequest,
         TokenMade,
         TokenRequest,
@@ -287,11 +295,122 @@ class Operations(Transport):
         self.request("DELETE", f"/jobs/{quote(job, safe='')}/checkpoints/{quote(name, safe='')}")
 
     def restore(self, job: str, body: RestoreRequest) -> RestoreAccepted:
-        """Go on from an earlier step: a job that has ended begins again, one that runs stops first.
+        """Go on from an earlier step: a job that has ended begins again; one that runs goes back on all
+        ranks
+        at one step, or is stopped first where its script cannot.
 
         Refused, before anything is stopped, when that step is not there or damaged.
         """
         found: RestoreAccepted = self.request("POST", f"/jobs/{quote(job, safe='')}/restore", body=body)
+        return found
+
+    def config(self, job: str) -> ConfigView:
+        """Every setting with its type and its value in every place, what rules it, and the schedule."""
+        found: ConfigView = self.request("GET", f"/jobs/{quote(job, safe='')}/config")
+        return found
+
+    def change(self, job: str, body: ChangeRequest, *, idempotency_key: str | None = None) -> ChangePlanView:
+        """Change settings on all ranks at one step, or on none; 202. A `dry_run` only tells, with 200.
+
+        What is not allowed is refused before any rank hears of it. A retry with the same `Idempotency-
+        Key`
+        returns the operation it made before.
+        """
+        found: ChangePlanView = self.request(
+            "PATCH",
+            f"/jobs/{quote(job, safe='')}/config",
+            body=body,
+            headers={"idempotency-key": idempotency_key},
+        )
+        return found
+
+    def config_history(self, job: str) -> list[HistoryView]:
+        """Who changed what, when, why, and from which step on; oldest first."""
+        found: list[HistoryView] = self.request("GET", f"/jobs/{quote(job, safe='')}/config/history")
+        return found
+
+    def revert(
+        self, job: str, body: RevertRequest | None = None, *, idempotency_key: str | None = None
+    ) -> ChangePlanView:
+        """Undo the last change, or go back to an earlier version: a change like any other, at one step."""
+        found: ChangePlanView = self.request(
+            "POST",
+            f"/jobs/{quote(job, safe='')}/config/revert",
+            body=body,
+            headers={"idempotency-key": idempotency_key},
+        )
+        return found
+
+    def pause(
+        self, job: str, body: ReasonRequest | None = None, *, idempotency_key: str | None = None
+    ) -> OperationAccepted:
+        """All ranks stand before one step, answer, and keep what they hold."""
+        found: OperationAccepted = self.request(
+            "POST",
+            f"/jobs/{quote(job, safe='')}/pause",
+            body=body,
+            headers={"idempotency-key": idempotency_key},
+        )
+        return found
+
+    def resume(
+        self, job: str, body: ReasonRequest | None = None, *, idempotency_key: str | None = None
+    ) -> OperationAccepted:
+        """A paused job goes on with the step it stands before."""
+        found: OperationAccepted = self.request(
+            "POST",
+            f"/jobs/{quote(job, safe='')}/resume",
+            body=body,
+            headers={"idempotency-key": idempotency_key},
+        )
+        return found
+
+    def checkpoint_now(
+        self, job: str, body: ReasonRequest | None = None, *, idempotency_key: str | None = None
+    ) -> OperationAccepted:
+        """Save the state after one step on all ranks. Applied means taken; the catalogue of checkpoints
+        tells when it is whole in its store.
+        """
+        found: OperationAccepted = self.request(
+            "POST",
+            f"/jobs/{quote(job, safe='')}/checkpoint",
+            body=body,
+            headers={"idempotency-key": idempotency_key},
+        )
+        return found
+
+    def operations(self, job: str, *, active: bool | None = None) -> list[OperationView]:
+        """Oldest first; the newest 256 are kept. `active`: only what has not ended."""
+        found: list[OperationView] = self.request(
+            "GET", f"/jobs/{quote(job, safe='')}/operations", {"active": active}
+        )
+        return found
+
+    def operation(
+        self,
+        job: str,
+        operation: str,
+        *,
+        wait_s: float | None = None,
+        state: Literal["waiting", "preparing", "arming", "confirmed", "applied", "not applied", "diverged"]
+        | None = None,
+    ) -> OperationView:
+        """With `wait_s`, wait until it has ended; with `state` too, as long as it is in that state."""
+        found: OperationView = self.request(
+            "GET",
+            f"/jobs/{quote(job, safe='')}/operations/{quote(operation, safe='')}",
+            {"wait_s": wait_s, "state": state},
+        )
+        return found
+
+    def cancel_operation(self, job: str, operation: str) -> OperationAccepted:
+        """Give up an operation that is under way. Once every rank is armed the ranks decide, and the
+        outcome
+        tells what they did.
+        """
+        found: OperationAccepted = self.request(
+            "DELETE", f"/jobs/{quote(job, safe='')}/operations/{quote(operation, safe='')}"
+        )
         return found
 
     def inject(self, job: str, body: FaultRequest) -> FaultAccepted:

@@ -20,6 +20,32 @@ class BoxView(TypedDict):
     error: str
 
 
+class ChangePlanView(TypedDict):
+    job: str
+    operation: str
+    dry_run: bool
+    differences: list[DifferenceView]
+    at_step: int | None
+    notes: list[str]
+
+
+class ChangeRequest(TypedDict):
+    """New values for settings of a job: all of them, on all ranks, at one step, or none.
+
+    A value is a number, true or false, a text, a list, an object or null, as the setting's type
+    says; a text
+    is read as on a command line, so `"1e-4"` is a number for `lr`. `{"own": true}` ends what is
+    held: the
+    script's own value is back.
+    """
+
+    values: dict[str, Any]
+    at_step: NotRequired[int | None]
+    mode: NotRequired[Literal["hold", "scale"]]
+    why: NotRequired[str]
+    dry_run: NotRequired[bool]
+
+
 class CheckpointBody(TypedDict):
     directory: NotRequired[str | None]
     every: NotRequired[int | None]
@@ -63,6 +89,16 @@ class CheckpointView(TypedDict):
     lineage: dict[str, str]
 
 
+class ConfigView(TypedDict):
+    job: str
+    version: int
+    paused: bool
+    known: bool
+    settings: list[SettingView]
+    schedule: list[EntryView]
+    operations: list[OperationView]
+
+
 class DeviceEntry(TypedDict):
     device: str
     kind: str
@@ -91,6 +127,26 @@ class DeviceView(TypedDict):
     device: str
     kind: str
     name: str
+
+
+class DifferenceView(TypedDict):
+    """One place that a change sets."""
+
+    address: str
+    before: Any
+    after: Any
+
+
+class EntryView(TypedDict):
+    """A version of the config."""
+
+    version: int
+    step: int
+    values: dict[str, Any]
+    before: dict[str, Any]
+    by: str
+    why: str
+    at_ns: int
 
 
 class EventView(TypedDict):
@@ -169,6 +225,23 @@ class Health(TypedDict):
     version: str
     ready: bool
     active: bool
+
+
+class HistoryView(TypedDict):
+    """A change of the config that was asked for: who, when, why, and what came of it."""
+
+    version: int
+    operation: str
+    state: Literal["waiting", "preparing", "arming", "confirmed", "applied", "not applied", "diverged"]
+    reason: str
+    step: int | None
+    values: dict[str, Any]
+    changed: list[DifferenceView]
+    by: str
+    why: str
+    at_ns: int
+    reverts: int | None
+    in_force: bool
 
 
 class Identity(TypedDict):
@@ -258,6 +331,9 @@ class JobDetail(TypedDict):
     checkpoint_step: int | None
     checkpoint_interval: int | None
     restoring: int | None
+    paused: bool
+    config_version: int
+    operation: str
     seq: int
     spawn: str
     interpreter: str
@@ -342,6 +418,9 @@ class JobSummary(TypedDict):
     checkpoint_step: int | None
     checkpoint_interval: int | None
     restoring: int | None
+    paused: bool
+    config_version: int
+    operation: str
 
 
 class JobTelemetry(TypedDict):
@@ -396,6 +475,46 @@ class NodeView(TypedDict):
     seen_s: float | None
 
 
+class OperationAccepted(TypedDict):
+    job: str
+    operation: str
+
+
+class OperationView(TypedDict):
+    """One change that was asked for, and what became of it. It always ends in a told outcome."""
+
+    id: str
+    job: str
+    version: int
+    kind: Literal["set", "pause", "resume", "stop", "checkpoint", "restore"]
+    state: Literal["waiting", "preparing", "arming", "confirmed", "applied", "not applied", "diverged"]
+    ended: bool
+    reason: str
+    values: dict[str, Any]
+    by: str
+    why: str
+    asked_at_ns: int
+    ended_at_ns: int
+    generation: int
+    at_step: int | None
+    training_step: int | None
+    attempts: int
+    changed: list[DifferenceView]
+    differing: dict[str, list[DifferenceView]]
+    trouble: dict[str, str]
+    unheard: list[int]
+    reverts: int | None
+
+
+class PlaceView(TypedDict):
+    """One place of a setting, such as a param group of an optimizer."""
+
+    address: str
+    value: Any
+    mode: Literal["hold", "scale"] | None
+    own: Any
+
+
 class Problem(TypedDict):
     """RFC 9457."""
 
@@ -429,6 +548,10 @@ class PurgeResult(TypedDict):
     dry_run: bool
 
 
+class ReasonRequest(TypedDict):
+    why: NotRequired[str]
+
+
 class ReplicaView(TypedDict):
     id: str
     index: int
@@ -453,10 +576,28 @@ class RestoreAccepted(TypedDict):
     job: str
     step: int
     checkpoint: str
+    operation: str
 
 
 class RestoreRequest(TypedDict):
     step: int
+    config: NotRequired[Literal["keep", "revert"] | None]
+
+
+class RevertRequest(TypedDict):
+    version: NotRequired[int | None]
+    why: NotRequired[str]
+    dry_run: NotRequired[bool]
+
+
+class SettingView(TypedDict):
+    """A setting as it is declared, and its value in every place it has."""
+
+    name: str
+    type: str
+    allowed: str
+    description: str
+    places: list[PlaceView]
 
 
 class StopRequest(TypedDict):

@@ -1,0 +1,325 @@
+"""Steering over real HTTP, on a weaver of its own with ranks that answer: changes, phases, refusals."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from api_server import TOKEN, ApiServer, api_server
+from loom_home import LOOM, wait_for
+from steered_ranks import OFFSET, Ranks
+
+from torchloom.model.checkpoints import CheckpointPlace
+from torchloom.model.events import CheckpointStoreOpened
+from torchloom.model.transaction.messages import Kind, Phase
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    with api_server(tokens_file=tmp_path_factory.mktemp("home") / "tokens.json") as made:
+        yield made
+
+
+@pytest.fixture
+def job(server: ApiServer, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A job of two ranks that steps."""
+    name = server.submit(world_size=2)
+    server.steer(name, Ranks())
+    yield name
+    server.request("DELETE", f"/jobs/{name}?force=true")
+
+
+def patch(server: ApiServer, job: str, body: dict[str, Any], **headers: str) -> tuple[int, Any]:
+    status, _, answer = server.request("PATCH", f"/jobs/{job}/config", body, **headers)
+    return status, answer
+
+
+def ended(server: ApiServer, job: str, operation: str) -> Any:
+    for _ in range(5):
+        view = server.request("GET", f"/jobs/{job}/operations/{operation}?wait_s=5")[2]
+        if view["ended"]:
+            return view
+    raise AssertionError(view)
+
+
+def config(server: ApiServer, job: str) -> Any:
+    return server.request("GET", f"/jobs/{job}/config")[2]
+
+
+def values(view: Any) -> dict[str, Any]:
+    return {place["address"]: place["value"] for s in view["settings"] for place in s["places"]}
+
+
+def test_the_config_shows_settings_types_and_places(server: ApiServer, job: str) -> None:
+    view = config(server, job)
+    assert view["known"] and view["version"] == 0 and not view["paused"]
+    assert values(view)["optimizer0.lr@1"] == 0.2 and values(view)["dropout"] == 0.1
+    dropout = next(s for s in view["settings"] if s["name"] == "dropout")
+    assert dropout["allowed"] == "a number, at least 0, below 1" and "left out" in dropout["description"]
+
+
+def test_a_change_is_an_operation_that_ends_applied(server: ApiServer, job: str) -> None:
+    status, headers, plan = server.request(
+        "PATCH", f"/jobs/{job}/config", {"values": {"lr": "1e-3", "dropout": 0.5}, "why": "flat"}
+    )
+    assert status == 202 and headers["location"].endswith(f"/jobs/{job}/operations/{plan['operation']}")
+    assert {d["address"]: (d["before"], d["after"]) for d in plan["differences"]} == {
+        "optimizer0.lr@0": (0.1, 1e-3),
+        "optimizer0.lr@1": (0.2, 1e-3),
+        "dropout": (0.1, 0.5),
+    }
+    view = ended(server, job, plan["operation"])
+    assert view["state"] == "applied" and view["by"] == "admin" and view["why"] == "flat"
+    assert view["training_step"] == view["at_step"] + OFFSET
+    assert {c["address"] for c in view["changed"]} == {"optimizer0.lr@0", "optimizer0.lr@1", "dropout"}
+    server.wait(lambda: server.weaver.pulse(job)[0].config_version)
+    now = config(server, job)
+    assert now["version"] == view["version"] and values(now)["dropout"] == 0.5
+    held = next(p for s in now["settings"] for p in s["places"] if p["address"] == "optimizer0.lr@0")
+    assert (held["mode"], held["own"]) == ("hold", 0.1)
+    (told,) = server.request("GET", f"/jobs/{job}/config/history")[2]
+    assert (told["step"], told["by"], told["why"], told["in_force"]) == (
+        view["training_step"],
+        "admin",
+        "flat",
+        True,
+    )
+
+
+def test_a_dry_run_only_tells(server: ApiServer, job: str) -> None:
+    status, plan = patch(server, job, {"values": {"lr": 0.5}, "mode": "scale", "dry_run": True})
+    assert status == 200 and plan["dry_run"] and plan["operation"] == ""
+    assert [d["after"] for d in plan["differences"]] == [0.05, 0.1]
+    assert server.request("GET", f"/jobs/{job}/operations")[2] == []
+    assert server.agents[0].steered[job].seen == []
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"values": {"lrr": 1}}, "did you mean lr?"),
+        ({"values": {"lr": -1}}, "at least 0"),
+        ({"values": {"lr@7": 1}}, "count from 0"),
+        ({"values": {"scheduler": "step"}}, "cosine, linear"),
+        ({"values": {"dropout": 1}}, "below 1"),
+        ({"values": {"betas": [0.9]}}, "2 numbers"),
+        ({"values": {"lr": 1, "optimizer0.lr@0": 2}}, "twice"),
+        ({"values": {"lr": 10**400}}, "lr"),
+        ({"values": {}}, "values"),
+        ({"values": {"lr": 1}, "mode": "add"}, "mode"),
+        ({"values": {"lr": 1}, "at_step": 1}, "step"),
+        ({"values": {"lr": 1}, "valuse": {}}, "valuse"),
+    ],
+)
+def test_what_is_not_allowed_is_refused_before_any_rank_hears_of_it(
+    server: ApiServer, job: str, body: dict[str, Any], says: str
+) -> None:
+    status, problem = patch(server, job, body)
+    assert status == 422 and says in f"{problem['detail']} {problem.get('field', '')}", problem
+    assert server.agents[0].steered[job].seen == []
+
+
+def test_a_rank_that_cannot_keeps_all_from_it(server: ApiServer, job: str) -> None:
+    ranks = server.agents[0].steered[job]
+    ranks.fail = {1: "Traceback (most recent call last):\n  here\nValueError: no such dropout"}
+    _, plan = patch(server, job, {"values": {"dropout": 0.3}})
+    view = ended(server, job, plan["operation"])
+    assert view["state"] == "not applied" and "no such dropout" in view["reason"]
+    assert view["trouble"]["1"].endswith("ValueError: no such dropout")
+    ranks.fail, ranks.refuse = {}, "the store does not answer"
+    _, plan = patch(server, job, {"values": {"dropout": 0.3}})
+    assert "the store does not answer" in ended(server, job, plan["operation"])["reason"]
+    assert values(config(server, job))["dropout"] == 0.1
+    assert all(not told["in_force"] for told in server.request("GET", f"/jobs/{job}/config/history")[2])
+
+
+def test_revert_undoes_the_last_change_or_goes_back_to_a_version(server: ApiServer, job: str) -> None:
+    plans = [patch(server, job, {"values": {"dropout": dropout}})[1] for dropout in (0.2, 0.3)]
+    first, second = (ended(server, job, plan["operation"])["version"] for plan in plans)
+    server.wait(lambda: server.weaver.pulse(job)[0].config_version == second)
+    _, _, plan = server.request("POST", f"/jobs/{job}/config/revert", {"version": 0, "dry_run": True})
+    assert [(d["before"], d["after"]) for d in plan["differences"]] == [(0.3, 0.1)]
+    status, _, plan = server.request("POST", f"/jobs/{job}/config/revert")
+    view = ended(server, job, plan["operation"])
+    assert status == 202 and view["state"] == "applied" and view["reverts"] == first
+    wait_for(lambda: values(config(server, job))["dropout"] == 0.2, "the value before")
+    assert server.request("POST", f"/jobs/{job}/config/revert", {"version": 77})[0] in (404, 422)
+
+
+def test_pause_change_resume(server: ApiServer, job: str) -> None:
+    status, _, made = server.request("POST", f"/jobs/{job}/pause", {"why": "look"})
+    assert status == 202
+    assert ended(server, job, made["operation"])["state"] == "applied"
+    summary = server.request("GET", f"/jobs/{job}/summary")[2]
+    assert summary["paused"] and summary["eta_s"] is None and summary["steps_per_s"] == 0
+    assert config(server, job)["paused"]
+    _, plan = patch(server, job, {"values": {"dropout": 0.4}})
+    assert ended(server, job, plan["operation"])["state"] == "applied"
+    made = server.request("POST", f"/jobs/{job}/resume")[2]
+    assert ended(server, job, made["operation"])["state"] == "applied"
+    assert not server.request("GET", f"/jobs/{job}/summary")[2]["paused"]
+    kinds = [view["kind"] for view in server.request("GET", f"/jobs/{job}/operations")[2]]
+    assert kinds == ["pause", "set", "resume"]
+
+
+def test_a_checkpoint_is_an_operation(server: ApiServer, job: str) -> None:
+    status, _, problem = server.request("POST", f"/jobs/{job}/checkpoint")
+    assert status == 409 and "loom.Checkpoint" in problem["detail"]
+    agent = server.agents[0]
+    ref = next(ref for ref in agent.live if ref.job == job and ref.rank == 0)
+    place = CheckpointPlace("/nowhere", job)
+    server.call(lambda: agent.say(CheckpointStoreOpened(node=agent.node, ref=ref, place=place)))
+    server.wait(lambda: server.weaver.fleet.jobs[job].checkpoints is not None)
+    made = server.request("POST", f"/jobs/{job}/checkpoint", {})[2]
+    assert ended(server, job, made["operation"])["kind"] == "checkpoint"
+    assert (Phase.CONFIRM, Kind.CHECKPOINT) in server.agents[0].steered[job].seen
+
+
+def test_one_that_waits_is_followed_and_given_up(server: ApiServer, job: str) -> None:
+    ranks = server.agents[0].steered[job]
+    ranks.silent = True
+    _, plan = patch(server, job, {"values": {"dropout": 0.3}})
+    path = f"/jobs/{job}/operations/{plan['operation']}"
+    view = server.request("GET", f"{path}?wait_s=10&state=waiting")[2]
+    assert view["state"] == "preparing" and not view["ended"]
+    assert [v["id"] for v in server.request("GET", f"/jobs/{job}/operations?active=true")[2]] == [view["id"]]
+    assert server.request("GET", f"/jobs/{job}/summary")[2]["operation"] == view["id"]
+    assert server.request("DELETE", path)[0] == 202
+    view = ended(server, job, plan["operation"])
+    assert view["state"] == "not applied" and "admin" in view["reason"]
+    assert server.request("GET", f"/jobs/{job}/operations/{'0' * 12}")[0] == 404
+    assert server.request("DELETE", f"/jobs/{job}/operations/{'0' * 12}")[0] == 404
+
+
+def test_a_step_far_ahead_is_waited_for(server: ApiServer, job: str) -> None:
+    _, plan = patch(server, job, {"values": {"dropout": 0.3}, "at_step": 5000 + OFFSET})
+    view = server.request("GET", f"/jobs/{job}/operations/{plan['operation']}")[2]
+    assert view["state"] == "waiting" and view["training_step"] == 5000 + OFFSET
+    assert [one["id"] for one in config(server, job)["operations"]] == [view["id"]]
+    server.request("DELETE", f"/jobs/{job}/operations/{plan['operation']}")
+    ended(server, job, plan["operation"])
+
+
+def test_the_same_key_makes_one_operation(server: ApiServer, job: str) -> None:
+    body = {"values": {"dropout": 0.3}}
+    made = [patch(server, job, body, Idempotency_Key="k1")[1]["operation"] for _ in range(2)]
+    results: list[str] = []
+    threads = [
+        threading.Thread(
+            target=lambda: results.append(patch(server, job, body, Idempotency_Key="k2")[1]["operation"])
+        )
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made[0] == made[1] and len(set(results)) == 1 and results[0] != made[0]
+    for operation in (made[0], results[0]):
+        ended(server, job, operation)
+    assert len(server.request("GET", f"/jobs/{job}/operations")[2]) == 2
+    assert patch(server, job, {"values": {"dropout": 0.4}}, Idempotency_Key="k1")[0] == 422
+    assert server.request("POST", f"/jobs/{job}/pause", {}, Idempotency_Key="k1")[0] == 422
+
+
+def test_a_restart_of_the_service_keeps_operations_and_config(server: ApiServer, job: str) -> None:
+    _, plan = patch(server, job, {"values": {"dropout": 0.3}, "why": "before"})
+    view = ended(server, job, plan["operation"])
+    server.request("POST", f"/jobs/{job}/pause")
+    server.wait(lambda: server.weaver.fleet.jobs[job].paused)
+    server.restart()
+    again = server.request("GET", f"/jobs/{job}/operations/{plan['operation']}")[2]
+    assert again == view
+    assert server.request("GET", f"/jobs/{job}/summary")[2]["paused"]
+    assert server.request("GET", f"/jobs/{job}/config/history")[2][0]["why"] == "before"
+
+
+def test_the_audit_names_the_token(server: ApiServer, job: str) -> None:
+    eve = server.request("POST", "/tokens", {"name": "eve", "role": "admin"})[2]["token"]
+    status, _, plan = server.request(
+        "PATCH", f"/jobs/{job}/config", {"values": {"dropout": 0.3}}, token=eve, User_Agent="root"
+    )
+    assert status == 202 and ended(server, job, plan["operation"])["by"] == "eve"
+    assert server.request("GET", f"/jobs/{job}/config/history")[2][0]["by"] == "eve"
+    server.request("DELETE", "/tokens/eve")
+
+
+def test_what_has_ended_or_never_was_cannot_be_steered(server: ApiServer, job: str) -> None:
+    assert patch(server, "nobody", {"values": {"lr": 1}})[0] == 404
+    assert server.request("POST", "/jobs/nobody/pause")[0] == 404
+    server.request("POST", f"/jobs/{job}/stop", {"kill": True})
+    server.wait(lambda: server.weaver.fleet.jobs[job].ended)
+    assert patch(server, job, {"values": {"lr": 1}})[0] == 409
+    for verb in ("pause", "resume", "checkpoint"):
+        assert server.request("POST", f"/jobs/{job}/{verb}")[0] == 409
+    assert server.request("GET", f"/jobs/{job}/config")[0] == 200
+
+
+# -- the command line over the same API ----
+
+
+def loom(server: ApiServer, home: Path, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    env = {k: v for k, v in os.environ.items() if not k.startswith("LOOM_")} | {
+        "LOOM_HOME": str(home),
+        "LOOM_ADDRESS": f"http://127.0.0.1:{server.port}",
+        "LOOM_TOKEN": TOKEN,
+        "NO_COLOR": "1",
+    }
+    done = subprocess.run([LOOM, *words], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def test_the_command_line_sets_shows_and_reverts(server: ApiServer, job: str, tmp_path: Path) -> None:
+    shown = loom(server, tmp_path, "set", job, "lr=1e-3", "dropout=0.5", "--why", "flat", "--dry-run").stdout
+    assert "would be set" in shown and "0.1 → 0.5" in shown
+    shown = loom(server, tmp_path, "set", job, "dropout=0.5", "--why", "flat").stdout
+    assert shown.startswith(f"{job}: version ") and "applied on all ranks at step " in shown
+    assert "  dropout  0.1 → 0.5\n" in shown
+    history = loom(server, tmp_path, "config", job, "--history").stdout
+    assert "dropout 0.1 → 0.5 · “flat”" in history and "admin" in history
+    assert "taken back on all ranks" in loom(server, tmp_path, "revert", job).stdout
+    assert "dropout" in loom(server, tmp_path, "config", job).stdout
+    assert "is paused: all ranks stand before step" in loom(server, tmp_path, "pause", job).stdout
+    assert "running, paused" in loom(server, tmp_path, "status", job).stdout
+    assert "running, paused" in loom(server, tmp_path, "ps").stdout
+    assert "goes on with step" in loom(server, tmp_path, "resume", job).stdout
+    listed = loom(server, tmp_path, "operations", job).stdout
+    assert "pause" in listed and "resume" in listed
+    one = server.request("GET", f"/jobs/{job}/operations")[2][0]["id"]
+    assert "0.1 → 0.5" in loom(server, tmp_path, "operations", job, one).stdout
+
+
+def test_the_command_line_says_what_went_wrong(server: ApiServer, job: str, tmp_path: Path) -> None:
+    said = loom(server, tmp_path, "set", job, "dropuot=0.5", code=2).stderr
+    assert "did you mean dropout?" in said and "Traceback" not in said
+    loom(server, tmp_path, "set", job, "dropout", code=2)
+    loom(server, tmp_path, "set", "nobody", "lr=1", code=3)
+    ranks = server.agents[0].steered[job]
+    ranks.fail = {1: "Traceback (most recent call last):\nValueError: no such dropout"}
+    said = loom(server, tmp_path, "set", job, "dropout=0.5", code=5).stderr
+    assert "rank 1:\n  Traceback" in said and "was not applied" in said
+    ranks.fail, ranks.silent = {}, True
+    said = loom(server, tmp_path, "set", job, "dropout=0.5", "--timeout", "1s", code=6).stderr
+    assert "preparing" in said and "loom operations" in said
+    one = server.request("GET", f"/jobs/{job}/operations?active=true")[2][0]["id"]
+    said = loom(server, tmp_path, "operations", job, "--cancel", one).stdout
+    assert "not applied" in said
+
+
+def test_completion_knows_settings_and_versions(server: ApiServer, job: str, tmp_path: Path) -> None:
+    def words(*typed: str) -> list[str]:
+        shown = loom(server, tmp_path, "__complete", *typed).stdout
+        return [line.partition("\t")[0] for line in shown.splitlines()]
+
+    assert words("set", job, "dr") == ["dropout="]
+    assert words("set", job, "lr") == ["lr="]
+    assert "dropout=" not in words("set", job, "dropout=0.1", "")
+    assert words("revert", job, "") == ["0"]
+    assert words("restore", job, "--config", "") == ["keep", "revert"]
+    assert words("set", "--timeout", "5s", job, "dr") == ["dropout="]
