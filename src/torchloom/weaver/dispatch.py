@@ -10,7 +10,7 @@ from functools import partial
 
 from torchloom.bus.protocol import Bus
 from torchloom.errors import BusUnavailable, Conflict, NoResponder, TimedOut
-from torchloom.model.effects import Effect, StartStore, StartWorkers
+from torchloom.model.effects import Effect, PostMail, StartStore, StartWorkers
 from torchloom.model.events import Decided, Envelope
 from torchloom.model.fleet import Fleet
 from torchloom.model.messages import Command
@@ -38,6 +38,8 @@ class Dispatcher:
         self._sending: dict[str, asyncio.Task[None]] = {}
         self._deposed: Deposed | None = None
         self._recorded: set[str] = set()
+        self._delivered: set[str] = set()
+        """Mail that an agent has: it is in the mailbox for good, and only a new agent is told again."""
         self.last_decision = 0
         """Sequence of the newest decision in the stream, kept up to date by the reader of the stream."""
 
@@ -55,6 +57,8 @@ class Dispatcher:
         due: dict[str, list[Effect]] = {}
         for effect in fleet.outbox.values():
             waited = clock - self._sent_s.get(effect.id, -RESEND_S)
+            if effect.id in self._delivered and effect.node not in now:
+                continue
             if effect.node not in self._sending and (waited >= RESEND_S or effect.node in now):
                 due.setdefault(effect.node, []).append(effect)
         await self._record([e for es in due.values() for e in es if e.id not in self._recorded], epoch)
@@ -111,8 +115,11 @@ class Dispatcher:
             if receipt.highest_epoch > epoch:
                 raise Deposed(f"{effect.node} obeys epoch {receipt.highest_epoch}, ours is {epoch}")
             log.warning("%s refused %s: %s", effect.node, effect.id, receipt.why)
+        elif isinstance(effect, PostMail):
+            self._delivered.add(effect.id)
 
     def _forget_closed(self, fleet: Fleet) -> None:
         for effect_id in [e for e in self._sent_s if e not in fleet.outbox]:
             del self._sent_s[effect_id]
             self._recorded.discard(effect_id)
+            self._delivered.discard(effect_id)

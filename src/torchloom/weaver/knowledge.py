@@ -10,9 +10,12 @@ from collections.abc import Mapping
 
 from torchloom.core.settings import HYPERPARAMETERS, MAX_STEPS, Address, Known, Setting, parse_address
 from torchloom.core.settings_packing import known, unpack_settings
-from torchloom.model.fleet import Job
+from torchloom.core.transaction.proposer import worth_telling
+from torchloom.model.events import StepReached
+from torchloom.model.fleet import Fleet, Job
 from torchloom.model.messages import WorkerPulse
 from torchloom.model.steering import ConfigView, HeldView, SettingView
+from torchloom.weaver.live import LiveView
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +49,22 @@ def steps_of(job: Job, pulses: Mapping[int, WorkerPulse]) -> int | None:
     ):
         return None
     return max(pulse.steps for pulse in pulses.values())
+
+
+def steps_near(fleet: Fleet, live: LiveView) -> list[StepReached]:
+    """Steps worth telling, because an operation waits for them."""
+    found = []
+    for job in fleet.jobs.values():
+        if job.control.queue and job.control.current is None and job.control.step:
+            pulses = live.pulses(fleet, job.id)
+            steps = steps_of(job, pulses)
+            if steps is not None and worth_telling(job.control, steps + 1, step_s_of(pulses)):
+                found.append(
+                    StepReached(
+                        job=job.id, generation=job.generation, step=steps + 1, step_s=step_s_of(pulses)
+                    )
+                )
+    return found
 
 
 def hears(pulses: Mapping[int, WorkerPulse]) -> bool:

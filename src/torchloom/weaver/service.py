@@ -51,6 +51,7 @@ from torchloom.weaver.checkpoints import Catalogues
 from torchloom.weaver.dispatch import Deposed, Dispatcher
 from torchloom.weaver.environment import Environments
 from torchloom.weaver.feed import Feed, tell
+from torchloom.weaver.knowledge import steps_near
 from torchloom.weaver.live import LiveView
 from torchloom.weaver.steering import Steering
 from torchloom.weaver.watch import Watch
@@ -322,6 +323,8 @@ class Weaver(Steering):
                 continue
             try:
                 await self._fire_timers()
+                for near in steps_near(self.fleet, self._live):
+                    await self._say("progress", near)
                 now = asyncio.get_running_loop().time()
                 heard = self._live.last_heard_s
                 for silent in silent_nodes(self.fleet, heard, now, SILENT_LIMIT_S):

@@ -32,7 +32,7 @@ from torchloom.model.transaction.operation import (
     Tell,
     Ticked,
 )
-from torchloom.model.transaction.state import Proposer, Stage
+from torchloom.model.transaction.state import Limits, Proposer, Stage
 
 QUEUE_LIMIT = 64
 
@@ -157,12 +157,25 @@ def _begin_next(state: Proposer, now_ns: int, effects: list[Effect]) -> None:
 
 def is_near(state: Proposer, operation: Operation) -> bool:
     """Whether an operation is worth a try now."""
-    if state.step < operation.after_step:
+    return _is_near(state.limits, operation, state.step, state.step_ns)
+
+
+def worth_telling(state: Proposer, step: int, step_s: float) -> bool:
+    """Whether an operation that waits now would be worth a try at that step."""
+    step_ns = _ns(step_s) or state.step_ns
+    return step > state.step and any(
+        not is_near(state, waiting) and _is_near(state.limits, waiting, step, step_ns)
+        for waiting in state.queue
+    )
+
+
+def _is_near(limits: Limits, operation: Operation, step: int, step_ns: int) -> bool:
+    if step < operation.after_step:
         return False
-    ahead = state.limits.plan_ahead_steps
-    if state.step_ns:
-        ahead = max(ahead, int(_ns(state.limits.plan_ahead_s) / state.step_ns))
-    return operation.at_step is None or operation.at_step - state.step <= ahead
+    ahead = limits.plan_ahead_steps
+    if step_ns:
+        ahead = max(ahead, int(_ns(limits.plan_ahead_s) / step_ns))
+    return operation.at_step is None or operation.at_step - step <= ahead
 
 
 def _requeue(state: Proposer, operations: list[Operation]) -> None:
