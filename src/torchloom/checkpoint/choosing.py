@@ -5,12 +5,12 @@ Owns the choice that one rank makes for all. Loads and records nothing: restore.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Set
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Set
+from dataclasses import dataclass, field
 
-from torchloom.checkpoint.generations import line_of_descent
+from torchloom.checkpoint.generations import Generations, line_of_descent
 from torchloom.checkpoint.manifest import Manifest
-from torchloom.checkpoint.names import CheckpointName, parse_name
+from torchloom.checkpoint.names import Branch, CheckpointName, parse_name
 from torchloom.checkpoint.reader import Listing
 from torchloom.errors import CheckpointDamaged, CheckpointError, CheckpointMissing
 
@@ -28,6 +28,8 @@ class Choice:
     """What was decided on the way, for a person."""
     rejected: tuple[tuple[str, str], ...] = ()
     """Checkpoints that were passed over, and why."""
+    owed: Mapping[Branch, CheckpointName | None] = field(default_factory=dict)
+    """Choices on the way to it that the store does not know."""
 
     @property
     def where(self) -> str:
@@ -40,17 +42,19 @@ def pick(
     in_memory: Set[CheckpointName],
     wanted: int | str | None = None,
     bad: Collection[CheckpointName] = (),
+    generations: Generations | None = None,
 ) -> Choice:
     """The newest state on the generation's line, or the `wanted` one: a step, or a name.
 
     One in memory is taken before the store's copy. A wanted one may also lie on a branch that was left; the
     line comes first where a step is on both. Raises CheckpointMissing if a wanted one is not there; finds
-    nothing (no name) if there is nothing at all.
+    nothing (no name) if there is nothing at all. `generations`: what is known beyond the listing.
     """
-    settled = listing.generations.has_settled(generation)
+    generations = generations or listing.generations
+    settled = generations.has_settled(generation)
     committed = set(listing.committed)
     names = committed | in_memory
-    line = line_of_descent(names, listing.generations, generation + 1 if settled else generation)
+    line = line_of_descent(names, generations, generation + 1 if settled else generation)
     if wanted is not None:
         newest_first = sorted(names, key=lambda name: name.age, reverse=True)
         everything = [*line, *(name for name in newest_first if name not in set(line))]

@@ -43,7 +43,7 @@ finds the same content and returns; a late duplicate of a file rewrites the same
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,9 +183,17 @@ def gather(storage: Storage, target: Target) -> list[Part]:
     return parts
 
 
-def commit(storage: Storage, target: Target, parts: Iterable[Part], facts: Facts, now_s: float) -> Committed:
+def commit(
+    storage: Storage,
+    target: Target,
+    parts: Iterable[Part],
+    facts: Facts,
+    now_s: float,
+    owed: Mapping[Branch, CheckpointName | None] | None = None,
+) -> Committed:
     """Make the checkpoint exist. When this raises, repeating it with the same parts is safe.
 
+    `owed` are choices of earlier branches that its line passes through and the store may not know yet.
     Raises CheckpointFenced if a newer generation has begun, CheckpointExists if the step was already
     committed with other files, CheckpointDamaged if a file is not there, StorageFailed if the store
     refuses.
@@ -203,7 +211,7 @@ def commit(storage: Storage, target: Target, parts: Iterable[Part], facts: Facts
         files=files,
     )
     data = encode_manifest(manifest)
-    _allow(storage, target, facts.parent)
+    _allow(storage, target, facts.parent, owed or {})
     prefix = f"{directory(job, name)}/"
     check_sizes(manifest, {stored.key: stored.size for stored in storage.list(prefix)})
     at("commit.checked")
@@ -222,13 +230,18 @@ def commit(storage: Storage, target: Target, parts: Iterable[Part], facts: Facts
     return Committed(manifest)
 
 
-def _allow(storage: Storage, target: Target, parent: str) -> None:
+def _allow(
+    storage: Storage, target: Target, parent: str, owed: Mapping[Branch, CheckpointName | None]
+) -> None:
     """Refuse an older generation; make sure that ours has begun and made its choice."""
     branch = target.name.on
     generations = read_generations(storage, target.job)
     check_fence(generations, target.job, branch.generation)
     if Branch(branch.generation) not in generations.begun:
         begin(storage, target.job, branch.generation)
+    for earlier, choice in owed.items():
+        if earlier not in generations.chosen:
+            settle(storage, target.job, earlier, choice)
     if branch not in generations.chosen:
         origin = parse_name(parent)
         if origin is not None and origin.on >= branch:

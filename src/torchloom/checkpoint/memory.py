@@ -2,6 +2,7 @@
 
     own-<rank>.<slot>    what this rank alone has
     shared.<slot>        what all ranks of the host have in common, kept by one of them
+    line                 which generations trained here, and from what (hostline.py)
 
 Owns the files and the rule for overwriting them. The directory is the agent's, which removes it when the
 job has ended. A file is a header, an image (image.py) and the sums of its blocks; the header is wiped
@@ -23,6 +24,7 @@ from pathlib import Path
 import torch
 
 from torchloom.checkpoint import tier
+from torchloom.checkpoint.hostline import HostLine
 from torchloom.checkpoint.image import BLOCK, block_count, sum_blocks
 from torchloom.checkpoint.names import CheckpointName
 from torchloom.checkpoint.region import Region, existing, file_backed
@@ -113,8 +115,9 @@ def read(path: Path) -> Sealed | None:
 class MemoryTier:
     """What this rank keeps in the memory of its host."""
 
-    def __init__(self, directory: Path, rank: int, world: int) -> None:
+    def __init__(self, directory: Path, rank: int, world: int, keeps_line: bool = True) -> None:
         self.directory, self._rank, self._world = directory, rank, world
+        self.line = HostLine(directory, writes=keeps_line)
         self._files: dict[tuple[str, int], SlotFile] = {}
         self._held: dict[int, int] = {}
         """Which event each slot of ours holds; those of an earlier process have none."""

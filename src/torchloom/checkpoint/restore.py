@@ -8,24 +8,24 @@ is tried.
 
 from __future__ import annotations
 
-import secrets
 import time
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from torchloom.checkpoint import runs, telling
+from torchloom.checkpoint import telling
 from torchloom.checkpoint.catalogue import mark_damaged
-from torchloom.checkpoint.choosing import Choice, pick
+from torchloom.checkpoint.choosing import Choice
+from torchloom.checkpoint.deciding import Decider
 from torchloom.checkpoint.filling import Filling
-from torchloom.checkpoint.generations import begin, claim, settle
+from torchloom.checkpoint.generations import settle
 from torchloom.checkpoint.group import Group
+from torchloom.checkpoint.hostline import Known, together
 from torchloom.checkpoint.loading import from_memory, from_store
 from torchloom.checkpoint.memory import MemoryTier, Sealed
-from torchloom.checkpoint.names import CheckpointName
-from torchloom.checkpoint.reader import look
+from torchloom.checkpoint.names import Branch, CheckpointName
 from torchloom.checkpoint.state import State
 from torchloom.checkpoint.storage import Storage
-from torchloom.errors import CheckpointDamaged, CheckpointError, CheckpointFenced
+from torchloom.errors import CheckpointDamaged, CheckpointError, CheckpointFenced, StorageFailed
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class Restored:
     name: str
     where: str
     took_s: float
+    owed: Mapping[Branch, CheckpointName | None] = field(default_factory=dict)
+    """Choices on the way to it that the store may not know yet."""
 
 
 class Restorer:
@@ -52,8 +54,8 @@ class Restorer:
         run: str = "",
     ) -> None:
         self._state, self._storage, self._job, self._group = state, storage, job, group
-        self._tier, self._run = tier, run
-        self._number: int | None = None
+        self._tier = tier
+        self._decider = Decider(storage, job, run, tier.directory if tier is not None else None)
         self._bad_in_memory: set[CheckpointName] = set()
         self._bad_in_store: set[CheckpointName] = set()
         self.rejected: dict[str, str] = {}
@@ -66,10 +68,15 @@ class Restorer:
         spoiled = ""
         while True:
             offers = self._tier.offers() if self._tier else {}
-            common = self._common(set(offers))
+            common, known = self._common(set(offers))
             choice: Choice = self._group.share(
-                self._choose(generation, step, common) if self._group.rank == 0 else None
+                self._decider.choose(generation, step, common, known, self._bad_in_store)
+                if self._group.rank == 0
+                else None
             )
+            number = choice.generation
+            if self._tier is not None and number >= 0:
+                self._tier.line.begin(number)
             if choice.problem is not None:
                 raise choice.problem
             if self._group.rank == 0:
@@ -78,73 +85,41 @@ class Restorer:
                 for name, why in choice.rejected:
                     self.rejected.setdefault(name, why)
             if choice.name is None:
-                if spoiled:
-                    raise CheckpointDamaged(f"no state could be restored: {spoiled}")
+                if spoiled or choice.rejected:  # to begin from nothing would be to lose all of it
+                    why = spoiled or choice.rejected[0][1]
+                    raise CheckpointDamaged(
+                        f"{self._job} has checkpoints and none of them can be restored: {why}",
+                        hint="delete them, or give the job another name, to begin from nothing",
+                    )
                 self._settle(choice)
-                return Restored(choice.generation, 0, "", "", time.perf_counter() - began)
-            problem = self._load(choice, offers.get(choice.name, {}))
-            problems = [text for text in self._group.gather(problem) if text]
+                return Restored(number, 0, "", "", time.perf_counter() - began)
+            problem, failed = self._load(choice, offers.get(choice.name, {}))
+            results = self._group.gather((problem, failed))
+            problems = [text for text, _ in results if text]
             if not problems:
                 self._settle(choice)
                 if self._tier is not None and choice.manifest is None:
                     self._tier.hold(choice.name)
                 took_s = time.perf_counter() - began
-                return Restored(choice.generation, choice.name.step, str(choice.name), choice.where, took_s)
+                return Restored(number, choice.name.step, str(choice.name), choice.where, took_s, choice.owed)
+            if any(failed for _, failed in results):  # the next try may read it; an older state loses work
+                why = next(text for text, failed in results if failed)
+                raise StorageFailed(f"{choice.name} could not be read, so nothing was restored: {why}")
             spoiled = problems[0]
             self._reject(choice, spoiled)
 
-    def _common(self, mine: set[CheckpointName]) -> set[CheckpointName]:
+    def _common(self, mine: set[CheckpointName]) -> tuple[set[CheckpointName], Known]:
+        """(what all ranks have in memory, what their hosts know of the line)."""
         if not self._group.connected and self._group.world > 1:
-            return set()
-        return set.intersection(*self._group.gather(mine)) - self._bad_in_memory
+            return set(), Known()
+        known = self._tier.line.read() if self._tier is not None else Known()
+        everyone = self._group.gather((mine, known))
+        common = set.intersection(*(names for names, _ in everyone)) - self._bad_in_memory
+        return common, together(known for _, known in everyone)
 
-    def _choose(self, generation: int | None, step: int | None, common: set[CheckpointName]) -> Choice:
-        """Rank 0 looks. An error is part of the answer, because the others wait for one."""
-        number = self._expected(generation)
-        try:
-            number = self._begin(generation)
-            listing = look(self._storage, self._job)
-            return pick(listing, number, common, step, self._bad_in_store)
-        except CheckpointFenced as error:
-            return Choice(number, problem=error)
-        except CheckpointError as error:
-            if not common or generation is None or step is not None:
-                return Choice(number, problem=error)
-            # The store is away and memory is not. Recording the choice is made up for by the first commit.
-            return Choice(
-                number,
-                max(common, key=lambda name: name.age),
-                notes=(f"restoring from memory, because {error}",),
-            )
-
-    def _begin(self, generation: int | None) -> int:
-        """Register this life of the job; its number in the store."""
-        if generation is None:
-            if self._number is None:
-                self._number = claim(self._storage, self._job, secrets.token_hex(6))
-            return self._number
-        if self._number is None and self._run:
-            begun = runs.number_in_store(self._storage, self._job, self._run, generation)
-            runs.remember(self._folder, self._run, begun)
-            self._number = begun.number_of(generation)
-        elif self._number is None:
-            self._number = generation
-        begin(self._storage, self._job, self._number)
-        return self._number
-
-    def _expected(self, generation: int | None) -> int:
-        """The number without a word from the store, for when it is away."""
-        if generation is None:
-            return -1
-        begun = runs.recall(self._folder, self._run) if self._run else None
-        return begun.number_of(generation) if begun else generation
-
-    @property
-    def _folder(self) -> Path | None:
-        return self._tier.directory if self._tier is not None else None
-
-    def _load(self, choice: Choice, offer: dict[str, Sealed]) -> str:
-        """Load on this rank; why it failed, or nothing."""
+    def _load(self, choice: Choice, offer: dict[str, Sealed]) -> tuple[str, bool]:
+        """Load on this rank; why it could not be, or nothing, and whether only the store failed."""
+        problem, failed, filling = "", False, None
         try:
             if choice.manifest is None:
                 images = from_memory(offer)
@@ -153,23 +128,26 @@ class Restorer:
                 images = from_store(self._storage, choice.manifest, group.rank, group.world)
             filling = Filling(self._state, images)
         except CheckpointError as error:
-            filling, problem = None, str(error)
-        else:
-            problem = ""
+            problem, failed = str(error), isinstance(error, StorageFailed)
         # Warming buckets is collective: either all ranks go through it or none.
         if any(self._group.gather(problem)) or filling is None:
-            return problem
+            return problem, failed
         self._state.warm_buckets(filling.about.get("buckets", {}))
         try:
             filling.run()
         except CheckpointError as error:
-            return str(error)
-        return ""
+            return str(error), isinstance(error, StorageFailed)
+        return "", False
 
     def _settle(self, choice: Choice) -> None:
-        """Rank 0 records the choice; that a store is away is made up for by the first commit."""
+        """The host notes the choice and rank 0 records it; the first commit makes up for a store that is
+        away."""
+        if self._tier is not None:
+            self._tier.line.choose(Branch(choice.generation), choice.name)
         if self._group.rank == 0:
             try:
+                for branch, origin in choice.owed.items():
+                    settle(self._storage, self._job, branch, origin)
                 settle(self._storage, self._job, choice.generation, choice.name)
             except CheckpointFenced:
                 raise

@@ -101,6 +101,8 @@ class Prepared:
         """All ranks have applied it: from now on the training descends from that state."""
         assert self._applied, "nothing was applied"
         site = self._site
+        if site.tier is not None:
+            site.tier.line.choose(self.goal.branch, self.goal.name)
         if site.group.rank == 0:
             try:
                 settle(site.storage, site.job, self.goal.branch, self.goal.name)

@@ -15,7 +15,8 @@ from pathlib import Path
 PREFIX = "memory-"
 SHARED = "shared"
 NUMBERS = "numbers"
-_FILE = re.compile(rf"(own-\d+|shared)\.\d|{NUMBERS}")
+LINE = "line"
+_FILE = re.compile(rf"(own-\d+|shared)\.\d|{NUMBERS}|{LINE}(\.new)?")
 
 
 def directory(base: Path, job: str) -> Path:
@@ -34,6 +35,11 @@ def file(folder: Path, who: str, slot: int) -> Path:
 def numbers(folder: Path) -> Path:
     """What the store calls the generations of this run (runs.py)."""
     return folder / NUMBERS
+
+
+def line_file(folder: Path) -> Path:
+    """What this host knows of the line of descent (hostline.py)."""
+    return folder / LINE
 
 
 def found_in(base: Path) -> Iterator[tuple[str, Path]]:

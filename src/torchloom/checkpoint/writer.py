@@ -11,11 +11,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torchloom.checkpoint import catalogue
 from torchloom.checkpoint.commit import PartWriter, Target, commit, gather
 from torchloom.checkpoint.manifest import Facts, Part
+from torchloom.checkpoint.names import Branch, CheckpointName
 from torchloom.checkpoint.storage import Storage
 from torchloom.core.retention import KeepRules
 from torchloom.errors import CheckpointDamaged, CheckpointError, CheckpointFenced, StorageFailed
@@ -37,6 +38,8 @@ class Save:
     keep: KeepRules | None
     commits: bool
     """Does this rank gather and commit?"""
+    owed: Mapping[Branch, CheckpointName | None] = field(default_factory=dict)
+    """Choices that could not be recorded when they were made."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,7 @@ class Writer:
                 return "", 0
             parts = self._parts(save, part)
             tried = True
-            done = commit(self._storage, save.target, parts, save.facts, time.time())
+            done = commit(self._storage, save.target, parts, save.facts, time.time(), save.owed)
         except CheckpointError:
             if not tried:  # a commit whose outcome is unknown may yet appear
                 writer.abandon()
