@@ -25,8 +25,8 @@ class StepCount:
         self.at, self._given, self._shift, self._back = step, None, 0, None
 
     def of(self, given: int) -> int:
-        """The training step of the script's number."""
-        return given + self._shift_for(given)
+        """The training step of the script's number; the one it stands at may be given as such."""
+        return given if given == self.at else given + self._shift_for(given)
 
     def took(self, given: int) -> int:
         """The script has come to the end of a step; which one that is."""

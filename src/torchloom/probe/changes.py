@@ -118,7 +118,7 @@ class Changes:
                 step = None if self.offset is None else self._training_step(completed + 1)
                 return self.config.apply(before, version, proposal.values, step)
             case Kind.CHECKPOINT:
-                self.checkpoints.save()
+                self.checkpoints.save(self._training_step(completed))
                 return ()
             case Kind.RESTORE:
                 made = self.checkpoints.go_back(proposal.attempt, proposal.values)

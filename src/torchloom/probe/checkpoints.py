@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torchloom.errors import CheckpointError
 from torchloom.model.transaction.messages import AttemptId
 from torchloom.wire.blackbox import Progress, View
 
@@ -47,13 +48,17 @@ class Checkpoints:
         if checkpoint is not None:
             checkpoint.at_end(lambda step: work())
 
-    def save(self) -> None:
-        """Save now and wait until it is in the store. Raises LoomError."""
-        self.look().save_here()
+    def save(self, step: int) -> None:
+        """Save the state, which is that of training step `step`, and wait until it is in the store."""
+        checkpoint = self.look()
+        failures = checkpoint.failures
+        checkpoint.save(step, wait=True)
+        if checkpoint.failures > failures:
+            raise CheckpointError(checkpoint.why_failed)
 
     def go_back(self, attempt: AttemptId, values: Mapping[str, object]) -> int:
         """Load and take over the state that is wanted; its step. `keep` or `undo` must follow."""
-        wanted = values.get("name") or values.get("step")
+        wanted = values.get("checkpoint") or values.get("step")
         prepared = self.look().prepare_roll_back(wanted, f"{attempt.version}.{attempt.attempt}")
         self._prepared = prepared
         prepared.apply()
