@@ -43,6 +43,23 @@ def test_settings_of_the_callers_environment(tmp_path: Path) -> None:
     assert body["checkpoint"] == {"directory": "s3://bucket/ckpt", "every": 50}
     assert body["env"] == env, "workers see them too"
     assert "limits" not in job_request(parse("train.py"), {}, str(tmp_path))
+
+
+def test_limits_and_policy_of_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "calm.toml").write_text('dry_run = true\n[rules.hang]\ncertain = "report"\n')
+    options = parse("--hang-report", "5", "--hang-act", "60", "--policy", "calm.toml", "train.py")
+    body = job_request(options, {"HEARTBEAT_TIMEOUT": "7.5"}, str(tmp_path))
+    assert body["limits"] == {"heartbeat_timeout_s": 7.5, "hang_report_s": 5, "hang_act_s": 60}
+    assert body["policy"] == {"dry_run": True, "rules": {"hang": {"certain": "report"}}}
+
+
+@pytest.mark.parametrize("text", ["dry_run = maybe", "[rules.hang]\ncertain = 'evict'", "colour = 1"])
+def test_a_policy_that_cannot_be_read_is_refused_with_its_name(tmp_path: Path, text: str) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "bad.toml").write_text(text)
+    with pytest.raises(UsageError, match=r"bad\.toml"):
+        job_request(parse("--policy", "bad.toml", "train.py"), {}, str(tmp_path))
     for every in ("auto", "10s", "each epoch"):
         body = job_request(parse("train.py"), {"CHECKPOINT_EVERY": every}, str(tmp_path))
         assert body["checkpoint"] == {"directory": None, "every": None}

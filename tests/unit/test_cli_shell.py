@@ -132,7 +132,15 @@ def test_zsh_takes_the_script() -> None:
 
 
 def change(id: str, verdict: str, decision: str, open: bool) -> dict[str, Any]:
-    return {"id": id, "job": "j", "kind": "crash", "verdict": verdict, "decision": decision, "open": open}
+    return {
+        "id": id,
+        "job": "j",
+        "kind": "crash",
+        "verdict": verdict,
+        "decision": decision,
+        "open": open,
+        "resolution": "",
+    }
 
 
 def test_notices_tell_what_is_new_and_only_once() -> None:

@@ -37,6 +37,7 @@ def incident(**changes: Any) -> dict[str, Any]:
         "decision": "restart 1 of 10",
         "recovery_s": None,
         "open": True,
+        "resolution": "",
     } | changes
 
 
@@ -57,6 +58,27 @@ def test_an_incident_is_told_when_it_happens_and_when_it_is_over() -> None:
     over = told.tell(view(generation=2, incident_list=[incident(recovery_s=0.14)]))
     assert over == [("recovered: first step 0.14 s after the fault", "good")]
     assert told.tell(view(generation=2, incident_list=[incident(recovery_s=0.14)])) == []
+
+
+def test_what_is_only_reported_is_told_once_and_then_how_it_ended() -> None:
+    told = story.Story("job")
+    told.tell(view())
+    hang = {"verdict": "rank 1 has not entered for 2.4 s", "decision": "reported only"}
+    assert told.tell(view(incident_list=[incident(**hang)])) == [
+        ("rank 1 has not entered for 2.4 s; reported only", "bad")
+    ]
+    later = hang | {"verdict": "rank 1 has not entered for 5.0 s", "decision": "reported only, again"}
+    assert told.tell(view(incident_list=[incident(**later)])) == []
+    over = incident(**later, open=False, resolution="rank 1 went on after 6.1 s")
+    assert told.tell(view(incident_list=[over])) == [("rank 1 went on after 6.1 s", "good")]
+    assert told.tell(view(incident_list=[over])) == []
+
+
+def test_a_report_that_becomes_a_restart_is_told_again() -> None:
+    told = story.Story("job")
+    told.tell(view(incident_list=[incident(decision="reported only")]))
+    said = told.tell(view(state="recovering", incident_list=[incident(decision="certain; restart 1")]))
+    assert [mark for _, mark in said] == ["bad"] and "restart 1" in said[0][0]
 
 
 def test_a_quick_recovery_is_told_in_order() -> None:

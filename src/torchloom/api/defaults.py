@@ -8,13 +8,14 @@ environment, never into its description.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from torchloom.checkpoint.interval import parse_every
 from torchloom.errors import UsageError
 from torchloom.model.ids import check_token
 from torchloom.model.job import MAX_WORKERS
+from torchloom.model.policy import Policy
 
 PASSED_ON = frozenset(
     {
@@ -42,9 +43,11 @@ class Defaults:
     max_steps: int | None = None
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """What workers are given unless the job says otherwise. May hold secrets."""
+    policy: Callable[[], Policy] = Policy
+    """What is done about findings unless the job says it; asked at every submission, as a file may change."""
 
     @classmethod
-    def read(cls, env: Mapping[str, str]) -> Defaults:
+    def read(cls, env: Mapping[str, str], policy: Callable[[], Policy] = Policy) -> Defaults:
         """From an environment; a value that makes no sense is said at the start, not at the first job."""
         job_id = env.get("JOB_ID", "")
         return cls(
@@ -55,6 +58,7 @@ class Defaults:
             checkpoint_dir=env.get("CHECKPOINT_DIR", ""),
             checkpoint_every=_steps(env, "CHECKPOINT_EVERY"),
             max_steps=_whole(env, "MAX_STEPS", 1, 2**53),
+            policy=policy,
             env={name: env[name] for name in sorted(PASSED_ON) if env.get(name)},
         )
 

@@ -6,8 +6,10 @@ from fastapi import APIRouter
 
 from torchloom.api import views
 from torchloom.api.find import job_of
+from torchloom.api.incident_schemas import IncidentDetail
+from torchloom.api.incident_views import incident_detail
 from torchloom.api.ports import Control
-from torchloom.api.schemas import DeviceMap, IncidentDetail, IncidentView, JobId, NodeView
+from torchloom.api.schemas import DeviceMap, IncidentView, JobId, NodeView
 from torchloom.errors import NotFound
 
 
@@ -35,6 +37,6 @@ def routes(control: Control) -> APIRouter:
         found = control.fleet.incidents.get(incident)
         if found is None:
             raise NotFound(f"There is no incident {incident[:64]!r}", hint="see `loom incidents`")
-        return views.incident_detail(found)
+        return incident_detail(found)
 
     return router

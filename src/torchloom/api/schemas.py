@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from torchloom.api.policy_schemas import PolicyBody
 from torchloom.model.job import MAX_WORKERS
 
 Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?$")]
@@ -102,6 +103,8 @@ class JobRequest(Strict):
     expected_steps: int | None = Field(default=None, ge=1, le=2**53)
     """Known end of the job, for ETA and progress only."""
     limits: LimitsBody = LimitsBody()
+    policy: PolicyBody | None = None
+    """What is done about findings; if it is missing, what the service's own policy file says."""
     checkpoint: CheckpointBody = CheckpointBody()
     env: dict[str, Text] = {}
     """Kept apart from the job's description and never shown again."""
@@ -225,10 +228,13 @@ class TimelineView(BaseModel):
     """Wall-clock nanoseconds; 0 means not (yet)."""
 
     fault_ns: int
+    first_sign_ns: int
+    """When peers began to wait, or whatever else a detector saw first."""
     detected_ns: int
     decided_ns: int
     stopped_ns: int
     spawned_ns: int
+    restored_ns: int
     first_step_ns: int
 
 
@@ -244,6 +250,10 @@ class IncidentView(BaseModel):
     lost_steps: int | None
     recovery_s: float | None
     """From the fault to the first step after it; None while that has not come."""
+    resolution: str
+    """How it ended by itself, if it did."""
+    confidence: float | None
+    """Between 0 and 1; None when it was seen and not concluded."""
     timeline: TimelineView
 
 
@@ -266,10 +276,6 @@ class ExitView(BaseModel):
     activity: str
     log_tail: list[str]
     devices: list[DeviceView]
-
-
-class IncidentDetail(IncidentView):
-    exits: list[ExitView]
 
 
 class ReplicaView(BaseModel):
@@ -454,6 +460,7 @@ class IncidentChangeView(BaseModel):
     verdict: str
     decision: str
     open: bool
+    resolution: str
 
 
 class EventView(BaseModel):

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from torchloom.api.defaults import Defaults
 from torchloom.api.schemas import JobRequest
 from torchloom.core.place import shape
+from torchloom.core.policy import policy_from
 from torchloom.errors import UsageError
 from torchloom.model.fleet import Fleet
 from torchloom.model.job import (
@@ -20,6 +21,7 @@ from torchloom.model.job import (
     Program,
     RestartLimits,
 )
+from torchloom.model.policy import Policy
 
 EXAMPLE = Program("module", "torchloom.examples.char_gpt")
 RESERVED = frozenset({"summaries", "purge"})
@@ -60,12 +62,19 @@ def spec_of(body: JobRequest, env: Mapping[str, str], defaults: Defaults, fleet:
             hang_report_s=body.limits.hang_report_s,
             hang_act_s=body.limits.hang_act_s,
         ),
+        policy=policy_of(body, defaults),
         checkpoint=CheckpointSettings(
             directory=body.checkpoint.directory or defaults.checkpoint_dir,
             every=body.checkpoint.every or defaults.checkpoint_every,
         ),
     )
     return spec if body.stop_grace_s is None else replace(spec, stop_grace_s=body.stop_grace_s)
+
+
+def policy_of(body: JobRequest, defaults: Defaults) -> Policy:
+    if body.policy is None:
+        return defaults.policy()
+    return policy_from(body.policy.model_dump())
 
 
 def program_of(body: JobRequest) -> Program:

@@ -13,7 +13,6 @@ from torchloom.api.schemas import (
     DeviceUser,
     DeviceView,
     ExitView,
-    IncidentDetail,
     IncidentView,
     JobDetail,
     JobSummary,
@@ -208,12 +207,6 @@ def recovery_s(timeline: Timeline) -> float | None:
     return max(0.0, (timeline.first_step_ns - start_ns) / 1e9)
 
 
-def incident_detail(incident: Incident) -> IncidentDetail:
-    return IncidentDetail(
-        **incident_view(incident).model_dump(), exits=[exit_view(report) for report in incident.exits]
-    )
-
-
 def incident_view(incident: Incident) -> IncidentView:
     line = incident.timeline
     return IncidentView(
@@ -227,12 +220,16 @@ def incident_view(incident: Incident) -> IncidentView:
         open=incident.open,
         lost_steps=incident.lost_steps,
         recovery_s=recovery_s(line),
+        resolution=incident.resolution,
+        confidence=incident.finding.confidence if incident.finding is not None else None,
         timeline=TimelineView(
             fault_ns=line.fault_ns,
+            first_sign_ns=line.first_sign_ns,
             detected_ns=line.detected_ns,
             decided_ns=line.decided_ns,
             stopped_ns=line.stopped_ns,
             spawned_ns=line.spawned_ns,
+            restored_ns=line.restored_ns,
             first_step_ns=line.first_step_ns,
         ),
     )

@@ -80,6 +80,11 @@ def parser(verb: str) -> argparse.ArgumentParser:
     _add(ours, "--pin-cores", action="store_true", help="give each worker its own share of the cores")
     _add(ours, "--expect-steps", metavar="N", type=int, help="steps the job will take, for the ETA")
     _add(ours, "--max-steps", metavar="N", type=int, help="where the job shall end; workers see MAX_STEPS")
+    ours.add_argument("--policy", metavar="FILE", help="what to do about findings (LOOM_HOME/policy.toml)")
+    _add(ours, "--hang-report", metavar="S", type=float, help="say that a rank hangs after this long")
+    _add(
+        ours, "--hang-act", metavar="S", type=float, help="act on a hang that is not certain after this long"
+    )
     ours.add_argument("--label", "-l", metavar="KEY=VALUE", action="append", default=[], help="repeatable")
     ours.add_argument(
         "--queue",

@@ -56,7 +56,16 @@ def show(found: list[IncidentView]) -> None:
 
 def sentence(incident: IncidentView) -> str:
     """What happened and what follows."""
-    return "; ".join(text.rstrip(".") for text in (incident["verdict"], incident["decision"]) if text)
+    said = (incident["verdict"], incident["resolution"] or incident["decision"])
+    return "; ".join(text.rstrip(".") for text in said if text)
+
+
+def is_news(decision: str) -> bool:
+    """Whether a decision about an incident that was told before is worth telling: something is being done.
+
+    What is only reported is told once; that it still lasts is in `loom incidents`.
+    """
+    return bool(decision) and not decision.startswith(("reported", "not restarted", "dry run"))
 
 
 def recovered(incident: IncidentView) -> str:
@@ -64,4 +73,6 @@ def recovered(incident: IncidentView) -> str:
 
     if incident["recovery_s"] is not None:
         return output.seconds(incident["recovery_s"])
-    return "not yet" if incident["open"] else "no"
+    if incident["open"]:
+        return "not yet"
+    return "by itself" if incident["resolution"] else "no"

@@ -49,15 +49,19 @@ class Notices:
 
     def take(self, body: dict[str, Any]) -> None:
         """Say what an event changed in incidents."""
-        from torchloom.cli.incidents import sentence
+        from torchloom.cli.incidents import is_news, sentence
 
         for change in body["incidents"]:
             over = not change["open"]
+            good = over
             text = f"{change['job']} has recovered" if over else sentence(change)
-            if over:
+            if over and change["resolution"]:
+                text = change["resolution"]
+            elif over:
                 states = {job["id"]: job["state"] for job in body["jobs"]}
                 if states.get(change["job"], "running") != "running":
-                    text = f"{change['job']} {states[change['job']]}: {sentence(change)}"
-            if text and self._told.get(change["id"]) != text:
+                    text, good = f"{change['job']} {states[change['job']]}: {sentence(change)}", False
+            before = self._told.get(change["id"])
+            if text and before != text and (over or before is None or is_news(change["decision"])):
                 self._told[change["id"]] = text
-                self._say(f"{change['id']}: {text}", "good" if text.endswith("recovered") else "bad")
+                self._say(f"{change['id']}: {text}", "good" if good else "bad")

@@ -9,7 +9,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from torchloom.cli import flags
 from torchloom.cli.states import pairs
@@ -17,7 +17,7 @@ from torchloom.errors import NotFound, UsageError
 from torchloom.model.ids import check_token, token_from
 
 if TYPE_CHECKING:
-    from torchloom.client.schema import JobRequest
+    from torchloom.client.schema import JobRequest, LimitsBody, PolicyBody
 
 _NOT_FOR_JOBS = ("LOOM_TOKEN", "LOOM_ADDRESS", "LOOM_NATS_")
 
@@ -46,7 +46,18 @@ def job_request(options: argparse.Namespace, env: Mapping[str, str], cwd: str) -
         "max_steps": options.max_steps,
         "queue": options.queue,
     }
+    if options.policy is not None:
+        from torchloom.cli.policy import read
+
+        body["policy"] = cast("PolicyBody", read(Path(cwd, options.policy)))
     body |= settings(env)
+    limits: LimitsBody = body.get("limits", {})
+    if options.hang_report is not None:
+        limits["hang_report_s"] = options.hang_report
+    if options.hang_act is not None:
+        limits["hang_act_s"] = options.hang_act
+    if limits:
+        body["limits"] = limits
     try:
         repr(body).encode()
     except UnicodeEncodeError:

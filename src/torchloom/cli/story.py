@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchloom.cli import output
+from torchloom.cli.incidents import is_news
 
 if TYPE_CHECKING:
     from torchloom.client.schema import IncidentView, JobDetail
@@ -20,6 +21,8 @@ class Story:
         """Incidents by id, and whether their end has been told."""
         self._paused = False
         self._version = 0
+        self._decided: dict[str, str] = {}
+        """What was decided about them when they were told last."""
 
     def tell(self, view: JobDetail) -> list[tuple[str, str]]:
         """The sentences that are new in this view, with a mark for each."""
@@ -59,9 +62,14 @@ class Story:
         for incident in incidents:
             id, took_s = incident["id"], incident["recovery_s"]
             sentence = "; ".join(filter(None, (incident["verdict"], incident["decision"])))
-            if id not in self._told and sentence:
+            news = self._decided.get(id) != incident["decision"] and is_news(incident["decision"])
+            if sentence and (id not in self._told or (news and incident["open"])):
                 self._told[id] = False
+                self._decided[id] = incident["decision"]
                 told.append((sentence, "bad"))
+            if not incident["open"] and incident["resolution"] and self._told.get(id) is False:
+                self._told[id] = True
+                told.append((incident["resolution"], "good"))
             if took_s is not None and self._told.get(id) is False:
                 self._told[id] = True
                 told.append((f"recovered: first step {output.seconds(took_s)} after the fault", "good"))

@@ -100,6 +100,7 @@ async def _serve(home: Home, options: argparse.Namespace) -> None:
     await asyncio.sleep(0)  # let the connection begin: the imports below take longer than it does
     from torchloom.api.defaults import Defaults
     from torchloom.api.tokens import Tokens
+    from torchloom.cli.policy import of_home
     from torchloom.cli.web import serve_api
 
     bus = await unless_stopped(connecting, stop)
@@ -117,7 +118,7 @@ async def _serve(home: Home, options: argparse.Namespace) -> None:
                 listener,
                 names_of(options),
                 stop,
-                defaults=Defaults.read(os.environ),
+                defaults=Defaults.read(os.environ, policy=lambda: of_home(home.root)),
                 certificate=options.tls_cert,
                 key=options.tls_key,
             ),

@@ -186,6 +186,13 @@ class ExitView(TypedDict):
     devices: list[DeviceView]
 
 
+class FactView(TypedDict):
+    """One fact about one rank that the conclusion rests on."""
+
+    rank: int
+    says: str
+
+
 class FaultAccepted(TypedDict):
     job: str
     name: str
@@ -218,6 +225,18 @@ class FaultRequest(TypedDict):
     at_step: NotRequired[int | None]
     where: NotRequired[Literal["step", "data", "backward"]]
     seed: NotRequired[int]
+
+
+class FindingView(TypedDict):
+    ranks: list[int]
+    node: str
+    confidence: float
+    certain: bool
+    certainty: str
+    lasting_s: float
+    waiting: list[int]
+    facts: list[FactView]
+    inputs: dict[str, float | str | None]
 
 
 class Health(TypedDict):
@@ -256,6 +275,7 @@ class IncidentChangeView(TypedDict):
     verdict: str
     decision: str
     open: bool
+    resolution: str
 
 
 class IncidentDetail(TypedDict):
@@ -269,8 +289,14 @@ class IncidentDetail(TypedDict):
     open: bool
     lost_steps: int | None
     recovery_s: float | None
+    resolution: str
+    confidence: float | None
     timeline: TimelineView
     exits: list[ExitView]
+    finding: FindingView | None
+    evidence: list[RankEvidenceView]
+    goodput_before: float | None
+    goodput_after: float | None
 
 
 class IncidentView(TypedDict):
@@ -284,6 +310,8 @@ class IncidentView(TypedDict):
     open: bool
     lost_steps: int | None
     recovery_s: float | None
+    resolution: str
+    confidence: float | None
     timeline: TimelineView
 
 
@@ -380,6 +408,7 @@ class JobRequest(TypedDict):
     max_steps: NotRequired[int | None]
     expected_steps: NotRequired[int | None]
     limits: NotRequired[LimitsBody]
+    policy: NotRequired[PolicyBody | None]
     checkpoint: NotRequired[CheckpointBody]
     env: NotRequired[dict[str, str]]
     labels: NotRequired[dict[str, Any]]
@@ -515,6 +544,15 @@ class PlaceView(TypedDict):
     own: Any
 
 
+class PolicyBody(TypedDict):
+    """What is done about findings, by kind and by how sure they are; the rest follows the defaults."""
+
+    dry_run: NotRequired[bool]
+    restarts_per_hour: NotRequired[int]
+    cooldown_s: NotRequired[float]
+    rules: NotRequired[dict[str, dict[str, Literal["ignore", "report", "restart"]]]]
+
+
 class Problem(TypedDict):
     """RFC 9457."""
 
@@ -546,6 +584,22 @@ class PurgeResult(TypedDict):
     jobs: list[str]
     kept: dict[str, str]
     dry_run: bool
+
+
+class RankEvidenceView(TypedDict):
+    """One rank as its agent saw it when something was suspected."""
+
+    rank: int
+    node: str
+    state: str
+    phase: str
+    steps: int
+    doing: str
+    location: str
+    stack: list[str]
+    gil: str
+    collectives: list[str]
+    log_tail: list[str]
 
 
 class ReasonRequest(TypedDict):
@@ -609,10 +663,12 @@ class TimelineView(TypedDict):
     """Wall-clock nanoseconds; 0 means not (yet)."""
 
     fault_ns: int
+    first_sign_ns: int
     detected_ns: int
     decided_ns: int
     stopped_ns: int
     spawned_ns: int
+    restored_ns: int
     first_step_ns: int
 
 

@@ -138,10 +138,12 @@ def _incidents(fleet: Fleet, near: dict[str, None]) -> dict[str, IncidentChange]
     made = {}
     for name in near:
         job = fleet.jobs.get(name)
-        for id in job.incidents[-2:] if job is not None else ():
+        if job is None:
+            continue
+        for id in dict.fromkeys((*job.findings.values(), *job.incidents[-2:])):
             i = fleet.incidents.get(id)
             if i is not None:
-                made[id] = IncidentChange(id, i.job, i.kind, i.verdict, i.decision, i.open)
+                made[id] = IncidentChange(id, i.job, i.kind, i.verdict, i.decision, i.open, i.resolution)
     return made
 
 

@@ -23,6 +23,7 @@ class IncidentChange(Struct, frozen=True):
     verdict: str
     decision: str
     open: bool
+    resolution: str = ""
 
 
 class Notice(Struct, frozen=True, kw_only=True):

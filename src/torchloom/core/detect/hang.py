@@ -50,6 +50,8 @@ def certainty(window: RankWindow, pace: Pace, limits: Limits) -> tuple[bool, str
         return False, "its process has not been sampled"
     if facts.unchanged_samples >= limits.frozen_samples and unchanged_s >= needed_s:
         return True, f"stack, CPU time and I/O have not changed for {words.lasting(unchanged_s)}"
+    if facts.unchanged_samples == 1:
+        return False, "its process was at work when it was looked at before, or was looked at only once"
     if unchanged_s > 0:
         return False, f"unchanged for {words.lasting(unchanged_s)} of {words.lasting(needed_s)}"
     return False, "its process is at work"
