@@ -81,7 +81,7 @@ def test_a_change_is_an_operation_that_ends_applied(server: ApiServer, job: str)
     now = config(server, job)
     assert now["version"] == view["version"] and values(now)["dropout"] == 0.5
     held = next(p for s in now["settings"] for p in s["places"] if p["address"] == "optimizer0.lr@0")
-    assert (held["mode"], held["own"]) == ("hold", 0.1)
+    assert (held["mode"], held["own"], held["version"]) == ("hold", 0.1, now["version"])
     (told,) = server.request("GET", f"/jobs/{job}/config/history")[2]
     assert (told["step"], told["by"], told["why"], told["in_force"]) == (
         view["training_step"],

@@ -160,8 +160,8 @@ def test_diverged_is_said_loudly() -> None:
 # -- config ----
 
 
-def place(address: str, value: Any, mode: Any = None, own: Any = None) -> Any:
-    return {"address": address, "value": value, "mode": mode, "own": own}
+def place(address: str, value: Any, mode: Any = None, own: Any = None, version: Any = None) -> Any:
+    return {"address": address, "value": value, "mode": mode, "own": own, "version": version}
 
 
 def setting(name: str, *places: Any, **more: Any) -> Any:
@@ -174,14 +174,20 @@ def test_places_that_are_alike_are_one_row_and_others_are_not() -> None:
     assert config.rows(both) == [("lr (2 places)", "0.1", "the script", "a number, at least 0")]
     unlike = setting(
         "lr",
-        place("optimizer0.lr@0", 0.05, "scale", 0.1),
+        place("optimizer0.lr@0", 0.05, "scale", 0.1, 3),
         place("optimizer0.lr@1", 0.2, "hold", 0.1),
         description="how fast",
     )
     assert config.rows(unlike) == [
-        ("optimizer0.lr@0", "0.05", "scaled; the script's own is 0.1", "a number, at least 0 – how fast"),
+        (
+            "optimizer0.lr@0",
+            "0.05",
+            "scaled by version 3; the script's own is 0.1",
+            "a number, at least 0 – how fast",
+        ),
         ("optimizer0.lr@1", "0.2", "held; the script's own is 0.1", ""),
     ]
+    assert config.rows(setting("dropout", place("dropout", 0.3, version=4)))[0][2] == "set by version 4"
     assert config.rows(setting("eps")) == [("eps", "–", "–", "a number, at least 0")]
 
 

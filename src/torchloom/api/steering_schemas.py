@@ -130,9 +130,11 @@ class PlaceView(BaseModel):
     address: str
     value: Any
     mode: Mode | None
-    """How a change rules it; null: the script's own value is in force."""
+    """How a change rules a param group; null: what the script sets there is in force."""
     own: Any
     """What the script itself would use, where a change rules."""
+    version: int | None
+    """The change that set it last; null: none did."""
 
 
 class SettingView(BaseModel):

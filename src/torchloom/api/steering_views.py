@@ -16,6 +16,8 @@ from torchloom.api.steering_schemas import (
     PlaceView,
     SettingView,
 )
+from torchloom.core.overrides import OWN, mode_of
+from torchloom.core.settings import parse_address
 from torchloom.model import steering
 from torchloom.model.fleet import Job
 from torchloom.model.steering import OperationRecord
@@ -67,13 +69,15 @@ def config_view(job: Job, config: steering.ConfigView) -> ConfigView:
         version=config.version,
         paused=config.paused,
         known=config.live,
-        settings=[_setting(setting, held) for setting in config.settings],
+        settings=[_setting(setting, held, config) for setting in config.settings],
         schedule=[entry_view(entry) for entry in config.schedule],
         operations=[operation_view(job.id, r) for r in job.operations.values() if not r.ended],
     )
 
 
-def _setting(setting: steering.SettingView, held: dict[str, steering.HeldView]) -> SettingView:
+def _setting(
+    setting: steering.SettingView, held: dict[str, steering.HeldView], config: steering.ConfigView
+) -> SettingView:
     places = []
     for address, value in setting.places:
         rule = held.get(address)
@@ -83,6 +87,7 @@ def _setting(setting: steering.SettingView, held: dict[str, steering.HeldView]) 
                 value=sayable(value),
                 mode=rule.mode if rule else None,
                 own=sayable(rule.own) if rule else None,
+                version=_set_by(address, config),
             )
         )
     return SettingView(
@@ -92,6 +97,17 @@ def _setting(setting: steering.SettingView, held: dict[str, steering.HeldView]) 
         description=setting.description,
         places=places,
     )
+
+
+def _set_by(address: str, config: steering.ConfigView) -> int | None:
+    """The version that a place has its value from, as far as a change gave it one."""
+    place, found = parse_address(address), None
+    for entry in config.schedule:
+        if entry.version <= config.version:
+            for text, word in entry.values.items():
+                if parse_address(text).covers(place):
+                    found = None if mode_of(word) == OWN else entry.version
+    return found
 
 
 def entry_view(entry: Entry) -> EntryView:

@@ -150,7 +150,7 @@ def what(view: OperationView) -> str:
 
 def show_trouble(view: OperationView) -> None:
     """Tracebacks of the ranks, those that are the same once; who only tells of others says nothing new."""
-    traced = {rank: text for rank, text in view["trouble"].items() if "Traceback" in text}
+    traced = {rank: text for rank, text in view["trouble"].items() if text.startswith("Traceback")}
     by_text: dict[str, list[str]] = {}
     for rank, text in (traced or view["trouble"]).items():
         by_text.setdefault(text.rstrip(), []).append(rank)

@@ -93,13 +93,14 @@ def ruled(place: PlaceView) -> str:
     """Whether the script or a change has its way, and what the script would do."""
     from torchloom.cli import changes
 
+    by = f" by version {place['version']}" if place["version"] is not None else ""
     match place["mode"]:
         case "hold":
-            return f"held; the script's own is {changes.value(place['own'])}"
+            return f"held{by}; the script's own is {changes.value(place['own'])}"
         case "scale":
-            return f"scaled; the script's own is {changes.value(place['own'])}"
+            return f"scaled{by}; the script's own is {changes.value(place['own'])}"
         case None:
-            return "the script"
+            return f"set{by}" if by else "the script"
 
 
 def show_history(versions: list[HistoryView]) -> None:

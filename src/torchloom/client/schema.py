@@ -542,6 +542,7 @@ class PlaceView(TypedDict):
     value: Any
     mode: Literal["hold", "scale"] | None
     own: Any
+    version: int | None
 
 
 class PolicyBody(TypedDict):

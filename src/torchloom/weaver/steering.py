@@ -152,7 +152,7 @@ class Steering(ABC):
     async def pause(self, job: str, by: str, why: str = "", operation: str = "") -> str:
         found = self._stepping(job, operation, "paused")
         if operation not in found.operations and found.paused and not _under_way(found, Kind.RESUME):
-            raise Conflict(f"Job {job} is paused already.", hint=f"`loom resume {job}` lets it go on")
+            raise Conflict(f"Job {job} is paused already", hint=f"`loom resume {job}` lets it go on")
         return await self._ask(found, Kind.PAUSE, by, why, operation)
 
     async def resume(self, job: str, by: str, why: str = "", operation: str = "") -> str:
