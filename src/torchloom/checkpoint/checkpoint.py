@@ -33,7 +33,7 @@ from torchloom.checkpoint.interval import SHARE, Every, Pace, parse_every
 from torchloom.checkpoint.lineage import facts_of
 from torchloom.checkpoint.manifest import Facts
 from torchloom.checkpoint.memory import MemoryTier
-from torchloom.checkpoint.names import CheckpointName, check_job
+from torchloom.checkpoint.names import Branch, CheckpointName, check_job
 from torchloom.checkpoint.restore import Restored, Restorer
 from torchloom.checkpoint.runs import run_of
 from torchloom.checkpoint.staging import Staging
@@ -82,6 +82,7 @@ class Checkpoint:
         self._memory = memory and env.get("LOOM_MEMORY_DIR", "")
         self._parent = ""
         self._branch = 0
+        self._owed: Mapping[Branch, CheckpointName | None] = {}
         self._count = StepCount()
         self._at_end: list[Callable[[int], object]] = []
         self._rollbacks = 0
@@ -124,6 +125,7 @@ class Checkpoint:
                     self._told.opened("", "", restorer.rejected)
                 raise
         self._generation, self._parent = restored.generation, restored.name
+        self._owed = restored.owed
         self._count.begin(restored.step)
         if group.rank == 0:
             self._told.opened(restored.name, restored.where, restorer.rejected)
@@ -188,10 +190,9 @@ class Checkpoint:
         self._at_end.append(work)
 
     def prepare_roll_back(self, which: int | str, key: str = "") -> rollback.Prepared:
-        """Load the state of a step, or by its name, and change nothing yet; see rollback.py.
+        """Load the state of a step, or by its name, and change nothing yet (rollback.py). Raises LoomError.
 
-        All ranks must call it at the end of the same step (`at_end`), with the same `key`, which must be new
-        for every try. Raises LoomError.
+        All ranks must call it at the end of the same step (`at_end`), with one `key`, new for every try.
         """
         self.wait()
         assert self._generation is not None
@@ -203,10 +204,8 @@ class Checkpoint:
             return rollback.prepare(site, which, key or f"{self._rollbacks}", self._rolled_back)
 
     def roll_back(self, which: int | str) -> int:
-        """Go back to the state of a step, or by its name, on all ranks or on none; its step.
-
-        Call it on all ranks after the same step. Raises CheckpointError, with nothing changed.
-        """
+        """Go back to a step, or to a name, on all ranks or on none; its step. Call it on all ranks after the
+        same step. Raises CheckpointError, with nothing changed."""
         return rollback.together(self._begin(), lambda: self.prepare_roll_back(which)).step
 
     def wait(self) -> None:
@@ -259,7 +258,7 @@ class Checkpoint:
         talks = group.connected or group.world == 1
         tier = None
         if self._memory and talks:
-            tier = MemoryTier(Path(str(self._memory)), group.rank, group.world)
+            tier = MemoryTier(Path(str(self._memory)), group.rank, group.world, group.keeps_shared)
         if not talks and not self._every.steps:
             raise UsageError(
                 f"every={self._every} needs a process group, because ranks must agree when to save",
@@ -356,6 +355,7 @@ class Checkpoint:
                 facts=facts_of(self._state, self._parent, metrics) if group.rank == 0 else Facts(),
                 keep=self._keep,
                 commits=group.rank == 0,
+                owed=self._owed,
             )
             self._writer.start(save)
         self._blocked_s = time.perf_counter() - began - staged.growth_s
