@@ -151,6 +151,15 @@ def test_revert_undoes_the_last_change_or_goes_back_to_a_version(server: ApiServ
     assert server.request("POST", f"/jobs/{job}/config/revert", {"version": 77})[0] in (404, 422)
 
 
+def test_the_end_of_a_job_is_a_setting_that_cannot_lie_behind_it(server: ApiServer, job: str) -> None:
+    _, plan = patch(server, job, {"values": {"max_steps": 5000}})
+    assert ended(server, job, plan["operation"])["state"] == "applied"
+    summary = server.request("GET", f"/jobs/{job}/summary")[2]
+    assert summary["max_steps"] == summary["total_steps"] == 5000
+    status, problem = patch(server, job, {"values": {"max_steps": 50}})
+    assert status == 422 and f"loom stop {job}" in problem["detail"]
+
+
 def test_pause_change_resume(server: ApiServer, job: str) -> None:
     status, _, made = server.request("POST", f"/jobs/{job}/pause", {"why": "look"})
     assert status == 202

@@ -22,6 +22,7 @@ from torchloom.api.schemas import (
     WorkerDevices,
     WorkerView,
 )
+from torchloom.core.settings import MAX_STEPS
 from torchloom.model.fleet import ExitReport, Fleet, Incident, Job, Node, Timeline, Worker, WorkerState
 from torchloom.model.ids import replica_id, worker_id
 from torchloom.model.messages import WorkerPulse
@@ -82,7 +83,7 @@ def job_summary(fleet: Fleet, job: Job, pulses: Pulses, now_ns: int) -> JobSumma
         program=job.spec.program.target,
         incidents=list(job.incidents),
         labels=job.spec.labels,
-        max_steps=job.spec.max_steps,
+        max_steps=_max_steps(job),
         progress=min(1.0, step / total) if total else None,
         samples_per_s=_samples_per_s(job, pulses),
         last_loss=_loss(pulses.values()),
@@ -100,7 +101,8 @@ def _progress(job: Job, pulses: Pulses) -> tuple[int, bool, int | None]:
     """What all ranks have reached, whether that is the script's own number, and the known end."""
     told = [p.training_step for p in pulses.values() if p.training_step is not None]
     totals = [p.total_steps for p in pulses.values() if p.total_steps is not None]
-    total = max(totals) if totals else job.spec.max_steps or job.spec.expected_steps
+    total, end = max(totals) if totals else job.spec.expected_steps, _max_steps(job)
+    total = min(total, end) if total and end else end or total
     if told:
         return min(told), True, total
     # A worker that has ended sends no pulse any more; its exit told how far it came.
@@ -109,6 +111,14 @@ def _progress(job: Job, pulses: Pulses) -> tuple[int, bool, int | None]:
         for worker in job.workers
     ]
     return min(counts, default=0), False, total
+
+
+def _max_steps(job: Job) -> int | None:
+    """Where the job shall end: as somebody set it last, else as it was submitted."""
+    found: object = job.spec.max_steps
+    for entry in job.schedule:
+        found = entry.values.get(MAX_STEPS.name, found)
+    return found if isinstance(found, int) else None
 
 
 def _steps_per_s(job: Job, pulses: Pulses) -> float:

@@ -58,7 +58,7 @@ def follow(
             else:
                 if view["ended"]:
                     return view
-                screen.status(f"{job} · {phase(view)}")
+                screen.status(f"{job} · {phase(view)}{_distance(client, view)}")
             if left_s <= 0:
                 raise TimedOut(
                     f"No outcome within {limit_s:g} s{f', {phase(view)}' if view else ''}",
@@ -70,6 +70,19 @@ def follow(
         raise
     finally:
         screen.close()
+
+
+def _distance(client: Client, view: OperationView) -> str:
+    """How far away the step is that an operation waits for."""
+    from torchloom.cli import output
+
+    if view["state"] != "waiting" or view["training_step"] is None:
+        return ""
+    job = client.summary(view["job"])
+    left, rate = view["training_step"] - job["step"], job["steps_per_s"]
+    if job["paused"]:
+        return f"; it is paused at step {job['step']}"
+    return f"; it is at step {job['step']}" + (f", {output.time_left(left / rate)} left" if rate > 0 else "")
 
 
 def phase(view: OperationView) -> str:

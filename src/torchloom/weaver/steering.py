@@ -126,6 +126,7 @@ class Steering(ABC):
         if not waiting and at_step is not None:
             count, note = _count(job, at_step, pulses)
             notes += [note] if note else []
+        _check_end(job, values.get(MAX_STEPS.name), pulses)
         if not any(difference.is_one for difference in differences):
             notes.append("every place has that value already")
         plan = tuple(PlannedDifference(d.address, d.before, d.after) for d in differences)
@@ -299,6 +300,16 @@ def _notes(job: Job, waiting: bool) -> list[str]:
     if before:
         notes.append(f"{before} other operations are under way before it")
     return notes
+
+
+def _check_end(job: Job, end: object, pulses: Mapping[int, WorkerPulse]) -> None:
+    """An end that is past would end the job at once, which is another wish."""
+    made = max((p.training_step for p in pulses.values() if p.training_step is not None), default=None)
+    if isinstance(end, int) and made is not None and end < made:
+        raise UsageError(
+            f"Step {end} is past: {job.id} has made step {made}",
+            hint=f"name a later one; `loom stop {job.id}` ends it now",
+        )
 
 
 def _count(job: Job, at_step: int, pulses: Mapping[int, WorkerPulse]) -> tuple[int, str]:
