@@ -30,13 +30,15 @@ of the control plane; the names that need torch come when they are asked for.
 
 from typing import TYPE_CHECKING, Any
 
+from torchloom.data.live import listen as _listen
 from torchloom.probe.api import Info, attach, info, log, phase, step
+from torchloom.probe.data_settings import offer as _offer
 from torchloom.probe.declared import handler, setting
 
 if TYPE_CHECKING:
     from torchloom.checkpoint.checkpoint import Checkpoint
     from torchloom.core.retention import KeepRules
-    from torchloom.data import ElasticLoader, ShardedDataset, ShardedLoader
+    from torchloom.data import ElasticLoader, ScaledRate, ShardedDataset, ShardedLoader, Transforms
 
 __version__ = "0.1.0"
 
@@ -45,8 +47,10 @@ __all__ = [
     "ElasticLoader",
     "Info",
     "KeepRules",
+    "ScaledRate",
     "ShardedDataset",
     "ShardedLoader",
+    "Transforms",
     "__version__",
     "attach",
     "handler",
@@ -57,7 +61,9 @@ __all__ = [
     "step",
 ]
 
-_DATA = ("ElasticLoader", "ShardedDataset", "ShardedLoader")
+_DATA = ("ElasticLoader", "ScaledRate", "ShardedDataset", "ShardedLoader", "Transforms")
+
+_listen(_offer)  # loaders and transforms are settings of the job from the moment they are made
 
 
 def __getattr__(name: str) -> Any:

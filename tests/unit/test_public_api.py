@@ -14,7 +14,16 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_public_names_are_these() -> None:
     assert sorted(torchloom.__all__) == [
-        *("Checkpoint", "ElasticLoader", "Info", "KeepRules", "ShardedDataset", "ShardedLoader"),
+        *(
+            "Checkpoint",
+            "ElasticLoader",
+            "Info",
+            "KeepRules",
+            "ScaledRate",
+            "ShardedDataset",
+            "ShardedLoader",
+        ),
+        *("Transforms",),
         *("__version__", "attach", "handler", "info", "log", "phase", "setting", "step"),
     ]
     assert all(hasattr(torchloom, name) for name in torchloom.__all__)

@@ -12,18 +12,30 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torchloom.data.loader import ElasticLoader, Portion
     from torchloom.data.randomness import sample_seed
+    from torchloom.data.rates import ScaledRate
     from torchloom.data.sharded import ShardedDataset
     from torchloom.data.sharded_loader import ShardedLoader
+    from torchloom.data.transforms import Transforms
 
 _HOMES = {
     "ElasticLoader": "loader",
     "Portion": "loader",
     "sample_seed": "randomness",
+    "ScaledRate": "rates",
     "ShardedDataset": "sharded",
     "ShardedLoader": "sharded_loader",
+    "Transforms": "transforms",
 }
 
-__all__ = ["ElasticLoader", "Portion", "ShardedDataset", "ShardedLoader", "sample_seed"]
+__all__ = [
+    "ElasticLoader",
+    "Portion",
+    "ScaledRate",
+    "ShardedDataset",
+    "ShardedLoader",
+    "Transforms",
+    "sample_seed",
+]
 
 
 def __getattr__(name: str) -> Any:

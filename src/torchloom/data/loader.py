@@ -21,10 +21,13 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader
 
+from torchloom.data import live
+from torchloom.data.batch import GlobalBatch
 from torchloom.data.order import Permutation, seed_of, share, spans, weight
 from torchloom.data.place import whereabouts
 from torchloom.data.randomness import drawing_alone, seed_all
 from torchloom.data.state import checked, whole_number
+from torchloom.data.transforms import Pipeline, Transforms
 from torchloom.errors import UsageError
 
 OWNED = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "generator")
@@ -46,6 +49,8 @@ class Portion:
     """This rank's share: from `first` to before `last`. Empty if the batch has fewer samples than ranks."""
     weight: float
     """Multiply the mean loss of this rank by it, and the mean over ranks is the mean over samples."""
+    global_batch: int
+    """What it was planned with: stop − start, but for a short last batch."""
 
 
 class ElasticLoader:
@@ -60,6 +65,7 @@ class ElasticLoader:
         shuffle: bool = True,
         drop_last: bool = False,
         seed_samples: bool = True,
+        transforms: Transforms | None = None,
         rank: int | None = None,
         world: int | None = None,
         **loader_options: Any,
@@ -68,7 +74,8 @@ class ElasticLoader:
 
         drop_last leaves out the samples after the last full global batch of an epoch. Without it the last
         batch is short: `weight` makes that exact, and a rank that gets no sample of it is given the batch's
-        first one with weight 0, because a rank that skips a step would hang the others.
+        first one with weight 0, because a rank that skips a step would hang the others. transforms are
+        applied to each sample where it is read; they and the global batch may be changed while training.
         """
         for name in OWNED:
             if name in loader_options:
@@ -84,6 +91,7 @@ class ElasticLoader:
         self._seed, self._shuffle, self._drop_last = int(seed), bool(shuffle), bool(drop_last)
         self._rank, self._world = whereabouts(rank, world)
         self._global_batch = self._fitting(global_batch, self._world)
+        self._transforms = transforms
         self._epoch = 0
         self._position = 0
         self._portion: Portion | None = None
@@ -94,11 +102,14 @@ class ElasticLoader:
         # iteration begins: a resumed run, which begins once more, would train with another dropout.
         generator = torch.Generator().manual_seed(seed_of(self._seed, "loader"))
         self._loader: Any = DataLoader(
-            _Asked(dataset, seed_samples),
+            _Asked(dataset, seed_samples, transforms),
             batch_sampler=self._plan,
             generator=generator,
             **loader_options,
         )
+        self.batch = GlobalBatch(self)
+        """The global batch as a setting."""
+        live.offer("batch_size", self.batch)
 
     # -- where we are ----------------------------------------------------------------------------------
 
@@ -115,6 +126,11 @@ class ElasticLoader:
     @property
     def global_batch(self) -> int:
         return self._global_batch
+
+    @property
+    def batch_in_hand(self) -> int:
+        """The global batch that the batch in the loop's hands is one of: another may be set already."""
+        return self._global_batch if self._portion is None else self._portion.global_batch
 
     @property
     def portion(self) -> Portion | None:
@@ -150,14 +166,16 @@ class ElasticLoader:
     def set_global_batch(self, global_batch: int) -> None:
         """From the next batch on take so many samples; no sample is lost or repeated."""
         self._global_batch = self._fitting(global_batch, self._world)
-        self._moved()
+
+    def check_global_batch(self, global_batch: int) -> None:
+        """Raises UsageError if it cannot be set."""
+        self._fitting(global_batch, self._world)
 
     def set_world(self, rank: int, world: int) -> None:
         """From the next batch on be this rank of that many."""
         rank, world = whereabouts(rank, world)
         self._fitting(self._global_batch, world)
         self._rank, self._world = rank, world
-        self._moved()
 
     def state_dict(self, *, include_current: bool = True) -> dict[str, Any]:
         """The position: equal on all ranks, and good for any number of them.
@@ -192,28 +210,33 @@ class ElasticLoader:
         """The rest of the epoch. After a `break` the next loop goes on with the next batch."""
         reader = self._reader = object()
         while True:
-            revision = self._revision
+            revision, settings = self._revision, self._settings()
             places = spans(self._length, self._position, self._global_batch, self._drop_last)
             self._plan.begin(self, self._position)
             batches = iter(self._loader)
             for start, stop in places:
                 batch = next(batches)
                 self._position = stop
-                self._portion = self._portion_of(start, stop)
+                self._portion = self._portion_of(start, stop, settings)
                 yield batch
                 if self._reader is not reader:
                     raise UsageError("another loop over this loader has begun", hint="use one loop at a time")
                 self._portion = None
-                if self._revision != revision:
-                    break
+                if self._revision != revision or self._settings() != settings:
+                    break  # what was read ahead is not what is wanted any more
             else:
                 self._epoch, self._position = self._epoch + 1, 0
                 return
 
-    def _portion_of(self, start: int, stop: int) -> Portion:
-        first, last = share(stop - start, self._rank, self._world)
-        part = weight(last - first, stop - start, self._world)
-        return Portion(self._epoch, start, stop, start + first, start + last, part)
+    def _settings(self) -> _Settings:
+        """What batches are made by; where they begin is the position's affair."""
+        pipeline = self._transforms.pipeline if self._transforms is not None else ()
+        return _Settings(self._global_batch, self._rank, self._world, pipeline)
+
+    def _portion_of(self, start: int, stop: int, made: _Settings) -> Portion:
+        first, last = share(stop - start, made.rank, made.world)
+        part = weight(last - first, stop - start, made.world)
+        return Portion(self._epoch, start, stop, start + first, start + last, part, made.global_batch)
 
     def _order(self, epoch: int) -> Permutation | None:
         return Permutation(self._length, self._seed, epoch) if self._shuffle else None
@@ -231,12 +254,22 @@ class ElasticLoader:
         return global_batch
 
 
+class _Settings(NamedTuple):
+    """All that decides how the samples from a position on become batches of this rank."""
+
+    global_batch: int
+    rank: int
+    world: int
+    pipeline: Pipeline
+
+
 class Wanted(NamedTuple):
-    """What a data worker is asked for. The epoch travels with the question, because persistent data workers
-    keep the dataset of the first epoch."""
+    """What a data worker is asked for. Epoch and pipeline travel with the question, because persistent data
+    workers keep the dataset of the first epoch, and a batch is made by what held when it was planned."""
 
     seed: int
     epoch: int
+    pipeline: Pipeline
     indices: list[int]
 
 
@@ -247,51 +280,58 @@ class _Plan:
         self._begun: Iterator[Wanted] = iter(())
 
     def begin(self, loader: ElasticLoader, position: int) -> None:
-        self._begun = self._batches(loader, position, loader._seed, loader._epoch, loader._global_batch)
+        self._begun = self._batches(loader, position, loader._seed, loader._epoch, loader._settings())
 
     def __iter__(self) -> Iterator[Wanted]:
         return self._begun
 
     @staticmethod
-    def _batches(loader: ElasticLoader, position: int, seed: int, epoch: int, size: int) -> Iterator[Wanted]:
+    def _batches(
+        loader: ElasticLoader, position: int, seed: int, epoch: int, made: _Settings
+    ) -> Iterator[Wanted]:
         # Everything is an argument: data workers read ahead while the loop may already have moved.
-        order, rank, world = loader._order(epoch), loader._rank, loader._world
+        order, size = loader._order(epoch), made.global_batch
         batches: list[range] = []
         for start, stop in spans(loader._length, position, size, loader._drop_last):
-            first, last = share(stop - start, rank, world)
+            first, last = share(stop - start, made.rank, made.world)
             if first == last:
                 first, last = 0, 1
             batches.append(range(start + first, start + last))
             if sum(map(len, batches)) >= _AT_ONCE:
-                yield from _wanted(batches, order, seed, epoch)
+                yield from _wanted(batches, order, seed, epoch, made.pipeline)
                 batches = []
-        yield from _wanted(batches, order, seed, epoch)
+        yield from _wanted(batches, order, seed, epoch, made.pipeline)
 
 
-def _wanted(batches: list[range], order: Permutation | None, seed: int, epoch: int) -> Iterator[Wanted]:
+def _wanted(
+    batches: list[range], order: Permutation | None, seed: int, epoch: int, pipeline: Pipeline
+) -> Iterator[Wanted]:
     places = [place for batch in batches for place in batch]
     indices = places if order is None else order.at(places)
     start = 0
     for batch in batches:
         stop = start + len(batch)
-        yield Wanted(seed, epoch, indices[start:stop])
+        yield Wanted(seed, epoch, pipeline, indices[start:stop])
         start = stop
 
 
 class _Asked:
     """The dataset as the data workers see it: asked for a batch, seeded sample by sample."""
 
-    def __init__(self, dataset: Any, seeds: bool) -> None:
-        self._dataset, self._seeds = dataset, seeds
+    def __init__(self, dataset: Any, seeds: bool, transforms: Transforms | None) -> None:
+        self._dataset, self._seeds, self._transforms = dataset, seeds, transforms
 
     def __getitems__(self, wanted: Wanted) -> list[Any]:
-        dataset, (seed, epoch, indices) = self._dataset, wanted
+        dataset, transforms, (seed, epoch, pipeline, indices) = self._dataset, self._transforms, wanted
         if not self._seeds:
             together = getattr(dataset, "__getitems__", None)
-            return together(indices) if together else [dataset[index] for index in indices]
+            found = together(indices) if together else [dataset[index] for index in indices]
+            return [transforms.through(pipeline, sample) for sample in found] if transforms else found
         samples = []
         with drawing_alone():
             for index in indices:
-                seed_all(seed_of(seed, epoch, index))
-                samples.append(dataset[index])
+                key = seed, epoch, index
+                seed_all(seed_of(*key))
+                sample = dataset[index]
+                samples.append(transforms.through(pipeline, sample, key) if transforms else sample)
         return samples

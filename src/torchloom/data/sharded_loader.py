@@ -17,14 +17,17 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from torchloom.data import live
+from torchloom.data.batch import GlobalBatch
 from torchloom.data.deal import Piece, batches, rest
 from torchloom.data.loader import OWNED
 from torchloom.data.order import seed_of, weight
 from torchloom.data.sharded import ShardedDataset, with_next
 from torchloom.data.shards import Shards
+from torchloom.data.transforms import Pipeline, Transforms
 from torchloom.errors import UsageError
 
-Task = tuple[int | None, int, int, Piece, int | None]
+Task = tuple[int | None, int, int, Piece, int | None, Pipeline | None]
 """What `Shards.read` is asked."""
 
 
@@ -48,6 +51,7 @@ class ShardedLoader:
         if not dataset.lines:
             raise UsageError("the dataset has no lines")
         self._dataset, self._batch, self._drop_last = dataset, batch_size, drop_last
+        self._wanted = batch_size
         self._weight = 1.0
         self._in_hand = False
         self._revision = 0
@@ -57,6 +61,9 @@ class ShardedLoader:
         self._loader: Any = DataLoader(
             _Asked(dataset.shards), batch_sampler=self._plan, generator=generator, **loader_options
         )
+        self.batch = GlobalBatch(self)
+        """The global batch as a setting."""
+        live.offer("batch_size", self.batch)
         self._in_lockstep()
         if loader_options.get("num_workers"):
             dataset.shards.close()  # the data workers read; each has a fetching process of its own
@@ -70,6 +77,16 @@ class ShardedLoader:
     def step(self) -> int:
         """Batches taken since the shards were dealt: at the start of the epoch or at the last resize."""
         return self._dataset._cursor.step
+
+    @property
+    def global_batch(self) -> int:
+        """Lines of one step, over all ranks."""
+        return self._wanted * self._dataset._cursor.world
+
+    @property
+    def batch_in_hand(self) -> int:
+        """The global batch that the batch in the loop's hands is one of: another may be set already."""
+        return self._batch * self._dataset._cursor.world if self._in_hand else self.global_batch
 
     @property
     def weight(self) -> float:
@@ -118,18 +135,38 @@ class ShardedLoader:
         """From the next batch on take so many lines; what is left of the epoch is dealt again."""
         if batch_size < 1:
             raise UsageError(f"a batch of {batch_size} lines is impossible")
-        self._batch = batch_size
+        self._wanted = batch_size
+        if not self._in_hand:
+            self._take_batch()
+
+    def check_global_batch(self, global_batch: int) -> None:
+        """Raises UsageError if it cannot be set."""
+        world = self._dataset._cursor.world
+        if global_batch < world or global_batch % world:
+            raise UsageError(
+                f"a batch of {global_batch} lines cannot be dealt to {world} ranks in equal numbers",
+                hint=f"give a multiple of {world}",
+            )
+
+    def set_global_batch(self, global_batch: int) -> None:
+        """From the next batch on let all ranks together take so many lines."""
+        self.check_global_batch(global_batch)
+        self.set_batch_size(global_batch // self._dataset._cursor.world)
+
+    def _take_batch(self) -> None:
+        """Let the wanted size hold. Not while a batch is in the loop's hands: it is counted in its own."""
+        self._batch = self._wanted
         self._in_lockstep()
-        self._revision, self._in_hand = self._revision + 1, False
 
     def __iter__(self) -> Iterator[Any]:
         """The rest of the epoch. After a `break` the next loop goes on with the next batch."""
         reader = self._reader = object()
         while True:
-            self._in_lockstep()
+            self._take_batch()
             revision, cursor = self._revision, self._dataset._cursor
+            pipeline = self._pipeline
             load, loads = cursor.loads[cursor.rank], Counter(cursor.loads)
-            self._plan.begin(self._tasks(cursor.step, len(self)))
+            self._plan.begin(self._tasks(cursor.step, len(self), pipeline))
             taken = iter(self._loader)
             for step in range(cursor.step, len(self)):
                 batch = next(taken)
@@ -144,13 +181,20 @@ class ShardedLoader:
                 self._in_hand = False
                 if self._reader is not reader:
                     raise UsageError("another loop over this loader has begun", hint="use one loop at a time")
-                if self._revision != revision:
-                    break
+                changed = self._wanted != self._batch or self._pipeline != pipeline
+                if changed or self._revision != revision:
+                    break  # what was read ahead is not what is wanted any more
             else:
                 self._dataset._next_epoch()
                 return
 
-    def _tasks(self, step: int, steps: int) -> Iterator[list[Task]]:
+    @property
+    def _pipeline(self) -> Pipeline | None:
+        """What `Transforms` do now, if the dataset has any."""
+        transform = self._dataset.shards.transform
+        return transform.pipeline if isinstance(transform, Transforms) else None
+
+    def _tasks(self, step: int, steps: int, pipeline: Pipeline | None) -> Iterator[list[Task]]:
         dataset = self._dataset
         epoch, order, base = dataset.epoch, dataset._order_seed, dataset._seed
         after = {piece.shard: later for piece, later in with_next(dataset._cursor.hand)}
@@ -159,7 +203,7 @@ class ShardedLoader:
         for _ in range(step, steps):
             # A rank without lines reads any one, because a batch must have the usual shape; its weight is 0.
             pieces = next(ahead, [Piece(some, 0, 1)])
-            yield [(order, base, epoch, piece, after.get(piece.shard)) for piece in pieces]
+            yield [(order, base, epoch, piece, after.get(piece.shard), pipeline) for piece in pieces]
 
     def _in_lockstep(self) -> None:
         """Make the dataset's cursor count in our batches; what was read in others is dealt again."""

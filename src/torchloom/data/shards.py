@@ -22,6 +22,7 @@ from torchloom.data.indexing import build
 from torchloom.data.order import Permutation, seed_of
 from torchloom.data.randomness import drawing_alone, seed_all
 from torchloom.data.source import LocalSource, is_remote, local_root
+from torchloom.data.transforms import Pipeline, Transforms
 from torchloom.errors import DataDamaged, NotFound, UsageError
 
 _OPEN = 4
@@ -45,7 +46,7 @@ class Shards:
     ) -> None:
         self._fetcher = Fetcher(uri, _cache_dir(cache_dir), cache_bytes) if is_remote(uri) else None
         self._root = local_root(uri)
-        self._verify, self._transform = verify, transform
+        self._verify, self.transform = verify, transform
         self._open: OrderedDict[int, Lines | Tokens] = OrderedDict()
         self._orders: OrderedDict[tuple[int, int, int], Permutation] = OrderedDict()
         self._ahead = -1
@@ -74,17 +75,33 @@ class Shards:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": OrderedDict(), "_orders": OrderedDict(), "_ahead": -1}
 
-    def read(self, seed: int | None, base: int, epoch: int, piece: Piece, ahead: int | None) -> list[Any]:
-        """The lines of a piece. `seed` is None for the order in the file; `base` seeds the transform."""
+    def read(
+        self,
+        seed: int | None,
+        base: int,
+        epoch: int,
+        piece: Piece,
+        ahead: int | None,
+        pipeline: Pipeline | None = None,
+    ) -> list[Any]:
+        """The lines of a piece. `seed` is None for the order in the file; `base` seeds the transform.
+
+        `pipeline` is what `Transforms` shall do, for a reader that does not share their memory.
+        """
         self._expect(ahead)
         shard, numbers = self._opened(piece.shard), self.numbers(seed, epoch, piece)
-        if self._transform is None:
+        if self.transform is None:
             return shard.at(numbers)
         samples = []
         with drawing_alone():
             for number, line in zip(numbers, shard.at(numbers), strict=True):
-                seed_all(seed_of(base, epoch, piece.shard, number))
-                samples.append(self._transform(line))
+                key = base, epoch, piece.shard, number
+                if isinstance(self.transform, Transforms):
+                    chosen = self.transform.pipeline if pipeline is None else pipeline
+                    samples.append(self.transform.through(chosen, line, key))
+                else:
+                    seed_all(seed_of(*key))
+                    samples.append(self.transform(line))
         return samples
 
     def numbers(self, seed: int | None, epoch: int, piece: Piece) -> list[int]:
