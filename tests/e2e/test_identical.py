@@ -78,12 +78,13 @@ def test_ten_kills_and_a_store_that_dies_leave_no_trace(
 ) -> None:
     make(tmp_path / "corpus", "jsonl", shards=8, lines=40)
     corpus = s3.fill(tmp_path / "corpus", "corpus")
-    args = ("--every", "25", "--step-ms", "30", "--no-memory", "--dataset", corpus)
+    args = ("--every", "25", "--no-memory", "--dataset", corpus, "--step-ms")
     stack.env |= {**s3.environment, "LOOM_DATA_CACHE": str(tmp_path / "cache-plain")}
-    plain = Run(stack, tmp_path / "plain", world, STEPS, *args)
+    plain = Run(stack, tmp_path / "plain", world, STEPS, *args, "30")
     plain.finish(300)
     stack.env |= {"LOOM_DATA_CACHE": str(tmp_path / "cache-disturbed")}
-    disturbed = Run(stack, tmp_path / "disturbed", world, STEPS, *args)
+    # Longer steps, because the server takes seconds to come back, and the run must not be over by then.
+    disturbed = Run(stack, tmp_path / "disturbed", world, STEPS, *args, "200")
     at = random_steps(STEPS, len(TURN_S3), SEED, CHOSEN)
     disturb(disturbed, at, TURN_S3, SEED, store=s3)
     assert disturbed.finish(600)["restarts"] >= TURN.count("worker")
