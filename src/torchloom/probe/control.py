@@ -116,6 +116,9 @@ class Control:
             place = self._rank.between_step
             if place is not None and place <= completed + 2:
                 self._changes.checkpoints.at_end(lambda: self.enter_between(completed + 1))
+            elif place is not None:
+                # The place comes before the boundary of its step: the boundary one step earlier leads there.
+                due = min(due, place - 2)
         self.due = due
 
     # -- the conversation -----------------------------------------------------------------------
