@@ -135,3 +135,11 @@ def test_a_rule_wins_over_the_default() -> None:
 def test_what_is_not_understood_is_refused_in_a_sentence(data: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         policy_from(data)
+
+
+def test_another_cause_of_the_same_slowness_is_said_later() -> None:
+    looks, first, second = Looks(), finding("host-contention", 0.0), finding("compute-slow", 0.0)
+    for _ in range(15):
+        looks.look(first)
+    assert looks.look(second)[0] == []
+    assert looks.look(second, after_s=30)[0] == [second]

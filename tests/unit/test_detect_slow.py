@@ -147,3 +147,15 @@ def test_the_cost_is_what_the_job_would_gain() -> None:
     assert what_if(windows, (0,)).share == 0
     assert worth_it(cost, 21, 10) and not worth_it(cost, 19, 10)
     assert not worth_it(Cost(1, 0, 0), 1e9, 1)
+
+
+def test_on_a_busy_host_who_computes_more_also_waits_more_for_a_cpu() -> None:
+    """Its peers wait for a CPU as long as they use one; so does it, and that is no contention of its own."""
+    usual = facts(cpu_ns_per_step=0.1, run_delay_ns_per_step=0.1)
+    calm = [stepping(r, own(r), step_s=0.8, process=usual) for r in range(3)]
+    more = facts(cpu_ns_per_step=0.25, run_delay_ns_per_step=0.25)
+    (found,) = stragglers([*calm, stepping(3, own(3, 2.0), step_s=0.8, process=more)], LIMITS)
+    assert found.kind == "compute-slow" and found.ranks == (3,)
+    held_up = facts(cpu_ns_per_step=0.1, run_delay_ns_per_step=0.4)
+    (found,) = stragglers([*calm, stepping(3, own(3, 2.0), step_s=0.8, process=held_up)], LIMITS)
+    assert found.kind == "host-contention"

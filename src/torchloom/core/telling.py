@@ -23,6 +23,8 @@ CALM_S = 20.0
 """What is not stuck is over when it was not found for this long."""
 AGAIN_S = 15.0
 """What may be acted on is said again after this long: a budget may have come free."""
+REVISED_S = 30.0
+"""Another cause of the same slowness is said at the earliest after this long."""
 _AT_ONCE = frozenset({"not-a-number", "spike", "divergence"})
 
 
@@ -112,7 +114,9 @@ def _worth_saying(name: str, seen: Seen, now: Finding, now_s: float, ready: bool
         return said is None
     if seen.looks < SLOW_LOOKS or seen.last_s - seen.first_s < SLOW_FOR_S:
         return False
-    return said is None
+    if said is None:
+        return True
+    return said.kind != now.kind and now_s - seen.said_s >= REVISED_S
 
 
 def _news(said: Finding, now: Finding) -> bool:

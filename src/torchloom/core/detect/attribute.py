@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import log
 
 from torchloom.core.detect import words
-from torchloom.core.detect.cost import what_if
+from torchloom.core.detect.cost import Cost, what_if
 from torchloom.core.detect.robust import median
 from torchloom.core.detect.slow import SETTLED, Late, SlowLimits, Trigger, localise, unevenness
 from torchloom.core.detect.window import RankWindow, by_role
@@ -18,6 +18,8 @@ from torchloom.model.findings import Evidence, Finding, FindingKind
 
 EXPLAINS = 0.5
 EXPLAINS_A_RANK = 0.35
+MOST_USUAL_DELAY = 4.0
+"""Time in the run queue per CPU time; more than this is no usual share of anything."""
 UNEVEN_SPREAD = 0.08
 UNEVEN_LOSS = 0.15
 
@@ -28,8 +30,8 @@ def stragglers(windows: Sequence[RankWindow], limits: SlowLimits) -> list[Findin
     for peers in by_role(windows).values():
         late = localise(peers, limits)
         by_rank = {w.rank: w for w in peers}
-        together = what_if(peers, [one.rank for one in late], late[0].steps).share if late else 0.0
-        if together < limits.matters or _one_group(peers, {one.rank for one in late}):
+        together = what_if(peers, [one.rank for one in late], late[0].steps if late else 1)
+        if together.share < limits.matters or _one_group(peers, {one.rank for one in late}):
             late = []  # without them the job would be no faster, or it is what they share that is slow
         calm = [w for w in peers if w.rank not in {one.rank for one in late}]
         for one in late:
@@ -48,13 +50,23 @@ def _one_group(peers: Sequence[RankWindow], late: set[int]) -> bool:
     return len(late) > 2 and any(late <= m and 2 * len(late) > len(m) for m in members.values())
 
 
-def _explain(window: RankWindow, late: Late, calm: Sequence[RankWindow], cost: float) -> Finding:
+def _explain(window: RankWindow, late: Late, calm: Sequence[RankWindow], cost: Cost) -> Finding:
     steps = late.steps
     data = _median([s.data_wait_ns for s in window.steps[-steps:]]) - _median(
         [s.data_wait_ns for w in calm for s in w.steps[-steps:]]
     )
-    delay = window.process.run_delay_ns_per_step - _median([w.process.run_delay_ns_per_step for w in calm])
-    cpu = window.process.cpu_ns_per_step - _median([w.process.cpu_ns_per_step for w in calm])
+    # On a busy host whoever computes more waits more for a CPU, too: only what exceeds the peers' share of
+    # waiting is contention, and the usual share belongs to the computation that caused it.
+    calm_cpu = _median([w.process.cpu_ns_per_step for w in calm])
+    usual = _median([w.process.run_delay_ns_per_step for w in calm]) / max(1.0, calm_cpu)
+    usual = min(usual, MOST_USUAL_DELAY)
+    more_cpu = max(0.0, window.process.cpu_ns_per_step - calm_cpu)
+    delay = (
+        window.process.run_delay_ns_per_step
+        - _median([w.process.run_delay_ns_per_step for w in calm])
+        - usual * more_cpu
+    )
+    cpu = window.process.cpu_ns_per_step - calm_cpu + usual * more_cpu
     work = window.work_per_step / max(1e-9, _median([w.work_per_step for w in calm])) if calm else 0.0
     more, whole = late.excess_ns / 1e9, max(1.0, late.excess_ns)
     kind: FindingKind
@@ -73,7 +85,8 @@ def _explain(window: RankWindow, late: Late, calm: Sequence[RankWindow], cost: f
         ranks=(window.rank,),
         node=window.node,
         sentence=f"{words.who(window)} takes {late.ratio:.2f}× the time of its peers "
-        f"({words.lasting(more)} a step more): {why}; this costs {cost:.0%} of the job's speed",
+        f"({words.lasting(more)} a step more): {why}; this costs {cost.lost_steps_per_s:.3g} steps/s, "
+        f"{cost.share:.0%} of the job's speed",
         confidence=min(0.99, 0.7 + 0.05 * (late.score / 6) + 0.2 * (late.share - 0.6) / 0.4),
         certainty="slowness is reported, never certain",
         evidence=(
@@ -89,7 +102,8 @@ def _explain(window: RankWindow, late: Late, calm: Sequence[RankWindow], cost: f
             "data_s": data / 1e9,
             "cpu_s": cpu / 1e9,
             "run_delay_s": delay / 1e9,
-            "cost": cost,
+            "cost": cost.share,
+            "lost_steps_per_s": cost.lost_steps_per_s,
         },
     )
 

@@ -1,0 +1,61 @@
+"""A DDP job that goes wrong in one way on one rank, in its first generation only.
+
+Usage: faulty.py NOTES FAULT [--at STEP] [--rank R] [--seconds S]. Notes every completed step as `<pid> <rank>
+<step>`. FAULT: none, hang, pause, desync, slow, nan.
+"""
+
+import argparse
+import os
+import time
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import torchloom as loom
+
+parser = argparse.ArgumentParser()
+parser.add_argument("notes")
+parser.add_argument("fault")
+parser.add_argument("--at", type=int, default=40)
+parser.add_argument("--rank", type=int, default=1)
+parser.add_argument("--seconds", type=float, default=10**6)
+args = parser.parse_args()
+
+
+def tokenize() -> None:
+    """Where the faulty rank is while the others wait."""
+    time.sleep(args.seconds)
+
+
+def compute(seconds: float) -> None:
+    """Use this much CPU time, however busy the machine is."""
+    end = time.thread_time() + seconds
+    x = torch.ones(64, 64)
+    while time.thread_time() < end:
+        x @ x
+
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+faulty = rank == args.rank and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+model = DistributedDataParallel(torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+step = 0
+with open(args.notes, "a", buffering=1) as notes:
+    while True:
+        step += 1
+        loss = model(torch.ones(4, 8)).pow(2).mean()
+        compute(0.01)
+        if faulty and step == args.at and args.fault in ("hang", "pause"):
+            tokenize()
+        if faulty and step == args.at and args.fault == "desync":
+            dist.broadcast(torch.ones(3), 0)
+        if faulty and step >= args.at and args.fault == "slow":
+            compute(0.04)
+        loom.log(loss=float("nan") if faulty and step >= args.at and args.fault == "nan" else loss)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        notes.write(f"{os.getpid()} {rank} {step}\n")
+        time.sleep(0.01)

@@ -1,0 +1,158 @@
+"""Faults in real jobs: who is named, what is done, and that what only looks like a fault is let be."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stack import Stack, wait_until
+
+CALM = 'dry_run = true\n[rules.compute-slow]\nlikely = "report"\n'
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    """One for all: every test has a job of its own, and only one runs at a time."""
+    with tempfile.TemporaryDirectory(prefix="loom-e2e-") as root:
+        made = Stack(Path(root) / "home")
+        made.up()
+        try:
+            yield made
+        finally:
+            made.down()
+        wait_until(lambda: not made.leftovers(), f"nothing left: {made.leftovers()}", timeout_s=20)
+
+
+class Faulty:
+    """A job of scripts/faulty.py on two ranks; stopped at the end."""
+
+    def __init__(self, stack: Stack, fault: str, *args: str, flags: tuple[str, ...] = ()) -> None:
+        self.stack = stack
+        self.notes = stack.home.root.parent / f"notes-{fault}-{len(list(stack.home.root.parent.iterdir()))}"
+        self.job = stack.submit("faulty.py", str(self.notes), fault, *args, flags=flags)
+
+    def __enter__(self) -> Faulty:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stack.loom("stop", self.job, "--kill")
+        self.stack.wait_state(self.job, "stopped", "failed", "completed")
+
+    def steps(self, rank: int = 1) -> int:
+        text = self.notes.read_text() if self.notes.exists() else ""
+        return sum(line.split()[1:2] == [str(rank)] for line in text.splitlines())
+
+    def wait_steps(self, count: int) -> None:
+        wait_until(lambda: self.steps() >= count, f"{count} steps: {self.stack.logs()}", timeout_s=90)
+
+    def pid(self, rank: int) -> int:
+        return int(self.stack.status(self.job)["workers"][rank]["pid"])
+
+    def incidents(self) -> list[dict[str, Any]]:
+        return list(self.stack.json("incidents", self.job))
+
+    def wait_incident(self, *kinds: str, timeout_s: float = 60.0, **wanted: Any) -> dict[str, Any]:
+        """The first incident of these kinds with these values, with everything that is kept of it."""
+
+        def look() -> dict[str, Any] | None:
+            for one in self.incidents():
+                if one["kind"] in kinds and all(one[k] == v for k, v in wanted.items()):
+                    return one
+            return None
+
+        try:
+            found = wait_until(look, f"{kinds} {wanted}", timeout_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.incidents()}\n{self.stack.logs()}") from error
+        shown: dict[str, Any] = self.stack.json("incident", found["id"])
+        return shown
+
+    def goes_on(self) -> None:
+        before = self.steps()
+        wait_until(lambda: self.steps() > before + 5, "it goes on", timeout_s=60)
+
+
+def rank_of(incident: dict[str, Any], rank: int) -> dict[str, Any]:
+    return next(one for one in incident["evidence"] if one["rank"] == rank)
+
+
+def test_a_stopped_rank_is_named_and_the_job_goes_on_without_waiting_for_the_backend(stack: Stack) -> None:
+    with Faulty(stack, "none") as run:
+        run.wait_steps(30)
+        os.kill(run.pid(1), signal.SIGSTOP)
+        found = run.wait_incident("hang", open=False)
+        assert found["culprit"] == 1 and found["finding"]["certain"] and found["finding"]["waiting"] == [0]
+        assert "it is stopped (SIGSTOP)" in found["verdict"] and found["decision"].startswith("certain")
+        assert rank_of(found, 1)["state"] == "T" and rank_of(found, 1)["stack"]
+        assert rank_of(found, 0)["collectives"], "the last collectives of who waits"
+        line = found["timeline"]
+        assert line["first_sign_ns"] < line["detected_ns"] <= line["decided_ns"] <= line["stopped_ns"]
+        assert line["spawned_ns"] <= line["first_step_ns"] and found["recovery_s"] < 30
+        run.goes_on()
+        assert stack.status(run.job)["restarts"] == 1 and len(run.incidents()) == 1
+
+
+def test_a_rank_that_never_comes_is_told_with_its_place_and_restarted_only_at_the_limit(stack: Stack) -> None:
+    with Faulty(stack, "hang", flags=("--hang-act", "12")) as run:
+        told = run.wait_incident("hang")
+        assert told["culprit"] == 1 and not told["finding"]["certain"]
+        assert "has not entered all_reduce" in told["verdict"] and "rank 0 waits" in told["verdict"]
+        assert "tokenize() at faulty.py" in told["verdict"]
+        assert rank_of(told, 1)["stack"][0].startswith("tokenize() at faulty.py")
+        assert told["decision"].startswith("reported only") and told["timeline"]["decided_ns"] == 0
+        over = run.wait_incident("hang", open=False)
+        assert over["id"] == told["id"] and over["finding"]["lasting_s"] >= 12
+        assert over["decision"].startswith("it lasts longer than the limit for acting")
+        run.goes_on()
+
+
+def test_ranks_that_disagree_are_restarted(stack: Stack) -> None:
+    with Faulty(stack, "desync") as run:
+        found = run.wait_incident("desync", open=False)
+        assert "broadcast of 12 bytes float32" in found["verdict"] and found["finding"]["certain"]
+        run.goes_on()
+        assert stack.status(run.job)["restarts"] == 1
+
+
+def test_a_pause_nobody_announced_is_told_at_most(stack: Stack) -> None:
+    with Faulty(stack, "pause", "--seconds", "5") as run:
+        run.wait_steps(60)
+        status = stack.status(run.job)
+        assert status["restarts"] == 0 and status["generation"] == 1 and status["state"] == "running"
+        found = run.wait_incident("hang", open=False)
+        assert found["resolution"].startswith("rank 1 went on after")
+        assert found["decision"].startswith("reported only")
+
+
+def test_a_slow_rank_is_named_with_its_cost_and_only_reported(stack: Stack) -> None:
+    with Faulty(stack, "slow") as run:
+        found = run.wait_incident("compute-slow", timeout_s=100, culprit=1)
+        assert "the time of its peers" in found["verdict"] and "steps/s" in found["verdict"]
+        assert found["decision"] == "reported only" and stack.status(run.job)["restarts"] == 0
+
+
+def test_a_loss_that_is_not_a_number_is_told(stack: Stack) -> None:
+    with Faulty(stack, "nan") as run:
+        found = run.wait_incident("not-a-number")
+        assert found["verdict"].startswith("loss of rank 1") and found["decision"] == "reported only"
+        assert stack.status(run.job)["restarts"] == 0
+
+
+def test_a_dry_run_says_what_it_would_do_and_the_rank_may_come_back(stack: Stack) -> None:
+    policy = stack.home.root.parent / "calm.toml"
+    policy.write_text(CALM)
+    with Faulty(stack, "none", flags=("--policy", str(policy))) as run:
+        run.wait_steps(30)
+        pid = run.pid(1)
+        os.kill(pid, signal.SIGSTOP)
+        found = run.wait_incident("hang")
+        assert found["decision"].startswith("dry run, would be restarted: certain")
+        os.kill(pid, signal.SIGCONT)
+        assert run.wait_incident("hang", open=False)["resolution"].startswith("rank 1 went on after")
+        run.goes_on()
+        assert stack.status(run.job)["restarts"] == 0
