@@ -192,14 +192,14 @@ def test_places_that_are_alike_are_one_row_and_others_are_not() -> None:
 
 
 def test_the_config_tells_what_is_to_come_and_under_way(capsys: pytest.CaptureFixture[str]) -> None:
-    entry = {"version": 8, "step": 900, "values": {"lr": 1e-5}, "before": {}, "by": "bob", "why": ""}
+    entry = {"version": 8, "step": 900, "values": {"lr": 1e-5}, "by": "bob", "why": "", "in_force": False}
     view: Any = {
         "job": "j",
         "version": 7,
         "paused": True,
         "known": True,
         "settings": [setting("lr", place("optimizer0.lr@0", 0.1))],
-        "schedule": [{**entry, "version": 7, "step": 1}, entry],
+        "schedule": [{**entry, "version": 7, "step": 1, "in_force": True}, entry],
         "operations": [operation(state="waiting", ended=False, version=9, training_step=2000)],
     }
     config.show(view)

@@ -29,7 +29,7 @@ def routes(control: Control) -> APIRouter:
     @router.get("/jobs/{job}/config", operation_id="config")
     async def config(job: str) -> ConfigView:
         """Every setting with its type and its value in every place, what rules it, and the schedule."""
-        return steering_views.config_view(job_of(control, job), control.config(job))
+        return steering_views.config_view(job_of(control, job), control.config(job), control.pulse(job))
 
     @router.get("/jobs/{job}/config/history", operation_id="config_history")
     async def history(job: str) -> list[HistoryView]:

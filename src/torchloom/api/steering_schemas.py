@@ -160,6 +160,8 @@ class EntryView(BaseModel):
     by: str
     why: str
     at_ns: int
+    in_force: bool
+    """False: it is still to come."""
 
 
 class ConfigView(BaseModel):

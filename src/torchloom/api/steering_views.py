@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from torchloom.api import views
 from torchloom.api.steering_schemas import (
     ChangePlanView,
     ConfigView,
@@ -16,12 +17,13 @@ from torchloom.api.steering_schemas import (
     PlaceView,
     SettingView,
 )
+from torchloom.core import schedule
 from torchloom.core.overrides import OWN, mode_of
 from torchloom.core.settings import parse_address
 from torchloom.model import steering
 from torchloom.model.fleet import Job
 from torchloom.model.steering import OperationRecord
-from torchloom.model.transaction.config import Entry
+from torchloom.model.transaction.config import Entry, Schedule
 from torchloom.model.transaction.messages import Changed, Kind
 
 
@@ -62,21 +64,23 @@ def operation_view(job: str, record: OperationRecord) -> OperationView:
     )
 
 
-def config_view(job: Job, config: steering.ConfigView) -> ConfigView:
+def config_view(job: Job, config: steering.ConfigView, pulses: views.Pulses) -> ConfigView:
     held = {place.address: place for place in config.held}
+    step = views.next_step(pulses)
+    in_force = config.schedule if step is None else schedule.in_force(config.schedule, step)
     return ConfigView(
         job=job.id,
-        version=config.version,
+        version=views.config_version(job, pulses),
         paused=config.paused,
         known=config.live,
-        settings=[_setting(setting, held, config) for setting in config.settings],
-        schedule=[entry_view(entry) for entry in config.schedule],
+        settings=[_setting(setting, held, in_force) for setting in config.settings],
+        schedule=[entry_view(entry, entry in in_force) for entry in config.schedule],
         operations=[operation_view(job.id, r) for r in job.operations.values() if not r.ended],
     )
 
 
 def _setting(
-    setting: steering.SettingView, held: dict[str, steering.HeldView], config: steering.ConfigView
+    setting: steering.SettingView, held: dict[str, steering.HeldView], in_force: Schedule
 ) -> SettingView:
     places = []
     for address, value in setting.places:
@@ -87,7 +91,7 @@ def _setting(
                 value=sayable(value),
                 mode=rule.mode if rule else None,
                 own=sayable(rule.own) if rule else None,
-                version=_set_by(address, config),
+                version=_set_by(address, in_force),
             )
         )
     return SettingView(
@@ -99,18 +103,17 @@ def _setting(
     )
 
 
-def _set_by(address: str, config: steering.ConfigView) -> int | None:
+def _set_by(address: str, in_force: Schedule) -> int | None:
     """The version that a place has its value from, as far as a change gave it one."""
     place, found = parse_address(address), None
-    for entry in config.schedule:
-        if entry.version <= config.version:
-            for text, word in entry.values.items():
-                if parse_address(text).covers(place):
-                    found = None if mode_of(word) == OWN else entry.version
+    for entry in in_force:
+        for text, word in entry.values.items():
+            if parse_address(text).covers(place):
+                found = None if mode_of(word) == OWN else entry.version
     return found
 
 
-def entry_view(entry: Entry) -> EntryView:
+def entry_view(entry: Entry, in_force: bool) -> EntryView:
     return EntryView(
         version=entry.version,
         step=entry.step,
@@ -119,6 +122,7 @@ def entry_view(entry: Entry) -> EntryView:
         by=entry.by,
         why=entry.why,
         at_ns=entry.at_ns,
+        in_force=in_force,
     )
 
 

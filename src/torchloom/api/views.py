@@ -22,6 +22,7 @@ from torchloom.api.schemas import (
     WorkerDevices,
     WorkerView,
 )
+from torchloom.core.schedule import version_at
 from torchloom.core.settings import MAX_STEPS
 from torchloom.model.fleet import ExitReport, Fleet, Incident, Job, Node, Timeline, Worker, WorkerState
 from torchloom.model.ids import replica_id, worker_id
@@ -92,7 +93,7 @@ def job_summary(fleet: Fleet, job: Job, pulses: Pulses, now_ns: int) -> JobSumma
         checkpoint_interval=(saved.interval or None) if saved else None,
         restoring=job.restore.step if job.restore else None,
         paused=job.paused,
-        config_version=_config_version(job, pulses),
+        config_version=config_version(job, pulses),
         operation=next((r.id for r in job.operations.values() if not r.ended), ""),
     )
 
@@ -139,10 +140,18 @@ def _loss(pulses: Iterable[WorkerPulse]) -> float | None:
     return mean if mean is not None and math.isfinite(mean) else None
 
 
-def _config_version(job: Job, pulses: Pulses) -> int:
-    """As the workers tell it; without any, as it was told last."""
+def config_version(job: Job, pulses: Pulses) -> int:
+    """That of the step they are about to make; where no training step is told, as the workers tell it."""
+    if (step := next_step(pulses)) is not None:
+        return version_at(job.schedule, step)
     told = [p.config_version for p in pulses.values()]
     return max(told) if told else max((entry.version for entry in job.schedule), default=0)
+
+
+def next_step(pulses: Pulses) -> int | None:
+    """The training step that the job is about to make; None when it does not tell."""
+    told = [p.training_step for p in pulses.values() if p.training_step is not None]
+    return max(told) + 1 if told else None
 
 
 def replica_views(job: Job, pulses: Pulses) -> list[ReplicaView]:

@@ -55,7 +55,7 @@ def show(view: ConfigView) -> None:
         told = changes.assignments(one["values"]) or one["kind"]
         print(f"  under way: {told} · {changes.phase(one)} · asked by {one['by']} ({one['id']})")
     for entry in view["schedule"]:
-        if entry["version"] > view["version"]:
+        if not entry["in_force"]:
             print(
                 f"  to come: version {entry['version']} at step {entry['step']}: "
                 f"{changes.assignments(entry['values'])}"

@@ -68,7 +68,7 @@ def _table(listed: list[OperationView]) -> None:
                 changes.at(one).removeprefix("step ") or "–",
                 output.clock(one["asked_at_ns"]),
                 one["by"],
-                " · ".join(part for part in (changes.assignments(one["values"]), one["reason"]) if part),
+                " · ".join(part for part in (changes.assignments(one["values"]), _reason(one)) if part),
             )
             for one in listed
         ),
@@ -76,12 +76,17 @@ def _table(listed: list[OperationView]) -> None:
     )
 
 
+def _reason(view: OperationView) -> str:
+    """Why it is where it is; that it was applied, and at which step, is said beside it."""
+    return "" if view["state"] == "applied" and not view["unheard"] else view["reason"]
+
+
 def _show(view: OperationView) -> None:
     from torchloom.cli import changes, output
 
     facts = [
         ("operation", f"{view['id']} of {view['job']}, {view['kind']}, version {view['version'] or '–'}"),
-        ("state", f"{view['state']} – {view['reason']}"),
+        ("state", " – ".join(part for part in (view["state"], _reason(view)) if part)),
         ("step", changes.at(view) or "–"),
         ("asked", f"{output.clock(view['asked_at_ns'])}, by {view['by']}"),
         ("ended", output.clock(view["ended_at_ns"])),

@@ -147,6 +147,7 @@ class EntryView(TypedDict):
     by: str
     why: str
     at_ns: int
+    in_force: bool
 
 
 class EventView(TypedDict):

@@ -189,7 +189,7 @@ class Steering(ABC):
         later = len(found.schedule) - len(in_force(found.schedule, step + 1))
         if later and config is None:
             raise UsageError(
-                f"The config of {job} was changed after step {step} ({later} times)",
+                f"{later} change{'s' if later != 1 else ''} of {job}'s config came after step {step}",
                 hint="choose `keep` (the values of today hold from there on) or `revert` (those of then)",
             )
         chosen = await self._catalogues.prepare_restore(self.fleet, found, step)
