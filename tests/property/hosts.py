@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from torchloom.model.effects import Effect, RemoveJobFiles, StartStore, StartWorkers, StopStore, StopWorkers
+from torchloom.model.effects import (
+    Effect,
+    ReleaseMemory,
+    RemoveJobFiles,
+    StartStore,
+    StartWorkers,
+    StopStore,
+    StopWorkers,
+)
 from torchloom.model.events import (
     EffectDone,
     EffectFailed,
@@ -142,7 +150,7 @@ class Host:
                 self.say(EffectFailed(node=self.node, effect=effect.id, why="no permission"), effect.id)
             case StopWorkers():
                 self._stop_workers(session, effect)
-            case RemoveJobFiles():
+            case RemoveJobFiles() | ReleaseMemory():
                 self.say(EffectDone(node=self.node, effect=effect.id), effect.id)
 
     def _start_store(self, effect: StartStore, failing: bool) -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from torchloom.agent.memory import places, release_idle
+from torchloom.agent.memory import places, release_idle, release_memory
 from torchloom.checkpoint import tier
 from torchloom.home import Home
+from torchloom.model.effects import ReleaseMemory
 from torchloom.model.worker import WorkerRef
 
 
@@ -42,3 +43,19 @@ def test_workers_are_told_where_states_go() -> None:
     assert told["LOOM_CHECKPOINT_DIR"] == "/somewhere/checkpoints"
     if "LOOM_MEMORY_DIR" in told:
         assert told["LOOM_MEMORY_DIR"].endswith("/memory-job")
+
+
+def test_memory_of_an_ended_job_is_released_on_the_cores_word(tmp_path: Path) -> None:
+    for job in ("ended", "again"):
+        tier.directory(tmp_path, job).mkdir()
+        (tier.directory(tmp_path, job) / "own-0.0").write_bytes(b"state")
+    here = host(tmp_path, "again")
+    here.node = "n"
+
+    def effect(job: str, generation: int) -> ReleaseMemory:
+        return ReleaseMemory(id="e1", cause=1, reason="ended", node="n", job=job, generation=generation)
+
+    assert release_memory(here, effect("ended", 1)).effect == "e1"
+    release_memory(here, effect("ended", 1))
+    release_memory(here, effect("again", 0))
+    assert {job for job, _ in tier.found_in(tmp_path)} == {"again"}, "a later life of it has begun"

@@ -6,7 +6,7 @@ from core_story import Story
 
 from torchloom.core.notices import apply_and_tell
 from torchloom.model.checkpoints import CheckpointPlace, RejectedCheckpoint, SavedCheckpoint
-from torchloom.model.effects import Effect
+from torchloom.model.effects import Effect, ReleaseMemory
 from torchloom.model.events import (
     CheckpointFailed,
     CheckpointRejected,
@@ -14,6 +14,7 @@ from torchloom.model.events import (
     CheckpointStoreOpened,
 )
 from torchloom.model.fleet import Fleet, JobCheckpoints, JobState
+from torchloom.model.worker import Exit
 from torchloom.wire import codec
 
 PLACE = CheckpointPlace("/data/checkpoints", "j")
@@ -144,3 +145,18 @@ def test_every_event_can_be_told_in_words() -> None:
         "j passed over damaged checkpoints: step-10.g1",
     ]
     assert told[-1] is not None and told[-1].incidents
+
+
+def test_memory_is_given_back_when_the_job_has_ended_and_not_before() -> None:
+    story = SavingStory()
+    effects = story.exit(0, steps=50)
+    effects += story.end_rest()
+    assert not any(isinstance(effect, ReleaseMemory) for effect in effects), "the next generation needs it"
+    story.bring_up()
+    effects = [effect for rank in range(2) for effect in story.exit(rank, Exit(0, None, "spawner"))]
+    released = [effect for effect in effects if isinstance(effect, ReleaseMemory)]
+    assert [(e.node, e.job, e.generation) for e in released] == [("a", "j", 2)]
+    assert story.done(*released) == [] and not any(
+        isinstance(effect, ReleaseMemory) for effect in story.fleet.outbox.values()
+    )
+    story.check_replay()

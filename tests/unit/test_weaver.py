@@ -13,7 +13,15 @@ from msgspec.structs import replace
 from torchloom.bus.memory import MemoryBus, MemoryHub
 from torchloom.bus.protocol import Bus, Message
 from torchloom.errors import Conflict, NotFound, UsageError
-from torchloom.model.effects import Effect, RemoveJobFiles, StartStore, StartWorkers, StopStore, StopWorkers
+from torchloom.model.effects import (
+    Effect,
+    ReleaseMemory,
+    RemoveJobFiles,
+    StartStore,
+    StartWorkers,
+    StopStore,
+    StopWorkers,
+)
 from torchloom.model.events import (
     Decided,
     EffectDone,
@@ -84,7 +92,7 @@ class ObedientAgent:
                 await self.say(EffectDone(node=self.node, effect=effect.id))
                 for ref in effect.workers:
                     await self.die(ref, None, 9)
-            case StopStore() | RemoveJobFiles():
+            case StopStore() | RemoveJobFiles() | ReleaseMemory():
                 await self.say(EffectDone(node=self.node, effect=effect.id))
 
 

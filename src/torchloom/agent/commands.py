@@ -15,6 +15,7 @@ from typing import assert_never
 from torchloom.agent.faults import inject
 from torchloom.agent.host import Host
 from torchloom.agent.mail import post_mail
+from torchloom.agent.memory import release_memory
 from torchloom.agent.remove import remove_job_files
 from torchloom.agent.start import start_workers
 from torchloom.agent.stop import stop_workers
@@ -27,6 +28,7 @@ from torchloom.model.effects import (
     Effect,
     InjectFault,
     PostMail,
+    ReleaseMemory,
     RemoveJobFiles,
     StartStore,
     StartWorkers,
@@ -120,6 +122,8 @@ class Commands:
                 return await stop_workers(self._host, effect)
             case RemoveJobFiles():
                 return await remove_job_files(self._host, effect)
+            case ReleaseMemory():
+                return release_memory(self._host, effect)
             case PostMail():
                 post_mail(self._host, effect)
                 return None  # the answers of the ranks are its result

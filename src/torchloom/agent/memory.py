@@ -1,7 +1,8 @@
 """Gives the memory tiers of ended jobs back.
 
-The agent is not told that a job has ended; it sees that nothing of it lives here: no worker, no start under
-way, no store for a next generation. A recovery takes seconds, so a tier that was needed by nobody for
+The core says when a job has ended (ReleaseMemory). Should its word not come, because the control plane is
+away or does not know the job any more, the agent sees that nothing of it lives here: no worker, no start
+under way, no store for a next generation. A recovery takes seconds, so a tier that was needed by nobody for
 LINGER_S is released. Should a job come back later than that, it restores from its store instead.
 """
 
@@ -10,10 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from pathlib import Path
 
 from torchloom.agent.host import Host
 from torchloom.checkpoint import tier
 from torchloom.home import Home
+from torchloom.model.effects import ReleaseMemory
+from torchloom.model.events import EffectDone
+from torchloom.model.ids import check_token
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +32,15 @@ def places(home: Home, job: str) -> dict[str, str]:
     if home.boxes != home.boxes_fallback:  # else it would be a disk
         told["LOOM_MEMORY_DIR"] = str(tier.directory(home.boxes, job))
     return told
+
+
+def release_memory(host: Host, effect: ReleaseMemory) -> EffectDone:
+    """The job has ended; a newer one of its name, or a life begun since, keeps its memory."""
+    folder = tier.directory(host.home.boxes, check_token(effect.job, "job name"))
+    living = [ref for ref in (*host.workers, *host.starting) if ref.job == effect.job]
+    if folder.is_dir() and not any(ref.generation > effect.generation for ref in living):
+        _release(effect.job, folder)
+    return EffectDone(node=host.node, effect=effect.id)
 
 
 async def keep(host: Host) -> None:
@@ -45,5 +59,9 @@ def release_idle(host: Host, idle_since: dict[str, float], now_s: float, linger_
         del idle_since[job]
     for job, folder in found.items():
         if job not in needed and now_s - idle_since.setdefault(job, now_s) >= linger_s:
-            log.info("the memory tier of %s is released (%d MiB)", job, tier.size(folder) >> 20)
-            tier.release(folder)
+            _release(job, folder)
+
+
+def _release(job: str, folder: Path) -> None:
+    log.info("the memory tier of %s is released (%d MiB)", job, tier.size(folder) >> 20)
+    tier.release(folder)

@@ -18,7 +18,7 @@ from torchloom.core.lifecycle import move_job, move_worker
 from torchloom.core.numbers import goodput
 from torchloom.core.steering import job_ended, rank_ended
 from torchloom.core.turn import Turn
-from torchloom.model.effects import StartWorkers, StopWorkers
+from torchloom.model.effects import ReleaseMemory, StartWorkers, StopWorkers
 from torchloom.model.events import WorkerExited
 from torchloom.model.fleet import ExitReport, Incident, Job, JobState, Plan, Timeline, Worker, WorkerState
 from torchloom.model.worker import EndRecord, Exit, WorkerRef
@@ -292,3 +292,20 @@ def end_job(turn: Turn, job: Job, state: JobState, reason: str) -> None:
     if job.checkpoints is not None and job.checkpoints.failing:
         turn.fleet.incidents[job.checkpoints.failing].open = False
         job.checkpoints.failing = ""
+    if job.checkpoints is not None:
+        _release_memory(turn, job, f"its job has {state}")
+
+
+def _release_memory(turn: Turn, job: Job, reason: str) -> None:
+    """States in memory are for the next generation, and there will be none."""
+    for node in job.places | dict.fromkeys(worker.node for worker in job.workers):
+        turn.want(
+            ReleaseMemory(
+                id=turn.next_effect_id(),
+                cause=turn.seq,
+                reason=reason,
+                node=node,
+                job=job.id,
+                generation=job.generation,
+            )
+        )

@@ -43,6 +43,7 @@ from torchloom.model.effects import (
     Effect,
     InjectFault,
     PostMail,
+    ReleaseMemory,
     RemoveJobFiles,
     StartStore,
     StartWorkers,
@@ -207,7 +208,7 @@ def _effect_failed(turn: Turn, event: EffectFailed) -> None:
             mail_failed(turn, effect, event.why)
         case InjectFault():
             pass  # the failure is told, and a fault that did not happen hurts nobody
-        case RemoveJobFiles():
+        case RemoveJobFiles() | ReleaseMemory():
             pass  # files that cannot be removed now are not worth asking for ever
 
 

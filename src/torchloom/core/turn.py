@@ -10,6 +10,7 @@ from torchloom.model.effects import (
     EffectBase,
     InjectFault,
     PostMail,
+    ReleaseMemory,
     RemoveJobFiles,
     StartStore,
     StartWorkers,
@@ -18,7 +19,17 @@ from torchloom.model.effects import (
 )
 from torchloom.model.fleet import Fleet, Job, Timer
 
-E = TypeVar("E", StartStore, StopStore, StartWorkers, StopWorkers, RemoveJobFiles, InjectFault, PostMail)
+E = TypeVar(
+    "E",
+    StartStore,
+    StopStore,
+    StartWorkers,
+    StopWorkers,
+    RemoveJobFiles,
+    ReleaseMemory,
+    InjectFault,
+    PostMail,
+)
 
 
 class Turn:
@@ -89,7 +100,7 @@ def jobs_of(effect: Effect) -> list[str]:
     match effect:
         case StartStore() | StopStore():
             return [effect.store.job]
-        case StartWorkers() | RemoveJobFiles() | PostMail():
+        case StartWorkers() | RemoveJobFiles() | ReleaseMemory() | PostMail():
             return [effect.job]
         case StopWorkers() | InjectFault():
             return list(dict.fromkeys(ref.job for ref in effect.workers))

@@ -101,6 +101,14 @@ class RemoveJobFiles(EffectBase, frozen=True, kw_only=True, tag="remove-job-file
     """The last one of the deleted job; a worker of a later one means that the files are another job's."""
 
 
+class ReleaseMemory(EffectBase, frozen=True, kw_only=True, tag="release-memory"):
+    """Give the memory tier of a job back: it has ended, and nothing will be restored from it."""
+
+    job: str
+    generation: int
+    """The last one of the job; a worker of a later one means that the memory is in use again."""
+
+
 class PostMail(EffectBase, frozen=True, kw_only=True, tag="post-mail"):
     """Merge this mail into the mailboxes of these workers, as far as they are here.
 
@@ -122,4 +130,13 @@ class InjectFault(EffectBase, frozen=True, kw_only=True, tag="inject-fault"):
     workers: tuple[WorkerRef, ...]
 
 
-Effect = StartStore | StopStore | StartWorkers | StopWorkers | RemoveJobFiles | InjectFault | PostMail
+Effect = (
+    StartStore
+    | StopStore
+    | StartWorkers
+    | StopWorkers
+    | RemoveJobFiles
+    | ReleaseMemory
+    | InjectFault
+    | PostMail
+)
