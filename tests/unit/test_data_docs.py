@@ -10,6 +10,6 @@ TEXT = Path(__file__).parents[2] / "docs" / "data.md"
 
 def test_every_snippet_runs(tmp_path: Path) -> None:
     snippets = re.findall(r"```python\n(.*?)```", TEXT.read_text(), re.DOTALL)
-    assert len(snippets) == 2
+    assert len(snippets) == 3
     for snippet in snippets:
         exec(snippet, {"folder": tmp_path})
