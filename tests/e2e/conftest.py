@@ -4,9 +4,11 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from stack import Stack, wait_until
+from steered import Forks, Job, NearStore, Start
 
 sys.path.append(str(Path(__file__).parents[1] / "integration"))
 from s3 import S3Server
@@ -45,3 +47,31 @@ def s3(tmp_path: Path) -> Iterator[S3Server]:
         yield server
     finally:
         server.kill()
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    made = Forks()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def start(forks: Forks, tmp_path: Path) -> Iterator[Start]:
+    """Starts steered workers; none of them outlives the test."""
+    jobs: list[Job] = []
+    stores: list[NearStore] = []
+
+    def begin(case: str, **more: Any) -> Job:
+        port = more.pop("port", None)
+        if port is None:
+            stores.append(NearStore())
+            port = stores[-1].port
+        jobs.append(Job(forks, tmp_path, case, port=port, **more))
+        return jobs[-1]
+
+    yield begin
+    for job in jobs:
+        job.kill()
+    for store in stores:
+        store.close()

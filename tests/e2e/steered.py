@@ -29,6 +29,7 @@ from torchloom.model.transaction.operation import (
     GenerationBegan,
     Operation,
     Outcome,
+    Progressed,
     RankEnded,
     Requested,
     Tell,
@@ -36,7 +37,7 @@ from torchloom.model.transaction.operation import (
 )
 from torchloom.model.transaction.state import Limits, Proposer
 from torchloom.spawner import boxes
-from torchloom.wire.blackbox import ANSWERS, END, SCHEDULE, SETTINGS, SIZE, Progress, View
+from torchloom.wire.blackbox import ANSWERS, END, SETTINGS, SIZE, Progress, View
 
 HERE = Path(__file__).parent / "steering"
 SOURCES = str(Path(__file__).parents[2] / "src")
@@ -95,6 +96,19 @@ class Store:
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.close()
         self.process.stdout.close()
+
+
+class NearStore:
+    """A store in this process: it takes no time to start."""
+
+    def __init__(self) -> None:
+        from torch.distributed import TCPStore
+
+        self._store: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.port = int(self._store.port)
+
+    def close(self) -> None:
+        self._store = None
 
 
 class Job:
@@ -180,6 +194,8 @@ class Job:
             if rank not in self.codes and not _lives(self.pids[rank]):
                 self.codes[rank] = self.forks.ask({"wait": self.pids[rank]})
                 self.feed(RankEnded(self.generation, rank, f"exit {self.codes[rank]}", self.answers(rank)))
+        if self.weaver.queue and self.weaver.current is None:
+            self.feed(Progressed(self.generation, max(map(self.steps, range(self.world))) + 1))
         due = proposer.wake_at_ns(self.weaver)
         if due is not None and time.monotonic_ns() >= due:
             self.feed(Ticked())
@@ -190,10 +206,18 @@ class Job:
     def until(self, condition: Callable[[], object], within_s: float = 60.0) -> None:
         give_up = time.monotonic() + within_s
         while not condition():
-            if time.monotonic() > give_up:
-                raise AssertionError(f"not within {within_s} s; {self.weaver.reason}\n{self.story()}")
+            if time.monotonic() > give_up or (
+                len(self.codes) == self.world and not self._last_look(condition)
+            ):
+                raise AssertionError(
+                    f"not within {within_s} s; {self.weaver.reason}; {self.codes}\n{self.story()}"
+                )
             self.look()
             time.sleep(0.002)
+
+    def _last_look(self, condition: Callable[[], object]) -> bool:
+        self.look()
+        return bool(condition())
 
     def outcome(self, version: int) -> Outcome:
         self.until(lambda: version in self.told)
@@ -250,4 +274,16 @@ def _lives(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
 
 
-__all__ = ["SCHEDULE", "Forks", "Job", "Store"]
+def used(job: Job, rank: int, place: str) -> dict[int, Any]:
+    return {step: line["used"].get(place) for step, line in job.values(rank).items()}
+
+
+def lands(job: Job, place: str, at_step: int, value: object, ranks: int = 2) -> None:
+    """The first step that uses the value is at_step, on every rank."""
+    for rank in range(ranks):
+        seen = used(job, rank, place)
+        assert seen[at_step] == value, f"rank {rank}: {seen[at_step]} at step {at_step}"
+        assert seen[at_step - 1] != value, f"rank {rank} used it before step {at_step}"
+
+
+Start = Callable[..., Job]

@@ -5,6 +5,7 @@ One line of JSON a step: {"step": count, "used": {address: value}, "own": {…},
 
 import json
 import os
+import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ def make() -> tuple[list[Any], Any]:
         case "onecycle":
             return [sgd], sched.OneCycleLR(sgd, max_lr=[0.1, 0.2], total_steps=100_000)
         case "tensor" | "compiled":
-            adam = torch.optim.Adam(params, lr=torch.tensor(0.01), foreach=True, capturable=False)
+            adam = torch.optim.Adam(params, lr=torch.tensor(0.01), foreach=False)
             return [adam], sched.ExponentialLR(adam, 0.999)
         case "zero":
             zero = dist.optim.ZeroRedundancyOptimizer(params, torch.optim.AdamW, lr=0.01)
@@ -74,8 +75,12 @@ def make() -> tuple[list[Any], Any]:
 
 optimizers, scheduler = make()
 used: dict[str, object] = {}
-for each in optimizers:
-    each.register_step_pre_hook(lambda *_: used.update(values(optimizers)))
+for number, each in enumerate(optimizers):
+    # Of this one only: the others hold their values for the time of their own step.
+    mine = f"optimizer{number}."
+    each.register_step_pre_hook(
+        lambda *_, mine=mine: used.update({k: v for k, v in values(optimizers).items() if k.startswith(mine)})
+    )
 state = {"dropout": 0.1, "calls": [], "mode": "fast", "size": 2, "noise": None}
 
 
@@ -93,6 +98,8 @@ class Noise:
 @loom.handler("dropout", minimum=0.0, below=1.0, description="how much is left out")
 def set_dropout(p: float = 0.1) -> None:
     state["calls"].append(p)
+    if p == 0.77 and RANK == WORLD - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
     if p == 0.66 and RANK == WORLD - 1:
         raise ValueError("this rank does not like it")
     state["dropout"] = p
