@@ -213,6 +213,36 @@ def test_a_half_deleted_one_does_not_exist_and_is_swept(storage: LocalStorage) -
     assert not storage.list(f"{JOB}/step-10.g0/") and newest(storage) == "step-20.g0"
 
 
+@pytest.mark.parametrize("harm", ["cut short", "gone"])
+def test_a_file_that_is_not_there_whole_is_never_committed(storage: LocalStorage, harm: str) -> None:
+    """A disk may have lost what it said was written; the listing before the commit shows it."""
+    save(storage, 10)
+    target = Target(JOB, CheckpointName(0, 20), 1, 20)
+    writer = PartWriter(storage, target, 0)
+    writer.add("model", [b"x" * 1000])
+    part = writer.finish()
+    (file,) = (Path(storage.where) / JOB / "step-20.g0").glob("r0.*")
+    if harm == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(b"x" * 999)
+    with pytest.raises(CheckpointDamaged):
+        commit(storage, target, [part], Facts(), now_s=1.0)
+    assert not (Path(storage.where) / JOB / "step-20.g0" / "manifest.json").exists()
+    assert newest(storage) == "step-10.g0"
+
+
+def test_keep_rules_leave_damaged_ones_until_enough_whole_ones_are_newer(storage: LocalStorage) -> None:
+    for step in (10, 20):
+        save(storage, step)
+    catalogue.mark_damaged(storage, JOB, "step-10.g0", "a byte was changed", 1.0)
+    catalogue.keep(storage, JOB, KeepRules(last=2))
+    assert [entry.step for entry in catalogue.list_checkpoints(storage, JOB)] == [20, 10]
+    save(storage, 30)
+    catalogue.keep(storage, JOB, KeepRules(last=2))
+    assert [entry.step for entry in catalogue.list_checkpoints(storage, JOB)] == [30, 20]
+
+
 def test_a_save_in_flight_is_not_swept(storage: LocalStorage) -> None:
     save(storage, 10)
     target = Target(JOB, CheckpointName(0, 20), 1, 20)

@@ -43,6 +43,9 @@ def test_damaged_ones_count_for_nothing_and_the_newest_whole_one_stays() -> None
     assert kept([one(1), one(2), one(3, whole=False)], KeepRules(last=1)) == [2, 3]
     assert kept([one(1), one(2, whole=False), one(3)], KeepRules(last=1)) == [3]
     assert kept([one(1, whole=False), one(2, whole=False)], KeepRules(last=1)) == [1, 2]
+    assert kept([one(1), one(2, whole=False), one(3), one(4)], KeepRules(last=3)) == [1, 2, 3, 4]
+    assert kept([one(1), one(2, whole=False), one(3), one(4)], KeepRules(last=2)) == [3, 4]
+    assert kept([one(1, whole=False), one(2), one(3)], KeepRules(every_steps=2)) == [1, 2, 3], "no limit"
 
 
 def test_a_branch_that_was_left_does_not_push_out_the_one_to_resume_from() -> None:

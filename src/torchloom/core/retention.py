@@ -3,7 +3,8 @@
 Owns the keep rules. Deletes nothing: checkpoint/catalogue.py does, and asks here first. Without any rule
 everything is kept. Whatever the rules say, three kinds are never given up: the newest whole checkpoint (the
 one a restart would take), pinned ones, and those in use (what the running generation resumed from, and what
-somebody is about to restore).
+somebody is about to restore). A damaged one counts for no rule and goes when as many newer whole ones are
+there as the rules want: it never takes the place of a whole one, and is not hurried away either.
 """
 
 from __future__ import annotations
@@ -82,11 +83,14 @@ def judge(candidates: Iterable[Candidate], rules: KeepRules, in_use: Collection[
             return "no whole checkpoint is there, so nothing is given up"
         if candidate is newest:
             return "it is the newest whole one"
-        if not candidate.whole:
-            younger = candidate.age > newest.age
-            return "it shows what went wrong since the newest whole one" if younger else ""
+        if not candidate.whole and candidate.age > newest.age:
+            return "it shows what went wrong since the newest whole one"
         if rules.last is None:
             return "no limit is set"
+        if not candidate.whole:
+            # A person may still want to see it, or a verification find it right after all.
+            newer = sum(one.age > candidate.age for one in whole)
+            return "" if newer >= rules.last else f"it is no older than the last {rules.last} whole ones"
         if candidate.name in last:
             return f"it is one of the last {rules.last}"
         if rules.every_steps and candidate.step % rules.every_steps == 0:
@@ -98,7 +102,9 @@ def judge(candidates: Iterable[Candidate], rules: KeepRules, in_use: Collection[
     verdicts: list[Verdict] = []
     for candidate in ordered:
         reason = reason_to_keep(candidate)
-        gone = "no rule keeps it" if candidate.whole else "it is damaged and a newer whole one is there"
+        gone = (
+            "no rule keeps it" if candidate.whole else "it is damaged and enough newer ones are whole"
+        )
         verdicts.append(Verdict(candidate.name, bool(reason), reason or gone))
     return verdicts
 
