@@ -308,6 +308,8 @@ def test_the_command_line_says_what_went_wrong(server: ApiServer, job: str, tmp_
     said = loom(server, tmp_path, "set", job, "dropuot=0.5", code=2).stderr
     assert "did you mean dropout?" in said and "Traceback" not in said
     loom(server, tmp_path, "set", job, "dropout", code=2)
+    loom(server, tmp_path, "set", job, "dropout=0.5", "--timeout", "soon", code=2)
+    assert server.request("GET", f"/jobs/{job}/operations")[2] == []
     loom(server, tmp_path, "set", "nobody", "lr=1", code=3)
     ranks = server.agents[0].steered[job]
     ranks.fail = {1: "Traceback (most recent call last):\nValueError: no such dropout"}

@@ -21,9 +21,26 @@ if TYPE_CHECKING:
 
 WhyOption = Annotated[str, typer.Option("--why", metavar="TEXT", help="For the history.", show_default=False)]
 WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="Return when the outcome is known.")]
+
+
+def _span(given: str | None) -> str | None:
+    """A mistake in it is told before anything is asked for."""
+    from torchloom.durations import parse_span
+
+    if given is not None:
+        parse_span(given, "--timeout")
+    return given
+
+
 TimeoutOption = Annotated[
     str | None,
-    typer.Option("--timeout", metavar="SPAN", help="Wait no longer than: 30s, 10m.", show_default=False),
+    typer.Option(
+        "--timeout",
+        metavar="SPAN",
+        help="Wait no longer than: 30s, 10m.",
+        show_default=False,
+        callback=_span,
+    ),
 ]
 
 LOOK_EVERY_S = 1.0
@@ -43,7 +60,8 @@ def follow(
 
     limit_s = parse_span(timeout, "--timeout") if timeout is not None else None if patient else PATIENCE_S
     deadline = None if limit_s is None else time.monotonic() + limit_s
-    screen = Screen(live=not quiet and sys.stderr.isatty())
+    live = not quiet and sys.stderr.isatty()
+    screen = Screen(live)
     view: OperationView | None = None
     try:
         while True:
@@ -52,13 +70,12 @@ def follow(
                 wait_s = max(0.0, min(LOOK_EVERY_S, left_s)) if view is not None else 0.0
                 state = view["state"] if view is not None else None
                 view = client.operation(job, operation, wait_s=wait_s, state=state)
+                if view["ended"]:
+                    return view
+                screen.status(f"{job} · {phase(view)}{_distance(client, view) if live else ''}")
             except (NotAnswering, Unavailable) as error:
                 screen.status(f"{error.message}; the operation goes on")
                 time.sleep(AGAIN_AFTER_S)
-            else:
-                if view["ended"]:
-                    return view
-                screen.status(f"{job} · {phase(view)}{_distance(client, view)}")
             if left_s <= 0:
                 raise TimedOut(
                     f"No outcome within {limit_s:g} s{f', {phase(view)}' if view else ''}",
@@ -79,7 +96,7 @@ def _distance(client: Client, view: OperationView) -> str:
     if view["state"] != "waiting" or view["training_step"] is None:
         return ""
     job = client.summary(view["job"])
-    left, rate = view["training_step"] - job["step"], job["steps_per_s"]
+    left, rate = max(0, view["training_step"] - job["step"]), job["steps_per_s"]
     if job["paused"]:
         return f"; it is paused at step {job['step']}"
     return f"; it is at step {job['step']}" + (f", {output.time_left(left / rate)} left" if rate > 0 else "")
