@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from core_story import FAILED, OK, Story
+from core_story import FAILED, OK, Story, kinds, only
 from steering_story import SteeringStory
 
 from torchloom.core.notices import apply_and_tell
 from torchloom.core.transaction.packing import pack_answers, unpack_mail
-from torchloom.model.effects import PostMail, StartWorkers
+from torchloom.model.effects import PostMail, StartWorkers, StopWorkers
 from torchloom.model.events import (
     ChangeCancelled,
     ChangeRequested,
@@ -326,3 +326,56 @@ def test_a_restore_that_was_called_off_restarts_nothing() -> None:
     story.tell(restored(operation="back", checkpoint="step-60.g1"))
     story.tell(ChangeCancelled(job="j", operation="back", by="ann"))
     assert story.record("back").reason == "cancelled by ann" and story.state() is JobState.RUNNING
+
+
+def test_a_stop_is_agreed_on_by_the_ranks() -> None:
+    story = running()
+    story.stop(steps=100, hears=True)
+    assert story.state() is JobState.STOPPING and story.mail().proposal.kind is Kind.STOP
+    assert not story.open(StopWorkers)
+    story.carry(step=100)
+    story.exit(0, OK)
+    effects = story.exit(1, OK)
+    assert story.state() is JobState.STOPPED and kinds(effects) == ["StopStore"]
+    (record,) = story.job().operations.values()
+    assert record.state == "applied" and record.by == "bob" and not story.fleet.timers
+    story.check_replay()
+
+
+def test_a_stop_that_ranks_cannot_agree_on_goes_by_signals_at_once() -> None:
+    story = running()
+    story.stop(steps=100, hears=True, grace_s=3.0)
+    effects = story.answer(Said.REFUSED, (1,), why="the job's store does not answer")
+    assert only(StopWorkers, effects).grace_s == 3.0
+    story.end_rest()
+    assert story.state() is JobState.STOPPED and not story.fleet.timers
+    story.check_replay()
+
+
+def test_a_stop_that_nobody_answers_goes_by_signals_after_the_limit() -> None:
+    story = running()
+    story.stop(steps=100, step_s=0.1, hears=True)
+    timers = sorted(t.id for t in story.fleet.timers.values())
+    assert timers == ["steer/j", "stop-boundary/j/1"]
+    stop = only(StopWorkers, story.fire())
+    assert stop.grace_s == 10.0 and len(stop.workers) == 2
+    story.end_rest()
+    assert story.state() is JobState.STOPPED and not story.fleet.timers
+    story.check_replay()
+
+
+def test_a_stop_makes_other_changes_step_back() -> None:
+    story = running()
+    story.ask({"lr": 1.0}, "lr")
+    story.stop(steps=100, hears=True)
+    assert story.record("lr").reason == "the job is to stop" and story.mail().proposal.kind is Kind.STOP
+
+
+def test_a_kill_does_not_wait_for_an_agreement() -> None:
+    story = running()
+    story.stop(steps=100, hears=True)
+    assert only(StopWorkers, story.stop(kill=True)).grace_s == 0.0
+    story.end_rest()
+    assert story.state() is JobState.STOPPED and not story.fleet.timers
+    (record,) = story.job().operations.values()
+    assert record.ended

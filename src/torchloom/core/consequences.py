@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torchloom.core.restoring import restore_not_applied
+from torchloom.core.stopping import boundary_not_reached
 from torchloom.core.turn import Turn
 from torchloom.model.transaction.messages import Kind
 
@@ -17,3 +18,5 @@ def follow_outcomes(turn: Turn) -> None:
             continue
         if record.kind is Kind.RESTORE:
             restore_not_applied(turn, job, record)
+        elif record.kind is Kind.STOP:
+            boundary_not_reached(turn, job)

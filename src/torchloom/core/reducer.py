@@ -37,7 +37,7 @@ from torchloom.core.steering import (
     time_passed,
     timer_id,
 )
-from torchloom.core.stopping import stop_again, stop_requested
+from torchloom.core.stopping import boundary_not_reached, stop_again, stop_requested
 from torchloom.core.turn import Turn, jobs_of
 from torchloom.model.effects import (
     Effect,
@@ -185,6 +185,8 @@ def _effect_failed(turn: Turn, event: EffectFailed) -> None:
     effect = turn.fleet.outbox.get(event.effect)
     if effect is None or effect.node != event.node:
         return
+    if isinstance(effect, StopWorkers) and effect.strays:
+        return  # it stays open: it is sent again, and the agent tries again
     turn.close(event.effect)
     match effect:
         case StartWorkers():
@@ -239,6 +241,8 @@ def _timer_fired(turn: Turn, event: TimerFired) -> None:
         return
     if timer.id == timer_id(job):
         time_passed(turn, job)
+    elif timer.id.startswith("stop-boundary/"):
+        boundary_not_reached(turn, job)
     elif timer.id.startswith("stop-again/"):
         stop_again(turn, job)
     elif job.state is JobState.BACKOFF:

@@ -8,14 +8,14 @@ Whether the state is there was looked at before; this module never sees a store.
 
 from __future__ import annotations
 
-from torchloom.core.ending import settle, stop_workers
+from torchloom.core.ending import settle
 from torchloom.core.generation import start_generation
 from torchloom.core.lifecycle import move_job
 from torchloom.core.operations import restored_config
 from torchloom.core.steering import change_requested
-from torchloom.core.stopping import boundary
+from torchloom.core.stopping import end_at_boundary
 from torchloom.core.turn import Turn
-from torchloom.model.events import ChangeRequested, RestoreRequested
+from torchloom.model.events import ChangeRequested, RestoreRequested, WorkerProgress
 from torchloom.model.fleet import Job, JobState, Restore
 from torchloom.model.steering import OperationRecord
 from torchloom.model.transaction.messages import Kind
@@ -54,7 +54,12 @@ def restore_not_applied(turn: Turn, job: Job, record: OperationRecord) -> None:
         return
     record.reason = f"{record.reason}; it is done by a restart instead"
     config = str(record.values.get("config", ""))
-    _by_restart(turn, job, RestoreRequested(job=job.id, step=step, by=record.by, config=config))
+    step_s = job.control.step_ns / 1e9
+    progress = tuple(WorkerProgress(rank, job.control.step, step_s) for rank in range(len(job.workers)))
+    again = RestoreRequested(
+        job=job.id, step=step, by=record.by, config=config, progress=progress, operation=record.id
+    )
+    _by_restart(turn, job, again)
 
 
 def _by_restart(turn: Turn, job: Job, event: RestoreRequested) -> None:
@@ -75,14 +80,11 @@ def _by_restart(turn: Turn, job: Job, event: RestoreRequested) -> None:
         case JobState.RECOVERING:
             _instead_of_plan(turn, job, reason)
         case JobState.STARTING | JobState.RUNNING:
-            at_step, wait_s = None, 0.0
-            if job.state is JobState.RUNNING:
-                at_step, wait_s = boundary(event.progress, len(job.workers))
+            progress = event.progress if job.state is JobState.RUNNING else ()
             move_job(turn, job, JobState.STOPPING, reason)
             turn.cancel_timers(job)
-            grace_s = job.spec.stop_grace_s
-            stop_workers(turn, job, reason=reason, grace_s=grace_s, at_step=at_step, boundary_wait_s=wait_s)
-            settle(turn, job)
+            grace_s, hears = job.spec.stop_grace_s, bool(event.operation)
+            end_at_boundary(turn, job, event.by, reason, grace_s, progress, hears)
 
 
 def _instead_of_plan(turn: Turn, job: Job, reason: str) -> None:

@@ -7,6 +7,7 @@ newer one, an outcome that every rank told, or the end of the generation makes i
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import reduce
 
 from torchloom.core.operations import (
@@ -67,7 +68,19 @@ def change_requested(turn: Turn, event: ChangeRequested) -> None:
     if event.kind is Kind.SET and job.state is JobState.WAITING and not job.started_at_ns:
         _before_the_start(turn, job, record)
         return
-    request(turn, job, record, event)
+    operation = Operation(
+        version=0,
+        kind=event.kind,
+        values=event.values,
+        two_phase=event.two_phase,
+        at_step=event.at_step,
+        vote_timeout_s=VOTE_TIMEOUT_S.get(event.kind, 5.0),
+        step_ns=int(event.step_s * 1e9),
+    )
+    request(turn, job, record, operation)
+    if event.at_step is not None and event.generation != job.generation:
+        why = f"generation {job.generation} began meanwhile and counts anew"
+        feed(turn, job, Cancelled(record.version, event.by, why))
 
 
 def _before_the_start(turn: Turn, job: Job, record: OperationRecord) -> None:
@@ -81,23 +94,11 @@ def _before_the_start(turn: Turn, job: Job, record: OperationRecord) -> None:
     record.reason = f"the job has not started: it holds from {where} on"
 
 
-def request(turn: Turn, job: Job, record: OperationRecord, event: ChangeRequested) -> None:
-    """Put an operation into the queue."""
+def request(turn: Turn, job: Job, record: OperationRecord, operation: Operation) -> None:
+    """Put an operation into the queue, with the next version."""
     record.version = job.control.newest + 1
     open_record(turn, job, record)
-    operation = Operation(
-        version=record.version,
-        kind=event.kind,
-        values=event.values,
-        two_phase=event.two_phase,
-        at_step=event.at_step,
-        vote_timeout_s=VOTE_TIMEOUT_S.get(event.kind, 5.0),
-        step_ns=int(event.step_s * 1e9),
-    )
-    feed(turn, job, Requested(operation))
-    if event.at_step is not None and event.generation != job.generation:
-        why = f"generation {job.generation} began meanwhile and counts anew"
-        feed(turn, job, Cancelled(record.version, event.by, why))
+    feed(turn, job, Requested(replace(operation, version=record.version)))
 
 
 def change_cancelled(turn: Turn, event: ChangeCancelled) -> None:

@@ -41,6 +41,7 @@ class Turn:
         self.now_ns = now_ns
         self.event_id = event_id
         self.effects: list[Effect] = []
+        self._wanted = 0
         self.room_appeared = False
         """Slots became free or a node ready, so that waiting jobs are worth another look."""
         self.ended_operations: list[tuple[str, str]] = []
@@ -52,11 +53,12 @@ class Turn:
         return zlib.crc32(self.event_id.encode()) / 2**32
 
     def next_effect_id(self) -> str:
-        return f"e{self.seq}-{len(self.effects)}"
+        return f"e{self.seq}-{self._wanted}"
 
     def want(self, effect: E) -> None:
         """Ask for an effect; it stays in the outbox until an event closes it."""
         assert isinstance(effect, EffectBase) and effect.reason, "no effect without a reason"
+        self._wanted += 1
         self.effects.append(effect)
         self.fleet.outbox[effect.id] = effect
         for job in jobs_of(effect):
@@ -67,6 +69,8 @@ class Turn:
         effect = self.fleet.outbox.pop(effect_id, None)
         if effect is None:
             return False
+        if effect in self.effects:  # something newer of this very turn took its place
+            self.effects.remove(effect)
         for job in jobs_of(effect):
             open_now = self.fleet.open_by_job[job]
             del open_now[effect_id]
@@ -87,7 +91,7 @@ class Turn:
             self.fleet.timers.pop(_timer_id(kind, job), None)
 
 
-TIMERS = ("backoff", "stop-again")
+TIMERS = ("backoff", "stop-again", "stop-boundary")
 
 
 def _timer_id(kind: str, job: Job) -> str:

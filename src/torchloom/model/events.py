@@ -48,6 +48,8 @@ class StopRequested(EventBase, frozen=True, kw_only=True, tag="stop-requested"):
     """No boundary and no grace: SIGKILL."""
     grace_s: float | None = None
     progress: tuple[WorkerProgress, ...] = ()
+    hears: bool = False
+    """Every rank takes part in steering, so the ranks can agree on a boundary."""
 
 
 class RestoreRequested(EventBase, frozen=True, kw_only=True, tag="restore-requested"):

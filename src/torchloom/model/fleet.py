@@ -217,6 +217,8 @@ class Job(Struct, kw_only=True):
     schedule: Schedule = ()
     """The versions of its config."""
     paused: bool = False
+    stop_grace_s: float = 0.0
+    """While its ranks agree on the boundary at which they stop: what they get if they cannot."""
     down_ns: int = 0
     """Time without training between a fault and the first step after it, over closed incidents."""
     findings: dict[str, str] = field(default_factory=dict)

@@ -51,7 +51,7 @@ from torchloom.weaver.checkpoints import Catalogues
 from torchloom.weaver.dispatch import Deposed, Dispatcher
 from torchloom.weaver.environment import Environments
 from torchloom.weaver.feed import Feed, tell
-from torchloom.weaver.knowledge import steps_near
+from torchloom.weaver.knowledge import hears, steps_near
 from torchloom.weaver.live import LiveView
 from torchloom.weaver.steering import Steering
 from torchloom.weaver.watch import Watch
@@ -156,7 +156,9 @@ class Weaver(Steering):
     async def stop(self, job: str, by: str, kill: bool = False, grace_s: float | None = None) -> None:
         self._job(job)
         progress = self._live.progress(self.fleet, job)
-        await self._say("stop", StopRequested(job=job, by=by, kill=kill, grace_s=grace_s, progress=progress))
+        listens = hears(self._live.pulses(self.fleet, job))
+        stop = StopRequested(job=job, by=by, kill=kill, grace_s=grace_s, progress=progress, hears=listens)
+        await self._say("stop", stop)
 
     async def delete(self, job: str, by: str, keep_logs: bool = False, keep_checkpoints: bool = True) -> None:
         if not self._job(job).ended:
