@@ -30,9 +30,7 @@ of the control plane; the names that need torch come when they are asked for.
 
 from typing import TYPE_CHECKING, Any
 
-from torchloom.data.live import listen as _listen
 from torchloom.probe.api import Info, attach, info, log, phase, step
-from torchloom.probe.data_settings import offer as _offer
 from torchloom.probe.declared import handler, setting
 
 if TYPE_CHECKING:
@@ -62,8 +60,6 @@ __all__ = [
 ]
 
 _DATA = ("ElasticLoader", "ScaledRate", "ShardedDataset", "ShardedLoader", "Transforms")
-
-_listen(_offer)  # loaders and transforms are settings of the job from the moment they are made
 
 
 def __getattr__(name: str) -> Any:
