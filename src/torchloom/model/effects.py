@@ -91,6 +91,8 @@ class StopWorkers(EffectBase, frozen=True, kw_only=True, tag="stop-workers"):
     """Time between SIGTERM and SIGKILL; 0 means SIGKILL at once."""
     kill_in_collective: bool = False
     """SIGKILL at once whoever is inside a collective, because the group is broken and it can only wait."""
+    strays: bool = False
+    """They count as dead already, or nobody knows them: no rank of their job starts before this is done."""
 
 
 class RemoveJobFiles(EffectBase, frozen=True, kw_only=True, tag="remove-job-files"):
