@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from steered import Start, lands, used
+from steered import HERE, Start, lands, used
 
 from torchloom.model.transaction.config import Entry
 from torchloom.model.transaction.messages import Kind
@@ -227,3 +227,22 @@ def test_max_steps_can_be_set_while_it_runs(start: Start) -> None:
     sooner = job.change({"max_steps": 1})
     assert job.wait_for_end() == [0, 0]
     assert job.steps(0) == job.steps(1) == sooner.at_step - 1
+
+
+def test_batch_size_and_transforms_of_our_loaders_are_settings(start: Start) -> None:
+    job = start("", script=HERE / "loaders.py")
+    job.reach(3)
+    job.until(lambda: job.settings() is not None)
+    rows = {row["name"]: row for row in job.settings()["settings"]}
+    assert (rows["batch_size"]["value"], rows["transforms"]["value"]) == (8, "double")
+    told = job.change({"batch_size": 12, "transforms": "negate,double"}, two_phase=True)
+    assert told.how is How.APPLIED, told
+    refused = job.change({"transforms": "nothing"}, two_phase=True)
+    assert "there is no transform 'nothing'" in refused.reason
+    job.more(4)
+    for rank in range(2):
+        lines = job.values(rank)
+        sizes = {step: (line["size"], line["negative"]) for step, line in lines.items()}
+        # The batch of at_step was in the loop's hands already; from the next one on it holds.
+        assert sizes[told.at_step] == (4, False), rank
+        assert all(sizes[step] == (6, True) for step in sizes if step > told.at_step), (rank, sizes)

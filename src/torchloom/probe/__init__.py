@@ -12,5 +12,5 @@ recorder, fallback, native   collectives                                api     
 control    steering at the boundary: mail, store, answers                registers  the ranks' store
 changes    what is decided, carried out: config, checkpoints             stopping   ends at a boundary
 config     what holds, and the schedule it follows                      overrides  values over param groups
-declared, annotations   settings of the script's own                    answers    their place in the box
+declared, annotations, data_settings   what the script offers         answers    their place in the box
 """

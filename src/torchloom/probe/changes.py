@@ -12,6 +12,7 @@ from collections.abc import Callable
 from torchloom.model.transaction.messages import AttemptId, Changed, Kind, Proposal
 from torchloom.probe.checkpoints import Checkpoints
 from torchloom.probe.config import Before, Config
+from torchloom.probe.data_settings import DataSettings
 from torchloom.probe.stopping import Lost
 from torchloom.wire.blackbox import MASK
 
@@ -21,9 +22,10 @@ NEVER = MASK
 class Changes:
     """Of one worker."""
 
-    def __init__(self, config: Config, checkpoints: Checkpoints) -> None:
+    def __init__(self, config: Config, checkpoints: Checkpoints, data: DataSettings) -> None:
         self.config = config
         self.checkpoints = checkpoints
+        self._data = data
         self.offset: int | None = None
         """Training step minus step; None while the script has not told."""
         self.dirty = True
@@ -45,6 +47,7 @@ class Changes:
 
     def at_boundary(self, completed: int) -> None:
         """Follow the schedule. Ends the worker if it cannot: the other ranks do."""
+        self._data.look()
         if self._begun_after == -1:
             self._begin(None if self.offset is None else self.offset + completed)
         if self.config.next_step is not None:
@@ -76,6 +79,7 @@ class Changes:
         return step + (self.offset or 0)
 
     def _begin(self, made: int | None) -> None:
+        self._data.look()
         if made != self._begun_after:
             self._begun_after = made
             self._surely(lambda: self.config.begin(made))

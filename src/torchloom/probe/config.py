@@ -103,9 +103,11 @@ class Config:
         """Why this worker could not apply these values; empty when it can."""
         try:
             checked, _ = resolve(values, self.known())
+            by_handler = [name for name in checked if name in self._registry.by_name]
+            for name in by_handler:
+                self._registry.by_name[name].check(checked[name])
         except UsageError as error:
             return str(error)
-        by_handler = [name for name in checked if name in self._registry.by_name]
         return f"{by_handler[0]} {ONLY_BY_HANDLER}" if by_handler and not two_phase else ""
 
     def snapshot(self) -> Before:

@@ -1,58 +1,69 @@
-"""The job's settings `batch_size` and `transforms`, as soon as a script makes a loader that has them.
+"""Offers the batch size and the transforms of torchloom's own loaders as settings, where a script uses them.
 
-Declares what `torchloom.data.live` tells of. Keeps nothing alive: of a loader that is gone the last value is
-told, and setting it is refused.
+Owns the two declarations. What they do, and from which batch on, is the loaders' (data/live.py). Keeps no
+loader alive, and imports none.
 """
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import Any
 
 from torchloom.core.settings import BATCH_SIZE, TRANSFORMS, Setting, Type
 from torchloom.errors import UsageError
 from torchloom.probe.annotations import Form
-from torchloom.probe.declared import built_in
+from torchloom.probe.declared import Declared, Registry
 
-_SETTINGS = {
-    BATCH_SIZE: Setting(
-        BATCH_SIZE,
-        Type.INT,
-        minimum=1,
-        description="samples of one step over all ranks, from the next batch on",
-    ),
-    TRANSFORMS: Setting(
-        TRANSFORMS,
-        Type.TEXT,
-        description='names with commas, or JSON with arguments: ["crop", {"noise": {"std": 0.1}}]',
-    ),
-}
+_LIVE = "torchloom.data.live"
 
 
-def offer(name: str, thing: Any) -> None:
-    """There is such a thing now."""
-    setting = _SETTINGS.get(name)
-    if setting is None:
-        return
-    held, last = weakref.ref(thing), [_told(name, thing)]
+class DataSettings:
+    """Of one worker."""
 
-    def get() -> Any:
-        found = held()
-        if found is not None:
-            last[0] = _told(name, found)
-        return last[0]
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._listens = False
 
-    def assign(value: Any) -> None:
-        found = held()
-        if found is None:
-            raise UsageError(f"{name} cannot be set any more, because its loader is gone")
-        found.set(value)
+    def look(self) -> None:
+        """Listen, once the script has loaders of ours."""
+        live = None if self._listens else sys.modules.get(_LIVE)
+        if live is not None:
+            self._listens = True
+            live.listen(self._declare)
 
-    built_in(Form(setting, _same, _same), assign, get)
+    def _declare(self, name: str, thing: Any) -> None:
+        found = weakref.ref(thing)
+
+        def there() -> Any:
+            present = found()
+            if present is None:
+                raise UsageError(f"the loader that {name} was of is gone")
+            return present
+
+        def get() -> Any:
+            present = found()
+            if present is None:
+                return None
+            return present.text if name == TRANSFORMS else present.get()
+
+        setting = _setting(name, thing)
+        if setting is not None:
+            form = Form(setting, _same, _same)
+            declared = Declared(form, lambda value: there().set(value), get)
+            declared.check = lambda value: there().check(value)
+            self._registry.add(declared)
 
 
-def _told(name: str, thing: Any) -> Any:
-    return thing.text if name == TRANSFORMS else thing.get()
+def _setting(name: str, thing: Any) -> Setting | None:
+    if name == BATCH_SIZE:
+        return Setting(name, Type.INT, minimum=1, description="samples of one step over all ranks")
+    if name == TRANSFORMS:
+        known = ", ".join(thing.known)
+        return Setting(
+            name, Type.TEXT, description=f"names in their order, or JSON with arguments; of {known}"
+        )
+    return None
 
 
 def _same(value: Any) -> Any:

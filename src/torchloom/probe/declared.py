@@ -28,6 +28,14 @@ T = TypeVar("T")
 Handler = Callable[[Any], object]
 
 
+def _nothing() -> None:
+    """Nobody listens."""
+
+
+def _nothing_about(value: Any) -> None:
+    """Nothing more is to be checked."""
+
+
 class Declared:
     """One setting of the script's own."""
 
@@ -39,6 +47,8 @@ class Declared:
         self.initial: object = None
         """What it was before any change, as JSON, once that is remembered."""
         self.is_remembered = False
+        self.check: Callable[[Any], object] = _nothing_about
+        """Raises UsageError for a value that the type allows and the present state does not."""
 
     @property
     def value(self) -> Any:
@@ -49,10 +59,6 @@ class Declared:
         """Call the handler. Raises whatever it raises; then the value counts as unchanged."""
         self._call(self._form.decode(value))
         self._value = value
-
-
-def _nothing() -> None:
-    """Nobody listens."""
 
 
 class Registry:
@@ -141,11 +147,6 @@ def setting(
     form = _form(name, annotation, minimum, maximum, below, choices)
     _add(form, assign, lambda: holder.value, description)
     return holder
-
-
-def built_in(form: Form, call: Handler, get: Callable[[], Any]) -> None:
-    """Declare a setting of torchloom's own, whose name no script may take."""
-    registry.add(Declared(form, call, get))
 
 
 def _add(form: Form, call: Handler, value: Any, description: str) -> None:

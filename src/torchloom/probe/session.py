@@ -23,6 +23,7 @@ from torchloom.probe.compiling import Compiling, keep_dynamo_out
 from torchloom.probe.config import Config
 from torchloom.probe.control import Control
 from torchloom.probe.data import DataWait
+from torchloom.probe.data_settings import DataSettings
 from torchloom.probe.declared import registry
 from torchloom.probe.ending import end_record, write_end
 from torchloom.probe.faults import Faults
@@ -70,7 +71,7 @@ class Session:
         overrides = Overrides()
         self._config = Config(view, overrides, registry, self._numbered)
         checkpoints = Checkpoints(view, lambda: self._config.version)
-        self._changes = Changes(self._config, checkpoints)
+        self._changes = Changes(self._config, checkpoints, DataSettings(registry))
         self.control = Control(view, self.phases, self._changes, Registers(os.environ))
         self.control.anchor = lambda: type(self.steps.by_number()[0]).__name__
         self.control.enter_between = self._steering(self.control.between)
