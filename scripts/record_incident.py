@@ -1,6 +1,6 @@
-"""Records a real incident as a replay test: runs a job, kills a worker, and writes the event stream down.
+"""Records a real incident as a replay test: runs a job, hurts a worker, and writes the event stream down.
 
-    python scripts/record_incident.py tests/replay/recordings/NAME.jsonl [--kill-steps 40]
+    python scripts/record_incident.py tests/replay/recordings/NAME.jsonl [--fault kill] [--steps 40]
 
 Paths and the host's name are replaced, so that a recording says nothing about the machine it was made on.
 """
@@ -29,6 +29,8 @@ from torchloom.home import Home
 from torchloom.wire import codec
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+OUTSIDE = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+ITSELF = ("pause", "desync")
 LOOM = str(Path(sys.executable).parent / "loom")
 
 
@@ -44,14 +46,18 @@ def until(condition: Any, timeout_s: float = 90) -> None:
         time.sleep(0.05)
 
 
-def incident(notes: Path, kill_steps: int) -> None:
-    """A plain DDP job on two workers; SIGKILL to rank 1, recovery, stop."""
-    script = REPOSITORY / "tests" / "e2e" / "scripts" / "train.py"
-    job = loom("submit", "--name", "recorded", "--nproc-per-node", "2", str(script), str(notes)).split()[-1]
-    until(lambda: notes.exists() and len(notes.read_text().splitlines()) > 2 * kill_steps)
-    status = json.loads(loom("status", job, "--json"))
-    os.kill(status["workers"][1]["pid"], signal.SIGKILL)
-    until(lambda: any(i["recovery_s"] for i in json.loads(loom("incidents", job, "--json"))))
+def incident(notes: Path, fault: str, steps: int) -> None:
+    """A DDP job on two workers; rank 1 is hurt or goes wrong by itself, until that is over; stop."""
+    script = REPOSITORY / "tests" / "e2e" / "scripts" / ("train.py" if fault == "kill" else "faulty.py")
+    args = [str(notes)] if fault == "kill" else [str(notes), fault if fault in ITSELF else "none"]
+    if fault == "pause":
+        args += ["--seconds", "5"]
+    job = loom("submit", "--name", "recorded", "--nproc-per-node", "2", str(script), *args).split()[-1]
+    if fault in OUTSIDE:
+        until(lambda: notes.exists() and len(notes.read_text().splitlines()) > 2 * steps)
+        status = json.loads(loom("status", job, "--json"))
+        os.kill(status["workers"][1]["pid"], OUTSIDE[fault])
+    until(lambda: any(not i["open"] for i in json.loads(loom("incidents", job, "--json"))))
     loom("stop", job)
 
 
@@ -91,7 +97,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("path", type=Path)
-    parser.add_argument("--kill-steps", type=int, default=40)
+    parser.add_argument("--fault", choices=(*OUTSIDE, *ITSELF), default="kill")
+    parser.add_argument("--steps", type=int, default=40)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="loom-record-") as root:
         home = Home(Path(root) / "home")
@@ -103,7 +110,7 @@ def main() -> None:
         os.chdir("/")
         try:
             loom("up", "--port", "0")
-            incident(Path(root) / "notes", args.kill_steps)
+            incident(Path(root) / "notes", args.fault, args.steps)
             count = asyncio.run(write(home, path))
         finally:
             subprocess.run([LOOM, "down", "--stop-jobs"], check=False, stdout=subprocess.DEVNULL)

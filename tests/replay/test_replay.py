@@ -15,7 +15,7 @@ import pytest
 
 from torchloom.core.invariants import broken
 from torchloom.core.reducer import apply
-from torchloom.model.effects import Effect
+from torchloom.model.effects import Effect, StopWorkers
 from torchloom.model.events import Decided, Envelope
 from torchloom.model.fleet import Fleet, JobState
 from torchloom.wire import codec
@@ -61,6 +61,37 @@ def test_a_snapshot_at_any_event_leads_to_the_same_end(path: Path) -> None:
                 fleet = codec.decode_fleet(codec.encode(fleet))
             apply(fleet, envelope, seq, at_ns)
         assert codec.encode(fleet) == codec.encode(end)
+
+
+def test_a_stopped_worker_is_named_and_replaced() -> None:
+    fleet, _, _ = replay(next(p for p in RECORDINGS if p.stem == "stopped-worker"))
+    job = fleet.jobs["recorded"]
+    assert job.state is JobState.STOPPED and job.restarts == 1 and len(job.incidents) == 1
+    incident = fleet.incidents[job.incidents[0]]
+    assert incident.kind == "hang" and incident.culprit == 1 and "SIGSTOP" in incident.verdict
+    assert incident.decision.startswith("certain") and {e.rank for e in incident.evidence} == {0, 1}
+    line = incident.timeline
+    assert (
+        0 < line.first_sign_ns < line.detected_ns <= line.decided_ns <= line.stopped_ns < line.first_step_ns
+    )
+
+
+def test_a_pause_was_told_and_let_be() -> None:
+    fleet, now, _ = replay(next(p for p in RECORDINGS if p.stem == "pause"))
+    job = fleet.jobs["recorded"]
+    assert job.restarts == 0 and job.generation == 1
+    incident = fleet.incidents[job.incidents[0]]
+    assert incident.kind == "hang" and incident.resolution.startswith("rank 1 went on after")
+    assert "tokenize() at faulty.py" in incident.verdict
+    stops = [e for e in now.values() if isinstance(e, StopWorkers)]
+    assert all("stopped by" in e.reason for e in stops), "only a person ended anything"
+
+
+def test_ranks_that_disagreed_were_restarted() -> None:
+    fleet, _, _ = replay(next(p for p in RECORDINGS if p.stem == "desync"))
+    job = fleet.jobs["recorded"]
+    incident = fleet.incidents[job.incidents[0]]
+    assert incident.kind == "desync" and job.restarts == 1 and incident.timeline.first_step_ns
 
 
 def test_a_killed_worker_tells_its_story() -> None:

@@ -1,0 +1,195 @@
+"""The shell around the detectors: what it hears, when it looks, whom it asks, and what it appends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from core_story import Story
+from detect_windows import missing, waiting
+from msgspec.structs import replace
+
+from torchloom.bus.memory import MemoryBus, MemoryHub
+from torchloom.bus.protocol import Message
+from torchloom.model.events import FindingEnded, FindingMade
+from torchloom.model.findings import RankEvidence
+from torchloom.model.job import HangLimits
+from torchloom.model.messages import AskEvidence, EvidenceAnswer
+from torchloom.model.windows import RankWindow, RefWindow, StepTimes, WindowBatch
+from torchloom.weaver import watch as module
+from torchloom.weaver.watch import Watch, limits_of
+from torchloom.wire import codec, subjects
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_EVERY_S", 0.005)
+    monkeypatch.setattr(module, "EVIDENCE_WITHIN_S", 0.05)
+
+
+class Scene:
+    """A job of two ranks on one node, its windows, and what is said of it."""
+
+    def __init__(self, hub: MemoryHub) -> None:
+        self.story = Story(a=8)
+        self.story.run(workers=2)
+        self.bus, self.agent = MemoryBus(hub), MemoryBus(hub)
+        self.said: list[FindingMade | FindingEnded] = []
+        self.asked: list[AskEvidence] = []
+        self.leads = True
+        self.watch = Watch(self.bus, lambda: self.story.fleet, lambda: self.leads, self._say)
+
+    async def _say(self, event: FindingMade | FindingEnded) -> None:
+        self.said.append(event)
+        self.story.tell(event)
+
+    async def answer(self) -> None:
+        """The agent gives evidence."""
+
+        async def receive(message: Message) -> None:
+            query = codec.decode_query(message.data)
+            assert isinstance(query, AskEvidence)
+            self.asked.append(query)
+            ranks = tuple(
+                RankEvidence(rank=ref.rank, node="a", location="save() at train.py:9" if ref.rank else "")
+                for ref in query.refs
+            )
+            await self.agent.respond(message, codec.encode(EvidenceAnswer(ranks)))
+
+        await self.agent.subscribe(subjects.query("a"), receive)
+
+    async def hear(self, *windows: RankWindow, **change: Any) -> None:
+        found = tuple(
+            RefWindow(replace(self.story.ref(w.rank), **change), replace(w, node="a")) for w in windows
+        )
+        batch = WindowBatch(node="a", session="s1", windows=found)
+        await self.watch.hear(Message(subjects.windows("a"), codec.encode(batch)))
+
+
+def play(scenario: Callable[[Scene], Any]) -> Scene:
+    async def run() -> Scene:
+        scene = Scene(MemoryHub())
+        looking = asyncio.create_task(scene.watch.run())
+        try:
+            async with asyncio.timeout(10):
+                await scenario(scene)
+        finally:
+            looking.cancel()
+        return scene
+
+    return asyncio.run(run())
+
+
+HANG = (waiting(0, size=2), missing(1, size=2))
+STOPPED = (waiting(0, size=2), missing(1, size=2, state="T"))
+
+
+async def keep(scene: Scene, windows: tuple[RankWindow, ...], looks: int = 20) -> None:
+    for _ in range(looks):
+        await scene.hear(*windows)
+        await asyncio.sleep(0.006)
+
+
+def test_a_stopped_rank_is_said_once_with_its_evidence_and_acted_on() -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.answer()
+        await keep(scene, tuple(replace(w, steps_done=30) for w in STOPPED))
+
+    scene = play(scenario)
+    (said,) = scene.said
+    assert isinstance(said, FindingMade) and said.finding.certain and said.steps == 30
+    assert {e.rank for e in said.evidence} == {0, 1} and "in save() at train.py:9" in said.finding.sentence
+    assert scene.asked[0].suspects == (1,) and scene.asked[0].stacks == (0,)
+    assert scene.story.incident().evidence and scene.story.state() == "recovering"
+
+
+def test_an_agent_that_does_not_answer_holds_up_nothing_for_long() -> None:
+    async def scenario(scene: Scene) -> None:
+        while not scene.said:
+            await keep(scene, STOPPED, 1)
+
+    (said,) = play(scenario).said
+    assert isinstance(said, FindingMade) and said.evidence == ()
+
+
+def test_what_ends_by_itself_is_said_to_be_over() -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.answer()
+        late = tuple(replace(w, steps_done=30) for w in HANG)
+        scene.watch._watched(scene.story.job()).memory = replace(
+            scene.watch._watched(scene.story.job()).memory,
+            pace=module.Pace(steps=500, recent_s=(0.3,) * 100),
+        )
+        await keep(scene, late)
+        calm = (waiting(0, size=2, for_s=0.1), missing(1, size=2, for_s=0.1))
+        await keep(scene, calm, 5)
+
+    scene = play(scenario)
+    assert [type(e).__name__ for e in scene.said] == ["FindingMade", "FindingEnded"]
+    assert not scene.story.incident().open and scene.story.state() == "running"
+
+
+@pytest.mark.parametrize("trouble", ["one window only", "old", "blind", "follower", "another incarnation"])
+def test_without_a_fresh_window_of_every_rank_nothing_is_said(
+    trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if trouble == "old":
+        monkeypatch.setattr(module, "FRESH_S", -1.0)
+
+    async def scenario(scene: Scene) -> None:
+        await scene.answer()
+        if trouble == "blind":
+            scene.story.job().workers[1].blind = "no shared memory"
+        scene.leads = trouble != "follower"
+        change = {"incarnation": 99} if trouble == "another incarnation" else {}
+        for _ in range(20):
+            await scene.hear(*(STOPPED[:1] if trouble == "one window only" else STOPPED), **change)
+            await asyncio.sleep(0.006)
+
+    scene = play(scenario)
+    assert scene.said == [] and scene.asked == []
+
+
+def test_a_node_cannot_speak_for_the_ranks_of_another() -> None:
+    async def scenario(scene: Scene) -> None:
+        batch = WindowBatch(node="b", session="s", windows=(RefWindow(scene.story.ref(1), STOPPED[1]),))
+        await scene.watch.hear(Message(subjects.windows("b"), codec.encode(batch)))
+        await scene.watch.hear(Message(subjects.windows("c"), codec.encode(batch)))
+        await scene.watch.hear(Message(subjects.windows("a"), b"nonsense"))
+        assert scene.watch._jobs == {}
+
+    play(scenario)
+
+
+def test_a_mistake_in_a_detector_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def broken(*_: object, **__: object) -> Any:
+        calls.append(1)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(module, "judge", broken)
+
+    async def scenario(scene: Scene) -> None:
+        while len(calls) < 3:
+            await keep(scene, STOPPED, 1)
+
+    assert play(scenario).said == []
+
+
+def test_steps_of_several_windows_are_joined() -> None:
+    def with_steps(*steps: int) -> RankWindow:
+        return replace(HANG[0], steps=tuple(StepTimes(s, 10, 0, 0) for s in steps))
+
+    before = with_steps(*range(1, 31))
+    joined = module._joined(before, with_steps(30, 31, 33, 34))
+    assert [s.step for s in joined][-6:] == [28, 29, 30, 31, 33, 34] and len(joined) == 32
+    assert module._joined(before, with_steps()) == before.steps
+
+
+def test_limits_that_the_owner_set() -> None:
+    assert limits_of(HangLimits()).hang.hang_act_s == 600
+    hang = limits_of(HangLimits(hang_report_s=7.0, hang_act_s=30.0)).hang
+    assert (hang.hang_floor_s, hang.hang_cap_s, hang.hang_act_s, hang.start_act_s) == (7.0, 7.0, 30.0, 30.0)
