@@ -53,7 +53,13 @@ def reader(server: ApiServer) -> str:
 
 
 def filled(path: str) -> str:
-    names = {"{job}": "nobody", "{incident}": "nothing", "{name}": "nobody", "{operation}": "0a"}
+    names = {
+        "{job}": "nobody",
+        "{incident}": "nothing",
+        "{name}": "nobody",
+        "{operation}": "0a",
+        "{node}": "nowhere",
+    }
     for place, name in names.items():
         path = path.replace(place, name)
     assert "{" not in path, "a place that this test does not know"

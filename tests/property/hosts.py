@@ -132,7 +132,9 @@ class Host:
         session = self.session
         if session is None:
             return
-        if effect.id in session.taken:
+        answer = session.answers.get(effect.id)
+        again = isinstance(effect, StopWorkers) and effect.strays and answer is not None
+        if effect.id in session.taken and not (again and isinstance(answer.body, EffectFailed)):
             if effect.id in session.answers:
                 session.queue.append(session.answers[effect.id])
             return

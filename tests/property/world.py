@@ -19,6 +19,7 @@ from torchloom.model.events import (
     JobDeleted,
     JobSubmitted,
     LeaseTaken,
+    NodeGone,
     NodeReachable,
     NodeUnreachable,
     RestoreRequested,
@@ -51,6 +52,8 @@ class World:
         """The generation each job began with; that of a name used again is not 1."""
         self._restores: dict[tuple[str, int], int] = {}
         """How often people asked for an earlier state: a generation each, beyond the restart budget."""
+        self._written_off: set[WorkerRef] = set()
+        """Living processes of which a person said that their host is gone, and was wrong."""
         for host in self.hosts:
             host.start_agent()
             self._flush(host)
@@ -82,7 +85,7 @@ class World:
 
     def _may_start(self, ref: WorkerRef) -> None:
         for host in self.hosts:
-            for other in host.processes:
+            for other in host.processes.keys() - self._written_off:
                 alike = (other.job, other.rank) == (ref.job, ref.rank)
                 assert not alike, f"{ref} would start while {other} lives on {host.node}"
 
@@ -223,6 +226,19 @@ class World:
     def heard(self, number: int) -> None:
         self.say(NodeReachable(node=self.host(number).node))
 
+    def gone(self, number: int) -> None:
+        """A person says that a host is gone: it is, or only its agent is, or only the way to it was cut."""
+        host = self.host(number)
+        self.say(NodeUnreachable(node=host.node, silent_s=3.5))
+        self.in_flight = [e for e in self.in_flight if e.node != host.node]
+        if number % 3 == 0:
+            host.reboot()
+        elif number % 3 == 1:
+            host.kill_agent()
+        self._written_off |= host.processes.keys()
+        self.say(NodeGone(node=host.node, by="ann", steps={"job-0": number % 40}))
+        assert not [e for e in self.fleet.outbox.values() if e.node == host.node], "nobody would answer"
+
     def timer(self, number: int) -> None:
         """Time passes until a timer is due, and it fires; sometimes twice."""
         timers = list(self.fleet.timers.values())
@@ -340,6 +356,7 @@ ACTIONS: dict[str, Callable[[World, int], None]] = {
     "rejoin": World.rejoin,
     "silence": World.silence,
     "heard": World.heard,
+    "gone": World.gone,
     "timer": World.timer,
     "keep snapshot": World.keep_snapshot,
     "new weaver": World.new_weaver,

@@ -1,7 +1,8 @@
 """Receives commands: checks the epoch, answers at once, does each effect at most once, says the result.
 
 An effect that comes again while it is being done is not done twice; one that is done has its result said
-again under the same id. What an effect means is in `start`, `stop` and `stores`.
+again under the same id; only the end of strays is tried again. What an effect means is in `start`, `stop` and
+`stores`.
 """
 
 from __future__ import annotations
@@ -54,6 +55,12 @@ class _Known:
     result: Result | None = None
 
 
+def _worth_another_try(known: _Known) -> bool:
+    """Nothing else will end a worker that counts as dead, and its job does not start before."""
+    failed = isinstance(known.result, EffectFailed)
+    return failed and isinstance(known.effect, StopWorkers) and known.effect.strays
+
+
 class Commands:
     def __init__(self, host: Host, watch: Watch, bus: Bus, tasks: Tasks) -> None:
         self._host = host
@@ -87,7 +94,7 @@ class Commands:
             except LoomError as error:  # a full disk must not keep a job from being stopped
                 log.warning("the epoch could not be kept: %s", error)
         known = self._known.get(effect.id)
-        if known is not None and known.effect == effect:
+        if known is not None and known.effect == effect and not _worth_another_try(known):
             if known.result is not None:
                 self._say(effect, known.result)
             return Receipt(True, host.epoch)

@@ -1,11 +1,12 @@
-"""Routes that read the fleet as a whole: devices, nodes, incidents."""
+"""Routes about the fleet as a whole: devices, nodes, incidents."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from torchloom.api import views
 from torchloom.api.find import job_of
+from torchloom.api.guard import caller
 from torchloom.api.incident_schemas import IncidentDetail
 from torchloom.api.incident_views import incident_detail
 from torchloom.api.ports import Control
@@ -24,6 +25,15 @@ def routes(control: Control) -> APIRouter:
     async def nodes() -> list[NodeView]:
         fleet = control.fleet
         return [views.node_view(fleet, node, control.node_seen(node.id)) for node in fleet.nodes.values()]
+
+    @router.post("/nodes/{node}/gone", operation_id="nodeGone")
+    async def node_gone(node: str, request: Request) -> NodeView:
+        """Say that the host of an unreachable node is really gone, so that its jobs recover elsewhere.
+
+        Refused with 409 while the node is heard. Should the host come back, what it still runs is ended.
+        """
+        await control.node_gone(node, caller(request))
+        return views.node_view(control.fleet, control.fleet.nodes[node], control.node_seen(node))
 
     @router.get("/incidents", operation_id="incidents")
     async def incidents(job: JobId | None = None) -> list[IncidentView]:

@@ -123,6 +123,10 @@ class Control(Protocol):
 
     async def cancel_change(self, job: str, operation: str, by: str) -> None: ...
 
+    async def node_gone(self, node: str, by: str) -> None:
+        """Take a person's word that the host of a silent node is gone; Conflict while the node is heard."""
+        ...
+
     async def inject(
         self, job: str, ranks: tuple[int, ...], fault: Fault, by: str
     ) -> tuple[str, tuple[int, ...]]:

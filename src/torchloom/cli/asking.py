@@ -38,6 +38,12 @@ def _ranks(client: Client, verb: str, words: list[str]) -> Iterable[Candidate]:
         yield f"{worker['rank']}", f"{worker['state']} on {worker['node']}"
 
 
+def _silent(client: Client, verb: str, words: list[str]) -> Iterable[Candidate]:
+    for node in client.nodes():
+        if node["state"] not in ("ready", "gone"):
+            yield node["id"], node["reason"]
+
+
 def _settings(client: Client, verb: str, words: list[str]) -> Iterable[Candidate]:
     """`lr=`, and where a setting has a few places, each of them."""
     given = {word.partition("=")[0] for word in words[1:]}
@@ -78,6 +84,7 @@ ASKED: dict[tuple[str, str], Callable[[Client, str, list[str]], Iterable[Candida
     ("", "jobs"): _jobs,
     ("", "incident"): _incidents,
     ("", "rank"): _ranks,
+    ("node gone", "node"): _silent,
     ("set", "settings"): _settings,
     ("revert", "version"): _versions,
     ("restore", "step"): _steps,

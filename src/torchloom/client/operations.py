@@ -428,6 +428,15 @@ class Operations(Transport):
         found: list[NodeView] = self.request("GET", "/nodes")
         return found
 
+    def node_gone(self, node: str) -> NodeView:
+        """Say that the host of an unreachable node is really gone, so that its jobs recover elsewhere.
+
+        Refused with 409 while the node is heard. Should the host come back, what it still runs is
+        ended.
+        """
+        found: NodeView = self.request("POST", f"/nodes/{quote(node, safe='')}/gone")
+        return found
+
     def incidents(self, *, job: str | None = None) -> list[IncidentView]:
         """Incidents"""
         found: list[IncidentView] = self.request("GET", "/incidents", {"job": job})

@@ -18,10 +18,11 @@ def charge(incident: Incident, report: ExitReport) -> bool:
     if report.after_stop:
         # What a worker said when it was told to end explains nothing, and there may be thousands of them.
         report = msgspec.structs.replace(report, log_tail=())
-    if report.exit.ok or report.after_stop:
+    if report.exit.ok or report.after_stop or report.exit.source == "operator":
         incident.exits.append(report)
         return False
-    if incident.kind == "store-lost" or (incident.finding is not None and incident.kind != "crash"):
+    nobody = incident.kind in ("store-lost", "node-lost")
+    if nobody or (incident.finding is not None and incident.kind != "crash"):
         incident.exits.append(msgspec.structs.replace(report, secondary=True))
         return False
     chief = incident.exits[0] if incident.culprit is not None and incident.exits else None

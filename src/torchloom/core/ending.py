@@ -20,7 +20,17 @@ from torchloom.core.steering import job_ended, rank_ended
 from torchloom.core.turn import Turn
 from torchloom.model.effects import ReleaseMemory, StartWorkers, StopWorkers
 from torchloom.model.events import WorkerExited
-from torchloom.model.fleet import ExitReport, Incident, Job, JobState, Plan, Timeline, Worker, WorkerState
+from torchloom.model.fleet import (
+    ExitReport,
+    Incident,
+    Job,
+    JobState,
+    NodeState,
+    Plan,
+    Timeline,
+    Worker,
+    WorkerState,
+)
 from torchloom.model.worker import EndRecord, Exit, WorkerRef
 
 GRACE_IN_RECOVERY_S = 3.0
@@ -50,7 +60,9 @@ def worker_exited(turn: Turn, event: WorkerExited) -> None:
         activity=event.activity,
         log_tail=event.log_tail,
         devices=worker.devices,
-        after_stop=before is WorkerState.STOPPING and not _died_before_stop(turn, job, event),
+        after_stop=before is WorkerState.STOPPING
+        and event.exit.source != "operator"
+        and not _died_before_stop(turn, job, event),
     )
     match job.state:
         case JobState.STARTING | JobState.RUNNING:
@@ -152,8 +164,10 @@ def end_generation(turn: Turn, job: Job, incident: Incident, why: str) -> None:
     incident.decision = job.plan.reason
     move_job(turn, job, JobState.RECOVERING, f"{incident.verdict}; {job.plan.reason}")
     stop_workers(turn, job, reason=why, grace_s=GRACE_IN_RECOVERY_S, kill_in_collective=True)
-    if job.plan.restart and job.plan.delay_s == 0:
-        node, reason = job.workers[0].node, "the next generation needs a fresh store"
+    node = job.workers[0].node
+    here = turn.fleet.nodes[node].state is NodeState.READY
+    if job.plan.restart and job.plan.delay_s == 0 and here:
+        reason = "the next generation needs a fresh store"
         ask_store(turn, job, job.generation + 1, node, reason)
     else:
         drop_store(turn, job, "its generation is over")
@@ -299,13 +313,15 @@ def end_job(turn: Turn, job: Job, state: JobState, reason: str) -> None:
 def _release_memory(turn: Turn, job: Job, reason: str) -> None:
     """States in memory are for the next generation, and there will be none."""
     for node in job.places | dict.fromkeys(worker.node for worker in job.workers):
-        turn.want(
-            ReleaseMemory(
-                id=turn.next_effect_id(),
-                cause=turn.seq,
-                reason=reason,
-                node=node,
-                job=job.id,
-                generation=job.generation,
+        if turn.fleet.nodes[node].state is not NodeState.GONE:
+            effect = turn.next_effect_id()
+            turn.want(
+                ReleaseMemory(
+                    id=effect,
+                    cause=turn.seq,
+                    reason=reason,
+                    node=node,
+                    job=job.id,
+                    generation=job.generation,
+                )
             )
-        )

@@ -22,7 +22,8 @@ from torchloom.model.worker import WorkerRef
 def start_generation(turn: Turn, job: Job, reason: str) -> None:
     """Begin the next generation, or wait with the reason why it cannot begin."""
     turn.cancel_timers(job)
-    nodes, why_not = place(turn.fleet, job)
+    why_not = _being_ended(turn, job)
+    nodes, why_not = ([], why_not) if why_not else place(turn.fleet, job)
     if not nodes:
         if job.state is not JobState.WAITING:
             move_job(turn, job, JobState.WAITING, why_not)
@@ -40,6 +41,14 @@ def start_generation(turn: Turn, job: Job, reason: str) -> None:
             launch(turn, job, reason)
         return
     ask_store(turn, job, job.generation, nodes[0], reason)
+
+
+def _being_ended(turn: Turn, job: Job) -> str:
+    """Why no rank may start yet: older workers, which nobody reckoned with any more, still have to end."""
+    for effect in turn.open_of(job.id):
+        if isinstance(effect, StopWorkers) and effect.strays:
+            return f"workers of an older generation are still being ended on {effect.node}"
+    return ""
 
 
 def ask_store(turn: Turn, job: Job, generation: int, node: str, reason: str) -> None:
@@ -195,6 +204,7 @@ def end_strays(turn: Turn, node: str, refs: list[WorkerRef]) -> None:
             reason="these workers belong to a generation that is over",
             node=node,
             workers=tuple(refs),
+            strays=True,
         )
     )
 
@@ -238,6 +248,10 @@ def retry_waiting(turn: Turn) -> None:
     refused: dict[tuple[int, int], str] = {}
     for job_id in list(turn.fleet.waiting):
         job = turn.fleet.jobs[job_id]
+        held_up = _being_ended(turn, job)
+        if held_up:
+            job.reason = held_up
+            continue
         shape = (job.spec.nodes, job.spec.workers_per_node)
         if shape in refused:  # room only shrinks during this pass
             job.reason = refused[shape]

@@ -12,11 +12,11 @@ EVIDENCE_KEPT = 8
 
 def close_findings(turn: Turn, job: Job, why: str, keep: str = "") -> None:
     """Whatever was said of a generation is over with it; `keep` is the incident of the recovery itself."""
-    for id in job.findings.values():
+    for id in (*job.findings.values(), *job.silent.values()):
         incident = turn.fleet.incidents.get(id)
         if incident is not None and incident.open and id != keep:
             close(turn, job, incident, why)
-    job.findings = {}
+    job.findings, job.silent = {}, {}
 
 
 def close(turn: Turn, job: Job, incident: Incident, resolution: str) -> None:

@@ -6,7 +6,7 @@ from torchloom.core.generation import start_generation
 from torchloom.core.turn import Turn
 from torchloom.model.effects import RemoveJobFiles
 from torchloom.model.events import JobDeleted, JobSubmitted
-from torchloom.model.fleet import Job, JobState, PastLife, Submission
+from torchloom.model.fleet import Job, JobState, NodeState, PastLife, Submission
 
 REMEMBERED_JOBS = 4096
 """Deleted jobs whose numbers are kept; their stragglers are long gone when this many others were deleted."""
@@ -57,6 +57,8 @@ def job_deleted(turn: Turn, event: JobDeleted) -> None:
     if event.keep_logs:
         return
     for node in job.places | dict.fromkeys(w.node for w in job.workers):
+        if fleet.nodes[node].state is NodeState.GONE:
+            continue  # nobody would ever say that it is done
         turn.want(
             RemoveJobFiles(
                 id=turn.next_effect_id(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torchloom.core.ending import open_incident, start_did_fail, store_lost_at_start, worker_exited
 from torchloom.core.generation import (
     close_done_starts,
@@ -12,9 +14,11 @@ from torchloom.core.generation import (
     process_exists,
     settle_start,
 )
+from torchloom.core.lost_nodes import HEARD, lose_workers, say_heard, say_silent
 from torchloom.core.turn import Turn
 from torchloom.model.effects import StopStore, StopWorkers
 from torchloom.model.events import (
+    NodeGone,
     NodeJoined,
     NodeLeft,
     NodeReachable,
@@ -41,8 +45,11 @@ def node_joined(turn: Turn, event: NodeJoined) -> None:
         jobs=known.jobs if known is not None else {},
         taken=known.taken if known is not None else 0,
         stores=known.stores if known is not None else {},
+        lost=known.lost if known is not None else [],
+        lost_stores=known.lost_stores if known is not None else [],
     )
     turn.room_appeared = True
+    say_heard(turn, event.node, "its host was rebooted" if rebooted else HEARD)
     _confirm_living(turn, event)
     _miss_absent(turn, event, rebooted)
     _miss_stores(turn, event)
@@ -119,6 +126,7 @@ def store_lost(turn: Turn, event: StoreLost) -> None:
 
 def _end_orphans(turn: Turn, event: NodeJoined) -> None:
     """Processes of generations that are over, left from a time when nobody could tell them."""
+    _end_lost(turn, turn.fleet.nodes[event.node])
     being_ended = _being_ended(turn, event.node)
     orphans = []
     for live in event.inventory.workers:
@@ -127,14 +135,29 @@ def _end_orphans(turn: Turn, event: NodeJoined) -> None:
             orphans.append(live.ref)
     if orphans:
         end_strays(turn, event.node, orphans)
-    for store in event.inventory.stores:
-        if not _store_wanted(turn, store, event.node):
+    _end_stores(turn, event.node, event.inventory.stores)
+
+
+def _end_lost(turn: Turn, node: Node) -> None:
+    """A host that was said to be gone is there after all: nothing that counted as dead may live on.
+
+    Whether it still lives need not be known: an agent never starts what it was told to stop.
+    """
+    if node.lost:
+        end_strays(turn, node.id, node.lost)
+    _end_stores(turn, node.id, node.lost_stores)
+    node.lost, node.lost_stores = [], []
+
+
+def _end_stores(turn: Turn, node: str, stores: Iterable[StoreRef]) -> None:
+    for store in stores:
+        if not _store_wanted(turn, store, node):
             turn.want(
                 StopStore(
                     id=turn.next_effect_id(),
                     cause=turn.seq,
                     reason="this store belongs to a generation that is over",
-                    node=event.node,
+                    node=node,
                     store=store,
                 )
             )
@@ -149,19 +172,44 @@ def node_unreachable(turn: Turn, event: NodeUnreachable) -> None:
     node.reason = (
         f"silent for {event.silent_s:.1f} s; that may be the way to it, so its {busy} workers are left alone"
     )
+    say_silent(turn, node, event)
 
 
 def node_reachable(turn: Turn, event: NodeReachable) -> None:
     node = turn.fleet.nodes.get(event.node)
-    if node is not None and node.state is NodeState.UNREACHABLE:
+    if node is not None and node.state in (NodeState.UNREACHABLE, NodeState.GONE):
         node.state, node.reason = NodeState.READY, "heard again"
         turn.room_appeared = True
+        say_heard(turn, event.node, HEARD)
+        _end_lost(turn, node)
 
 
 def node_left(turn: Turn, event: NodeLeft) -> None:
     node = turn.fleet.nodes.get(event.node)
     if node is not None:
         node.state, node.reason = NodeState.LEFT, "its agent was stopped; workers, if any, go on"
+        say_heard(turn, event.node, "its agent said that it was stopped")
+
+
+def node_gone(turn: Turn, event: NodeGone) -> None:
+    """A person's word is proof of death: recover what was there, and owe the host nothing any more."""
+    node = turn.fleet.nodes.get(event.node)
+    if node is None or node.state not in (NodeState.UNREACHABLE, NodeState.LEFT):
+        return  # it was heard meanwhile, or this was said before
+    node.state, node.reason = NodeState.GONE, f"{event.by} confirmed that its host is gone"
+    lose_workers(turn, node, event)
+    for job in turn.fleet.jobs.values():
+        ref = StoreRef(job.id, job.store_generation)
+        if job.store_generation and holds_store(job, ref, node.id):
+            node.lost_stores.append(ref)
+            store_lost(turn, StoreLost(node=node.id, store=ref, exit=Exit(None, None, "operator")))
+    for effect in [e for e in turn.fleet.outbox.values() if e.node == node.id]:
+        turn.close(effect.id)
+        if isinstance(effect, StopStore):
+            node.lost_stores.append(effect.store)
+        elif isinstance(effect, StopWorkers):
+            node.lost += [ref for ref in effect.workers if ref not in node.lost]
+    turn.room_appeared = True  # a job may have waited for the end of a worker there
 
 
 def _workers_on(turn: Turn, node: str) -> list[Worker]:

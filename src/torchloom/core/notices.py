@@ -28,6 +28,7 @@ from torchloom.model.events import (
     JobDeleted,
     JobSubmitted,
     LeaseTaken,
+    NodeGone,
     NodeJoined,
     NodeLeft,
     NodeReachable,
@@ -111,7 +112,9 @@ def job_of(event: Event, fleet: Fleet) -> str:
             return timer.job if timer is not None else ""
         case EffectFailed() | EffectDone():
             return next((job for job, open_ in fleet.open_by_job.items() if event.effect in open_), "")
-        case NodeJoined() | NodeUnreachable() | NodeReachable() | NodeLeft() | LeaseTaken() | Decided():
+        case NodeJoined() | NodeUnreachable() | NodeReachable() | NodeLeft() | NodeGone():
+            return ""
+        case LeaseTaken() | Decided():
             return ""
         case _:
             assert_never(event)
@@ -123,7 +126,7 @@ def _near(fleet: Fleet, event: Event, job: str) -> dict[str, None]:
     near = dict.fromkeys(fleet.waiting)
     if job:
         near[job] = None
-    if isinstance(event, NodeJoined | NodeLeft | NodeUnreachable | NodeReachable):
+    if isinstance(event, NodeJoined | NodeLeft | NodeUnreachable | NodeReachable | NodeGone):
         node = fleet.nodes.get(event.node)
         near |= dict.fromkeys((*node.jobs, *node.stores) if node is not None else ())
     return near
@@ -188,6 +191,8 @@ def _words(event: Event) -> tuple[Topic, str]:
             return "node", f"{event.node} is heard again"
         case NodeLeft():
             return "node", f"the agent of {event.node} was stopped"
+        case NodeGone():
+            return "node", f"{event.by} confirmed that the host of {event.node} is gone"
         case StoreStarted():
             return "system", f"the store of {event.store.job} is up on {event.node}"
         case StoreLost():

@@ -16,12 +16,12 @@ def refusal(fleet: Fleet, spec: JobSpec, queue: bool | None) -> str:
     known could hold it once they are empty.
     """
     need, per_node = spec.nodes, spec.workers_per_node
-    if queue is True or (queue is None and not fleet.nodes):
+    rooms = sorted(_rooms(fleet), reverse=True)
+    if queue is True or (queue is None and not rooms):
         return ""
     if queue is False:
         fitting = len(_fitting(spec, fleet.nodes.values()))
         return "" if fitting >= need else f"There is no room now: {_why_not(fleet, spec, fitting)}."
-    rooms = sorted((n.inventory.max_workers for n in fleet.nodes.values()), reverse=True)
     if per_node > rooms[0]:
         return f"{per_node} workers on one node were asked for and the largest node holds {rooms[0]}."
     able = sum(room >= per_node for room in rooms)
@@ -32,12 +32,17 @@ def refusal(fleet: Fleet, spec: JobSpec, queue: bool | None) -> str:
 
 def shape(fleet: Fleet, world_size: int) -> tuple[int, int]:
     """Workers per node and nodes for a world of this size: as few nodes as can hold it in equal shares."""
-    rooms = [n.inventory.max_workers for n in fleet.nodes.values()]
+    rooms = _rooms(fleet)
     for nodes in range(1, len(rooms) + 1):
         share, rest = divmod(world_size, nodes)
         if not rest and sum(room >= share for room in rooms) >= nodes:
             return share, nodes
     return world_size, 1
+
+
+def _rooms(fleet: Fleet) -> list[int]:
+    """What the nodes hold when they are empty; a host that is gone holds nothing."""
+    return [n.inventory.max_workers for n in fleet.nodes.values() if n.state is not NodeState.GONE]
 
 
 def place(fleet: Fleet, job: Job) -> tuple[list[str], str]:

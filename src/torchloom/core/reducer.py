@@ -25,7 +25,14 @@ from torchloom.core.generation import (
     workers_started,
 )
 from torchloom.core.jobs import job_deleted, job_submitted
-from torchloom.core.nodes import node_joined, node_left, node_reachable, node_unreachable, store_lost
+from torchloom.core.nodes import (
+    node_gone,
+    node_joined,
+    node_left,
+    node_reachable,
+    node_unreachable,
+    store_lost,
+)
 from torchloom.core.restoring import restore_requested
 from torchloom.core.steering import (
     change_cancelled,
@@ -69,6 +76,7 @@ from torchloom.model.events import (
     JobDeleted,
     JobSubmitted,
     LeaseTaken,
+    NodeGone,
     NodeJoined,
     NodeLeft,
     NodeReachable,
@@ -138,6 +146,8 @@ def _dispatch(turn: Turn, event: Event) -> None:
             node_reachable(turn, event)
         case NodeLeft():
             node_left(turn, event)
+        case NodeGone():
+            node_gone(turn, event)
         case StoreStarted():
             store_started(turn, event)
         case StoreLost():
@@ -147,6 +157,8 @@ def _dispatch(turn: Turn, event: Event) -> None:
         case EffectFailed():
             _effect_failed(turn, event)
         case EffectDone():
+            if isinstance(turn.fleet.outbox.get(event.effect), StopWorkers):
+                turn.room_appeared = True  # a job may wait for the end of older workers of its own
             turn.close(event.effect)
         case WorkerRegistered():
             worker = find_worker(turn.fleet, event.ref, event.node)

@@ -144,6 +144,15 @@ class NodeReachable(EventBase, frozen=True, kw_only=True, tag="node-reachable"):
     node: str
 
 
+class NodeGone(EventBase, frozen=True, kw_only=True, tag="node-gone"):
+    """A person confirmed that the host of a silent node is gone: its workers are dead, unseen by anybody."""
+
+    node: str
+    by: str
+    steps: dict[str, int] = {}
+    """Steps that each job had made there, as the live view knew it last."""
+
+
 class NodeLeft(EventBase, frozen=True, kw_only=True, tag="node-left"):
     """The agent ended on request. Its workers, if any, go on."""
 
@@ -331,6 +340,7 @@ Event = (
     | NodeUnreachable
     | NodeReachable
     | NodeLeft
+    | NodeGone
     | StoreStarted
     | StoreLost
     | WorkersStarted

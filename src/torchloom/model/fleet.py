@@ -10,7 +10,7 @@ from torchloom.model.checkpoints import CheckpointPlace, SavedCheckpoint
 from torchloom.model.effects import Effect
 from torchloom.model.findings import Finding, RankEvidence
 from torchloom.model.job import JobSpec
-from torchloom.model.node import Inventory, StoreAddress
+from torchloom.model.node import Inventory, StoreAddress, StoreRef
 from torchloom.model.steering import OperationRecord
 from torchloom.model.transaction.config import Schedule
 from torchloom.model.transaction.state import Limits, Proposer
@@ -46,6 +46,8 @@ class NodeState(StrEnum):
     READY = "ready"
     UNREACHABLE = "unreachable"
     LEFT = "left"
+    GONE = "gone"
+    """A person confirmed that its host is no more. If it comes back, what it still runs is ended."""
 
 
 class Worker(Struct, kw_only=True):
@@ -130,6 +132,8 @@ class Incident(Struct, kw_only=True):
     goodput_before: float | None = None
     goodput_after: float | None = None
     """Of the job, when it began and when it was over."""
+    node: str = ""
+    """The node it is about, if it is about one."""
 
 
 class Plan(Struct, frozen=True):
@@ -225,6 +229,8 @@ class Job(Struct, kw_only=True):
     """Open incidents that detectors made in this generation, by core.telling.key; kept by core.findings."""
     acted_ns: list[int] = field(default_factory=list)
     """When findings led to restarts, the newest ones."""
+    silent: dict[str, str] = field(default_factory=dict)
+    """Incidents about nodes of this generation that cannot be heard, by node; kept by core.lost_nodes."""
 
     @property
     def ended(self) -> bool:
@@ -244,6 +250,9 @@ class Node(Struct, kw_only=True):
     """All of them together."""
     stores: dict[str, None] = field(default_factory=dict)
     """Jobs whose store is here and up; kept by core.generation."""
+    lost: list[WorkerRef] = field(default_factory=list)
+    lost_stores: list[StoreRef] = field(default_factory=list)
+    """What counts as dead because a person said that the host is gone; ended if it is heard again."""
 
     @property
     def room(self) -> int:

@@ -44,7 +44,8 @@ class Exit(Struct, frozen=True):
 
     code: int | None
     signal: int | None
-    source: Literal["spawner", "pidfd", "end-record", "inventory", "unknown"]
+    source: Literal["spawner", "pidfd", "end-record", "inventory", "operator", "unknown"]
+    """`operator`: nobody saw it, but a person said that its host is gone."""
 
     @property
     def ok(self) -> bool:
@@ -60,6 +61,8 @@ class Exit(Struct, frozen=True):
             return f"was killed by signal {self.signal} ({signal_name(self.signal)})"
         if self.code is not None:
             return f"exited with code {self.code}"
+        if self.source == "operator":
+            return "was lost with its host"
         return "ended, nobody saw how"
 
 

@@ -53,6 +53,7 @@ from torchloom.weaver.environment import Environments
 from torchloom.weaver.feed import Feed, tell
 from torchloom.weaver.knowledge import hears, steps_near
 from torchloom.weaver.live import LiveView
+from torchloom.weaver.nodes import SILENT_LIMIT_S, NodeWords
 from torchloom.weaver.steering import Steering
 from torchloom.weaver.watch import Watch
 from torchloom.wire import codec, subjects
@@ -61,12 +62,11 @@ log = logging.getLogger(__name__)
 
 LEASE_TTL_S = 2.0
 TICK_S = 0.05
-SILENT_LIMIT_S = 3.0
 SNAPSHOT_EVERY = 500
 """Events between two snapshots."""
 
 
-class Weaver(Steering):
+class Weaver(Steering, NodeWords):
     """Fulfils api.ports.Control. `run` does everything until `stop` is set."""
 
     def __init__(self, bus: Bus, name: str = "") -> None:

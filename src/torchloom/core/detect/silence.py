@@ -27,9 +27,10 @@ def silent_nodes(
 def heard_again(
     fleet: Fleet, last_heard_s: Mapping[str, float], now_s: float, limit_s: float
 ) -> list[NodeReachable]:
-    """Nodes thought unreachable whose heartbeats arrive: the gap was on our side, or too short to notice."""
+    """Nodes thought unreachable or gone whose heartbeats arrive: the gap was on our side, or too short."""
     return [
         NodeReachable(node=node.id)
         for node in fleet.nodes.values()
-        if node.state is NodeState.UNREACHABLE and now_s - last_heard_s.get(node.id, -limit_s) < limit_s / 2
+        if node.state in (NodeState.UNREACHABLE, NodeState.GONE)
+        and now_s - last_heard_s.get(node.id, -limit_s) < limit_s / 2
     ]

@@ -1,0 +1,54 @@
+"""What people say about nodes: checked with live knowledge, then said as an event. Decides nothing."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torchloom.errors import Conflict, NotFound
+from torchloom.model.events import Event, NodeGone
+from torchloom.model.fleet import Fleet, NodeState
+from torchloom.weaver.live import LiveView
+
+SILENT_LIMIT_S = 3.0
+"""A node that was not heard for longer is unreachable."""
+
+
+class NodeWords(ABC):
+    """The part of the weaver that takes a person's word about a node."""
+
+    fleet: Fleet
+    _live: LiveView
+
+    @abstractmethod
+    async def _say(self, kind: str, body: Event, event_id: str = "") -> None: ...
+
+    @abstractmethod
+    def _check_ready(self) -> None: ...
+
+    @abstractmethod
+    def node_seen(self, node: str) -> float | None: ...
+
+    async def node_gone(self, node: str, by: str) -> None:
+        """Take it that the host of a silent node is gone; refused while the node is heard."""
+        self._check_ready()
+        known = self.fleet.nodes.get(node)
+        if known is None:
+            raise NotFound(f"There is no node {node[:64]!r}; `loom nodes` lists them.")
+        if known.state is NodeState.GONE:
+            return
+        seen_s = self.node_seen(node)
+        if seen_s is not None and seen_s <= SILENT_LIMIT_S:
+            raise Conflict(f"{node} was heard {seen_s:.1f} s ago: a host that is heard is not gone.")
+        if known.state is NodeState.READY:
+            raise Conflict(f"{node} counts as ready; wait until it is found to be silent.")
+        await self._say("node", NodeGone(node=node, by=by, steps=self._steps_on(node)))
+        if self.fleet.nodes[node].state is not NodeState.GONE:
+            raise Conflict(f"{node} was heard in this very moment, so it is not gone.")
+
+    def _steps_on(self, node: str) -> dict[str, int]:
+        found = {}
+        for job in sorted(self.fleet.nodes[node].jobs):
+            steps = [p.steps for p in self._live.pulses(self.fleet, job).values()]
+            if steps:
+                found[job] = max(steps)
+        return found
