@@ -67,6 +67,13 @@ def test_the_readmes_python_runs_without_torchloom_around() -> None:
     assert done.stdout == done.stderr == ""
 
 
+def test_the_steering_guides_python_runs_without_torchloom_around() -> None:
+    (snippet,) = blocks(ROOT / "docs" / "steering.md", "python")
+    program = f"{snippet}\nassert clip.value == 1.0"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 def test_exit_codes_in_the_readme_are_those_of_the_errors() -> None:
     from torchloom import errors
 
