@@ -75,4 +75,5 @@ def recovered(incident: IncidentView) -> str:
         return output.seconds(incident["recovery_s"])
     if incident["open"]:
         return "not yet"
-    return "by itself" if incident["resolution"] else "no"
+    ended = incident["resolution"]
+    return "by itself" if ended and not ended.startswith(("the job ", "its generation ")) else "no"
