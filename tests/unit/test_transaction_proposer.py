@@ -74,16 +74,16 @@ def test_a_change_from_request_to_told_end() -> None:
     weaver.say(Said.PREPARED, 0, step=10)
     assert not weaver.effects
     weaver.say(Said.PREPARED, 1, step=11)
-    assert weaver.sent == [(0, Phase.ARM, 14), (1, Phase.ARM, 14)]
+    assert weaver.sent == [(0, Phase.ARM, 13), (1, Phase.ARM, 13)]
     weaver.say(Said.ARMED, 0, 0)
     assert not weaver.effects
     weaver.say(Said.ARMED, 1)
-    assert weaver.sent == [(0, Phase.CONFIRM, 14), (1, Phase.CONFIRM, 14)]
-    weaver.say(Said.APPLIED, 1, step=14)
+    assert weaver.sent == [(0, Phase.CONFIRM, 13), (1, Phase.CONFIRM, 13)]
+    weaver.say(Said.APPLIED, 1, step=13)
     assert not weaver.effects
-    weaver.say(Said.APPLIED, 0, step=14)
-    assert (weaver.told.how, weaver.told.at_step, weaver.told.unheard) == (How.APPLIED, 14, ())
-    assert weaver.told.reason == "applied at step 14 on all ranks"
+    weaver.say(Said.APPLIED, 0, step=13)
+    assert (weaver.told.how, weaver.told.at_step, weaver.told.unheard) == (How.APPLIED, 13, ())
+    assert weaver.told.reason == "applied at step 13 on all ranks"
     assert weaver.state.reason == "no change is under way" and wake_at_ns(weaver.state) is None
 
 
@@ -134,7 +134,7 @@ def test_silence_after_the_confirmation_is_waited_for_until_one_rank_tells() -> 
     weaver.now_ns += 1000 * S
     weaver.hear(Ticked())
     assert {phase for _, phase, _ in weaver.sent} == {Phase.CONFIRM}
-    weaver.say(Said.APPLIED, 0, step=13)
+    weaver.say(Said.APPLIED, 0, step=12)
     weaver.now_ns += 31 * S
     weaver.hear(Ticked())
     assert weaver.told.how is How.APPLIED and weaver.told.unheard == (1,)
@@ -146,7 +146,7 @@ def test_undone_names_the_culprit_and_carries_the_traceback() -> None:
     weaver.say(Said.UNDONE, 0, why="rank 1 failed: ValueError: no")
     weaver.say(Said.UNDONE, 1, why="Traceback\n  line\nValueError: no")
     assert weaver.told.how is How.NOT_APPLIED
-    assert weaver.told.reason == "undone on every rank at step 13: rank 1 failed: ValueError: no"
+    assert weaver.told.reason == "undone on every rank at step 12: rank 1 failed: ValueError: no"
     assert weaver.told.trouble[1].startswith("Traceback")
 
 
@@ -162,7 +162,7 @@ def test_an_exit_before_the_decision_aborts() -> None:
     weaver.ask()
     weaver.say(Said.PREPARED)
     weaver.hear(RankEnded(1, 0, "killed"))
-    assert weaver.sent == [(1, Phase.WITHDRAW, 13)]
+    assert weaver.sent == [(1, Phase.WITHDRAW, 12)]
     assert weaver.told.reason == "rank 0 ended before the decision: killed"
 
 
@@ -170,9 +170,9 @@ def test_an_exit_after_the_confirmation_leaves_the_word_to_the_ranks() -> None:
     weaver = Weaver()
     weaver.confirmed()
     weaver.hear(RankEnded(1, 0, "killed"))
-    assert weaver.sent == [(1, Phase.WITHDRAW, 13)]
+    assert weaver.sent == [(1, Phase.WITHDRAW, 12)]
     assert not weaver.effects[0].mail.unconfirmed if isinstance(weaver.effects[0], Send) else False
-    weaver.say(Said.APPLIED, 1, step=13)
+    weaver.say(Said.APPLIED, 1, step=12)
     assert weaver.told.how is How.APPLIED and weaver.told.unheard == (0,)
 
 
@@ -181,7 +181,7 @@ def test_the_box_of_the_dead_is_read() -> None:
     weaver.ask()
     weaver.say(Said.PREPARED, 0)
     weaver.say(Said.ARMED, 0)
-    applied = Answer(weaver.state.attempt_id, 0, Said.APPLIED, 13)
+    applied = Answer(weaver.state.attempt_id, 0, Said.APPLIED, 12)
     weaver.hear(RankEnded(1, 0, "killed", (applied,)))
     assert weaver.told.how is How.APPLIED
 
