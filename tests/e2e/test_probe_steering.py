@@ -246,3 +246,15 @@ def test_batch_size_and_transforms_of_our_loaders_are_settings(start: Start) -> 
         # The batch of at_step was in the loop's hands already; from the next one on it holds.
         assert sizes[told.at_step] == (4, False), rank
         assert all(sizes[step] == (6, True) for step in sizes if step > told.at_step), (rank, sizes)
+
+
+def test_the_example_of_local_sgd_changes_its_rhythm_on_all_ranks(start: Start, tmp_path: Path) -> None:
+    """Ranks that averaged at different steps would wait for each other for ever."""
+    script = Path(__file__).parents[2] / "examples" / "local_sgd.py"
+    job = start("3000", script=script, WEIGHTS=str(tmp_path / "weights"))
+    job.reach(20)
+    for value in (3, 16, 1):
+        told = job.change({"sync_every": value, "outer_lr": 0.9}, two_phase=True)
+        assert told.how is How.APPLIED, told
+    assert job.change({"max_steps": job.steps() + 50}).how is How.APPLIED
+    assert job.wait_for_end() == [0, 0], job.story()
