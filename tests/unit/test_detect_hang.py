@@ -251,6 +251,15 @@ def test_a_stopped_rank_is_told_at_the_start_as_well() -> None:
     assert hangs(windows, Pace(steps=3), LIMITS) == []
 
 
+def test_a_rank_that_sleeps_is_never_certain_to_hang() -> None:
+    """However long it has not changed: a timer will wake it."""
+    still = {"unchanged_ns": 300 * SECOND, "unchanged_samples": 99}
+    windows = [*(waiting(r, for_s=320) for r in range(3)), missing(3, for_s=320, **still)]
+    assert one(windows).certain
+    windows[3] = missing(3, for_s=320, waits_on="timer", **still)
+    assert not one(windows).certain and not one(windows).may_act
+
+
 def test_a_rank_that_is_seen_to_get_on_is_never_acted_on() -> None:
     windows = [*(waiting(r, for_s=700) for r in range(3)), missing(3, for_s=0.1)]
     assert not one(windows).may_act

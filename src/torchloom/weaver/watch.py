@@ -116,21 +116,30 @@ class Watch:
     # -- looking --------------------------------------------------------------------------------------
     async def run(self) -> None:
         """Look at all jobs, for ever."""
-        while True:
-            await asyncio.sleep(LOOK_EVERY_S)
-            fleet = self._fleet()
-            for id in [id for id in self._jobs if id not in fleet.jobs or fleet.jobs[id].ended]:
+        try:
+            while True:
+                await asyncio.sleep(LOOK_EVERY_S)
+                fleet = self._fleet()
+                for id in [id for id in self._jobs if id not in fleet.jobs or fleet.jobs[id].ended]:
+                    self._forget(id)
+                if self._leads():
+                    await self._look_at_all()
+        finally:
+            for id in list(self._jobs):
                 self._forget(id)
-            if not self._leads():
+
+    async def _look_at_all(self) -> None:
+        for id, watched in list(self._jobs.items()):
+            await asyncio.sleep(0)  # a look at a large job takes a while: others come in between
+            job = self._fleet().jobs.get(id)
+            if job is None:
                 continue
-            for id, watched in list(self._jobs.items()):
-                await asyncio.sleep(0)  # a look at a large job takes a while: others come in between
-                try:
-                    await self._look(self._fleet().jobs[id], watched)
-                except LoomError as error:
-                    log.info("what was found in %s waits: %s", id, error)
-                except Exception:  # a mistake in a detector may cost a verdict, not the control of jobs
-                    log.exception("looking at %s failed", id)
+            try:
+                await self._look(job, watched)
+            except LoomError as error:
+                log.info("what was found in %s waits: %s", id, error)
+            except Exception:  # a mistake in a detector may cost a verdict, not the control of jobs
+                log.exception("looking at %s failed", id)
 
     def _forget(self, id: str) -> None:
         watched = self._jobs.pop(id)

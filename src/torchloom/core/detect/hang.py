@@ -48,6 +48,8 @@ def certainty(window: RankWindow, pace: Pace, limits: Limits) -> tuple[bool, str
     unchanged_s = facts.unchanged_ns / 1e9
     if not facts.unchanged_samples:
         return False, "its process has not been sampled"
+    if facts.waits_on == "timer":
+        return False, "it sleeps, and a timer will wake it"
     if facts.unchanged_samples >= limits.frozen_samples and unchanged_s >= needed_s:
         return True, f"stack, CPU time and I/O have not changed for {words.lasting(unchanged_s)}"
     if facts.unchanged_samples == 1:
