@@ -60,6 +60,7 @@ def test_the_config_shows_settings_types_and_places(server: ApiServer, job: str)
     assert view["known"] and view["version"] == 0 and not view["paused"]
     assert values(view)["optimizer0.lr@1"] == 0.2 and values(view)["dropout"] == 0.1
     dropout = next(s for s in view["settings"] if s["name"] == "dropout")
+    assert (dropout["minimum"], dropout["below"], dropout["maximum"]) == (0.0, 1.0, None)
     assert dropout["allowed"] == "a number, at least 0, below 1" and "left out" in dropout["description"]
 
 
@@ -330,6 +331,9 @@ def test_completion_knows_settings_and_versions(server: ApiServer, job: str, tmp
 
     assert words("set", job, "dr") == ["dropout="]
     assert words("set", job, "lr") == ["lr="]
+    assert words("set", job, "sch") == ["scheduler="]
+    assert words("set", job, "scheduler=") == ["scheduler=", "scheduler=cosine", "scheduler=linear"]
+    assert words("set", job, "scheduler=l") == ["scheduler=linear"]
     assert "dropout=" not in words("set", job, "dropout=0.1", "")
     assert words("revert", job, "") == ["0"]
     assert words("restore", job, "--config", "") == ["keep", "revert"]

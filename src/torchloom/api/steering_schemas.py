@@ -144,6 +144,15 @@ class SettingView(BaseModel):
     type: str
     allowed: str
     """What one may give, in words."""
+    optional: bool
+    """Null is a value of it."""
+    minimum: float | None
+    maximum: float | None
+    below: float | None
+    """As maximum, but itself not allowed."""
+    choices: list[str]
+    count: int
+    """How many numbers, if it takes a fixed count of them."""
     description: str
     places: list[PlaceView]
 

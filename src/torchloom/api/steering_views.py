@@ -98,6 +98,12 @@ def _setting(
         name=setting.name,
         type=setting.type,
         allowed=setting.allowed,
+        optional=setting.optional,
+        minimum=setting.minimum,
+        maximum=setting.maximum,
+        below=setting.below,
+        choices=list(setting.choices),
+        count=setting.count,
         description=setting.description,
         places=places,
     )

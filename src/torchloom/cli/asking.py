@@ -18,6 +18,8 @@ Candidate = tuple[str, str]
 ONLY_LIVING = frozenset({"stop", "set", "pause", "resume", "checkpoint", "revert"})
 """Verbs for jobs that have not ended."""
 
+BOOL = "true or false"
+"""How the service calls that type."""
 MOST_PLACES = 16
 """Of one setting: more would hide the names."""
 
@@ -45,7 +47,7 @@ def _silent(client: Client, verb: str, words: list[str]) -> Iterable[Candidate]:
 
 
 def _settings(client: Client, verb: str, words: list[str]) -> Iterable[Candidate]:
-    """`lr=`, and where a setting has a few places, each of them."""
+    """`lr=`, where a setting has a few places, each of them, and where it has a few values, those too."""
     given = {word.partition("=")[0] for word in words[1:]}
     for setting in client.config(words[0])["settings"]:
         names = [setting["name"]]
@@ -54,6 +56,9 @@ def _settings(client: Client, verb: str, words: list[str]) -> Iterable[Candidate
         for name in names:
             if name not in given:
                 yield f"{name}=", f"{setting['allowed']}; {setting['description']}".rstrip("; ")
+        values = setting["choices"] or (["true", "false"] if setting["type"] == BOOL else [])
+        if setting["name"] not in given:
+            yield from ((f"{setting['name']}={value}", "") for value in values)
 
 
 def _operations(client: Client, verb: str, words: list[str]) -> Iterable[Candidate]:

@@ -81,7 +81,9 @@ def _of_verb(verb: str, shape: Shape, rest: list[str], typed: str) -> list[Candi
     if len(before) >= len(shape.arguments) and not (shape.repeats and shape.arguments):
         return []
     about = shape.arguments[min(len(before), len(shape.arguments) - 1)]
-    return [c for c in _begun(typed, _values(verb, about, place, before)) if c[0] not in before]
+    found = [c for c in _begun(typed, _values(verb, about, place, before)) if c[0] not in before]
+    # First the names of settings, and once one is typed, its values.
+    return [c for c in found if given or not c[0].partition("=")[2]]
 
 
 def _positional(shape: Shape, rest: list[str]) -> list[str]:

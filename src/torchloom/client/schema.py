@@ -337,6 +337,7 @@ class JobDetail(TypedDict):
     restarts: int
     max_restarts: int
     world_size: int
+    wanted_workers: int
     running_workers: int
     step: int
     step_is_training: bool
@@ -425,6 +426,7 @@ class JobSummary(TypedDict):
     restarts: int
     max_restarts: int
     world_size: int
+    wanted_workers: int
     running_workers: int
     step: int
     step_is_training: bool
@@ -652,6 +654,12 @@ class SettingView(TypedDict):
     name: str
     type: str
     allowed: str
+    optional: bool
+    minimum: float | None
+    maximum: float | None
+    below: float | None
+    choices: list[str]
+    count: int
     description: str
     places: list[PlaceView]
 

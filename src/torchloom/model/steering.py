@@ -89,6 +89,15 @@ class SettingView:
     description: str = ""
     places: tuple[tuple[str, object], ...] = ()
     """Address and value now; one place for a setting of the script's own."""
+    optional: bool = False
+    """None is a value of it."""
+    minimum: float | None = None
+    maximum: float | None = None
+    below: float | None = None
+    """As maximum, but itself not allowed."""
+    choices: tuple[str, ...] = ()
+    count: int = 0
+    """How many numbers, if it takes a fixed count of them."""
 
 
 @dataclass(frozen=True, slots=True)

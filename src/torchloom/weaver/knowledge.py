@@ -124,4 +124,10 @@ def _view(setting: Setting, places: tuple[tuple[str, object], ...]) -> SettingVi
         allowed=setting.allowed(),
         description=setting.description,
         places=places,
+        optional=setting.optional,
+        minimum=setting.minimum,
+        maximum=setting.maximum,
+        below=setting.below,
+        choices=setting.choices,
+        count=setting.count,
     )
