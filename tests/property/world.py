@@ -120,6 +120,7 @@ class World:
             workers_per_node=shape[0],
             nodes=shape[1],
             restarts=LIMITS,
+            min_workers=1 if number % 4 == 0 else None,
         )
         self.say(JobSubmitted(job=job, spec=spec, by="ann"))
 
@@ -311,6 +312,7 @@ class World:
         for job in self.fleet.jobs.values():
             if job.state is JobState.WAITING:
                 room = sorted((h.slots - len(h.processes) for h in self.hosts), reverse=True)
+                assert job.spec.min_workers is None or not room[0], f"{job.id} waits: {job.reason}"
                 assert room[job.spec.nodes - 1] < job.spec.workers_per_node, f"{job.id} waits: {job.reason}"
             else:
                 assert job.state is JobState.RUNNING or job.ended, f"{job.id} is {job.state}: {job.reason}"

@@ -97,9 +97,15 @@ def test_senseless_numbers_of_workers(given: str) -> None:
         flags.worker_count(parse(f"--nproc-per-node={given}", "train.py"), {})
 
 
-@pytest.mark.parametrize(("given", "least"), [("1", 1), ("2", 2), ("1:4", 1), ("2:2", 2)])
-def test_number_of_nodes(given: str, least: int) -> None:
-    assert flags.node_count(parse("--nnodes", given, "train.py"), {}) == least
+@pytest.mark.parametrize(
+    ("given", "most", "least"),
+    [("1", 1, None), ("2", 2, None), ("1:4", 4, 2), ("2:3", 3, 4), ("2:2", 2, None)],
+)
+def test_number_of_nodes(given: str, most: int, least: int | None) -> None:
+    options = parse("--nnodes", given, "--nproc-per-node", "2", "train.py")
+    assert flags.node_count(options, {}) == most
+    assert flags.least_workers(options, {}) == least
+    assert flags.least_workers(parse("--min-workers", "3", "train.py"), {}) == 3
 
 
 @pytest.mark.parametrize("given", ["0", "4:2", "x", ":2"])

@@ -18,6 +18,7 @@ def view(**changes: Any) -> dict[str, Any]:
         "generation": 1,
         "restarts": 0,
         "world_size": 2,
+        "wanted_workers": 2,
         "running_workers": 2,
         "step": 10,
         "total_steps": None,

@@ -18,7 +18,7 @@ def job_of(control: Control, job: str) -> Job:
 
 def ranks_of(job: Job, rank: int | None) -> list[int]:
     """The ranks asked for: one, or all."""
-    world = job.spec.world_size
+    world = len(job.workers) or job.spec.world_size
     if rank is None:
         return list(range(world))
     if not 0 <= rank < world:

@@ -300,6 +300,9 @@ class JobSummary(BaseModel):
     restarts: int
     max_restarts: int
     world_size: int
+    """Ranks of the present generation."""
+    wanted_workers: int
+    """How many it should have; more than `world_size` when it had to start with fewer."""
     running_workers: int
     step: int
     """The training step if the script tells it, else completed steps of this generation."""

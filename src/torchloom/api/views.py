@@ -24,6 +24,7 @@ from torchloom.api.schemas import (
 )
 from torchloom.core.schedule import version_at
 from torchloom.core.settings import MAX_STEPS
+from torchloom.core.sizing import wanted
 from torchloom.model.fleet import ExitReport, Fleet, Incident, Job, Node, Timeline, Worker, WorkerState
 from torchloom.model.ids import replica_id, worker_id
 from torchloom.model.messages import WorkerPulse
@@ -68,7 +69,8 @@ def job_summary(fleet: Fleet, job: Job, pulses: Pulses, now_ns: int) -> JobSumma
         generation=job.generation,
         restarts=job.restarts,
         max_restarts=job.spec.restarts.max_restarts,
-        world_size=job.spec.world_size,
+        world_size=len(job.workers) or wanted(job),
+        wanted_workers=wanted(job),
         running_workers=sum(worker.alive and worker.pid > 0 for worker in job.workers),
         step=step,
         step_is_training=is_training,

@@ -72,6 +72,7 @@ def parser(verb: str) -> argparse.ArgumentParser:
     _add(job, "--local-ranks-filter", metavar="RANKS", help="show the output of these ranks only: 0,1")
     _add(job, "--shutdown-timeout", metavar="S", type=float, help="seconds between SIGTERM and SIGKILL")
     ours = made.add_argument_group("torchloom")
+    _add(ours, "--min-workers", metavar="N", type=int, help="start with as few, if there is no room for all")
     ours.add_argument("--name", help="id of the job (default: made from the script's name; JOB_ID)")
     ours.add_argument("--preload", metavar="MODULES", action="append", default=[], help="import ahead")
     ours.add_argument(
@@ -167,7 +168,20 @@ def _visible_gpus(env: Mapping[str, str]) -> int:
 
 
 def node_count(options: argparse.Namespace, env: Mapping[str, str]) -> int:
-    """The smallest number of hosts that will do."""
+    """Hosts that are wanted: the end of a range."""
+    return _node_range(options, env)[1]
+
+
+def least_workers(options: argparse.Namespace, env: Mapping[str, str]) -> int | None:
+    """The smallest world that will do: --min-workers, else the begin of a range of hosts; None: no other."""
+    least, most = _node_range(options, env)
+    if options.min_workers is not None:
+        given: int = options.min_workers
+        return given
+    return least * worker_count(options, env) if least < most else None
+
+
+def _node_range(options: argparse.Namespace, env: Mapping[str, str]) -> tuple[int, int]:
     given = options.nnodes or env.get("PET_NNODES") or "1"
     try:
         least = int(given.partition(":")[0])
@@ -176,7 +190,7 @@ def node_count(options: argparse.Namespace, env: Mapping[str, str]) -> int:
         raise UsageError(f"{given!r} is not a number of nodes: use N or MIN:MAX.") from None
     if not 1 <= least <= most:
         raise UsageError(f"{given} is no range of nodes: use N or MIN:MAX with MIN at least 1.")
-    return least
+    return least, most
 
 
 def restarts(options: argparse.Namespace, env: Mapping[str, str]) -> int | None:

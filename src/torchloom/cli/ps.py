@@ -70,7 +70,7 @@ def _table(jobs: list[JobSummary]) -> None:
             (
                 job["id"],
                 output.state(job),
-                f"{job['running_workers']}/{job['world_size']}",
+                f"{job['running_workers']}/{job['wanted_workers']}",
                 output.steps(job),
                 output.rate(job["steps_per_s"]),
                 output.number(job["last_loss"]),

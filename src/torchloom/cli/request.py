@@ -34,6 +34,7 @@ def job_request(options: argparse.Namespace, env: Mapping[str, str], cwd: str) -
         "cwd": cwd,
         "workers_per_node": flags.worker_count(options, env),
         "nodes": flags.node_count(options, env),
+        "min_workers": flags.least_workers(options, env),
         "interpreter": interpreter(options.python, env),
         "spawn": options.spawn,
         "preload": [name for names in options.preload for name in names.split(",") if name],

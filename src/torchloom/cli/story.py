@@ -88,7 +88,7 @@ def status_line(view: JobDetail) -> str:
         parts.append(output.rate(view["steps_per_s"]))
     if view["eta_s"] is not None:
         parts.append(f"ETA {output.time_left(view['eta_s'])}")
-    parts.append(f"{view['running_workers']}/{view['world_size']} workers")
+    parts.append(f"{view['running_workers']}/{view['wanted_workers']} workers")
     if view["restarts"]:
         parts.append(f"{view['restarts']} restart{'s' if view['restarts'] != 1 else ''}")
     return " · ".join(parts)

@@ -6,10 +6,12 @@ start costs a recovery nothing.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from torchloom.core.incidents import close_findings
 from torchloom.core.lifecycle import move_job, move_worker, set_workers
 from torchloom.core.operations import starting_schedule
-from torchloom.core.place import place
+from torchloom.core.sizing import replicas, seats, unit, wanted
 from torchloom.core.steering import generation_runs
 from torchloom.core.turn import Turn
 from torchloom.model.effects import Launch, StartStore, StartWorkers, StopStore, StopWorkers
@@ -22,14 +24,14 @@ from torchloom.model.worker import WorkerRef
 def start_generation(turn: Turn, job: Job, reason: str) -> None:
     """Begin the next generation, or wait with the reason why it cannot begin."""
     turn.cancel_timers(job)
-    why_not = _being_ended(turn, job)
-    nodes, why_not = ([], why_not) if why_not else place(turn.fleet, job)
+    why = _being_ended(turn, job)
+    nodes, why = ([], why) if why else seats(turn, job)
     if not nodes:
         if job.state is not JobState.WAITING:
-            move_job(turn, job, JobState.WAITING, why_not)
-        job.reason = why_not
+            move_job(turn, job, JobState.WAITING, why)
+        job.reason = why
         return
-    move_job(turn, job, JobState.STARTING, reason)
+    move_job(turn, job, JobState.STARTING, f"{reason}; {why}" if why else reason)
     close_findings(turn, job, "its generation ended")
     job.generation += 1
     job.generation_at_ns = turn.now_ns
@@ -56,7 +58,7 @@ def ask_store(turn: Turn, job: Job, generation: int, node: str, reason: str) -> 
     drop_store(turn, job, "a newer store takes its place")
     job.store_generation = generation
     job.store_node = node
-    single = job.spec.nodes == 1
+    single = job.spec.nodes == 1 and job.spec.min_workers is None  # fewer may be spread over more nodes
     turn.want(
         StartStore(
             id=turn.next_effect_id(),
@@ -142,11 +144,11 @@ def launch(turn: Turn, job: Job, reason: str) -> None:
                 spawn=spec.spawn,
                 preload=spec.preload,
                 launches=tuple(Launch(w.ref, w.local_rank) for w in mine),
-                world_size=spec.world_size,
+                world_size=len(job.workers),
                 local_world_size=len(mine),
                 group_rank=group_rank,
                 group_world_size=len(shares),
-                replicas=spec.replicas,
+                replicas=replicas(job),
                 restart_count=job.restarts,
                 max_restarts=spec.restarts.max_restarts,
                 store=job.store,
@@ -230,6 +232,8 @@ def settle_start(turn: Turn, job: Job) -> None:
     if incident is not None:
         incident.timeline.spawned_ns = turn.now_ns
     reason = f"generation {job.generation}: all {len(job.workers)} workers run"
+    if len(job.workers) != wanted(job):
+        reason += f", {wanted(job)} are wanted"
     move_job(turn, job, JobState.RUNNING, reason)
     generation_runs(turn, job)
 
@@ -253,27 +257,23 @@ def retry_waiting(turn: Turn) -> None:
             job.reason = held_up
             continue
         shape = (job.spec.nodes, job.spec.workers_per_node)
-        if shape in refused:  # room only shrinks during this pass
+        rigid = job.spec.min_workers is None
+        if rigid and shape in refused:  # room only shrinks during this pass
             job.reason = refused[shape]
             continue
         start_generation(turn, job, "there is room now")
-        if job.state is JobState.WAITING:
+        if rigid and job.state is JobState.WAITING:
             refused[shape] = job.reason
 
 
 def _assign(job: Job, nodes: list[str]) -> list[Worker]:
-    spec = job.spec
-    workers = []
-    for rank in range(spec.world_size):
-        group_rank, local_rank = divmod(rank, spec.workers_per_node)
+    """One worker for each rank; `nodes` has the node of each."""
+    workers: list[Worker] = []
+    local: Counter[str] = Counter()
+    for rank, node in enumerate(nodes):
         ref = WorkerRef(job.id, rank, job.generation, job.next_incarnation)
         job.next_incarnation += 1
-        workers.append(
-            Worker(
-                ref=ref,
-                node=nodes[group_rank],
-                local_rank=local_rank,
-                replica=rank * spec.replicas // spec.world_size,
-            )
-        )
+        replica = rank // unit(job.spec) if job.spec.replicas > 1 else 0
+        workers.append(Worker(ref=ref, node=node, local_rank=local[node], replica=replica))
+        local[node] += 1
     return workers

@@ -41,6 +41,7 @@ def move_job(turn: Turn, job: Job, state: JobState, reason: str) -> None:
         turn.fleet.waiting[job.id] = None
     else:
         turn.fleet.waiting.pop(job.id, None)
+        job.short_since_ns = 0
     job.ended_at_ns = turn.now_ns if state in ENDED else 0
 
 

@@ -22,6 +22,8 @@ def refusal(fleet: Fleet, spec: JobSpec, queue: bool | None) -> str:
     if queue is False:
         fitting = len(_fitting(spec, fleet.nodes.values()))
         return "" if fitting >= need else f"There is no room now: {_why_not(fleet, spec, fitting)}."
+    if _could_shrink(rooms, spec):
+        return ""
     if per_node > rooms[0]:
         return f"{per_node} workers on one node were asked for and the largest node holds {rooms[0]}."
     able = sum(room >= per_node for room in rooms)
@@ -38,6 +40,13 @@ def shape(fleet: Fleet, world_size: int) -> tuple[int, int]:
         if not rest and sum(room >= share for room in rooms) >= nodes:
             return share, nodes
     return world_size, 1
+
+
+def _could_shrink(rooms: list[int], spec: JobSpec) -> bool:
+    """Whether nodes that are empty hold the smallest world the owner would accept."""
+    if spec.min_workers is None:
+        return False
+    return sum(min(room, spec.workers_per_node) for room in rooms) >= spec.min_workers
 
 
 def _rooms(fleet: Fleet) -> list[int]:

@@ -257,5 +257,8 @@ def _timer_fired(turn: Turn, event: TimerFired) -> None:
         boundary_not_reached(turn, job)
     elif timer.id.startswith("stop-again/"):
         stop_again(turn, job)
+    elif timer.id.startswith("shrink/"):
+        if job.state is JobState.WAITING:
+            start_generation(turn, job, "it has waited for room")
     elif job.state is JobState.BACKOFF:
         start_generation(turn, job, f"the wait is over: {job.reason}")

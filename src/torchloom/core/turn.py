@@ -91,7 +91,7 @@ class Turn:
             self.fleet.timers.pop(_timer_id(kind, job), None)
 
 
-TIMERS = ("backoff", "stop-again", "stop-boundary")
+TIMERS = ("backoff", "stop-again", "stop-boundary", "shrink")
 
 
 def _timer_id(kind: str, job: Job) -> str:

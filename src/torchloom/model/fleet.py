@@ -229,6 +229,8 @@ class Job(Struct, kw_only=True):
     """Open incidents that detectors made in this generation, by core.telling.key; kept by core.findings."""
     acted_ns: list[int] = field(default_factory=list)
     """When findings led to restarts, the newest ones."""
+    short_since_ns: int = 0
+    """Since when there has been room for fewer workers than wanted only; kept by core.sizing."""
     silent: dict[str, str] = field(default_factory=dict)
     """Incidents about nodes of this generation that cannot be heard, by node; kept by core.lost_nodes."""
 

@@ -84,7 +84,8 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_steps: int | None = None
     """The job's workers find it as MAX_STEPS; it is the end that ETA and progress are told by."""
     min_workers: int | None = None
-    """Smallest and largest world the owner would accept; None: only the one asked for."""
+    """Smallest and largest world the owner would accept; None: only the one asked for. With a smallest one
+    the job starts with fewer workers when there is no room for all (core/sizing.py)."""
     max_workers: int | None = None
     limits: HangLimits = HangLimits()
     checkpoint: CheckpointSettings = CheckpointSettings()

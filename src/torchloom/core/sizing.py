@@ -1,0 +1,77 @@
+"""With how many workers a job starts when there is no room for all that are wanted.
+
+A job whose owner named a smallest number is elastic: it starts with the largest world there is room for,
+after a short wait for nodes to return. It is never ended for the sake of more: it grows at its next start.
+"""
+
+from __future__ import annotations
+
+from heapq import nsmallest
+
+from torchloom.core.place import place
+from torchloom.core.turn import Turn
+from torchloom.model.fleet import Fleet, Job, NodeState
+from torchloom.model.job import JobSpec
+
+SHRINK_WAIT_S = 5.0
+"""An agent or a link that was only restarted is back by then; a host that reboots takes minutes."""
+
+
+def wanted(job: Job) -> int:
+    """Workers that the job should have."""
+    return job.spec.world_size
+
+
+def unit(spec: JobSpec) -> int:
+    """Worlds are multiples of this: a replica is whole or not there."""
+    return spec.world_size // spec.replicas if spec.replicas > 1 else 1
+
+
+def replicas(job: Job) -> int:
+    """Of the current generation."""
+    return max(1, len(job.workers) // unit(job.spec)) if job.spec.replicas > 1 else 1
+
+
+def seats(turn: Turn, job: Job) -> tuple[list[str], str]:
+    """The node of each rank of the next generation and, if there are fewer than wanted, why; or none and why.
+
+    Sets the timer after which fewer will do.
+    """
+    nodes, why_not = place(turn.fleet, job)
+    if nodes:
+        job.short_since_ns = 0
+        return [node for node in nodes for _ in range(job.spec.workers_per_node)], ""
+    least, most = job.spec.min_workers, wanted(job)
+    if least is None:
+        return [], why_not
+    found = _packed(turn.fleet, job, most)
+    found = found[: len(found) // unit(job.spec) * unit(job.spec)]
+    if len(found) == most:
+        return found, ""
+    if len(found) < least:
+        job.short_since_ns = 0
+        return [], f"{why_not}; at least {least} workers are needed and there is room for {len(found)}"
+    fewer = f"with {len(found)} of {most} workers"
+    if job.workers and len(found) >= len(job.workers):  # no loss, so there is nothing to wait for
+        return found, f"{fewer}, as many as there is room for"
+    job.short_since_ns = job.short_since_ns or turn.now_ns
+    left_s = SHRINK_WAIT_S - (turn.now_ns - job.short_since_ns) / 1e9
+    if left_s <= 0:
+        return found, f"{fewer}, because no more room appeared within {SHRINK_WAIT_S:g} s"
+    turn.set_timer("shrink", job, left_s)
+    return [], f"{why_not}; it starts {fewer} unless more room appears within {SHRINK_WAIT_S:g} s"
+
+
+def _packed(fleet: Fleet, job: Job, most: int) -> list[str]:
+    """As many ranks as fit, up to `most`: on nodes that held the job before, then on the emptiest.
+
+    No node gets more than its share of the world that was asked for: that is what its devices were meant for.
+    """
+    share = job.spec.workers_per_node
+    held = {worker.node for worker in job.workers}
+    ready = [n for n in fleet.nodes.values() if n.state is NodeState.READY and n.room > 0]
+    by_choice = [(n.id not in held, -min(n.room, share), -n.room, n.id) for n in ready]
+    found: list[str] = []
+    for *_, id in nsmallest(most, by_choice):
+        found += [id] * min(share, fleet.nodes[id].room, most - len(found))
+    return found
