@@ -1,0 +1,173 @@
+"""Two real agents, real NATS, real processes, and a link that fails: only proof of death restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gate_proxy import GateProxy
+
+from torchloom.agent.main import serve
+from torchloom.agent.process import is_alive, start_ticks
+from torchloom.bus.address import BusAddress
+from torchloom.bus.nats import NatsBus
+from torchloom.bus.nats_binary import find_server
+from torchloom.core.invariants import broken
+from torchloom.errors import Conflict, NotFound
+from torchloom.home import Home
+from torchloom.model.fleet import Job, JobState, NodeState
+from torchloom.model.job import JobSpec, Program
+from torchloom.weaver.service import Weaver
+
+SLEEPER = "import time\nwhile True: time.sleep(0.1)\n"
+WITHIN_S = 90.0
+
+
+async def until(condition: Callable[[], Any], what: str, within_s: float = WITHIN_S) -> Any:
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        found = condition()
+        if found:
+            return found
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"not within {within_s:g} s: {what}")
+
+
+@pytest.fixture
+def nats_port(tmp_path: Path) -> Iterator[int]:
+    """A server without credentials, as an outside one may be: two agents of different names use it."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = int(found.getsockname()[1])
+    command = [str(find_server()), "-js", "-sd", str(tmp_path / "js"), "-a", "127.0.0.1", "-p", str(port)]
+    with (tmp_path / "nats.log").open("wb") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log)
+    yield port
+    server.kill()
+    server.wait()
+
+
+class Fleet:
+    """A weaver, node a beside it, and node b behind a gate."""
+
+    def __init__(self, weaver: Weaver, gate: GateProxy) -> None:
+        self.weaver, self.gate = weaver, gate
+
+    @property
+    def job(self) -> Job:
+        return self.weaver.fleet.jobs["j"]
+
+    def node(self, name: str = "b") -> NodeState:
+        return self.weaver.fleet.nodes[name].state
+
+    def processes(self) -> list[tuple[int, int]]:
+        """Pids of the workers, with what tells them from later users of the same numbers."""
+        return [(worker.pid, start_ticks(worker.pid)) for worker in self.job.workers]
+
+    async def running(self, generation: int) -> None:
+        def runs() -> bool:
+            return self.job.state is JobState.RUNNING and self.job.generation == generation
+
+        await until(runs, f"generation {generation} runs: {self.job.state}, {self.job.reason}")
+
+
+@contextlib.asynccontextmanager
+async def fleet(port: int, work: Path) -> AsyncIterator[Fleet]:
+    gate = GateProxy(port)
+    stop = asyncio.Event()
+    buses: list[NatsBus] = []
+    tasks: list[asyncio.Task[None]] = []
+
+    async def bus(at: int, name: str) -> NatsBus:
+        address = BusAddress((f"nats://127.0.0.1:{at}",), "", "")
+        buses.append(await NatsBus.connect(address, name=name, wait_s=20))
+        return buses[-1]
+
+    with tempfile.TemporaryDirectory(prefix="loom-part-") as root:
+        weaver = Weaver(await bus(port, "weaver"))
+        tasks.append(asyncio.create_task(weaver.run(stop)))
+        for node, at, slots in (("a", port, 2), ("b", gate.port, 4)):
+            home = Home(Path(root) / node)
+            home.prepare()
+            link = await bus(at, node)
+            agent = serve(home, node, link, stop=stop, prewarm=False, max_workers=slots)
+            tasks.append(asyncio.create_task(agent))
+        try:
+            await until(lambda: weaver.active and len(weaver.fleet.nodes) == 2, "both nodes joined")
+            yield Fleet(weaver, gate)
+            await weaver.stop("j", "ann", kill=True)
+            await until(lambda: weaver.fleet.jobs["j"].ended, "the job has ended")
+            await until(lambda: not weaver.fleet.outbox, f"all is done: {weaver.fleet.outbox}")
+        finally:
+            gate.open()
+            stop.set()
+            await asyncio.wait(tasks, timeout=20)
+            for one in buses:
+                await one.close()
+            gate.close()
+        for task in tasks:
+            task.result()
+
+
+async def start(on: Fleet, work: Path) -> None:
+    script = work / "sleeper.py"
+    script.write_text(SLEEPER)
+    program = Program("command", sys.executable, (str(script),))
+    spec = JobSpec(program=program, cwd=str(work), workers_per_node=2, spawn="cold", stop_grace_s=1.0)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("LOOM_")}
+    await on.weaver.submit("j", spec, env, "ann")
+    await on.running(1)
+    assert {worker.node for worker in on.job.workers} == {"b"}, "the emptier one"
+
+
+@pytest.mark.parametrize("silently", [False, True], ids=["cut", "black hole"])
+def test_a_partition_restarts_nothing_and_a_host_said_to_be_gone_is_replaced_and_fenced(
+    nats_port: int, tmp_path: Path, silently: bool
+) -> None:
+    asyncio.run(_live_through(nats_port, tmp_path, silently))
+
+
+async def _live_through(nats_port: int, tmp_path: Path, silently: bool) -> None:
+    async with fleet(nats_port, tmp_path) as on:
+        await start(on, tmp_path)
+        weaver, old = on.weaver, on.processes()
+        with pytest.raises(Conflict, match="a host that is heard is not gone"):
+            await weaver.node_gone("b", "ann")
+        with pytest.raises(NotFound):
+            await weaver.node_gone("c", "ann")
+
+        on.gate.shut(silently)
+        await until(lambda: on.node() is NodeState.UNREACHABLE, "b is found to be silent")
+        incident = weaver.fleet.incidents["j.1"]
+        assert (incident.kind, incident.node, incident.open) == ("node-lost", "b", True)
+        await until(lambda: (weaver.node_seen("b") or 0) > 6, "a while passes")
+        assert on.job.state is JobState.RUNNING and on.job.generation == 1 and not on.job.restarts
+        assert all(is_alive(*one) for one in old), "nothing healthy was touched"
+
+        on.gate.open()
+        await until(lambda: on.node() is NodeState.READY and not incident.open, "b is heard again")
+        assert on.processes() == old and all(is_alive(*one) for one in old) and on.job.generation == 1
+
+        on.gate.shut(silently)
+        await until(lambda: on.node() is NodeState.UNREACHABLE, "b is found to be silent again")
+        await weaver.node_gone("b", "ann")
+        await on.running(2)
+        assert {worker.node for worker in on.job.workers} == {"a"} and on.node() is NodeState.GONE
+        assert all(is_alive(*one) for one in old), "the word was wrong: they live behind the cut"
+        new = on.processes()
+
+        on.gate.open()
+        await until(lambda: not any(is_alive(*one) for one in old), "what counted as dead is ended")
+        await until(lambda: on.node() is NodeState.READY and not weaver.fleet.outbox, "b is one of us again")
+        assert on.job.state is JobState.RUNNING and on.job.generation == 2 and on.processes() == new
+        assert all(is_alive(*one) for one in new)
+        assert not broken(weaver.fleet) and len(on.job.incidents) == 1
