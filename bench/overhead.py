@@ -34,6 +34,7 @@ NOTES = (
     "thread: CPU of the training thread; process: of all threads, gloo's too; wall: time passed",
     "a collective is an all_reduce of 64 bytes in a group of one rank; Python records without sampling there",
     "the DDP job has two ranks and one bucket; there the Python recorder samples as it does in production",
+    "the boundary is measured against a call that does nothing: it is what steering costs when nobody steers",
     "off in the DDP job: hooks removed, recorder stopped, kernels still loaded",
 )
 
@@ -149,7 +150,7 @@ def ddp(kind: str, blocks: int, directory: str, rank: int = 0) -> dict[str, Any]
     def on() -> None:
         off()
         running.append(recorder.start(view, address))
-        probe._step_ended = running[0].step_ended
+        probe.steps.step_ended = running[0].step_ended if kind == "python" else None
         probe.steps.install(optim, torch.compiler.is_compiling, probe.guard)
 
     def work() -> None:
@@ -177,13 +178,44 @@ def steps(blocks: int) -> dict[str, Any]:
 
     def on() -> None:
         probe.steps.remove()
+        probe.steps.overrides.replace({})
         probe.steps.install(optim, torch.compiler.is_compiling, probe.guard)
+
+    def hold() -> None:
+        on()
+        probe.steps.overrides.replace({"lr": 0.2})
 
     def work() -> None:
         for _ in range(STEPS_A_BLOCK):
             sgd.step()
 
-    return alternate(blocks, {"without": probe.steps.remove, "hooked": on}, work, STEPS_A_BLOCK)
+    states = {"without": probe.steps.remove, "hooked": on, "holding": hold}
+    return alternate(blocks, states, work, STEPS_A_BLOCK)
+
+
+def mailbox(blocks: int) -> dict[str, Any]:
+    """What a boundary pays for steering when nothing is pending, beyond a call that does nothing."""
+    from torchloom.probe import session
+    from torchloom.probe.box import Box
+
+    probe = session.Session(Box(*mapped_box()))
+    probe.control.due = 2**63  # as after the first boundary of a job that nobody changes
+
+    class Nothing:
+        def check(self, completed: int) -> None: ...
+
+    asked: list[Any] = [Nothing()]
+
+    def work() -> None:
+        check = asked[0].check
+        for completed in range(100 * STEPS_A_BLOCK):
+            check(completed)
+
+    states = {
+        "without": lambda: asked.__setitem__(0, Nothing()),
+        "looking": lambda: asked.__setitem__(0, probe.steps.inbox),
+    }
+    return alternate(blocks, states, work, 100 * STEPS_A_BLOCK)
 
 
 # -- running the children ---------------------------------------------------------------------------
@@ -213,6 +245,8 @@ def in_child(what: str, kind: str, blocks: int, directory: str, rank: int) -> No
             result = collectives(kind, blocks, directory)
         case "ddp":
             result = ddp(kind, blocks, directory, rank)
+        case "mailbox":
+            result = mailbox(blocks)
         case _:
             result = steps(blocks)
     print(json.dumps(result))
@@ -228,7 +262,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON only")
     parser.add_argument("--blocks", type=int, default=20, help="blocks of each state")
     options = parser.parse_args()
-    report: dict[str, Any] = {"step": child("steps", "none", options.blocks)}
+    report: dict[str, Any] = {
+        "step": child("steps", "none", options.blocks),
+        "mailbox": child("mailbox", "none", options.blocks),
+    }
     for kind in KINDS:
         progress(f"measuring the {kind} recorder")
         report[kind] = {
@@ -247,6 +284,8 @@ def rows_of(report: dict[str, Any]) -> Iterator[dict[str, object]]:
             yield from rows(f"all_reduce, {kind} recording", measured, "recording", goal)
             yield from rows(f"DDP step, {kind} recorder and hooks", report[kind]["ddp"], "recording")
     yield from rows("optimizer step, hooks", report["step"], "hooked", 20.0)
+    yield from rows("optimizer step, hooks, one value held", report["step"], "holding")
+    yield from rows("boundary with nothing pending", report["mailbox"], "looking", 1.0)
 
 
 def rows(
@@ -258,7 +297,7 @@ def rows(
             "what": what,
             "clock": clock,
             "without": round(base, 2),
-            "extra": round(extra, 2),
+            "extra": round(extra, 3),
             "extra %": round(100 * extra / base, 2),
             "goal": goal if clock == "thread" else None,
         }
