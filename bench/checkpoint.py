@@ -1,19 +1,25 @@
 """What a checkpoint costs the training loop, beside torch.save and DCP, in one run.
 
-    python bench/checkpoint.py [--mb 400 2000] [--rounds 4] [--no-s3] [--json]
+    python bench/checkpoint.py [--mb 400 2000] [--rounds 4] [--no-s3] [--quick] [--threads N]
 
 Blocking: how long the training loop waits. Total: until the state is durable in the store. Restore: into a
-model and an optimizer that exist. The state is a model with Adam; the methods take turns and the best round
-counts, because the machine is shared. Beside them the bound of this run: one copy of the state into memory
-that is there.
+model and an optimizer whose tensors are there; and in a new process, as after a crash, where the optimizer
+has no state yet and its memory has to be made. The state is a model with Adam; every method is measured
+between two measurements of the machine, and the best round counts, because the machine is shared. Beside
+them the bounds of this run: one copy of the state into memory that is there, and that copy out of shared
+memory which this process has not mapped before, which is what any restore from memory has to do.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import mmap
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,20 +33,20 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 import torchloom as loom
+from support.restored import build
 from support.s3 import available, s3_server
 from support.table import emit, progress
 
-SIDE = 1024
 NOTHING = float("nan")
+NEW_PROCESS = Path(__file__).resolve().parent / "support" / "restored.py"
 
 
 class Training:
     """A model and an optimizer whose states take about so many megabytes together."""
 
     def __init__(self, megabytes: int) -> None:
-        layers = max(1, megabytes * 10**6 // (3 * 4 * SIDE * SIDE))
-        self.model = torch.nn.ModuleList(torch.nn.Linear(SIDE, SIDE, bias=False) for _ in range(layers))
-        self.optimizer = torch.optim.Adam(self.model.parameters(), foreach=False)
+        self.megabytes = megabytes
+        self.model, self.optimizer = build(megabytes)
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         self.optimizer.step()
@@ -60,6 +66,9 @@ class Method(Protocol):
 
     def restore(self) -> float: ...
 
+    def restore_anew(self) -> float:
+        """In a process of its own."""
+
     def close(self) -> None: ...
 
 
@@ -70,7 +79,7 @@ class Loom:
         os.environ.pop("LOOM_MEMORY_DIR", None)
         if memory is not None:
             os.environ["LOOM_MEMORY_DIR"] = str(memory)
-        self._memory = memory
+        self._memory, self._training = memory, training
         self._parts = {"model": training.model, "optimizer": training.optimizer}
         self._options: dict[str, Any] = {"every": 10**9, "keep": 1, "dir": where, "name": name}
         self._ckpt = loom.Checkpoint(**self._parts, **self._options)
@@ -95,6 +104,13 @@ class Loom:
         # The one before may not save any more: a new life of the job has begun.
         self._ckpt.close()
         self._ckpt = again
+        return took
+
+    def restore_anew(self) -> float:
+        place, name = self._options["dir"], self._options["name"]
+        took = in_new_process(self._training.megabytes, "loom", place, name)
+        # Another life of the job has begun; this process must begin the next to save again.
+        self.restore()
         return took
 
     def close(self) -> None:
@@ -126,6 +142,9 @@ class TorchSave:
         self._training.model.load_state_dict(state["model"])
         self._training.optimizer.load_state_dict(state["optimizer"])
         return time.perf_counter() - began
+
+    def restore_anew(self) -> float:
+        return in_new_process(self._training.megabytes, "torch", str(self._path.parent), "-")
 
     def close(self) -> None: ...
 
@@ -161,6 +180,11 @@ class Dcp:
         self._training.optimizer.load_state_dict(state["optimizer"])
         return time.perf_counter() - began
 
+    def restore_anew(self) -> float:
+        if self._mode != "save":  # the files are the same
+            return NOTHING
+        return in_new_process(self._training.megabytes, "dcp", str(self._last), "-")
+
     def close(self) -> None:
         if self._stager is not None:
             self._stager.close()
@@ -178,14 +202,43 @@ def copy_bound(training: Training, rounds: int) -> float:
     return best
 
 
-def measure(method: Method, rounds: int, restores: bool) -> tuple[float, float, float]:
+def mapped_copy_bound(training: Training, rounds: int) -> float:
+    """The same out of shared memory that is not mapped yet: its pages exist, the process has to find them."""
+    outside = training.tensors()
+    size = sum(tensor.numel() * tensor.element_size() for tensor in outside)
+    best = float("inf")
+    with tempfile.TemporaryFile(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as file:
+        os.posix_fallocate(file.fileno(), 0, size)
+        for _ in range(rounds + 1):
+            began = time.perf_counter()
+            words = torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=torch.float32)
+            pieces, at = [], 0
+            for tensor in outside:
+                pieces.append(words[at : at + tensor.numel()].view(tensor.shape))
+                at += tensor.numel()
+            torch._foreach_copy_(outside, pieces)
+            best = min(best, time.perf_counter() - began)
+            del words, pieces
+    return best
+
+
+def in_new_process(megabytes: int, kind: str, place: str, name: str) -> float:
+    command = [sys.executable, str(NEW_PROCESS), str(megabytes), kind, place, name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
+    return float(done.stdout.split("restored in ")[1])
+
+
+def measure(method: Method, rounds: int) -> tuple[float, float, float, float]:
     """The best of each; a first save makes the memory and does not count."""
     method.save(1)
     times = [method.save(2 + n) for n in range(rounds)]
-    back = min(method.restore() for _ in range(rounds)) if restores else NOTHING
+    back = min(method.restore() for _ in range(rounds))
+    anew = min(method.restore_anew() for _ in range(max(1, rounds // 2)))
     method.close()
     gc.collect()
-    return min(t[0] for t in times), min(t[1] for t in times), back
+    return min(t[0] for t in times), min(t[1] for t in times), back, anew
 
 
 def run(megabytes: int, rounds: int, disk: Path, memory: Path, s3: str | None) -> list[dict[str, object]]:
@@ -207,8 +260,9 @@ def run(megabytes: int, rounds: int, disk: Path, memory: Path, s3: str | None) -
     for name, begin in make.items():
         progress(f"{megabytes} MB: {name}")
         bound = copy_bound(training, rounds)
-        blocking, total, back = measure(begin(), rounds, True)
+        blocking, total, back, anew = measure(begin(), rounds)
         bound = min(bound, copy_bound(training, rounds))
+        mapped = mapped_copy_bound(training, rounds)
         rows.append(
             {
                 "state_mb": round(size),
@@ -217,21 +271,50 @@ def run(megabytes: int, rounds: int, disk: Path, memory: Path, s3: str | None) -
                 "copies": round(blocking / bound, 2),
                 "total_s": round(total, 3),
                 "restore_s": round(back, 4),
+                "new_process_s": round(anew, 4),
                 "one_copy_s": round(bound, 4),
+                "mapped_copy_s": round(mapped, 4),
             }
         )
+        progress(f"  {rows[-1]}")
     return rows
+
+
+def compare(rows: list[dict[str, Any]]) -> list[str]:
+    """What a restore from memory is worth, in this run."""
+    notes = []
+    for size in dict.fromkeys(row["state_mb"] for row in rows):
+        by_name = {row["method"]: row for row in rows if row["state_mb"] == size}
+        ours, theirs = by_name["loom, disk and memory tier"], by_name["DCP save"]
+        load = min(row["restore_s"] for name, row in by_name.items() if name.startswith("DCP"))
+        notes.append(
+            f"{size} MB: restored from memory {load / ours['restore_s']:.1f} × as fast as DCP's best load, "
+            f"in a new process {theirs['new_process_s'] / ours['new_process_s']:.1f} ×; that is "
+            f"{ours['restore_s'] / ours['one_copy_s']:.1f} warm copies, and "
+            f"{ours['restore_s'] / ours['mapped_copy_s']:.1f} × what copying out of unmapped memory takes"
+        )
+    return notes
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="what a checkpoint costs")
-    parser.add_argument("--mb", type=int, nargs="+", default=[400, 2000])
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--mb", type=int, nargs="+", default=None, help="400 and 2000 without it")
+    parser.add_argument("--rounds", type=int, default=None, help="4 without it")
+    parser.add_argument("--quick", action="store_true", help="400 MB, 2 rounds")
+    parser.add_argument(
+        "--threads", type=int, default=None, help="of torch; fewer suffer less on a busy host"
+    )
     parser.add_argument("--no-s3", action="store_true")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     for name in ("LOOM_JOB", "LOOM_GENERATION", "CHECKPOINT_DIR", "USE_S3"):
         os.environ.pop(name, None)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the servers and files go, too
+    if args.threads:
+        os.environ["OMP_NUM_THREADS"] = str(args.threads)  # of the new processes
+        torch.set_num_threads(args.threads)
+    sizes = args.mb or ([400] if args.quick else [400, 2000])
+    rounds = args.rounds or (2 if args.quick else 4)
     rows: list[dict[str, object]] = []
     with ExitStack() as ends:
         disk = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="loom-bench-")))
@@ -244,13 +327,16 @@ def main() -> None:
         store = dist.HashStore()
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         ends.callback(dist.destroy_process_group)
-        for megabytes in args.mb:
-            rows += run(megabytes, args.rounds, disk, memory, s3)
+        for megabytes in sizes:
+            rows += run(megabytes, rounds, disk, memory, s3)
             gc.collect()
     notes = [
         "blocking_s: the training loop waits; copies: the same in units of one warm copy of the state",
         "restore_s: from the fastest place the method has: the memory tier where there is one",
+        "new_process_s: the same where the optimizer has no state yet, which DCP has to make first",
+        "mapped_copy_s: one copy out of shared memory that is not mapped yet, the least a new process can do",
         "one process; every save is durable (fsync) when total_s has passed",
+        *compare(rows),
     ]
     emit("checkpoints", rows, notes, args.json)
 

@@ -11,13 +11,16 @@ from torchloom.checkpoint.catalogue import list_checkpoints
 from torchloom.checkpoint.storage import open_storage
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_a_run_that_was_rolled_back_ends_like_one_that_was_not(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "where"), [("ddp", "store"), ("fsdp", "store"), ("ddp", "memory")])
+def test_a_run_that_was_rolled_back_ends_like_one_that_was_not(tmp_path: Path, kind: str, where: str) -> None:
     plain = torchrun(3, "rollback.py", kind, str(tmp_path / "plain"), "plain")
-    rolled = torchrun(3, "rollback.py", kind, str(tmp_path / "rolled"), "rolled")
+    rolled = torchrun(3, "rollback.py", kind, str(tmp_path / "rolled"), where)
     assert rolled[-1] == plain[-1]
     entries = list_checkpoints(open_storage(str(tmp_path / "rolled"), {}), "job")
     resumable = [entry.name for entry in entries if entry.resumable]
     # b1 was registered by the rollback that no rank made.
-    assert resumable == ["step-20.g0.b2", "step-15.g0.b2", "step-10.g0.b2", "step-5.g0"]
-    assert [entry.name for entry in entries if not entry.resumable] == ["step-10.g0"]
+    if where == "memory":  # to step 11, which is in no store
+        assert resumable == ["step-20.g0.b2", "step-15.g0.b2", "step-10.g0", "step-5.g0"]
+    else:
+        assert resumable == ["step-20.g0.b2", "step-15.g0.b2", "step-10.g0.b2", "step-5.g0"]
+        assert [entry.name for entry in entries if not entry.resumable] == ["step-10.g0"]

@@ -1,9 +1,10 @@
 """Trains under FSDP2 or DDP, is rolled back live on the way, and prints a digest of every rank's end.
 
-rollback.py fsdp|ddp DIR plain|rolled
+rollback.py fsdp|ddp DIR plain|store|memory      `store`, `memory`: where it is rolled back to
 """
 
 import hashlib
+import os
 import sys
 
 import torch
@@ -12,9 +13,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 import torchloom as loom
 from torchloom.checkpoint import live, rollback
+from torchloom.checkpoint.interval import Every
 from torchloom.errors import CheckpointDamaged, CheckpointError
 
-kind, directory, rolled = sys.argv[1], sys.argv[2], sys.argv[3] == "rolled"
+kind, directory, rolled, memory = sys.argv[1], sys.argv[2], sys.argv[3] != "plain", sys.argv[3] == "memory"
+if memory:
+    os.environ["LOOM_MEMORY_DIR"] = f"{directory}/memory"
+goal = 11 if memory else 5
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(0)
@@ -44,20 +49,21 @@ def digest() -> str:
 
 def refused(step: int) -> None:
     """Rank 1 cannot load: nobody goes back."""
-    before, whole = digest(), rollback.from_store
+    place = "from_memory" if memory else "from_store"
+    before, whole = digest(), getattr(rollback, place)
     if rank == 1:
 
         def broken(*args: object) -> object:
             raise CheckpointDamaged("rank 1 reads rubbish")
 
-        rollback.from_store = broken  # type: ignore[assignment]
+        setattr(rollback, place, broken)
     try:
-        ckpt.roll_back(5)
+        ckpt.roll_back(goal)
     except CheckpointError as error:
         assert "rank 1 reads rubbish" in str(error)
     else:
         raise AssertionError("it went back")
-    rollback.from_store = whole
+    setattr(rollback, place, whole)
     assert digest() == before
 
 
@@ -65,6 +71,7 @@ with loom.Checkpoint(
     model=model, optimizer=optimizer, data=loader, dir=directory, name="job", every=5
 ) as ckpt:
     ckpt.restore()
+    ckpt._agenda.memory.every = Every(steps=1)
     step = 0
     done = False
     for batch in loader:
@@ -76,7 +83,7 @@ with loom.Checkpoint(
             found = live.current()
             assert found is ckpt
             ckpt.at_end(refused)
-            ckpt.at_end(lambda step: ckpt.roll_back(5))
+            ckpt.at_end(lambda step: ckpt.roll_back(goal))
         optimizer.step()
         step = ckpt.step(step + 1)
         ckpt.wait()
