@@ -191,5 +191,8 @@ def test_steps_of_several_windows_are_joined() -> None:
 
 def test_limits_that_the_owner_set() -> None:
     assert limits_of(HangLimits()).hang.hang_act_s == 600
+    silence = limits_of(HangLimits(heartbeat_timeout_s=5.0)).hang
+    assert (silence.hang_floor_s, silence.hang_cap_s, silence.hang_act_s) == (5.0, 5.0, 600)
+    assert limits_of(HangLimits(heartbeat_timeout_s=5.0, hang_report_s=7.0)).hang.hang_cap_s == 7.0
     hang = limits_of(HangLimits(hang_report_s=7.0, hang_act_s=30.0)).hang
     assert (hang.hang_floor_s, hang.hang_cap_s, hang.hang_act_s, hang.start_act_s) == (7.0, 7.0, 30.0, 30.0)
