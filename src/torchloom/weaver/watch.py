@@ -237,8 +237,8 @@ class Watch:
 def limits_of(told: HangLimits) -> AllLimits:
     """The limits of the detectors, with what the job's owner set."""
     hang = Limits()
-    # HEARTBEAT_TIMEOUT means silence: after so long it is said. To act upon it takes more than a number that may
-    # have come with the shell: certain evidence, or hang_act_s.
+    # HEARTBEAT_TIMEOUT means silence: after so long it is said. To act upon it takes more than a number that
+    # may have come with the shell: certain evidence, or hang_act_s.
     said = told.heartbeat_timeout_s if told.hang_report_s is None else told.hang_report_s
     if said is not None:
         hang = replace(hang, hang_floor_s=said, hang_cap_s=said, start_report_s=said, announced_report_s=said)
