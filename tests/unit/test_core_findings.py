@@ -199,6 +199,21 @@ def test_the_policy_may_act_on_less_or_ignore() -> None:
     assert story.state() is JobState.RECOVERING
 
 
+def test_a_policy_may_pause_the_job_and_asks_once() -> None:
+    story = running(policy=Policy(rules={"not-a-number": {"certain": "pause"}}))
+    story.tell(made(NAN))
+    story.tell(made(NAN))
+    assert [o.kind.value for o in story.job().operations.values()] == ["pause"]
+    assert story.state() is JobState.RUNNING and story.incident().timeline.decided_ns
+    story.check_replay()
+
+
+def test_a_dry_run_pauses_nothing() -> None:
+    story = running(policy=Policy(dry_run=True, rules={"not-a-number": {"certain": "pause"}}))
+    assert story.tell(made(NAN)) == [] and not story.job().operations
+    assert story.incident().decision.startswith("dry run, would be paused")
+
+
 def test_the_end_of_a_job_closes_what_was_said() -> None:
     story = running()
     story.tell(made(SLOW))

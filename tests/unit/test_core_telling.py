@@ -79,6 +79,20 @@ def test_slowness_must_be_found_more_than_once_and_for_a_while() -> None:
     looks, slow = Looks(), finding("compute-slow", 0.0)
     assert looks.look(slow)[0] == [] and looks.look(slow)[0] == []
     assert looks.look(slow, after_s=SLOW_FOR_S)[0] == [slow]
+    assert looks.look(slow)[0] == []
+
+
+def test_looks_that_do_not_agree_are_chance() -> None:
+    looks, slow = Looks(), finding("compute-slow", 0.0)
+    for _ in range(20):
+        assert looks.look(slow, after_s=2.0)[0] == [] and looks.look(slow, after_s=2.0)[0] == []
+        assert looks.look() == ([], [])
+
+
+def test_slowness_said_once_is_not_said_again_soon() -> None:
+    looks, slow = Looks(), finding("compute-slow", 0.0)
+    for _ in range(20):
+        looks.look(slow)
     assert looks.look(slow, after_s=60)[0] == []
 
 
@@ -129,6 +143,7 @@ def test_a_rule_wins_over_the_default() -> None:
         ({"rules": {"hang": {"certain": "evict"}}}, "evict"),
         ({"rules": {"crash": {"certain": "report"}}}, "no detector finds"),
         ({"dryrun": True}, "dryrun"),
+        ({"rules": {"hang": {"certain": "pause"}}}, "reaches no step"),
         ({"cooldown_s": -1}, "negative"),
     ],
 )

@@ -554,7 +554,7 @@ class PolicyBody(TypedDict):
     dry_run: NotRequired[bool]
     restarts_per_hour: NotRequired[int]
     cooldown_s: NotRequired[float]
-    rules: NotRequired[dict[str, dict[str, Literal["ignore", "report", "restart"]]]]
+    rules: NotRequired[dict[str, dict[str, Literal["ignore", "report", "pause", "restart"]]]]
 
 
 class Problem(TypedDict):

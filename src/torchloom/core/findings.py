@@ -12,11 +12,13 @@ from torchloom.core.ending import end_generation, open_incident, settle
 from torchloom.core.incidents import close, drop_old_evidence
 from torchloom.core.numbers import goodput
 from torchloom.core.policy import STUCK, decide
+from torchloom.core.steering import change_requested
 from torchloom.core.telling import key
 from torchloom.core.turn import Turn
-from torchloom.model.events import FindingEnded, FindingMade
+from torchloom.model.events import ChangeRequested, FindingEnded, FindingMade
 from torchloom.model.findings import Finding
 from torchloom.model.fleet import Incident, Job, JobState, Plan
+from torchloom.model.transaction.messages import Kind
 
 REOPENED_NS = 300 * 10**9
 """Slowness that comes back within this time is the same incident."""
@@ -41,6 +43,8 @@ def finding_made(turn: Turn, event: FindingMade) -> None:
     incident.decision = choice.reason
     if choice.action == "restart":
         _restart(turn, job, incident, plan, choice.reason)
+    elif choice.action == "pause":
+        _pause(turn, job, incident, choice.reason)
     elif finding.kind in MOMENTARY:
         close(turn, job, incident, "it was one step")
         job.findings.pop(key(finding), None)
@@ -113,6 +117,19 @@ def _update(turn: Turn, job: Job, incident: Incident, event: FindingMade) -> Non
         told = {one.rank: one for one in incident.evidence}
         told |= {one.rank: one for one in event.evidence}
         incident.evidence = tuple(told[rank] for rank in sorted(told))
+
+
+def _pause(turn: Turn, job: Job, incident: Incident, reason: str) -> None:
+    """Ask for it once, as a person would; what became of it is told with the job's operations."""
+    if job.paused or incident.timeline.decided_ns:
+        incident.decision = f"paused: {reason}"
+        return
+    incident.timeline.decided_ns = turn.now_ns
+    incident.decision = f"to be paused at the next step: {reason}; `loom resume {job.id}` lets it go on"
+    name = f"{incident.id}.pause"
+    change_requested(
+        turn, ChangeRequested(job=job.id, operation=name, kind=Kind.PAUSE, by="policy", why=incident.verdict)
+    )
 
 
 def _restart(turn: Turn, job: Job, incident: Incident, plan: Plan, reason: str) -> None:

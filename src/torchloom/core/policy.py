@@ -54,6 +54,10 @@ def decide(policy: Policy, finding: Finding, plan: Plan, acted_ns: Sequence[int]
         return Choice("ignore", "the policy ignores it")
     if action == "report":
         return Choice("report", _why_only_told(policy, finding, level))
+    if action == "pause" and policy.dry_run:
+        return Choice("report", f"dry run, would be paused: {_basis(finding, level)}")
+    if action == "pause":
+        return Choice("pause", _basis(finding, level))
     why_not = _refusal(policy, plan, acted_ns, now_ns)
     if why_not:
         return Choice("report", f"not restarted: {why_not}")
@@ -100,6 +104,10 @@ def policy_from(data: Mapping[str, Any]) -> Policy:
     for kind, by_level in policy.rules.items():
         if kind not in kinds:
             raise UsageError(f"The policy names {kind!r}, which no detector finds; use {', '.join(kinds)}.")
+        if kind in STUCK and "pause" in by_level.values():
+            raise UsageError(
+                f"The policy pauses on {kind}, but a job held up reaches no step for that."
+            )
         for level in by_level:
             if level not in levels:
                 raise UsageError(f"The policy names the level {level!r}; use {', '.join(levels)}.")

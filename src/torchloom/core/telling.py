@@ -1,8 +1,8 @@
 """Which findings of one look are worth saying now, and which are over. Judges nobody.
 
 One fault is one key, so that a rank which is found again and again is said once. What holds a job up is said
-at once and again when it becomes certain or has lasted twice as long; slowness only when it was found more
-than once and for a while, and it is over only when it has not been found for a while.
+at once and again when it becomes certain or has lasted twice as long; slowness only when several
+looks agree for a while, and it is over only when it has not been found for a while.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from torchloom.core.policy import STUCK
 from torchloom.model.findings import Finding
 
-SLOW_LOOKS = 2
-"""Looks for slowness (not windows) that must agree …"""
-SLOW_FOR_S = 5.0
+SLOW_LOOKS = 3
+"""Looks for slowness (not windows), one after the other, that must agree …"""
+SLOW_FOR_S = 6.0
 """… over at least this long."""
 CALM_S = 20.0
 """What is not stuck is over when it was not found for this long."""
@@ -86,6 +86,8 @@ def choose(
             continue
         # Somebody else (a weaver before this one) may have said it: then it must be ended by us, too.
         seen = before or Seen(now_s, now_s)
+        if seen.said is None and name not in open_keys and look != seen.look:
+            continue  # a look that does not agree: chance, until the same is found anew
         if now_s - seen.last_s < (0.0 if name == "stuck" and before else CALM_S):
             kept[name] = seen
         elif seen.said is not None or name in open_keys:

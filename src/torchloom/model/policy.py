@@ -6,9 +6,9 @@ from typing import Literal
 
 from msgspec import Struct
 
-Action = Literal["ignore", "report", "restart"]
-"""`ignore`: no incident. `report`: an incident and nothing else. `restart`: end the generation and start the
-next one from the newest checkpoint."""
+Action = Literal["ignore", "report", "pause", "restart"]
+"""`ignore`: no incident. `report`: an incident and nothing else. `pause`: hold all ranks at the next step
+until a person resumes them. `restart`: end the generation and begin the next one at the newest checkpoint."""
 
 Level = Literal["certain", "lasting", "likely", "suspected"]
 """`certain`: nothing benign looks like this. `lasting`: not certain, but longer than the limit for acting.
