@@ -146,3 +146,16 @@ def test_a_rank_killed_while_all_are_paused_is_told_and_the_rest_can_be_stopped(
     os.kill(job.pids[1], signal.SIGKILL)
     job.until(lambda: 1 in job.codes)
     job.until(lambda: job.phase(0) == Phase.PAUSED)
+
+
+def test_what_a_signal_handler_raises_in_a_pause_is_the_scripts_and_the_pause_holds(start: Start) -> None:
+    job = start("signals", world=1)
+    job.reach(3)
+    told = job.outcome(job.ask(Kind.PAUSE))
+    job.until(lambda: job.phase() == Phase.PAUSED)
+    os.kill(job.pids[0], signal.SIGUSR1)
+    job.until(lambda: "told" in job.story())
+    job.until(lambda: job.phase() == Phase.PAUSED)
+    assert job.steps() == told.at_step - 1
+    assert job.outcome(job.ask(Kind.RESUME)).how is How.APPLIED
+    goes_on(job)

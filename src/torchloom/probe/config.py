@@ -81,7 +81,7 @@ class Config:
         return self._overrides.held(self._optimizers())
 
     def _values(self) -> dict[str, object]:
-        declared = {name: d.value for name, d in self._registry.by_name.items()}
+        declared = {name: d.told() for name, d in self._registry.by_name.items()}
         return {MAX_STEPS.name: self.max_steps, **declared}
 
     def _groups(self, held: Mapping[str, Held]) -> list[list[dict[str, Any]]]:

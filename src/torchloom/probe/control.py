@@ -31,7 +31,7 @@ from torchloom.probe.answers import write_answers
 from torchloom.probe.changes import Changes
 from torchloom.probe.phases import Phases
 from torchloom.probe.registers import Registers, StoreSilent
-from torchloom.probe.stopping import Lost, StopAtBoundary
+from torchloom.probe.stopping import Lost, StopAtBoundary, nap
 from torchloom.wire.blackbox import MAIL, MAILBOX_AT, PROGRESS_AT, Header, Mailbox, Progress, View
 from torchloom.wire.blackbox import Phase as WorkerPhase
 
@@ -207,14 +207,14 @@ class Control:
             rank.store_said(do.key, self._registers.compare_set(do.key, do.value, do.until_ns))
         except StoreSilent as error:
             rank.store_failed(str(error), time.monotonic_ns())
-            time.sleep(SHORT_S)
+            nap(SHORT_S)
 
     def _look(self, rank: Rank, do: Look) -> None:
         try:
             rank.saw(self._registers.look(do.keys, do.until_ns))
         except StoreSilent as error:
             rank.store_failed(str(error), time.monotonic_ns())
-            time.sleep(SHORT_S)
+            nap(SHORT_S)
 
     def _wait(self, rank: Rank, do: Wait, sleep_s: float) -> float:
         """One look for news; errors of the store do not matter here."""
@@ -229,7 +229,7 @@ class Control:
 
     def _sleep(self, last_s: float, shortest_s: float, longest_s: float) -> float:
         seconds = min(longest_s, max(shortest_s, last_s * 1.5))
-        time.sleep(seconds)
+        nap(seconds)
         return seconds
 
     def _show(self, phase: WorkerPhase) -> None:

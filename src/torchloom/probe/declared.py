@@ -55,6 +55,13 @@ class Declared:
         """As JSON."""
         return self._value if self._get is None else self._form.encode(self._get())
 
+    def told(self) -> Any:
+        """The value to show; None when the script's own function that tells it fails."""
+        try:
+            return self.value
+        except Exception:  # noqa: BLE001 – code of the script's; a change of it would say why
+            return None
+
     def set(self, value: Any) -> None:
         """Call the handler. Raises whatever it raises; then the value counts as unchanged."""
         self._call(self._form.decode(value))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torchloom.probe.stopping import Lost
+from torchloom.probe.stopping import Interrupted, Lost
 
 LIMIT = 3
 """Failures after which an entry point is switched off."""
@@ -46,8 +46,11 @@ class Guard:
 
         return safely
 
-    def wrap_steering(self, entry: Callable[..., Any]) -> Callable[..., Any]:
-        """As `wrap`, but while this rank is armed an error ends the worker, and nothing is switched off."""
+    def wrap_steering(self, entry: Callable[..., Any], *, outermost: bool = True) -> Callable[..., Any]:
+        """As `wrap`, but while this rank is armed an error ends the worker, and nothing is switched off.
+
+        `outermost`: what a signal handler of the script's raised meanwhile is given to the script.
+        """
         failures = 0
 
         def surely(*args: Any) -> Any:
@@ -56,6 +59,10 @@ class Guard:
                 return None
             try:
                 return entry(*args)
+            except Interrupted as interrupted:
+                if not outermost:
+                    raise
+                raise interrupted.error from None
             except Exception as error:  # noqa: BLE001 – as above
                 failures += 1
                 self._trip(entry, error)

@@ -82,7 +82,7 @@ class Session:
                 view,
                 Faults(view, lambda: self.steps.optimizers()),
                 self.control,
-                self._steering(self.control.boundary),
+                self._steering(self.control.boundary, outermost=False),
             ),
             data=self.data,
             overrides=overrides,
@@ -168,10 +168,10 @@ class Session:
         known = enumerate(self.steps.by_number())
         return [(number, optimizer) for number, optimizer in known if optimizer is not None]
 
-    def _steering(self, entry: Callable[..., None]) -> Callable[..., None]:
+    def _steering(self, entry: Callable[..., None], *, outermost: bool = True) -> Callable[..., None]:
         """Guarded by itself, so that a failure of it does not end the counting of steps; and a worker that
         must end does."""
-        guarded = self.guard.wrap_steering(entry)
+        guarded = self.guard.wrap_steering(entry, outermost=outermost)
 
         def steer(number: Any) -> None:
             try:

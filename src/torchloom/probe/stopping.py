@@ -8,6 +8,7 @@ clean-up wait for ranks that wait for it, it is cut short.
 from __future__ import annotations
 
 import faulthandler
+import time
 
 from torchloom.probe.ending import end_record, write_end
 from torchloom.wire.blackbox import View
@@ -28,6 +29,23 @@ class Lost(SystemExit):
     def __init__(self, why: str) -> None:
         self.why = why
         super().__init__(f"torchloom ends this worker, because it could differ from the others: {why}")
+
+
+class Interrupted(BaseException):
+    """Carries past our guard what a signal handler of the script raised while this rank stood at a boundary:
+    it is the script's own, and the boundary comes again."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+
+def nap(seconds: float) -> None:
+    """Sleep; the only thing that can go wrong in it is the script's."""
+    try:
+        time.sleep(seconds)
+    except Exception as error:  # noqa: BLE001 – raised by a signal handler of the script's
+        raise Interrupted(error) from None
 
 
 def end_surely(view: View, lost: Lost) -> None:

@@ -120,6 +120,15 @@ def set_noise(noise: Noise | None) -> None:
     state["noise"] = None if noise is None else noise.scale
 
 
+class Told(Exception):
+    """What a script's own signal handler raises."""
+
+
+def raise_told(*_: object) -> None:
+    raise Told("please save and go")
+
+
+signal.signal(signal.SIGUSR1, raise_told)
 clip = loom.setting("clip", 1.0, minimum=0.0)
 step_of: Any = optimizers[0].step
 if CASE == "compiled":
@@ -157,6 +166,12 @@ while training < STEPS:
     if CASE == "scaler":
         scaler.step(optimizers[0])
         scaler.update()
+    elif CASE == "signals":
+        try:
+            step_of()
+        except Told:
+            print("told", flush=True)
+            continue
     else:
         step_of()
     for optimizer in optimizers[1:]:

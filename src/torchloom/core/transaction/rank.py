@@ -195,7 +195,7 @@ class Rank:
     @property
     def is_armed(self) -> bool:
         """Whether passing a boundary without asking this machine could make this rank differ from others."""
-        return bool(self.broken or self._armed())
+        return bool(self.broken or self.held or self.stopped or self._armed())
 
     @property
     def due_step(self) -> int | None:
