@@ -118,7 +118,7 @@ def _take_effect(turn: Turn, job: Job, record: OperationRecord) -> None:
         case Kind.SET:
             schedule_change(turn, job, record, record.training_step)
         case Kind.RESTORE:
-            restored_config(turn, job, record.values, record.by)
+            restored_config(turn, job, record.values, record.by, record.version)
         case Kind.CHECKPOINT:
             pass
 
@@ -150,7 +150,7 @@ def starting_schedule(job: Job) -> str:
     return pack_schedule(schedule) if schedule else ""
 
 
-def restored_config(turn: Turn, job: Job, values: Mapping[str, object], by: str) -> None:
+def restored_config(turn: Turn, job: Job, values: Mapping[str, object], by: str, version: int = 0) -> None:
     """Training goes on after an earlier step by a person's wish: later versions are kept or given up."""
     step, choice = values.get("step"), values.get("config")
     if not isinstance(step, int) or choice not in ("keep", "revert"):
@@ -158,7 +158,8 @@ def restored_config(turn: Turn, job: Job, values: Mapping[str, object], by: str)
     kept = None
     if choice == "keep":
         why = f"kept when step {step} was restored"
-        kept = Entry(reserve_version(job.control), 0, {}, by=by, why=why, at_ns=turn.now_ns)
+        version = version or reserve_version(job.control)
+        kept = Entry(version, 0, {}, by=by, why=why, at_ns=turn.now_ns)
     job.schedule, _ = roll_back(job.schedule, step + 1, "keep" if kept else "revert", kept)
 
 

@@ -164,6 +164,11 @@ class Steering(ABC):
 
     async def checkpoint_now(self, job: str, by: str, why: str = "", operation: str = "") -> str:
         found = self._stepping(job, operation, "asked for a checkpoint")
+        if operation not in found.operations and found.paused and not _under_way(found, Kind.RESUME):
+            raise Conflict(
+                f"Job {job} is paused in the midst of a step, where its state is not whole",
+                hint=f"`loom resume {job}` first",
+            )
         if found.checkpoints is None:
             raise Conflict(
                 f"Job {job} has told of no checkpoints",
