@@ -26,7 +26,7 @@ from torchloom.core.invariants import broken
 from torchloom.errors import Conflict, NotFound
 from torchloom.home import Home
 from torchloom.model.fleet import Job, JobState, NodeState
-from torchloom.model.job import JobSpec, Program
+from torchloom.model.job import JobSpec, Program, SpawnMode
 from torchloom.weaver.service import Weaver
 
 SLEEPER = "import time\nwhile True: time.sleep(0.1)\n"
@@ -59,8 +59,8 @@ def nats_port(tmp_path: Path) -> Iterator[int]:
 class Fleet:
     """A weaver, node a beside it, and node b behind a gate."""
 
-    def __init__(self, weaver: Weaver, gate: GateProxy) -> None:
-        self.weaver, self.gate = weaver, gate
+    def __init__(self, weaver: Weaver, gate: GateProxy, homes: dict[str, Home]) -> None:
+        self.weaver, self.gate, self.homes = weaver, gate, homes
 
     @property
     def job(self) -> Job:
@@ -86,6 +86,7 @@ async def fleet(port: int, work: Path) -> AsyncIterator[Fleet]:
     stop = asyncio.Event()
     buses: list[NatsBus] = []
     tasks: list[asyncio.Task[None]] = []
+    homes: dict[str, Home] = {}
 
     async def bus(at: int, name: str) -> NatsBus:
         address = BusAddress((f"nats://127.0.0.1:{at}",), "", "")
@@ -96,14 +97,14 @@ async def fleet(port: int, work: Path) -> AsyncIterator[Fleet]:
         weaver = Weaver(await bus(port, "weaver"))
         tasks.append(asyncio.create_task(weaver.run(stop)))
         for node, at, slots in (("a", port, 2), ("b", gate.port, 4)):
-            home = Home(Path(root) / node)
+            home = homes[node] = Home(Path(root) / node)
             home.prepare()
             link = await bus(at, node)
             agent = serve(home, node, link, stop=stop, prewarm=False, max_workers=slots)
             tasks.append(asyncio.create_task(agent))
         try:
             await until(lambda: weaver.active and len(weaver.fleet.nodes) == 2, "both nodes joined")
-            yield Fleet(weaver, gate)
+            yield Fleet(weaver, gate, homes)
             await weaver.stop("j", "ann", kill=True)
             await until(lambda: weaver.fleet.jobs["j"].ended, "the job has ended")
             await until(lambda: not weaver.fleet.outbox, f"all is done: {weaver.fleet.outbox}")
@@ -118,11 +119,18 @@ async def fleet(port: int, work: Path) -> AsyncIterator[Fleet]:
             task.result()
 
 
-async def start(on: Fleet, work: Path) -> None:
+async def start(on: Fleet, work: Path, spawn: SpawnMode = "cold", standby: int = 0) -> None:
     script = work / "sleeper.py"
     script.write_text(SLEEPER)
     program = Program("command", sys.executable, (str(script),))
-    spec = JobSpec(program=program, cwd=str(work), workers_per_node=2, spawn="cold", stop_grace_s=1.0)
+    spec = JobSpec(
+        program=program,
+        cwd=str(work),
+        workers_per_node=2,
+        spawn=spawn,
+        standby=standby,
+        stop_grace_s=1.0,
+    )
     env = {name: value for name, value in os.environ.items() if not name.startswith("LOOM_")}
     await on.weaver.submit("j", spec, env, "ann")
     await on.running(1)
@@ -171,3 +179,25 @@ async def _live_through(nats_port: int, tmp_path: Path, silently: bool) -> None:
         assert on.job.state is JobState.RUNNING and on.job.generation == 2 and on.processes() == new
         assert all(is_alive(*one) for one in new)
         assert not broken(weaver.fleet) and len(on.job.incidents) == 1
+
+
+def test_a_spare_place_is_warm_is_used_and_is_made_anew_where_the_lost_one_was(
+    nats_port: int, tmp_path: Path
+) -> None:
+    asyncio.run(_promote(nats_port, tmp_path))
+
+
+async def _promote(nats_port: int, tmp_path: Path) -> None:
+    async with fleet(nats_port, tmp_path) as on:
+        await start(on, tmp_path, spawn="warm", standby=1)
+        assert on.job.spares == ["a"] and on.weaver.fleet.nodes["a"].spare == {"j": 2}
+        sockets = on.homes["a"].sockets
+        await until(lambda: not on.weaver.fleet.outbox and list(sockets.glob("*.sock")), "a is warm")
+        on.gate.shut(silently=False)
+        await until(lambda: on.node() is NodeState.UNREACHABLE, "b is found to be silent")
+        await on.weaver.node_gone("b", "ann")
+        await on.running(2)
+        assert {worker.node for worker in on.job.workers} == {"a"} and not on.job.spares
+        assert len(list(sockets.glob("*.sock"))) == 1, "the very spawner that was made ready"
+        on.gate.open()
+        await until(lambda: on.job.spares == ["b"], "the node that returned is the spare now")

@@ -17,6 +17,7 @@ from torchloom.model.effects import (
     StartWorkers,
     StopStore,
     StopWorkers,
+    WarmSpawner,
 )
 from torchloom.model.events import (
     EffectDone,
@@ -133,8 +134,9 @@ class Host:
         if session is None:
             return
         answer = session.answers.get(effect.id)
-        again = isinstance(effect, StopWorkers) and effect.strays and answer is not None
-        if effect.id in session.taken and not (again and isinstance(answer.body, EffectFailed)):
+        failed = answer is not None and isinstance(answer.body, EffectFailed)
+        again = isinstance(effect, StopWorkers) and effect.strays and failed
+        if effect.id in session.taken and not again:
             if effect.id in session.answers:
                 session.queue.append(session.answers[effect.id])
             return
@@ -152,6 +154,10 @@ class Host:
                 self.say(EffectFailed(node=self.node, effect=effect.id, why="no permission"), effect.id)
             case StopWorkers():
                 self._stop_workers(session, effect)
+            case WarmSpawner() if failing:
+                self.say(EffectFailed(node=self.node, effect=effect.id, why="no memory"), effect.id)
+            case WarmSpawner():
+                self.say(EffectDone(node=self.node, effect=effect.id), effect.id)
             case RemoveJobFiles() | ReleaseMemory():
                 self.say(EffectDone(node=self.node, effect=effect.id), effect.id)
 

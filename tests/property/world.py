@@ -121,6 +121,7 @@ class World:
             nodes=shape[1],
             restarts=LIMITS,
             min_workers=1 if number % 4 == 0 else None,
+            standby=number // 5 % 3 if number % 7 == 0 else 0,
         )
         self.say(JobSubmitted(job=job, spec=spec, by="ann"))
 
@@ -311,7 +312,10 @@ class World:
         """Nothing is stuck: every job runs, has ended, or waits for room that is not there."""
         for job in self.fleet.jobs.values():
             if job.state is JobState.WAITING:
-                room = sorted((h.slots - len(h.processes) for h in self.hosts), reverse=True)
+                nodes = self.fleet.nodes.values()
+                kept = {n.id: sum(s for j, s in n.spare.items() if j != job.id) for n in nodes}
+                left = (h.slots - len(h.processes) - kept[h.node] for h in self.hosts)
+                room = sorted(left, reverse=True)
                 assert job.spec.min_workers is None or not room[0], f"{job.id} waits: {job.reason}"
                 assert room[job.spec.nodes - 1] < job.spec.workers_per_node, f"{job.id} waits: {job.reason}"
             else:

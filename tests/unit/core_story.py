@@ -9,7 +9,15 @@ from typing import TypeVar
 
 from torchloom.core.invariants import broken
 from torchloom.core.reducer import apply
-from torchloom.model.effects import Effect, RemoveJobFiles, StartStore, StartWorkers, StopStore, StopWorkers
+from torchloom.model.effects import (
+    Effect,
+    RemoveJobFiles,
+    StartStore,
+    StartWorkers,
+    StopStore,
+    StopWorkers,
+    WarmSpawner,
+)
 from torchloom.model.events import (
     EffectDone,
     EffectFailed,
@@ -40,7 +48,7 @@ FAILED = Exit(1, None, "spawner")
 OK = Exit(0, None, "spawner")
 NEVER_STARTED = Exit(None, None, "inventory")
 
-E = TypeVar("E", StartStore, StopStore, StartWorkers, StopWorkers, RemoveJobFiles)
+E = TypeVar("E", StartStore, StopStore, StartWorkers, StopWorkers, RemoveJobFiles, WarmSpawner)
 
 
 def only(kind: type[E], effects: list[Effect]) -> E:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from core_story import KILLED, NEVER_STARTED, S, Story, kinds, lost_peer, only
 
+from torchloom.core.lost_nodes import waiting_note
 from torchloom.model.effects import RemoveJobFiles, StartStore, StartWorkers, StopWorkers
 from torchloom.model.events import (
     JobDeleted,
@@ -108,6 +109,7 @@ def test_a_recovery_that_waits_for_a_silent_node_goes_on_when_it_is_gone() -> No
     story.exit(0, KILLED, steps=50)
     silent(story)
     assert story.state() is JobState.RECOVERING and story.job().generation == 1, "no proof, no start"
+    assert "waits for b, which cannot be heard" in waiting_note(story.fleet, story.job())
     gone(story)
     assert story.job().generation == 2 and [w.node for w in story.job().workers] == ["a", "c"]
     crash = story.incident(index=0)

@@ -18,6 +18,7 @@ from torchloom.agent.host import Host
 from torchloom.agent.mail import post_mail
 from torchloom.agent.memory import release_memory
 from torchloom.agent.remove import remove_job_files
+from torchloom.agent.standby import warm_spawner
 from torchloom.agent.start import start_workers
 from torchloom.agent.stop import stop_workers
 from torchloom.agent.stores import Stores
@@ -35,6 +36,7 @@ from torchloom.model.effects import (
     StartWorkers,
     StopStore,
     StopWorkers,
+    WarmSpawner,
 )
 from torchloom.model.events import EffectDone, EffectFailed, StoreStarted, WorkersStarted
 from torchloom.model.messages import Command, Receipt
@@ -129,6 +131,8 @@ class Commands:
                 return await stop_workers(self._host, effect)
             case RemoveJobFiles():
                 return await remove_job_files(self._host, effect)
+            case WarmSpawner():
+                return await warm_spawner(self._host, effect, env)
             case ReleaseMemory():
                 return release_memory(self._host, effect)
             case PostMail():

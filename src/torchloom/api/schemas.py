@@ -92,6 +92,8 @@ class JobRequest(Strict):
     nodes: int | None = Field(default=None, ge=1, le=MAX_WORKERS)
     min_workers: int | None = Field(default=None, ge=1, le=MAX_WORKERS)
     max_workers: int | None = Field(default=None, ge=1, le=MAX_WORKERS)
+    standby: int = Field(default=0, ge=0, le=64)
+    """Spare places, each for one node's share of workers, to keep free and warm on other nodes."""
     interpreter: str = Field(default="", max_length=4096, pattern=r"^[^\x00]*$")
     spawn: Literal["warm", "cold"] = "warm"
     preload: list[Text] = []
@@ -303,6 +305,9 @@ class JobSummary(BaseModel):
     """Ranks of the present generation."""
     wanted_workers: int
     """How many it should have; more than `world_size` when it had to start with fewer."""
+    standby: int
+    spares: list[str]
+    """Nodes that keep a place free for it: as many as `standby`, or as there could be found."""
     running_workers: int
     step: int
     """The training step if the script tells it, else completed steps of this generation."""
@@ -444,6 +449,8 @@ class NodeView(BaseModel):
     address: str
     max_workers: int
     workers: int
+    spare: dict[str, int]
+    """Slots that are kept free, by the job they are on standby for."""
     devices: list[DeviceView]
     seen_s: float | None
     """Seconds since the last heartbeat."""

@@ -57,6 +57,7 @@ def spec_of(body: JobRequest, env: Mapping[str, str], defaults: Defaults, fleet:
         max_steps=body.max_steps or defaults.max_steps,
         min_workers=body.min_workers,
         max_workers=body.max_workers,
+        standby=body.standby,
         limits=HangLimits(
             heartbeat_timeout_s=body.limits.heartbeat_timeout_s or defaults.heartbeat_timeout_s,
             hang_report_s=body.limits.hang_report_s,

@@ -22,6 +22,7 @@ from torchloom.api.schemas import (
     WorkerDevices,
     WorkerView,
 )
+from torchloom.core.lost_nodes import waiting_note
 from torchloom.core.schedule import version_at
 from torchloom.core.settings import MAX_STEPS
 from torchloom.core.sizing import wanted
@@ -64,13 +65,15 @@ def job_summary(fleet: Fleet, job: Job, pulses: Pulses, now_ns: int) -> JobSumma
     return JobSummary(
         id=job.id,
         state=str(job.state),
-        reason=job.reason,
+        reason=job.reason + waiting_note(fleet, job),
         ended=job.ended,
         generation=job.generation,
         restarts=job.restarts,
         max_restarts=job.spec.restarts.max_restarts,
         world_size=len(job.workers) or wanted(job),
         wanted_workers=wanted(job),
+        standby=job.spec.standby,
+        spares=list(job.spares),
         running_workers=sum(worker.alive and worker.pid > 0 for worker in job.workers),
         step=step,
         step_is_training=is_training,
@@ -336,6 +339,7 @@ def node_view(fleet: Fleet, node: Node, seen_s: float | None) -> NodeView:
         address=node.inventory.address,
         max_workers=node.inventory.max_workers,
         workers=len(here),
+        spare=dict(node.spare),
         devices=[device_view(device) for device in node.inventory.devices],
         seen_s=seen_s,
     )

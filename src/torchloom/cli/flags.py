@@ -73,6 +73,13 @@ def parser(verb: str) -> argparse.ArgumentParser:
     _add(job, "--shutdown-timeout", metavar="S", type=float, help="seconds between SIGTERM and SIGKILL")
     ours = made.add_argument_group("torchloom")
     _add(ours, "--min-workers", metavar="N", type=int, help="start with as few, if there is no room for all")
+    ours.add_argument(
+        "--standby",
+        metavar="N",
+        type=int,
+        default=0,
+        help="spare nodes to keep free and warm (0)",
+    )
     ours.add_argument("--name", help="id of the job (default: made from the script's name; JOB_ID)")
     ours.add_argument("--preload", metavar="MODULES", action="append", default=[], help="import ahead")
     ours.add_argument(

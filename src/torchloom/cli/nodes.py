@@ -31,13 +31,14 @@ def _table(nodes: list[NodeView]) -> None:
     from torchloom.cli import output
 
     output.table(
-        ("NODE", "STATE", "ADDRESS", "WORKERS", "DEVICES", "HEARD", "REASON"),
+        ("NODE", "STATE", "ADDRESS", "WORKERS", "SPARE", "DEVICES", "HEARD", "REASON"),
         (
             (
                 node["id"],
                 node["state"],
                 node["address"],
                 f"{node['workers']}/{node['max_workers']}",
+                ", ".join(f"{slots} for {job}" for job, slots in node["spare"].items()) or "–",
                 f"{len(node['devices'])}",
                 "–" if node["seen_s"] is None else f"{output.seconds(node['seen_s'])} ago",
                 node["reason"],

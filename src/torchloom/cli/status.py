@@ -72,6 +72,9 @@ def _facts(view: JobDetail) -> list[tuple[str, str]]:
         ("goodput", f"{output.percent(view['goodput'])} of {output.seconds(view['elapsed_s'])}"),
         ("started", f"{output.clock(view['started_at_ns'])}, by {view['by']}"),
     ]
+    if view["standby"]:
+        where = ", ".join(view["spares"]) or "no other node has room for it"
+        facts.append(("standby", f"{len(view['spares'])} of {view['standby']}: {where}"))
     if view["config_version"]:
         facts.append(("config", f"version {view['config_version']}; see `loom config {view['id']}`"))
     if view["operation"]:

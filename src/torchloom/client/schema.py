@@ -338,6 +338,8 @@ class JobDetail(TypedDict):
     max_restarts: int
     world_size: int
     wanted_workers: int
+    standby: int
+    spares: list[str]
     running_workers: int
     step: int
     step_is_training: bool
@@ -401,6 +403,7 @@ class JobRequest(TypedDict):
     nodes: NotRequired[int | None]
     min_workers: NotRequired[int | None]
     max_workers: NotRequired[int | None]
+    standby: NotRequired[int]
     interpreter: NotRequired[str]
     spawn: NotRequired[Literal["warm", "cold"]]
     preload: NotRequired[list[str]]
@@ -427,6 +430,8 @@ class JobSummary(TypedDict):
     max_restarts: int
     world_size: int
     wanted_workers: int
+    standby: int
+    spares: list[str]
     running_workers: int
     step: int
     step_is_training: bool
@@ -503,6 +508,7 @@ class NodeView(TypedDict):
     address: str
     max_workers: int
     workers: int
+    spare: dict[str, int]
     devices: list[DeviceView]
     seen_s: float | None
 

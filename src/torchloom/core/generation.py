@@ -12,6 +12,7 @@ from torchloom.core.incidents import close_findings
 from torchloom.core.lifecycle import move_job, move_worker, set_workers
 from torchloom.core.operations import starting_schedule
 from torchloom.core.sizing import replicas, seats, unit, wanted
+from torchloom.core.standby import drop_spare
 from torchloom.core.steering import generation_runs
 from torchloom.core.turn import Turn
 from torchloom.model.effects import Launch, StartStore, StartWorkers, StopStore, StopWorkers
@@ -37,6 +38,8 @@ def start_generation(turn: Turn, job: Job, reason: str) -> None:
     job.generation_at_ns = turn.now_ns
     job.started_at_ns = job.started_at_ns or turn.now_ns
     job.plan = None
+    for node in dict.fromkeys(nodes):
+        drop_spare(turn, job, turn.fleet.nodes[node])  # it becomes a place of work
     set_workers(turn, job, _assign(job, nodes))
     if job.store_generation == job.generation and job.store_node == nodes[0]:
         if job.store is not None:

@@ -6,7 +6,7 @@ from collections import Counter
 
 from torchloom.core.turn import jobs_of
 from torchloom.model.effects import StartWorkers
-from torchloom.model.fleet import Fleet, Job, JobState, WorkerState
+from torchloom.model.fleet import Fleet, Job, JobState, NodeState, WorkerState
 
 
 def broken(fleet: Fleet) -> list[str]:
@@ -36,6 +36,13 @@ def _counts(fleet: Fleet) -> list[str]:
         found.append(f"slots are counted as {counted}, taken are {dict(slots)}")
     if any(node.taken != sum(node.jobs.values()) for node in fleet.nodes.values()):
         found.append("a node counts other slots than its jobs take")
+    spares = {(n, j.id): j.spec.workers_per_node for j in fleet.jobs.values() for n in j.spares}
+    if spares != {(n.id, job): slots for n in fleet.nodes.values() for job, slots in n.spare.items()}:
+        found.append("the spare places listed by node are not those of the jobs")
+    for node in fleet.nodes.values():
+        own = node.spare.keys() & node.jobs.keys()
+        if node.spare and (own or node.room < 0 or node.state is not NodeState.READY):
+            found.append(f"{node.id} keeps spare places that nobody could use")
     stores = {(j.store_node, j.id) for j in fleet.jobs.values() if j.store is not None}
     if stores != {(node.id, job) for node in fleet.nodes.values() for job in node.stores}:
         found.append("the stores listed by node are not those of the jobs")
@@ -61,6 +68,8 @@ def _job(job: Job) -> list[str]:
     worst = max(job.restarts_by_rank.values(), default=0)
     if worst > limits.max_restarts_per_worker:
         found.append(f"{job.id}: one rank caused {worst} restarts")
+    if len(set(job.spares)) != len(job.spares) or len(job.spares) > (0 if job.ended else job.spec.standby):
+        found.append(f"{job.id} has the spare places {job.spares}")
     if job.ended and alive:
         found.append(f"{job.id} has ended and {len(alive)} of its workers may live")
     if any(w.ref.generation != job.generation for w in job.workers):

@@ -39,6 +39,8 @@ def job_submitted(turn: Turn, event: JobSubmitted) -> None:
     )
     fleet.jobs[job.id] = job
     fleet.waiting[job.id] = None
+    if event.spec.standby:
+        fleet.standby[job.id] = None
     start_generation(turn, job, f"submitted by {event.by}")
 
 
@@ -51,6 +53,7 @@ def job_deleted(turn: Turn, event: JobDeleted) -> None:
     for incident in job.incidents:
         fleet.incidents.pop(incident, None)
     del fleet.jobs[event.job]
+    fleet.standby.pop(event.job, None)
     fleet.past_lives[job.id] = PastLife(job.generation, job.next_incarnation)
     if len(fleet.past_lives) > REMEMBERED_JOBS:
         del fleet.past_lives[next(iter(fleet.past_lives))]

@@ -43,12 +43,14 @@ def move_job(turn: Turn, job: Job, state: JobState, reason: str) -> None:
         turn.fleet.waiting.pop(job.id, None)
         job.short_since_ns = 0
     job.ended_at_ns = turn.now_ns if state in ENDED else 0
+    turn.seats_changed = turn.seats_changed or state in ENDED
 
 
 def set_workers(turn: Turn, job: Job, workers: list[Worker]) -> None:
     """Replace a generation, none of which lives any more, by the next one. Each worker takes a slot."""
     assert job.living == 0, "a generation cannot begin before the one before it is gone"
     job.workers, job.living = workers, len(workers)
+    turn.seats_changed = True
     for worker in workers:
         node = turn.fleet.nodes[worker.node]
         node.jobs[job.id] = node.jobs.get(job.id, 0) + 1

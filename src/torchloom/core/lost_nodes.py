@@ -13,7 +13,7 @@ from torchloom.core.incidents import close
 from torchloom.core.numbers import goodput
 from torchloom.core.turn import Turn
 from torchloom.model.events import NodeGone, NodeUnreachable, WorkerExited
-from torchloom.model.fleet import Incident, Job, JobState, Node, Worker
+from torchloom.model.fleet import Fleet, Incident, Job, JobState, Node, NodeState, Worker
 from torchloom.model.worker import Exit
 
 HEARD = "it was heard again, and nothing was restarted because of it,"
@@ -67,6 +67,18 @@ def say_heard(turn: Turn, node: str, how: str) -> None:
             continue
         silent_s = (turn.now_ns - incident.timeline.first_sign_ns) / 1e9
         close(turn, job, incident, f"{how} after {lasting(silent_s)}")
+
+
+def waiting_note(fleet: Fleet, job: Job) -> str:
+    """What a person must know of a job that cannot go on before silent nodes have answered; else nothing."""
+    if job.state not in (JobState.RECOVERING, JobState.STOPPING):
+        return ""
+    nodes = dict.fromkeys(worker.node for worker in job.workers if worker.alive)
+    silent = [node for node in nodes if fleet.nodes[node].state is not NodeState.READY]
+    if not silent:
+        return ""
+    names = ", ".join(silent[:4]) + (" …" if len(silent) > 4 else "")
+    return f"; waits for {names}, which cannot be heard: if the host is gone, `loom node gone {silent[0]}`"
 
 
 def lose_workers(turn: Turn, node: Node, event: NodeGone) -> None:

@@ -45,6 +45,7 @@ def node_joined(turn: Turn, event: NodeJoined) -> None:
         jobs=known.jobs if known is not None else {},
         taken=known.taken if known is not None else 0,
         stores=known.stores if known is not None else {},
+        spare=known.spare if known is not None else {},
         lost=known.lost if known is not None else [],
         lost_stores=known.lost_stores if known is not None else [],
     )
@@ -167,7 +168,7 @@ def node_unreachable(turn: Turn, event: NodeUnreachable) -> None:
     node = turn.fleet.nodes.get(event.node)
     if node is None or node.state is not NodeState.READY:
         return
-    node.state = NodeState.UNREACHABLE
+    node.state, turn.seats_changed = NodeState.UNREACHABLE, True
     busy = len(_workers_on(turn, event.node))
     node.reason = (
         f"silent for {event.silent_s:.1f} s; that may be the way to it, so its {busy} workers are left alone"
@@ -188,6 +189,7 @@ def node_left(turn: Turn, event: NodeLeft) -> None:
     node = turn.fleet.nodes.get(event.node)
     if node is not None:
         node.state, node.reason = NodeState.LEFT, "its agent was stopped; workers, if any, go on"
+        turn.seats_changed = True
         say_heard(turn, event.node, "its agent said that it was stopped")
 
 

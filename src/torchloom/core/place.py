@@ -58,28 +58,38 @@ def place(fleet: Fleet, job: Job) -> tuple[list[str], str]:
     """Nodes by group rank, or an empty list and the reason why the job must wait.
 
     Nodes that held the job before are preferred, because their spawners are warm and their caches full;
-    then the emptiest. Nothing of the job may live any more.
+    then its spare places; then the emptiest. Nothing of the job may live any more.
     """
     spec = job.spec
-    before = _fitting(spec, (fleet.nodes[n] for n in {w.node for w in job.workers}))
-    if len(before) >= spec.nodes:
-        return _emptiest(before, spec.nodes), ""
-    fitting = _fitting(spec, fleet.nodes.values())
-    if len(fitting) >= spec.nodes:
-        held = {n.id for n in before}
-        others = [n for n in fitting if n.id not in held]
-        kept = _emptiest(before, spec.nodes)
-        return kept + _emptiest(others, spec.nodes - len(kept)), ""
-    return [], _why_not(fleet, spec, len(fitting))
+    held = list(dict.fromkeys(w.node for w in job.workers))
+    before = _fitting(spec, (fleet.nodes[n] for n in held), job.id)
+    chosen = _emptiest(before, spec.nodes)
+    if len(chosen) < spec.nodes:
+        fitting = _fitting(spec, fleet.nodes.values(), job.id)
+        if len(fitting) < spec.nodes:
+            return [], _why_not(fleet, spec, len(fitting))
+        others = [n for n in fitting if n.id not in chosen]
+        spares = [n for n in others if job.id in n.spare]
+        chosen += _emptiest(spares, spec.nodes - len(chosen))
+        chosen += _emptiest([n for n in others if n.id not in chosen], spec.nodes - len(chosen))
+    return _in_place(held, chosen), ""
 
 
-def _fitting(spec: JobSpec, nodes: Iterable[Node]) -> list[Node]:
+def _in_place(held: list[str], chosen: list[str]) -> list[str]:
+    """Who stays keeps its group rank, because its ranks' state is in its memory; the others fill the gaps."""
+    order: list[str | None] = [node if node in chosen else None for node in held[: len(chosen)]]
+    order += [None] * (len(chosen) - len(order))
+    rest = iter([node for node in chosen if node not in order])
+    return [node if node is not None else next(rest) for node in order]
+
+
+def _fitting(spec: JobSpec, nodes: Iterable[Node], job: str = "") -> list[Node]:
     need, ready = spec.workers_per_node, NodeState.READY
-    return [n for n in nodes if n.inventory.max_workers - n.taken >= need and n.state is ready]
+    return [n for n in nodes if n.room_for(job) >= need and n.state is ready]
 
 
 def _emptiest(nodes: list[Node], count: int) -> list[str]:
-    by_room = [(n.taken - n.inventory.max_workers, n.id) for n in nodes]
+    by_room = [(-n.room, n.id) for n in nodes]
     return [node for _, node in nsmallest(count, by_room)]
 
 

@@ -34,6 +34,7 @@ from torchloom.core.nodes import (
     store_lost,
 )
 from torchloom.core.restoring import restore_requested
+from torchloom.core.standby import keep_spares
 from torchloom.core.steering import (
     change_cancelled,
     change_requested,
@@ -56,6 +57,7 @@ from torchloom.model.effects import (
     StartWorkers,
     StopStore,
     StopWorkers,
+    WarmSpawner,
 )
 from torchloom.model.events import (
     ChangeCancelled,
@@ -117,6 +119,9 @@ def apply(fleet: Fleet, envelope: Envelope, seq: int, now_ns: int) -> list[Effec
     follow_outcomes(turn)
     if turn.room_appeared:
         retry_waiting(turn)
+    if (turn.room_appeared or turn.seats_changed) and keep_spares(turn):
+        retry_waiting(turn)
+        keep_spares(turn)
     return turn.effects
 
 
@@ -222,6 +227,8 @@ def _effect_failed(turn: Turn, event: EffectFailed) -> None:
             mail_failed(turn, effect, event.why)
         case InjectFault():
             pass  # the failure is told, and a fault that did not happen hurts nobody
+        case WarmSpawner():
+            pass  # the place is kept all the same; a start there takes longer
         case RemoveJobFiles() | ReleaseMemory():
             pass  # files that cannot be removed now are not worth asking for ever
 

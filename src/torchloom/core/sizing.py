@@ -69,9 +69,9 @@ def _packed(fleet: Fleet, job: Job, most: int) -> list[str]:
     """
     share = job.spec.workers_per_node
     held = {worker.node for worker in job.workers}
-    ready = [n for n in fleet.nodes.values() if n.state is NodeState.READY and n.room > 0]
-    by_choice = [(n.id not in held, -min(n.room, share), -n.room, n.id) for n in ready]
+    ready = [n for n in fleet.nodes.values() if n.state is NodeState.READY and n.room_for(job.id) > 0]
+    by_choice = [(n.id not in held, -min(n.room_for(job.id), share), -n.room, n.id) for n in ready]
     found: list[str] = []
     for *_, id in nsmallest(most, by_choice):
-        found += [id] * min(share, fleet.nodes[id].room, most - len(found))
+        found += [id] * min(share, fleet.nodes[id].room_for(job.id), most - len(found))
     return found

@@ -16,6 +16,7 @@ from torchloom.model.effects import (
     StartWorkers,
     StopStore,
     StopWorkers,
+    WarmSpawner,
 )
 from torchloom.model.fleet import Fleet, Job, Timer
 
@@ -27,6 +28,7 @@ E = TypeVar(
     StopWorkers,
     RemoveJobFiles,
     ReleaseMemory,
+    WarmSpawner,
     InjectFault,
     PostMail,
 )
@@ -44,6 +46,8 @@ class Turn:
         self._wanted = 0
         self.room_appeared = False
         """Slots became free or a node ready, so that waiting jobs are worth another look."""
+        self.seats_changed = False
+        """Slots were taken, a node went or a job ended, so that spare places are worth another look."""
         self.ended_operations: list[tuple[str, str]] = []
         """Job and id of operations whose outcome was told in this turn."""
 
@@ -104,7 +108,7 @@ def jobs_of(effect: Effect) -> list[str]:
     match effect:
         case StartStore() | StopStore():
             return [effect.store.job]
-        case StartWorkers() | RemoveJobFiles() | ReleaseMemory() | PostMail():
+        case StartWorkers() | RemoveJobFiles() | ReleaseMemory() | WarmSpawner() | PostMail():
             return [effect.job]
         case StopWorkers() | InjectFault():
             return list(dict.fromkeys(ref.job for ref in effect.workers))

@@ -111,6 +111,14 @@ class ReleaseMemory(EffectBase, frozen=True, kw_only=True, tag="release-memory")
     """The last one of the job; a worker of a later one means that the memory is in use again."""
 
 
+class WarmSpawner(EffectBase, frozen=True, kw_only=True, tag="warm-spawner"):
+    """Have a spawner for this job's interpreter and environment ready, so that a start costs a fork only."""
+
+    job: str
+    interpreter: str
+    preload: tuple[str, ...] = ()
+
+
 class PostMail(EffectBase, frozen=True, kw_only=True, tag="post-mail"):
     """Merge this mail into the mailboxes of these workers, as far as they are here.
 
@@ -139,6 +147,7 @@ Effect = (
     | StopWorkers
     | RemoveJobFiles
     | ReleaseMemory
+    | WarmSpawner
     | InjectFault
     | PostMail
 )

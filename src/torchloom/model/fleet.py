@@ -229,6 +229,8 @@ class Job(Struct, kw_only=True):
     """Open incidents that detectors made in this generation, by core.telling.key; kept by core.findings."""
     acted_ns: list[int] = field(default_factory=list)
     """When findings led to restarts, the newest ones."""
+    spares: list[str] = field(default_factory=list)
+    """Nodes that keep a spare place for it; kept by core.standby."""
     short_since_ns: int = 0
     """Since when there has been room for fewer workers than wanted only; kept by core.sizing."""
     silent: dict[str, str] = field(default_factory=dict)
@@ -252,6 +254,8 @@ class Node(Struct, kw_only=True):
     """All of them together."""
     stores: dict[str, None] = field(default_factory=dict)
     """Jobs whose store is here and up; kept by core.generation."""
+    spare: dict[str, int] = field(default_factory=dict)
+    """Slots that are kept free here, by the job they are kept for; kept by core.standby."""
     lost: list[WorkerRef] = field(default_factory=list)
     lost_stores: list[StoreRef] = field(default_factory=list)
     """What counts as dead because a person said that the host is gone; ended if it is heard again."""
@@ -259,7 +263,11 @@ class Node(Struct, kw_only=True):
     @property
     def room(self) -> int:
         """How many more workers it may hold; negative when its agent has lowered its limit."""
-        return self.inventory.max_workers - self.taken
+        return self.inventory.max_workers - self.taken - sum(self.spare.values())
+
+    def room_for(self, job: str) -> int:
+        """The same for one job, which may use the slots that are kept for it."""
+        return self.room + self.spare.get(job, 0)
 
 
 class Timer(Struct, frozen=True, kw_only=True):
@@ -296,6 +304,8 @@ class Fleet(Struct, kw_only=True):
     """Effects that no event has closed yet."""
     open_by_job: dict[str, dict[str, None]] = field(default_factory=dict)
     """Ids of the effects in the outbox, by the jobs they are about; kept by core.turn."""
+    standby: dict[str, None] = field(default_factory=dict)
+    """Jobs that want spare places; kept by core.jobs."""
     waiting: dict[str, None] = field(default_factory=dict)
     """Jobs that wait for room, longest first; kept by core.lifecycle."""
     keys: dict[str, Submission] = field(default_factory=dict)

@@ -87,6 +87,8 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Smallest and largest world the owner would accept; None: only the one asked for. With a smallest one
     the job starts with fewer workers when there is no room for all (core/sizing.py)."""
     max_workers: int | None = None
+    standby: int = 0
+    """Spare places, each for one node's share of workers, that are kept free on other nodes."""
     limits: HangLimits = HangLimits()
     checkpoint: CheckpointSettings = CheckpointSettings()
     policy: Policy = Policy()

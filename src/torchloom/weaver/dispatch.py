@@ -10,7 +10,7 @@ from functools import partial
 
 from torchloom.bus.protocol import Bus
 from torchloom.errors import BusUnavailable, Conflict, NoResponder, TimedOut
-from torchloom.model.effects import Effect, PostMail, StartStore, StartWorkers
+from torchloom.model.effects import Effect, PostMail, StartStore, StartWorkers, WarmSpawner
 from torchloom.model.events import Decided, Envelope
 from torchloom.model.fleet import Fleet
 from torchloom.model.messages import Command
@@ -107,6 +107,8 @@ class Dispatcher:
                 env = {**env, "LOOM_RUN": f"{fleet.jobs[effect.job].submitted_at_ns:x}"}
         elif isinstance(effect, StartStore):
             env = await self._environments.get(effect.env_of)
+        elif isinstance(effect, WarmSpawner):
+            env = await self._environments.get(effect.job)
         data = codec.encode(Command(epoch, effect, env))
         receipt = codec.decode_receipt(
             await self._bus.request(subjects.command(effect.node), data, timeout_s=2.0)
