@@ -94,7 +94,9 @@ def test_a_stopped_rank_is_named_and_the_job_goes_on_without_waiting_for_the_bac
         assert line["first_sign_ns"] < line["detected_ns"] <= line["decided_ns"] <= line["stopped_ns"]
         assert line["spawned_ns"] <= line["first_step_ns"] and found["recovery_s"] < 30
         run.goes_on()
-        assert stack.status(run.job)["restarts"] == 1 and len(run.incidents()) == 1
+        assert stack.status(run.job)["restarts"] == 1
+        # A busy machine may be told of as well, but the fault is one incident.
+        assert sum(one["kind"] == "hang" for one in run.incidents()) == 1
 
 
 def test_a_rank_that_never_comes_is_told_with_its_place_and_restarted_only_at_the_limit(stack: Stack) -> None:
