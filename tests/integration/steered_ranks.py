@@ -46,7 +46,7 @@ class Ranks:
         """The answers of these ranks to their mail, packed; nothing if they keep silent."""
         if self.silent:
             return ""
-        answers = []
+        answers: list[Answer] = []
         for one in unpack_mail(mail.encode()):
             self.seen.append((one.phase, one.proposal.kind))
             final = self.told.setdefault(tuple(one.proposal.attempt), {})
