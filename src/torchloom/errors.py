@@ -112,7 +112,7 @@ class NoResponder(TimedOut):
 
 
 class Diverged(LoomError):
-    """Ranks of one job tell different outcomes of one change; the protocol excludes it, and it must be told."""
+    """Ranks of one job tell different outcomes of one change. The protocol excludes it; so it is told."""
 
 
 class JobFailed(LoomError):
