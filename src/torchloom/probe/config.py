@@ -40,6 +40,7 @@ class Before:
     version: int
     history: Schedule
     following: Schedule
+    pending: dict[str, object]
     declared: list[tuple[str, object]] = field(default_factory=list)
 
 
@@ -112,7 +113,12 @@ class Config:
 
     def snapshot(self) -> Before:
         return Before(
-            dict(self._overrides.words), self.max_steps, self.version, self._history, self._following
+            words=dict(self._overrides.words),
+            max_steps=self.max_steps,
+            version=self.version,
+            history=self._history,
+            following=self._following,
+            pending=dict(self._pending),
         )
 
     def apply(
@@ -136,6 +142,7 @@ class Config:
         self._overrides.replace(before.words)
         self.max_steps, self.version = before.max_steps, before.version
         self._history, self._following = before.history, before.following
+        self._pending = before.pending
 
     def _put(self, before: Before, values: Mapping[str, object]) -> None:
         """Handlers first: they can fail. Nothing after them can."""
@@ -180,23 +187,21 @@ class Config:
         """The training was rolled back to the end of step `made`: hold what held there, and let the rest
         follow; or give the rest up ("revert"), or go on with today's values ("keep")."""
         if choice == "keep":
+            made_anew = Entry(version, 0, {})
+            self._history, later = schedules.roll_back(self._history, made + 1, "keep", made_anew)
             self._following = ()
-            kept = Entry(version, made + 1, schedules.merge(self._history))
-            self._history = (*schedules.in_force(self._history, made), kept)
-            self.version = version
+            self.version = version if later else self.version
             return ()
-        values = self._values()
-        held = self.held()
-        start = schedules.begin(self._history, made)
         if choice == "revert":
-            self._history = schedules.in_force(self._history, made)
-            start = schedules.Start(start.version, start.values, (), start.reason)
-        self._hold_exactly(before, start)
+            self._history, _ = schedules.roll_back(self._history, made + 1, "revert")
+        values, held = self._values(), self.held()
+        self._hold_exactly(before, schedules.begin(self._history, made))
         return tuple(_changes(values, self._values(), held, self.held()))
 
     def _hold_exactly(self, before: Before, start: schedules.Start) -> None:
         """These values and no others hold; the rest is as the script began."""
         self._remember_initial()
+        self._pending = {}
         declared = self._declared_only(start.values)
         self._overrides.replace({text: word for text, word in start.values.items() if _is_group(text)})
         limit = start.values.get(MAX_STEPS.name)
