@@ -44,7 +44,18 @@ def test_safe_always_and_alive_once_the_world_is_calm(history: History) -> None:
     check_end(live_through(history))
 
 
-HARMFUL = ("crash", "lose store", "fail next", "reboot", "gone", "stop", "restore", "obey stop", "delete")
+HARMFUL = (
+    "crash",
+    "lose store",
+    "fail next",
+    "reboot",
+    "gone",
+    "stop",
+    "restore",
+    "scale",
+    "obey stop",
+    "delete",
+)
 HARMLESS = [name for name in NAMES if name not in HARMFUL]
 
 

@@ -23,6 +23,7 @@ from torchloom.model.events import (
     NodeReachable,
     NodeUnreachable,
     RestoreRequested,
+    ScaleRequested,
     StopRequested,
     TimerFired,
     WorkerProgress,
@@ -121,6 +122,7 @@ class World:
             nodes=shape[1],
             restarts=LIMITS,
             min_workers=1 if number % 4 == 0 else None,
+            max_workers=6 if number % 3 == 0 else None,
             standby=number // 5 % 3 if number % 7 == 0 else 0,
         )
         self.say(JobSubmitted(job=job, spec=spec, by="ann"))
@@ -138,6 +140,13 @@ class World:
             self._restores[key] = self._restores.get(key, 0) + 1
             progress = tuple(WorkerProgress(w.ref.rank, 7, 0.1) for w in job.workers)
             self.say(RestoreRequested(job=job.id, step=number % 5, by="eve", progress=progress))
+
+    def scale(self, number: int) -> None:
+        job = self.fleet.jobs.get(f"job-{number % 3}")
+        if job is not None:
+            key = (job.id, job.submitted_at_ns)
+            self._restores[key] = self._restores.get(key, 0) + 1
+            self.say(ScaleRequested(job=job.id, workers=1 + number // 3 % 5, by="eve"))
 
     def send(self, number: int) -> None:
         """The weaver sends all that is open (again), some of it twice."""
@@ -355,6 +364,7 @@ ACTIONS: dict[str, Callable[[World, int], None]] = {
     "obey stop": World.obey_stop,
     "stop": World.stop,
     "restore": World.restore,
+    "scale": World.scale,
     "lose store": World.lose_store,
     "fail next": World.fail_next,
     "agent": World.agent,

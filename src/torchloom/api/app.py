@@ -17,6 +17,7 @@ from torchloom.api import (
     openapi,
     operations,
     problems,
+    scaling,
 )
 from torchloom.api.defaults import Defaults
 from torchloom.api.guard import PREFIX, Guard
@@ -71,6 +72,7 @@ def create_app(
         operations.routes(control),
         faults.routes(control),
         fleet.routes(control),
+        scaling.routes(control),
         events.routes(control),
         metrics.routes(control, version),
     ):

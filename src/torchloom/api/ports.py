@@ -123,6 +123,10 @@ class Control(Protocol):
 
     async def cancel_change(self, job: str, operation: str, by: str) -> None: ...
 
+    async def scale(self, job: str, workers: int, by: str) -> None:
+        """Go on with another number of workers, by a restart at a step boundary; Conflict if it cannot be."""
+        ...
+
     async def node_gone(self, node: str, by: str) -> None:
         """Take a person's word that the host of a silent node is gone; Conflict while the node is heard."""
         ...

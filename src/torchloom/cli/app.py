@@ -13,7 +13,7 @@ from torchloom.cli.main import PLAIN
 from torchloom.cli.options import ContextOption, HomeOption, with_place
 
 VERBS = (
-    *("up", "down", "run", "submit", "ps", "status", "logs", "wait", "stop", "delete", "purge"),
+    *("up", "down", "run", "submit", "ps", "status", "logs", "wait", "stop", "scale", "delete", "purge"),
     *("set", "config", "revert", "pause", "resume", "operations"),
     *("checkpoint", "checkpoints", "restore"),
     *("incidents", "incident", "events", "devices", "nodes", "node", "inject", "shell", "demo"),

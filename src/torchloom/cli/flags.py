@@ -73,6 +73,7 @@ def parser(verb: str) -> argparse.ArgumentParser:
     _add(job, "--shutdown-timeout", metavar="S", type=float, help="seconds between SIGTERM and SIGKILL")
     ours = made.add_argument_group("torchloom")
     _add(ours, "--min-workers", metavar="N", type=int, help="start with as few, if there is no room for all")
+    _add(ours, "--max-workers", metavar="N", type=int, help="the most that `loom scale` may give it")
     ours.add_argument(
         "--standby",
         metavar="N",

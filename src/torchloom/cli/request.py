@@ -34,6 +34,7 @@ def job_request(options: argparse.Namespace, env: Mapping[str, str], cwd: str) -
         "cwd": cwd,
         "workers_per_node": flags.worker_count(options, env),
         "nodes": flags.node_count(options, env),
+        "max_workers": options.max_workers,
         "standby": options.standby,
         "min_workers": flags.least_workers(options, env),
         "interpreter": interpreter(options.python, env),

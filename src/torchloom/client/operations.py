@@ -42,6 +42,8 @@ if TYPE_CHECKING:
         RestoreAccepted,
         RestoreRequest,
         RevertRequest,
+        ScaleAccepted,
+        ScaleRequest,
         StopRequest,
         TokenMade,
         TokenRequest,
@@ -445,6 +447,14 @@ class Operations(Transport):
     def incident(self, incident: str) -> IncidentDetail:
         """Incident"""
         found: IncidentDetail = self.request("GET", f"/incidents/{quote(incident, safe='')}")
+        return found
+
+    def scale(self, job: str, body: ScaleRequest) -> ScaleAccepted:
+        """Go on with another number of workers: the job ends at a step boundary and begins again from its
+        newest checkpoint. Within its min_workers and max_workers, and only while there is room; else
+        409.
+        """
+        found: ScaleAccepted = self.request("POST", f"/jobs/{quote(job, safe='')}/scale", body=body)
         return found
 
     def events(

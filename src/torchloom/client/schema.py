@@ -654,6 +654,16 @@ class RevertRequest(TypedDict):
     dry_run: NotRequired[bool]
 
 
+class ScaleAccepted(TypedDict):
+    job: str
+    workers: int
+    generation: int
+
+
+class ScaleRequest(TypedDict):
+    workers: int
+
+
 class SettingView(TypedDict):
     """A setting as it is declared, and its value in every place it has."""
 

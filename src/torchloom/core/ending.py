@@ -229,13 +229,17 @@ def settle(turn: Turn, job: Job) -> None:
 
 def _stopped(turn: Turn, job: Job) -> None:
     """The last worker is gone, as was wanted: for good, or for the sake of an earlier state."""
-    if job.restore is None or job.restore.after < job.generation:
+    to_restore = job.restore is not None and job.restore.after >= job.generation
+    if not to_restore and job.resizing != job.generation:
         end_job(turn, job, JobState.STOPPED, job.reason)
         return
     incident = turn.fleet.incidents.get(job.incident)
     if incident is not None and incident.open:
         incident.timeline.stopped_ns = turn.now_ns
-    start_generation(turn, job, f"{job.restore.by} restores step {job.restore.step}")
+    if to_restore and job.restore is not None:
+        start_generation(turn, job, f"{job.restore.by} restores step {job.restore.step}")
+    else:
+        start_generation(turn, job, job.reason)
 
 
 def _follow_plan(turn: Turn, job: Job, plan: Plan, incident: Incident) -> None:
@@ -301,7 +305,7 @@ def end_job(turn: Turn, job: Job, state: JobState, reason: str) -> None:
     if incident is not None:
         incident.open = False
     job.plan = None
-    job.restore = None
+    job.restore, job.resizing = None, 0
     job_ended(turn, job)
     if job.checkpoints is not None and job.checkpoints.failing:
         turn.fleet.incidents[job.checkpoints.failing].open = False

@@ -37,7 +37,7 @@ def start_generation(turn: Turn, job: Job, reason: str) -> None:
     job.generation += 1
     job.generation_at_ns = turn.now_ns
     job.started_at_ns = job.started_at_ns or turn.now_ns
-    job.plan = None
+    job.plan, job.resizing = None, 0
     for node in dict.fromkeys(nodes):
         drop_spare(turn, job, turn.fleet.nodes[node])  # it becomes a place of work
     set_workers(turn, job, _assign(job, nodes))
@@ -61,7 +61,8 @@ def ask_store(turn: Turn, job: Job, generation: int, node: str, reason: str) -> 
     drop_store(turn, job, "a newer store takes its place")
     job.store_generation = generation
     job.store_node = node
-    single = job.spec.nodes == 1 and job.spec.min_workers is None  # fewer may be spread over more nodes
+    elastic = job.spec.min_workers is not None or job.spec.max_workers is not None
+    single = job.spec.nodes == 1 and not elastic  # another size may be spread over several
     turn.want(
         StartStore(
             id=turn.next_effect_id(),
@@ -260,7 +261,7 @@ def retry_waiting(turn: Turn) -> None:
             job.reason = held_up
             continue
         shape = (job.spec.nodes, job.spec.workers_per_node)
-        rigid = job.spec.min_workers is None
+        rigid = job.spec.min_workers is None and not job.target
         if rigid and shape in refused:  # room only shrinks during this pass
             job.reason = refused[shape]
             continue

@@ -35,6 +35,7 @@ from torchloom.model.events import (
     NodeUnreachable,
     RanksAnswered,
     RestoreRequested,
+    ScaleRequested,
     StepReached,
     StopRequested,
     StoreLost,
@@ -94,6 +95,8 @@ def job_of(event: Event, fleet: Fleet) -> str:
     """The job that an event is about, if it is about one."""
     match event:
         case JobSubmitted() | StopRequested() | RestoreRequested() | JobDeleted() | FaultInjected():
+            return event.job
+        case ScaleRequested():
             return event.job
         case ChangeRequested() | ChangeCancelled() | RanksAnswered() | StepReached():
             return event.job
@@ -181,6 +184,8 @@ def _words(event: Event) -> tuple[Topic, str]:
             return "job", f"{event.by} asked {event.job} to stop" + (" at once" if event.kill else "")
         case RestoreRequested():
             return "job", f"{event.by} asked {event.job} to go back to step {event.step}"
+        case ScaleRequested():
+            return "job", f"{event.by} asked for {event.workers} workers of {event.job}"
         case JobDeleted():
             return "job", f"{event.by} deleted {event.job}"
         case NodeJoined():

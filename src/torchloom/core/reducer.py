@@ -34,6 +34,7 @@ from torchloom.core.nodes import (
     store_lost,
 )
 from torchloom.core.restoring import restore_requested
+from torchloom.core.scaling import scale_requested
 from torchloom.core.standby import keep_spares
 from torchloom.core.steering import (
     change_cancelled,
@@ -85,6 +86,7 @@ from torchloom.model.events import (
     NodeUnreachable,
     RanksAnswered,
     RestoreRequested,
+    ScaleRequested,
     StepReached,
     StopRequested,
     StoreLost,
@@ -133,6 +135,8 @@ def _dispatch(turn: Turn, event: Event) -> None:
             stop_requested(turn, event)
         case RestoreRequested():
             restore_requested(turn, event)
+        case ScaleRequested():
+            scale_requested(turn, event)
         case ChangeRequested():
             change_requested(turn, event)
         case ChangeCancelled():

@@ -19,7 +19,7 @@ SHRINK_WAIT_S = 5.0
 
 def wanted(job: Job) -> int:
     """Workers that the job should have."""
-    return job.spec.world_size
+    return job.target or job.spec.world_size
 
 
 def unit(spec: JobSpec) -> int:
@@ -37,17 +37,20 @@ def seats(turn: Turn, job: Job) -> tuple[list[str], str]:
 
     Sets the timer after which fewer will do.
     """
-    nodes, why_not = place(turn.fleet, job)
-    if nodes:
-        job.short_since_ns = 0
-        return [node for node in nodes for _ in range(job.spec.workers_per_node)], ""
     least, most = job.spec.min_workers, wanted(job)
-    if least is None:
+    nodes: list[str] = []
+    why_not = f"room for {most} workers is needed; it starts when there is room"
+    if most == job.spec.world_size:
+        nodes, why_not = place(turn.fleet, job)
+    if nodes:
+        return [node for node in nodes for _ in range(job.spec.workers_per_node)], ""
+    if least is None and most == job.spec.world_size:
         return [], why_not
     found = _packed(turn.fleet, job, most)
     found = found[: len(found) // unit(job.spec) * unit(job.spec)]
     if len(found) == most:
         return found, ""
+    least = min(most, job.spec.world_size) if least is None else least  # as many as it was submitted with
     if len(found) < least:
         job.short_since_ns = 0
         return [], f"{why_not}; at least {least} workers are needed and there is room for {len(found)}"
@@ -62,16 +65,25 @@ def seats(turn: Turn, job: Job) -> tuple[list[str], str]:
     return [], f"{why_not}; it starts {fewer} unless more room appears within {SHRINK_WAIT_S:g} s"
 
 
-def _packed(fleet: Fleet, job: Job, most: int) -> list[str]:
+def fits(fleet: Fleet, job: Job, size: int) -> bool:
+    """Whether the job could have so many workers if its own places were free."""
+    return len(_packed(fleet, job, size, with_own=True)) >= size
+
+
+def _packed(fleet: Fleet, job: Job, most: int, with_own: bool = False) -> list[str]:
     """As many ranks as fit, up to `most`: on nodes that held the job before, then on the emptiest.
 
-    No node gets more than its share of the world that was asked for: that is what its devices were meant for.
+    No node gets more than its share of a world of that size: that is what its devices were meant for.
     """
-    share = job.spec.workers_per_node
+    share = max(job.spec.workers_per_node, -(-most // job.spec.nodes))
     held = {worker.node for worker in job.workers}
-    ready = [n for n in fleet.nodes.values() if n.state is NodeState.READY and n.room_for(job.id) > 0]
-    by_choice = [(n.id not in held, -min(n.room_for(job.id), share), -n.room, n.id) for n in ready]
+    room: dict[str, int] = {}
+    for node in fleet.nodes.values():
+        free = node.room_for(job.id) + (node.jobs.get(job.id, 0) if with_own else 0)
+        if node.state is NodeState.READY and free > 0:
+            room[node.id] = min(free, share)
+    by_choice = [(id not in held, -free, -fleet.nodes[id].room, id) for id, free in room.items()]
     found: list[str] = []
     for *_, id in nsmallest(most, by_choice):
-        found += [id] * min(share, fleet.nodes[id].room_for(job.id), most - len(found))
+        found += [id] * min(room[id], most - len(found))
     return found

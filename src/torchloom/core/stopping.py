@@ -37,8 +37,8 @@ def stop_requested(turn: Turn, event: StopRequested) -> None:
             end_job(turn, job, JobState.STOPPED, reason)
             return
         case JobState.STOPPING:
-            if job.restore is not None:  # it was to begin again, and now it is not
-                job.restore, job.reason = None, reason
+            if job.restore is not None or job.resizing:  # it was to begin again, and now it is not
+                job.restore, job.resizing, job.reason = None, 0, reason
             if not event.kill:
                 return  # it is under way, and asking again would only begin the waiting anew
             job.reason = reason

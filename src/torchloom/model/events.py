@@ -68,6 +68,16 @@ class RestoreRequested(EventBase, frozen=True, kw_only=True, tag="restore-reques
     step_s: float = 0.0
 
 
+class ScaleRequested(EventBase, frozen=True, kw_only=True, tag="scale-requested"):
+    """A person wants the job to have another number of workers, and there was room for them."""
+
+    job: str
+    workers: int
+    by: str
+    progress: tuple[WorkerProgress, ...] = ()
+    hears: bool = False
+
+
 class ChangeRequested(EventBase, frozen=True, kw_only=True, tag="change-requested"):
     """A person wants something done at one step on all ranks. Names and values were checked before."""
 
@@ -331,6 +341,7 @@ Event = (
     JobSubmitted
     | StopRequested
     | RestoreRequested
+    | ScaleRequested
     | ChangeRequested
     | ChangeCancelled
     | RanksAnswered

@@ -231,6 +231,10 @@ class Job(Struct, kw_only=True):
     """When findings led to restarts, the newest ones."""
     spares: list[str] = field(default_factory=list)
     """Nodes that keep a spare place for it; kept by core.standby."""
+    target: int = 0
+    """Workers that a person wants it to have; 0: as many as it was submitted with."""
+    resizing: int = 0
+    """The generation that is being ended so that the next one has another size."""
     short_since_ns: int = 0
     """Since when there has been room for fewer workers than wanted only; kept by core.sizing."""
     silent: dict[str, str] = field(default_factory=dict)

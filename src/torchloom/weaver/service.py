@@ -54,6 +54,7 @@ from torchloom.weaver.feed import Feed, tell
 from torchloom.weaver.knowledge import hears, steps_near
 from torchloom.weaver.live import LiveView
 from torchloom.weaver.nodes import SILENT_LIMIT_S, NodeWords
+from torchloom.weaver.scaling import Scaling
 from torchloom.weaver.steering import Steering
 from torchloom.weaver.watch import Watch
 from torchloom.wire import codec, subjects
@@ -66,7 +67,7 @@ SNAPSHOT_EVERY = 500
 """Events between two snapshots."""
 
 
-class Weaver(Steering, NodeWords):
+class Weaver(Steering, NodeWords, Scaling):
     """Fulfils api.ports.Control. `run` does everything until `stop` is set."""
 
     def __init__(self, bus: Bus, name: str = "") -> None:
