@@ -105,9 +105,7 @@ def policy_from(data: Mapping[str, Any]) -> Policy:
         if kind not in kinds:
             raise UsageError(f"The policy names {kind!r}, which no detector finds; use {', '.join(kinds)}.")
         if kind in STUCK and "pause" in by_level.values():
-            raise UsageError(
-                f"The policy pauses on {kind}, but a job held up reaches no step for that."
-            )
+            raise UsageError(f"The policy pauses on {kind}, but a job held up reaches no step for that.")
         for level in by_level:
             if level not in levels:
                 raise UsageError(f"The policy names the level {level!r}; use {', '.join(levels)}.")
