@@ -64,6 +64,9 @@ def s3_server(bucket: str) -> Iterator[dict[str, str]]:
             process.kill()
             process.wait()
         shutil.rmtree(home, ignore_errors=True)
+        for port in ports.values():  # it leaves its sockets, at a place it does not let us choose
+            for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+                left.unlink(missing_ok=True)
 
 
 def _binary() -> str | None:
