@@ -24,6 +24,7 @@ from torchloom.api.tokens import Tokens
 from torchloom.bus.memory import MemoryBus, MemoryHub
 from torchloom.bus.protocol import Message
 from torchloom.cli.web import serve_api
+from torchloom.errors import BusUnavailable
 from torchloom.model.effects import PostMail, StartStore, StartWorkers, StopWorkers
 from torchloom.model.events import (
     EffectDone,
@@ -65,6 +66,7 @@ class FakeAgent:
         await self.bus.subscribe(subjects.query(self.node), self._answer)
         inventory = Inventory(hostname="h", address="127.0.0.1", boot_id="b", max_workers=self.slots)
         await self.say(NodeJoined(node=self.node, session="s", inventory=inventory))
+        self.beating = asyncio.create_task(self.beat_on())
 
     async def say(self, body: Event) -> None:
         envelope = Envelope(uuid.uuid4().hex, self.node, body)
@@ -131,12 +133,12 @@ class FakeAgent:
     async def beat_on(self) -> None:
         """A node that was heard of once and is silent then gets no workers any more."""
         while True:
-            await self.beat()
+            with contextlib.suppress(BusUnavailable):
+                await self.beat()
             await asyncio.sleep(0.5)
 
     async def step(self, job: str) -> None:
         """All ranks of a job made their first step."""
-        self.beating = self.beating or asyncio.create_task(self.beat_on())
         for ref in sorted((r for r in self.live if r.job == job), key=lambda ref: ref.rank):
             await self.say(FirstStep(node=self.node, ref=ref, at_ns=time.time_ns(), training_step=1))
         await self.beat()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -15,13 +13,7 @@ from api_server import ApiServer, FakeAgent, api_server
 def server() -> Iterator[ApiServer]:
     """Two nodes that are heard."""
     with api_server(nodes=2, slots=4) as made:
-        for agent in made.agents:
-            made.call(partial(beat, agent))
         yield made
-
-
-async def beat(agent: FakeAgent) -> None:
-    agent.beating = asyncio.create_task(agent.beat_on())
 
 
 async def fall_silent(agent: FakeAgent) -> None:
