@@ -102,9 +102,7 @@ def judge(candidates: Iterable[Candidate], rules: KeepRules, in_use: Collection[
     verdicts: list[Verdict] = []
     for candidate in ordered:
         reason = reason_to_keep(candidate)
-        gone = (
-            "no rule keeps it" if candidate.whole else "it is damaged and enough newer ones are whole"
-        )
+        gone = "no rule keeps it" if candidate.whole else "it is damaged and enough newer ones are whole"
         verdicts.append(Verdict(candidate.name, bool(reason), reason or gone))
     return verdicts
 
