@@ -1,0 +1,29 @@
+"""`loom scale` and `loom node` on a real stack with real workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stack import Stack, wait_until
+
+
+def test_a_training_job_gets_more_workers_and_a_node_that_is_heard_is_not_gone(
+    stack: Stack, tmp_path: Path
+) -> None:
+    job = stack.submit("train.py", str(tmp_path / "notes"), flags=("--max-workers", "3", "--standby", "1"))
+    stack.wait_state(job, "running")
+    wait_until(lambda: stack.status(job)["step"] >= 20, "20 steps")
+    out = stack.loom("scale", job, "3").stdout
+    assert f"{job} runs with 3 workers" in out
+    wait_until(lambda: stack.status(job)["step"] >= 5, "it trains")
+    found = stack.status(job)
+    assert (found["world_size"], found["generation"], found["restarts"]) == (3, 2, 0)
+    assert {worker["rank"] for worker in found["workers"]} == {0, 1, 2} and not found["incident_list"]
+    assert found["spares"] == [], "there is no other node"
+    assert "0 of 1: no other node has room for it" in stack.loom("status", job).stdout
+    refused = stack.loom("scale", job, "4", check=5)
+    assert "2 to 3 workers" in refused.stderr
+    (node,) = stack.json("nodes")
+    refused = stack.loom("node", "gone", node["id"], check=5)
+    assert "a host that is heard is not gone" in refused.stderr
+    stack.loom("node", "gone", "nowhere", check=3)
