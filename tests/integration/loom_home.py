@@ -48,6 +48,8 @@ class LoomHome:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            # Whoever starts the tests in the background lets them, and so us, ignore Ctrl-C.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
 
     def loom(self, *args: str, code: int = 0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

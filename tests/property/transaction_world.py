@@ -63,6 +63,8 @@ class World:
         self.at_step: dict[AttemptId, int] = {}
         self.requested: dict[int, Operation] = {}
         self.told: dict[int, Outcome] = {}
+        self.carrier: dict[int, int] = {}
+        """Of changes that were carried out together: the version under which the ranks know them."""
         self.faults: dict[tuple[int, int], str] = {}
         self.job_over = False
         self.odd_rank = -1
@@ -73,13 +75,19 @@ class World:
     def tell_weaver(self, event: Event) -> None:
         """Into the stream, and through the core. What it wants sent may still be lost."""
         self.stream.append((event, self.now_ns))
-        for effect in self.apply(self.weaver, event, self.now_ns):
+        effects = self.apply(self.weaver, event, self.now_ns)
+        if self.weaver.current is not None:
+            carried = self.weaver.parts or [self.weaver.current]
+            self.carrier |= {part.version: self.weaver.current.version for part in carried}
+        for effect in effects:
             if isinstance(effect, Tell):
                 outcome = effect.outcome
                 assert outcome.version not in self.told, "told twice"
                 assert outcome.reason and outcome.how is not How.DIVERGED, outcome
                 self.told[outcome.version] = outcome
                 self.check_told(outcome)
+                if outcome.how is not How.APPLIED:  # those it was tried with may be carried out without it
+                    self.carrier.pop(outcome.version, None)
             else:
                 assert effect.reason
                 mail = effect.mail
@@ -326,10 +334,11 @@ class World:
     def check_told(self, outcome: Outcome) -> None:
         """What is told agrees with what the workers did, then and for ever (see check_end)."""
         workers = self.of_generation(outcome.generation)
-        applied = [w for w in workers if any(w.resolved.get(a) for a in _of(w, outcome.version))]
+        version = self.carrier.get(outcome.version, outcome.version)
+        applied = [w for w in workers if any(w.resolved.get(a) for a in _of(w, version))]
         if outcome.how is How.APPLIED:
             assert applied, "told as applied, and no rank did"
-            assert all(outcome.at_step in (w.in_force[a] for a in _of(w, outcome.version)) for w in applied)
+            assert all(outcome.at_step in (w.in_force[a] for a in _of(w, version)) for w in applied)
         else:
             # One that died right then may have; nobody who lives, and nobody whose box says so, has.
             assert not [w for w in applied if w.alive], "told as not applied, and a rank did"

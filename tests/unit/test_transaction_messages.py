@@ -63,9 +63,9 @@ def answer(step_s: float) -> Answer:
 
 
 def test_the_lead_grows_with_the_trip_and_with_every_try() -> None:
-    assert steps_ahead([answer(0.05)], took_s=0.052, tries=0) == 3
+    assert steps_ahead([answer(0.05)], took_s=0.052, tries=0) == 2
     assert steps_ahead([answer(0.005)], took_s=0.015, tries=0) == 6
-    assert steps_ahead([answer(10.0)], took_s=8.0, tries=0) == 3
-    assert steps_ahead([answer(0.005)], took_s=0.015, tries=2) == 18
-    assert steps_ahead([answer(0)], took_s=0.0, tries=0) == 3
+    assert steps_ahead([answer(10.0)], took_s=8.0, tries=0) == 2
+    assert steps_ahead([answer(0.005)], took_s=0.015, tries=2) == 20
+    assert steps_ahead([answer(0)], took_s=0.0, tries=0) == 2
     assert steps_ahead([answer(1e-9)], took_s=60.0, tries=9) == 100_000
