@@ -94,7 +94,8 @@ def test_pause_save_go_back_and_end(stack: Stack, job: str, out: Path) -> None:
     assert [rows(out, rank)[-1][0] for rank in (0, 1)] == [paused - 1, paused - 1]
     stack.wait_part_back("weaver", stack.kill_part("weaver"))
     wait_until(lambda: stack.try_status(job).get("paused"), "the new service knows")
-    assert stack.json("incidents", job) == []
+    stuck = ("hang", "communication-hang", "no-progress", "crash")
+    assert not [i for i in stack.json("incidents", job) if i["kind"] in stuck], "a pause is no alarm"
     assert step_in(stack.loom("resume", job).stdout) == paused
 
     saved = stack.json("checkpoint", job)

@@ -6,6 +6,7 @@ from then on. Nothing here sends to a worker or awaits an answer: the operation 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import uuid
 from abc import ABC, abstractmethod
@@ -34,6 +35,8 @@ from torchloom.weaver.live import LiveView
 
 MOST_BYTES = 3000
 """Of the values of one change: a mailbox holds four of them."""
+HEARD_WITHIN_S = 6.0
+"""Agents repeat what does not change every 5 s."""
 
 
 class Steering(ABC):
@@ -116,6 +119,7 @@ class Steering(ABC):
         if operation and operation in job.operations:
             return ChangePlan(operation, at_step=at_step)
         _check_living(job)
+        await self._let_them_be_heard(job)
         pulses = self._live.pulses(self.fleet, job.id)
         waiting = _not_started(job)
         known = before_the_start(wanted) if waiting else _known(job, pulses)
@@ -151,19 +155,19 @@ class Steering(ABC):
 
     # -- the rest -------------------------------------------------------------------------------
     async def pause(self, job: str, by: str, why: str = "", operation: str = "") -> str:
-        found = self._stepping(job, operation, "paused")
+        found = await self._stepping(job, operation, "paused")
         if operation not in found.operations and found.paused and not _under_way(found, Kind.RESUME):
             raise Conflict(f"Job {job} is paused already", hint=f"`loom resume {job}` lets it go on")
         return await self._ask(found, Kind.PAUSE, by, why, operation)
 
     async def resume(self, job: str, by: str, why: str = "", operation: str = "") -> str:
-        found = self._stepping(job, operation, "resumed")
+        found = await self._stepping(job, operation, "resumed")
         if operation not in found.operations and not found.paused and not _under_way(found, Kind.PAUSE):
             raise Conflict(f"Job {job} is not paused.")
         return await self._ask(found, Kind.RESUME, by, why, operation)
 
     async def checkpoint_now(self, job: str, by: str, why: str = "", operation: str = "") -> str:
-        found = self._stepping(job, operation, "asked for a checkpoint")
+        found = await self._stepping(job, operation, "asked for a checkpoint")
         if operation not in found.operations and found.paused and not _under_way(found, Kind.RESUME):
             raise Conflict(
                 f"Job {job} is paused in the midst of a step, where its state is not whole",
@@ -198,6 +202,7 @@ class Steering(ABC):
                 hint="choose `keep` (the values of today hold from there on) or `revert` (those of then)",
             )
         chosen = await self._catalogues.prepare_restore(self.fleet, found, step)
+        await self._let_them_be_heard(found)
         pulses = self._live.pulses(self.fleet, job)
         live = found.state is JobState.RUNNING and steps_of(found, pulses) is not None and hears(pulses)
         event = RestoreRequested(
@@ -213,7 +218,19 @@ class Steering(ABC):
         await self._say("restore", event)
         return chosen
 
-    def _stepping(self, job: str, operation: str, verb: str) -> Job:
+    async def _let_them_be_heard(self, job: Job) -> None:
+        """A control service that has just begun knows nothing of settings yet: agents tell them every 5 s."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + HEARD_WITHIN_S
+        while (
+            job.state is JobState.RUNNING
+            and all(worker.first_step_at_ns for worker in job.workers)
+            and not hears(self._live.pulses(self.fleet, job.id))
+            and clock() < until
+        ):
+            await asyncio.sleep(0.05)
+
+    async def _stepping(self, job: str, operation: str, verb: str) -> Job:
         self._check_ready()
         found = self._job(job)
         if operation and operation in found.operations:
@@ -221,6 +238,7 @@ class Steering(ABC):
         if found.state is not JobState.RUNNING:
             raise Conflict(f"Job {job} is {found.state}; only a running job can be {verb}.")
         _check_boxes(found)
+        await self._let_them_be_heard(found)
         if not hears(self._live.pulses(self.fleet, job)):
             raise Conflict(
                 f"The workers of {job} do not listen yet", hint="try again when every rank has made a step"
