@@ -33,21 +33,15 @@ def command(
     as_json: JsonOption = False,
 ) -> None:
     """Bring settings back to what they were before the last change, or with an earlier version."""
-    from torchloom.cli import changes, output
-    from torchloom.cli.set import show_plan, tell_notes
+    from torchloom.cli import changes
+    from torchloom.cli.set import only_planned
 
     body: RevertRequest = {"why": why, "dry_run": dry_run}
     if version is not None:
         body["version"] = version
     client = api()
     plan = client.revert(job, body)
-    if not as_json:
-        tell_notes(plan)
-    if dry_run or not wait:
-        if as_json:
-            output.show_json(plan)
-        else:
-            show_plan(plan)
+    if only_planned(plan, dry_run or not wait, as_json):
         return
     view = changes.follow(client, job, plan["operation"], timeout, quiet=as_json)
     changes.conclude(

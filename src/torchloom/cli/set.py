@@ -51,7 +51,7 @@ def command(
 
     Exit code 5 if it was not applied, with the ranks' tracebacks; 2 if a name or value is not allowed.
     """
-    from torchloom.cli import changes, output
+    from torchloom.cli import changes
 
     body: ChangeRequest = {"values": parse(settings, scale), "mode": "scale" if scale else "hold", "why": why}
     if at_step is not None:
@@ -60,13 +60,7 @@ def command(
         body["dry_run"] = True
     client = api()
     plan = client.change(job, body)
-    if not as_json:
-        tell_notes(plan)
-    if dry_run or not wait:
-        if as_json:
-            output.show_json(plan)
-        else:
-            show_plan(plan)
+    if only_planned(plan, dry_run or not wait, as_json):
         return
     view = changes.follow(
         client, job, plan["operation"], timeout, quiet=as_json, patient=plan["at_step"] is not None
@@ -101,11 +95,19 @@ def _factor(name: str, given: str) -> float:
         raise UsageError(f"{name} cannot be scaled by {given!r}", hint="give a number, at least 0") from None
 
 
-def tell_notes(plan: ChangePlanView) -> None:
+def only_planned(plan: ChangePlanView, enough: bool, as_json: bool) -> bool:
+    """Tell the plan's notes and, where that is `enough`, the plan itself; whether it was."""
     import sys
 
-    for note in plan["notes"]:
+    from torchloom.cli import output
+
+    for note in () if as_json else plan["notes"]:
         print(f"loom: {note.rstrip('.')}.", file=sys.stderr)
+    if enough and as_json:
+        output.show_json(plan)
+    elif enough:
+        show_plan(plan)
+    return enough
 
 
 def show_plan(plan: ChangePlanView) -> None:
