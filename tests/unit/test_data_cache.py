@@ -117,6 +117,27 @@ def test_many_at_once_fetch_once(tmp_path: Path) -> None:
     assert len(fetched) == 1
 
 
+def test_many_writers_never_trip_over_each_others_files(tmp_path: Path) -> None:
+    """One counts the room while others finish, fail and take their files away."""
+    cache, failed = Cache(tmp_path, 1 << 20), []
+
+    def fetch_some(seed: int) -> None:
+        try:
+            for number in range(60):
+                put(cache, f"{seed} and {number}".encode())
+                with pytest.raises(DataDamaged):
+                    cache.get(digest(b"%d" % number), 5, lambda: [b"wrong"])
+        except HomeUnusable as error:
+            failed.append(error)
+
+    writers = [threading.Thread(target=fetch_some, args=(seed,)) for seed in range(6)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(60)
+    assert failed == [] and len(shards(cache)) == 360
+
+
 def test_an_unusable_directory_is_said_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(HomeUnusable, match="cannot be used"):

@@ -6,7 +6,8 @@ one is fetched again. What was not used for longest goes first when room is need
 open keeps it. Locks are flocks on files, which the kernel releases when a process dies:
 
     NN.lock     held while a shard whose name begins with NN is fetched: others wait instead of fetching too
-    room.lock   held, briefly, while room is made
+    room.lock   held, briefly, while room is counted and made, and while a fetched file takes its name: who
+                counts sees every file once
     part-…      a file being written, locked by its writer; an unlocked one is a dead writer's and is removed
 """
 
@@ -19,7 +20,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from torchloom.errors import DataDamaged, HomeUnusable, UsageError
@@ -91,7 +92,8 @@ class Cache:
                     raise DataDamaged("a shard is not what its index says", hint="write the index again")
                 file.flush()
                 # No fsync: after a power loss the checksum tells, and the store still has the shard.
-                os.rename(name, path)
+                with self._locked("room.lock"):
+                    os.rename(name, path)
         except BaseException:
             name.unlink(missing_ok=True)
             raise
@@ -100,9 +102,7 @@ class Cache:
     def _reserved(self, size: int) -> tuple[int, Path] | None:
         """A locked file of that size, if room could be made for it."""
         with self._locked("room.lock"):
-            files = [
-                (entry.stat(), Path(entry)) for entry in os.scandir(self.root) if entry.name[-5:] != ".lock"
-            ]
+            files = list(self._files())
             used = sum(info.st_size for info, _ in files)
             parts = [(info, path) for info, path in files if path.name.startswith("part-")]
             for info, path in parts:
@@ -128,12 +128,18 @@ class Cache:
                 raise
             return descriptor, name
 
+    def _files(self) -> Iterator[tuple[os.stat_result, Path]]:
+        for entry in os.scandir(self.root):
+            if not entry.name.endswith(".lock"):
+                with suppress(FileNotFoundError):  # a writer that failed has just taken its file away
+                    yield entry.stat(), Path(entry)
+
     @staticmethod
     def _abandoned(part: Path) -> bool:
         try:
             descriptor = os.open(part, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            return False  # finished and renamed since we looked: it still takes its room
+            return True  # its writer failed and took it away since we looked
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
