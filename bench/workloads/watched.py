@@ -1,20 +1,24 @@
 """A DDP job to try detection on: a data loader, loss and gradient norm, and on wish what healthy jobs do.
 
-    watched.py [--step-ms 20] [--steps N] [--pauses N --shortest S --longest S] [--lengths] [--seed N]
+    watched.py [--step-ms 20] [--busy SHARE] [--pauses N --notes FILE] [--lengths] [--housekeeping] [--seed N]
 
-`--pauses` makes one rank at a time do something long that it does not announce (evaluate, save, read a slow
-file, compile), `--lengths` makes batches of different lengths. Both are seeded and differ by rank and step.
+`--pauses` makes one rank at a time do something long (3 to 60 s) that it does not announce, `--lengths` makes
+batches of different lengths, `--housekeeping` saves, evaluates, collects garbage and changes its learning
+rate. All of it is seeded and differs by rank and step. Pauses are noted in a file, so that they can be counted.
 """
 
 import argparse
 import gc
+import math
 import os
 import random
 import tempfile
+import threading
 import time
 
 import torch
 import torch.distributed as dist
+from pauses import KINDS
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
@@ -22,11 +26,15 @@ import torchloom as loom
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--step-ms", type=float, default=20.0)
+parser.add_argument("--busy", type=float, default=0.0, help="share of a step that computes and not sleeps")
 parser.add_argument("--steps", type=int, default=10**9)
 parser.add_argument("--pauses", type=int, default=0, help="one in so many steps")
+parser.add_argument("--notes", default="")
 parser.add_argument("--shortest", type=float, default=3.0)
 parser.add_argument("--longest", type=float, default=60.0)
 parser.add_argument("--lengths", action="store_true")
+parser.add_argument("--housekeeping", action="store_true")
+parser.add_argument("--never-starts", type=int, default=-1, metavar="RANK")
 parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()
 
@@ -39,80 +47,71 @@ class Samples(Dataset):
         return torch.full((32,), (index % 97) / 97)
 
 
-def evaluate(seconds: float) -> None:
-    """On the CPU, without a word to anybody."""
-    until = time.monotonic() + seconds
-    small = torch.nn.Linear(32, 32)
-    with torch.no_grad():
-        while time.monotonic() < until:
-            small(torch.ones(64, 32))
-            time.sleep(0.01)
+def work(seconds: float) -> None:
+    """Compute for a share of the time and sleep for the rest, as a device's host would."""
+    until = time.thread_time() + seconds * args.busy
+    while time.thread_time() < until:
+        pass
+    time.sleep(seconds * (1 - args.busy))
 
 
-def save(seconds: float) -> None:
-    until = time.monotonic() + seconds
-    with tempfile.NamedTemporaryFile() as file:
-        while time.monotonic() < until:
-            file.seek(0)
-            torch.save(model.state_dict(), file)
+def pause(step: int) -> None:
+    who, what = chance.randrange(world), chance.choice(KINDS)
+    # As many of 3 to 6 s as of 30 to 60 s.
+    seconds = math.exp(chance.uniform(math.log(args.shortest), math.log(args.longest)))
+    if step > 30 and chance.randrange(args.pauses) == 0 and who == rank:
+        what(seconds)
+        with open(args.notes, "a") as file:
+            file.write(f"{rank} {step} {what.__name__} {seconds:.1f}\n")
+
+
+def keep_house(step: int) -> None:
+    if step % 150 == 0:
+        until = time.monotonic() + 1 + step % 3
+        with loom.phase("eval"):
+            while time.monotonic() < until:
+                model.module(torch.ones(64, 32))
+                time.sleep(0.02)
+    if step % 110 == 0 and rank == 0:  # nobody is told of this one
+        with tempfile.NamedTemporaryFile() as file:
+            torch.save(optimizer.state_dict(), file)
             os.fsync(file.fileno())
-            time.sleep(0.05)
-
-
-def slow_read(seconds: float) -> None:
-    """A read that blocks: of a pipe into which somebody writes late."""
-    reading, writing = os.pipe()
-    if os.fork() == 0:
-        time.sleep(seconds)
-        os.write(writing, b"x")
-        os._exit(0)
-    os.close(writing)
-    os.read(reading, 1)
-    os.close(reading)
-    os.wait()
-
-
-def recompile(seconds: float) -> None:
-    """Much Python, no progress."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        compile("\n".join(f"x{i} = {i}" for i in range(2000)), "graph", "exec")
-        time.sleep(0.005)
-
-
-def collect(seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+            time.sleep(0.5)
+    if step % 70 == 35 * rank:
         gc.collect()
-        time.sleep(0.01)
+        time.sleep(0.1)
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-3 * 0.1 ** (step // 400 % 3)
 
 
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(args.seed)
+if rank == args.never_starts:
+    threading.Event().wait()
 layers = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
 model = DistributedDataParallel(layers)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 loader = DataLoader(Samples(), batch_size=64)
+ckpt = loom.Checkpoint(model=model, optimizer=optimizer, every=100) if args.housekeeping else None
 chance = random.Random(args.seed)
 for step, batch in enumerate(loader, start=1):
-    who, what, seconds = (
-        chance.randrange(world),
-        chance.randrange(5),
-        chance.uniform(args.shortest, args.longest),
-    )
-    if args.pauses and step > 30 and chance.randrange(args.pauses) == 0 and who == rank:
-        (evaluate, save, slow_read, recompile, collect)[what](seconds)
+    if args.pauses:
+        pause(step)
+    if args.housekeeping:
+        keep_house(step)
     share = random.Random(f"{args.seed} {rank} {step}").choice((0.6, 1.0, 1.4)) if args.lengths else 1.0
     # Noise that nothing can learn: a loss that falls to 0 jumps by any factor, and no real one does.
     loss = (model(batch) - torch.randn(len(batch), 1)).square().mean()
     loss.backward()
-    time.sleep(args.step_ms * share / 1000)
+    work(args.step_ms * share / 1000)
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)
     optimizer.step()
     optimizer.zero_grad()
     loom.log(loss=loss, grad_norm=norm)
     loom.step(step)
+    if ckpt is not None:
+        ckpt.step(step, loss=loss)
     if step >= args.steps:
         break
 dist.destroy_process_group()

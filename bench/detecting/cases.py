@@ -1,0 +1,70 @@
+"""The faults of the benchmark and what should be told of them. Runs nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+NOBODY = 10**6
+"""`names_from` of a fault that is nobody's."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A fault to inject, and what should be told of it."""
+
+    name: str
+    fault: str
+    """A kind of `loom inject`; empty: the script does it to itself, see `args`."""
+    expected: frozenset[str]
+    amounts: tuple[float, ...] = ()
+    more: dict[str, Any] = field(default_factory=dict)
+    horizon_s: float = 30.0
+    names_from: int = 2
+    """Workers from which on one can tell whose fault it is: two that disagree may each be right."""
+    everybody: bool = False
+    busy: bool = False
+    """The workload computes for a part of its step instead of sleeping: contention needs that."""
+    args: tuple[str, ...] = ()
+    """Of the workload; `{rank}` is the culprit."""
+
+
+def _case(name: str, fault: str, *expected: str, **more: Any) -> Case:
+    return Case(name, fault, frozenset(expected), **more)
+
+
+CASES = {
+    case.name: case
+    for case in (
+        _case("kill", "kill", "crash"),
+        _case("exit", "exit", "crash", amounts=(1, 17)),
+        _case("stop", "stop", "hang"),
+        _case("hang", "hang", "hang"),
+        _case("hang-data", "hang", "hang", more={"where": "data"}),
+        _case("hang-backward", "hang", "hang", more={"where": "backward"}),
+        _case("gil-hold", "gil-hold", "hang"),
+        _case("mismatch", "mismatch", "desync", names_from=3),
+        _case("skip", "skip", "desync", "hang"),
+        _case("deadlock", "deadlock", "ordering-deadlock", names_from=NOBODY, everybody=True),
+        _case("slow-1.3", "slow", "compute-slow", amounts=(1.3,), horizon_s=60),
+        _case("slow-2", "slow", "compute-slow", amounts=(2.0,), horizon_s=60),
+        _case("data-slow", "data-slow", "data-slow", amounts=(10, 20, 40), horizon_s=60),
+        _case("contention", "contention", "host-contention", amounts=(2, 4), horizon_s=60, busy=True),
+        _case(
+            "all-slow",
+            "slow",
+            "global-slowdown",
+            amounts=(1.5, 2.0),
+            horizon_s=60,
+            names_from=NOBODY,
+            everybody=True,
+        ),
+        _case("nan", "nan", "not-a-number", names_from=NOBODY),
+        _case("gradient", "gradient", "spike", amounts=(1e4,), names_from=NOBODY, everybody=True),
+        _case("bit-flip", "bit-flip", "divergence", names_from=3),
+        _case("never-starts", "", "no-progress", horizon_s=100, args=("--never-starts", "{rank}")),
+    )
+}
+
+HANGS = frozenset({"hang", "communication-hang", "no-progress"})
+"""What may be told of a healthy rank that pauses: it is true, and nobody may act on it."""

@@ -1,0 +1,117 @@
+"""One run: a healthy job, a fault, and what is told about it until it is right or time is up."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from detecting.cases import Case
+from detecting.listening import Heard, Listener
+from support.launchers import WORKLOADS, wait_for
+from support.table import progress
+from torchloom.client import Client
+
+Result = dict[str, Any]
+
+
+def submit(client: Client, size: int, *args: str, **more: Any) -> str:
+    wanted: Any = {
+        "program": {"kind": "script", "target": str(WORKLOADS / "watched.py"), "args": list(args)},
+        "cwd": str(Path.cwd()),
+        "world_size": size,
+        "env": {"OMP_NUM_THREADS": "1"},
+        **more,
+    }
+    made = client.submit(wanted)
+    return made["job"]
+
+
+def end(client: Client, job: str) -> None:
+    client.stop(job, {"kill": True, "grace_s": None})
+    wait_for(lambda: client.job(job)["ended"], 60)
+
+
+def run(client: Client, listener: Listener, case: Case, size: int, seed: int, step_ms: float) -> Result:
+    """The record of one run, for the file of results."""
+    chance = random.Random(f"{case.name} {size} {seed}")
+    rank = chance.randrange(size)
+    result: Result = {
+        "type": "fault",
+        "case": case.name,
+        "size": size,
+        "seed": seed,
+        "rank": rank,
+        "told": [],
+        "class_s": None,
+        "right_s": None,
+    }
+    args = ["--step-ms", str(step_ms), "--seed", str(seed), *(a.format(rank=rank) for a in case.args)]
+    if case.busy:
+        args += ["--busy", str(min(0.5, 1 / size))]
+    job = submit(client, size, *args)
+    heard = listener.begin(job)
+    try:
+        if case.fault:
+            if not wait_for(lambda: _trained(client, job, 60 + chance.randrange(20)), 120):
+                progress(f"  {job} did not get going")
+                return {**result, "type": "failed"}
+            heard = listener.begin(job)
+            result["step_s"] = statistics.median(w["step_s"] or 0.0 for w in client.job(job)["workers"])
+            began = time.time()
+            wanted: Any = {
+                "kind": case.fault,
+                "ranks": [] if case.everybody else [rank],
+                "amount": chance.choice(case.amounts) if case.amounts else None,
+                "seed": seed,
+                **case.more,
+            }
+            result["amount"] = wanted["amount"]
+            client.inject(job, wanted)
+        else:
+            if not wait_for(lambda: client.job(job)["state"] == "running", 120):
+                return {**result, "type": "failed"}
+            began, result["step_s"] = time.time(), step_ms / 1000
+        _listen(client, job, case, result, heard, began)
+    finally:
+        end(client, job)
+        listener.forget(job)
+    return result
+
+
+def _listen(client: Client, job: str, case: Case, result: Result, heard: Heard, began: float) -> None:
+    until = time.monotonic() + case.horizon_s
+    known: dict[str, Any] = {}
+    while time.monotonic() < until and result["right_s"] is None:
+        time.sleep(0.1)
+        for incident in client.incidents(job=job):
+            at_s = max(0.0, incident["timeline"]["detected_ns"] / 1e9 - began)
+            if known.get(incident["id"]) == (incident["kind"], incident["culprit"]):
+                continue
+            known[incident["id"]] = (incident["kind"], incident["culprit"])
+            finding = client.incident(incident["id"])["finding"]
+            culprit = incident["culprit"]
+            named = finding["ranks"] if finding else [culprit] if culprit is not None else []
+            told = {"kind": incident["kind"], "ranks": named, "at_s": at_s, "verdict": incident["verdict"]}
+            result["told"].append(told)
+            if incident["kind"] not in case.expected:
+                continue
+            if result["class_s"] is None:
+                result["class_s"] = at_s
+            # Two that disagree are both named; nobody can know more.
+            if result["size"] < case.names_from or named == [result["rank"]] or culprit == result["rank"]:
+                result["right_s"] = at_s
+                limit = finding["inputs"].get("report_s") if finding else None
+                result["limit_s"] = limit if isinstance(limit, float) else None
+                result["decision"] = incident["decision"]
+                break
+    result["restarts"] = client.job(job)["restarts"]
+    result["peers"] = {name: [at - began, list(ranks)] for name, (at, ranks) in heard.first.items()}
+
+
+def _trained(client: Client, job: str, steps: int) -> bool:
+    view = client.job(job)
+    done = [worker["steps"] or 0 for worker in view["workers"]]
+    return view["state"] == "running" and bool(done) and min(done) >= steps
