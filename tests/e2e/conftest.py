@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import Forked, forked
 from stack import Stack, wait_until
 from steered import Forks, Job, NearStore, Start
 
@@ -75,3 +76,10 @@ def start(forks: Forks, tmp_path: Path) -> Iterator[Start]:
         job.kill()
     for store in stores:
         store.close()
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Forked]:
+    """Starts ranks with nothing of torchloom around them."""
+    with forked() as process:
+        yield process

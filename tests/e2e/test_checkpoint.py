@@ -2,46 +2,32 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
+from forked import Forked
 from runs import Run, compare
 from s3 import S3Server
-from stack import BIN, SCRIPTS, Stack, wait_until
+from stack import SCRIPTS, Stack, wait_until
 
 from torchloom.checkpoint import tier
 
 
-def torchrun(world: int, script: str, *args: str) -> list[str]:
-    """Lines that a script printed under torchrun: without torchloom around it."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith("LOOM_")} | {"OMP_NUM_THREADS": "1"}
-    command = [
-        str(BIN / "torchrun"),
-        "--standalone",
-        "--nproc-per-node",
-        str(world),
-        str(SCRIPTS / script),
-        *args,
-    ]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.splitlines()
-
-
 @pytest.mark.parametrize("kind", ["fsdp", "ddp"])
-def test_a_state_moves_between_worlds(tmp_path: Path, kind: str) -> None:
-    saved = torchrun(2, "reshard.py", kind, str(tmp_path), "3")[-1].removeprefix("saved ")
-    for world, steps in ((3, 6), (1, 9)):
-        first, last = torchrun(world, "reshard.py", kind, str(tmp_path), str(steps))
+def test_a_state_moves_between_worlds(ranks: Forked, tmp_path: Path, kind: str) -> None:
+    def lines(world: int, steps: str) -> list[str]:
+        return ranks.lines(world, SCRIPTS / "reshard.py", kind, str(tmp_path), steps, directory=tmp_path)
+
+    saved = lines(2, "3")[-1].removeprefix("saved ")
+    for world, steps in ((3, "6"), (1, "9")):
+        first, last = lines(world, steps)
         assert first == f"restored {saved}"
         saved = last.removeprefix("saved ")
 
 
-def test_buckets_come_back_without_a_trace() -> None:
-    assert torchrun(3, "buckets.py") == ["the same buckets"]
+def test_buckets_come_back_without_a_trace(ranks: Forked, tmp_path: Path) -> None:
+    assert ranks.lines(3, SCRIPTS / "buckets.py", directory=tmp_path) == ["the same buckets"]
 
 
 def test_a_run_on_s3_survives_the_death_of_workers_and_of_the_server(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import Forked, Ranks
 
 from torchloom.probe import native
 from torchloom.wire import blackbox as bb
@@ -42,57 +44,40 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    pytest.importorskip("torch")
-
+def run(ranks: Forked, tmp_path_factory: pytest.TempPathFactory) -> Any:
     @cache
     def once(kind: str) -> Run:
         if kind == "native" and native.build().library is None:
             pytest.skip("no compiler here: there is no native recorder to test")
-        return _run(kind, tmp_path_factory.mktemp(kind))
+        return _run(ranks, kind, tmp_path_factory.mktemp(kind))
 
     return once
 
 
-def _run(kind: str, directory: Path) -> Run:
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.pathsep.join(sys.path)}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(RANK), PROGRAMS[kind], kind, str(rank), "2", str(directory)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+def _run(forked: Forked, kind: str, directory: Path) -> Run:
+    ranks = forked.start(
+        RANK, [[PROGRAMS[kind], kind, str(rank), "2", str(directory)] for rank in range(2)], directory
+    )
     watched: dict[int, set[tuple[Any, ...]]] = {}
-    deadline = time.monotonic() + LIMIT_S
-    try:
-        _watch(directory / "box0", ranks, deadline, watched)
-        for rank in ranks:
-            if time.monotonic() > deadline:
-                pytest.fail("the ranks hang:\n" + "\n".join(map(_stack, ranks)))
-            told, _ = rank.communicate(timeout=max(5, deadline - time.monotonic()))
-            assert rank.returncode == 0, told
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    if not _watch(directory / "box0", ranks, watched):
+        stacks = "\n".join(map(_stack, ranks.pids))
+        for pid in ranks.pids:
+            os.kill(pid, signal.SIGKILL)
+        pytest.fail(f"the ranks hang:\n{stacks}")
+    ranks.printed()
     return Run([json.loads((directory / f"out{r}.json").read_text()) for r in range(2)], watched)
 
 
-def _stack(rank: subprocess.Popen[str]) -> str:
-    dump = [Path(sys.executable).with_name("py-spy"), "dump", "--native", "--pid", str(rank.pid)]
+def _stack(pid: int) -> str:
+    dump = [Path(sys.executable).with_name("py-spy"), "dump", "--native", "--pid", str(pid)]
     return subprocess.run(dump, capture_output=True, text=True, timeout=60, check=False).stdout
 
 
-def _watch(
-    path: Path, ranks: list[subprocess.Popen[str]], deadline: float, seen: dict[int, set[tuple[Any, ...]]]
-) -> None:
-    """Read the newest records of a black box as an agent would, as long as the ranks run."""
+def _watch(path: Path, ranks: Ranks, seen: dict[int, set[tuple[Any, ...]]]) -> bool:
+    """Read the newest records of a black box as an agent would, as long as the ranks run. Did they end?"""
     view: bb.View | None = None
-    while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
+    deadline = time.monotonic() + LIMIT_S
+    while not (over := ranks.over()) and time.monotonic() < deadline:
         if view is None:
             if path.exists() and path.stat().st_size == bb.SIZE:
                 with path.open("rb") as file:
@@ -102,6 +87,7 @@ def _watch(
                 record = (r.seq, bb.OPS[r.op], r.group, r.group_seq, r.bytes, r.peer)
                 seen.setdefault(r.seq, set()).add(record)
         time.sleep(0.01)  # two cores are shared with the ranks
+    return over
 
 
 @pytest.mark.parametrize("kind", ["native", "python"])

@@ -5,16 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_checkpoint import torchrun
+from forked import Forked
+from stack import SCRIPTS
 
 from torchloom.checkpoint.catalogue import list_checkpoints
 from torchloom.checkpoint.storage import open_storage
 
 
 @pytest.mark.parametrize(("kind", "where"), [("ddp", "store"), ("fsdp", "store"), ("ddp", "memory")])
-def test_a_run_that_was_rolled_back_ends_like_one_that_was_not(tmp_path: Path, kind: str, where: str) -> None:
-    plain = torchrun(3, "rollback.py", kind, str(tmp_path / "plain"), "plain")
-    rolled = torchrun(3, "rollback.py", kind, str(tmp_path / "rolled"), where)
+def test_a_run_that_was_rolled_back_ends_like_one_that_was_not(
+    ranks: Forked, tmp_path: Path, kind: str, where: str
+) -> None:
+    script = SCRIPTS / "rollback.py"
+    plain = ranks.lines(3, script, kind, str(tmp_path / "plain"), "plain", directory=tmp_path)
+    rolled = ranks.lines(3, script, kind, str(tmp_path / "rolled"), where, directory=tmp_path)
     assert rolled[-1] == plain[-1]
     entries = list_checkpoints(open_storage(str(tmp_path / "rolled"), {}), "job")
     resumable = [entry.name for entry in entries if entry.resumable]
