@@ -1,7 +1,7 @@
 """Detection on real jobs: what is injected against what is told, beside the rules of peers and torchrun.
 
-    python bench/detect.py [--runs 2] [--sizes 2,4,8] [--faults kill,stop,…] [--benign-minutes 5] [--torchrun 120]
-                           [--results FILE] [--report FILE] [--json]
+    python bench/detect.py [--runs 2] [--sizes 2,4,8] [--faults kill,stop,…] [--benign-minutes 5]
+                           [--torchrun 120] [--results FILE] [--report FILE] [--json]
 
 Every run is a real gloo job under a real `loom up`, hurt by `loom inject` on a rank and with a number from a
 seed that was not used for tuning (`--tuning` takes those). The truth is the injection, what counts is the
@@ -112,7 +112,7 @@ def under_torchrun(seconds: float) -> Iterator[dict[str, Any]]:
         "type": "launcher",
         "launcher": "torchloom",
         "after SIGSTOP": said,
-        "steps go on": "after a restart",
+        "steps go on": f"{result['restarts']} restart",
     }
 
 

@@ -131,7 +131,8 @@ def _count(client: Client, life: Life) -> None:
 
 
 def _record(client: Client, life: Life, run_id: str, ran_s: float) -> dict[str, Any]:
-    view, kinds, verdicts = client.job(life.job), {}, []
+    view, verdicts = client.job(life.job), []
+    kinds: dict[str, int] = {}
     pauses = [line.split() for line in life.notes.read_text().splitlines()] if life.notes.exists() else []
     for incident in client.incidents(job=life.job):
         kinds[incident["kind"]] = kinds.get(incident["kind"], 0) + 1

@@ -55,7 +55,7 @@ class Heard:
 
 
 class Listener:
-    """All jobs of one stack. `record` gets every batch of windows: 8 bytes of time, 4 of length, the batch."""
+    """All jobs of one stack. `record` gets every batch of windows after 8 bytes of time and 4 of length."""
 
     def __init__(self, home: Home, record: Path | None = None) -> None:
         self._home = home

@@ -49,7 +49,8 @@ class Notes:
 
 def environment(**more: str) -> dict[str, str]:
     env = {k: v for k, v in os.environ.items() if not k.startswith("LOOM_")}
-    env["PYTHONPATH"] = str(WORKLOADS)
+    # Whoever measures a tree that is not the installed one names it there.
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(WORKLOADS), env.get("PYTHONPATH"))))
     env["OMP_NUM_THREADS"] = "1"
     return env | more
 

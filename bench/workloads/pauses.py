@@ -1,4 +1,4 @@
-"""Long things that a healthy rank does without a word to anybody. Each takes about as long as it is told to."""
+"""Long things that a healthy rank does without a word to anybody. Each takes about as long as it is told."""
 
 import gc
 import os

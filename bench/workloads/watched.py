@@ -4,7 +4,7 @@
 
 `--pauses` makes one rank at a time do something long (3 to 60 s) that it does not announce, `--lengths` makes
 batches of different lengths, `--housekeeping` saves, evaluates, collects garbage and changes its learning
-rate. All of it is seeded and differs by rank and step. Pauses are noted in a file, so that they can be counted.
+rate. All of it is seeded and differs by rank and step. Pauses are noted in a file: they are counted there.
 """
 
 import argparse
