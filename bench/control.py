@@ -1,144 +1,105 @@
 """Changes of a running job: how long until they are in force on all ranks, and whether on all at one step.
 
-    python bench/control.py [--changes N] [--only NAME] [--kills N] [--json]
+    python bench/control.py [--changes N] [--only NAME] [--storm N [--rate R] [--seed S]] [--json]
 
 A real `loom up`, real DDP workers on gloo. A change takes from the PATCH to the end of the first step that
-used it on the slowest rank, by the workers' own logs. `burst` asks for ten a second. With --kills the weaver,
-the agent or NATS is killed at random moments, and every outcome that was told is compared with what the ranks
-noted.
+used it on the slowest rank, by the workers' own logs. `cost` asks for ten changes a second, in every other
+block of one run, of a job that computes all the time, and compares the CPU time its steps took. `--storm`
+changes a job while everything around it is killed at random, and believes only what the ranks noted
+(support/storm.py); it takes minutes and is not run by default.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
-import json
-import os
 import random
-import shutil
-import signal
-import subprocess
-import tempfile
+import statistics
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-import psutil
-
-from support.launchers import BIN, WORKLOADS
+from support.launchers import WORKLOADS
+from support.steering import PARTS, Cluster, ask, cluster, connect, outcome
+from support.storm import storm
 from support.table import emit, progress
-from torchloom.client import Client, Endpoint
-from torchloom.errors import LoomError
-from torchloom.home import Home
 
 SHAPES = {"2 workers, 5 ms": (2, 5.0), "2 workers, 50 ms": (2, 50.0), "8 workers, 50 ms": (8, 50.0)}
-BURST = "burst"
-PARTS = ("weaver", "agent", "nats")
+COST = "cost"
+PAIRS = 6
+BLOCK_S = 8.0
+RATE = 10.0
+_WARM = 3
+"""Changes that are not counted: the first ones load code and open connections everywhere."""
 
 
-class Cluster:
-    """`loom up` in a home of its own, with one job."""
-
-    def __init__(self) -> None:
-        self.root = Path(tempfile.mkdtemp(prefix="loom-bench-"))
-        self.home = Home(self.root / "home")
-        self.env = {k: v for k, v in os.environ.items() if not k.startswith("LOOM_")}
-        self.env |= {"LOOM_HOME": str(self.home.root), "NO_COLOR": "1"}
-
-    def loom(self, *args: str) -> str:
-        done = subprocess.run([str(BIN / "loom"), *args], env=self.env, capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"loom {' '.join(args)} failed: {done.stderr}")
-        return done.stdout
-
-    def kill(self, part: str) -> None:
-        pid = int(json.loads((self.home.parts_dir / f"{part}.json").read_bytes())["pid"])
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-    def cpu_s(self, part: str) -> float:
-        try:
-            pid = int(json.loads((self.home.parts_dir / f"{part}.json").read_bytes())["pid"])
-            used = psutil.Process(pid).cpu_times()
-        except (OSError, ValueError, psutil.Error):
-            return 0.0
-        return float(used.user + used.system)
-
-
-@contextlib.contextmanager
-def cluster() -> Iterator[Cluster]:
-    made = Cluster()
-    try:
-        made.loom("up", "--port", "0")
-        yield made
-    finally:
-        subprocess.run([str(BIN / "loom"), "down", "--stop-jobs"], env=made.env, capture_output=True)
-        shutil.rmtree(made.root, ignore_errors=True)
+@dataclass(frozen=True)
+class Row:
+    rank: int
+    step: int
+    value: float
+    at_ns: int
+    cpu_ns: int
 
 
 class Job:
     """One job under way, its notes, and changes of it."""
 
-    def __init__(self, cluster: Cluster, workers: int, step_ms: float) -> None:
+    def __init__(self, made: Cluster, workers: int, step_ms: float, *more: str) -> None:
         self.workers = workers
-        self.notes = cluster.root / "notes"
+        self.notes = made.root / "notes"
         self.notes.mkdir()
         script = str(WORKLOADS / "steered.py")
-        flags = ("--nproc-per-node", str(workers), script, str(self.notes), "--step-ms", str(step_ms))
-        self.name = cluster.loom("submit", *flags).split()[-1]
-        self.client = Client(Endpoint.find(cluster.home))
-        while self.count() < 40 * workers:
+        flags = ("--nproc-per-node", str(workers), script, str(self.notes), "--step-ms", str(step_ms), *more)
+        self.name = made.loom("submit", *flags).split()[-1]
+        self.client = connect(made)
+        while sum(1 for _ in self.rows()) < 40 * workers:
             time.sleep(0.1)
 
-    def rows(self) -> Iterator[tuple[int, int, float, int]]:
+    def rows(self) -> Iterator[Row]:
         for path in self.notes.iterdir():
             for line in path.read_text().splitlines():
                 fields = line.split()
-                if len(fields) == 4:
-                    yield int(fields[0]), int(fields[1]), float(fields[2]), int(fields[3])
+                if len(fields) == 5:
+                    rank, step, value, at_ns, cpu_ns = fields
+                    yield Row(int(rank), int(step), float(value), int(at_ns), int(cpu_ns))
 
-    def count(self) -> int:
-        return sum(1 for _ in self.rows())
+    def by_rank(self) -> dict[int, list[Row]]:
+        found: dict[int, list[Row]] = {}
+        for row in sorted(self.rows(), key=lambda row: row.step):
+            found.setdefault(row.rank, []).append(row)
+        return found
 
     def ask(self, value: float) -> str:
-        body: Any = {"values": {"lr": value}}
-        while True:
-            try:
-                return self.client.change(self.name, body, idempotency_key=f"{value}")["operation"]
-            except LoomError:
-                time.sleep(0.05)
+        return ask(self.client, self.name, {"lr": value}, key=f"{value}")
 
     def outcome(self, operation: str) -> dict[str, Any]:
-        while True:
-            try:
-                found: Any = self.client.operation(self.name, operation, wait_s=10.0)
-                if found["ended"]:
-                    return dict(found)
-            except LoomError:
-                time.sleep(0.05)
+        return outcome(self.client, self.name, operation)
 
-    def first_use(self) -> dict[float, dict[int, tuple[int, int]]]:
-        """By value and rank: the first step that used it, and when that step was done."""
-        found: dict[float, dict[int, tuple[int, int]]] = {}
-        for rank, step, value, at_ns in sorted(self.rows(), key=lambda row: row[1]):
-            found.setdefault(value, {}).setdefault(rank, (step, at_ns))
+    def first_use(self) -> dict[float, dict[int, Row]]:
+        """By value and rank the first step that used it."""
+        found: dict[float, dict[int, Row]] = {}
+        for row in sorted(self.rows(), key=lambda row: row.step):
+            found.setdefault(row.value, {}).setdefault(row.rank, row)
         return found
 
 
-def agree(job: Job, told: dict[float, dict[str, Any]], merged: bool) -> int:
-    """How many outcomes contradict what the ranks noted."""
+def agree(job: Job, told: dict[float, dict[str, Any]]) -> int:
+    """How many outcomes contradict what the ranks noted. Of several at one step only the last is seen."""
     used, wrong = job.first_use(), 0
-    for value, outcome in told.items():
+    last = {o["at_step"]: value for value, o in sorted(told.items()) if o["state"] == "applied"}
+    for value, end in told.items():
         ranks = used.get(value, {})
-        steps = {step for step, _ in ranks.values()}
-        if outcome["state"] == "applied":
-            there = len(ranks) == job.workers and steps == {outcome["at_step"]}
-            wrong += not (there or (merged and not ranks))
+        if end["state"] == "applied" and last[end["at_step"]] == value:
+            wrong += len(ranks) != job.workers or {row.step for row in ranks.values()} != {end["at_step"]}
         else:
-            wrong += outcome["state"] != "not applied" or bool(ranks)
+            wrong += end["state"] not in ("applied", "not applied") or bool(ranks)
     return wrong
+
+
+def values() -> Iterator[float]:
+    return (0.2 + number / 10_000 for number in itertools.count())
 
 
 def measure(name: str, changes: int) -> dict[str, object]:
@@ -147,93 +108,101 @@ def measure(name: str, changes: int) -> dict[str, object]:
         job = Job(made, workers, step_ms)
         asked: dict[float, int] = {}
         told: dict[float, dict[str, Any]] = {}
-        for number in range(changes):
-            value = 0.2 + number / 10_000
+        for value in itertools.islice(values(), _WARM + changes):
             time.sleep(random.uniform(0.0, 0.1))
             asked[value] = time.monotonic_ns()
             told[value] = job.outcome(job.ask(value))
         time.sleep(2 * step_ms / 1000 + 0.1)
         used, real_ms = job.first_use(), _step_ms(job)
         took = sorted(
-            (max(at for _, at in used[value].values()) - asked[value]) / 1e6
-            for value in told
+            (max(row.at_ns for row in used[value].values()) - asked[value]) / 1e6
+            for value in list(told)[_WARM:]
             if told[value]["state"] == "applied"
         )
         return {
             "what": name,
             "n": len(took),
             "not applied": sum(o["state"] != "applied" for o in told.values()),
-            "contradicted": agree(job, told, merged=False),
+            "contradicted": agree(job, told),
             "step_ms": round(real_ms, 1),
             "median_ms": round(took[len(took) // 2]),
             "p99_ms": round(took[min(len(took) - 1, int(0.99 * len(took)))]),
             "worst_ms": round(took[-1]),
             "goal_ms": round(3 * real_ms + 100),
+            "again": sum(o["attempts"] > 1 for o in told.values()),
         }
 
 
 def _step_ms(job: Job) -> float:
     """The median step, which on a busy machine is longer than was asked for."""
-    times: dict[int, list[int]] = {}
-    for rank, _, _, at_ns in sorted(job.rows(), key=lambda row: row[1]):
-        times.setdefault(rank, []).append(at_ns)
-    gaps = sorted(b - a for row in times.values() for a, b in itertools.pairwise(row))
-    return gaps[len(gaps) // 2] / 1e6
+    rows = job.by_rank().values()
+    return statistics.median(b.at_ns - a.at_ns for row in rows for a, b in itertools.pairwise(row)) / 1e6
 
 
-def burst(changes: int) -> dict[str, object]:
-    """Ten changes a second, none of which waits for the one before."""
+def cost(pairs: int) -> dict[str, object]:
+    """What ten changes a second cost the training, and who else pays; blocks without and with them."""
     with cluster() as made:
-        job = Job(made, 2, 50.0)
-        before = {part: made.cpu_s(part) for part in PARTS}
-        began = time.monotonic()
-        ids: dict[float, str] = {}
-        for number in range(changes):
-            value = 0.2 + number / 10_000
-            ids[value] = job.ask(value)
-            time.sleep(max(0.0, began + (number + 1) / 10 - time.monotonic()))
-        asked_s = time.monotonic() - began
-        told = {value: job.outcome(operation) for value, operation in ids.items()}
-        ended_s = time.monotonic() - began
-        time.sleep(0.3)
-        shares = {
-            f"{part}_cpu_%": round(100 * (made.cpu_s(part) - before[part]) / ended_s, 1) for part in PARTS
-        }
-        return {
-            "what": f"{changes} changes, 10 a second",
-            "applied": sum(o["state"] == "applied" for o in told.values()),
-            "contradicted": agree(job, told, merged=True),
-            "asked_in_s": round(asked_s, 2),
-            "all_ended_after_s": round(ended_s, 2),
-            **shares,
-        }
-
-
-def killed(kills: int) -> dict[str, object]:
-    """The control plane is killed in the midst of changes."""
-    with cluster() as made:
-        job = Job(made, 2, 20.0)
+        job = Job(made, 2, 50.0, "--busy")
+        fresh = values()
         told: dict[float, dict[str, Any]] = {}
-        for number in range(kills):
-            value = 0.2 + number / 10_000
-            operation = job.ask(value)
-            time.sleep(random.uniform(0.0, 0.15))
-            made.kill(random.choice(PARTS))
-            told[value] = job.outcome(operation)
-        time.sleep(0.5)
+        quiet: list[float] = []
+        busy: list[float] = []
+        shares: dict[str, list[float]] = {part: [] for part in PARTS}
+        for _ in range(pairs):
+            began_ns = _sleep(BLOCK_S)
+            quiet.append(_cpu_ms(job, began_ns))
+            before, began_ns = {part: made.cpu_s(part) for part in PARTS}, time.monotonic_ns()
+            told |= _ten_a_second(job, fresh)
+            busy.append(_cpu_ms(job, began_ns))
+            for part in PARTS:
+                lasted_s = (time.monotonic_ns() - began_ns) / 1e9
+                shares[part].append((made.cpu_s(part) - before[part]) / lasted_s)
+        more = sorted(100 * (b / q - 1) for q, b in zip(quiet, busy, strict=True))
         return {
-            "what": f"{kills} kills of {', '.join(PARTS)}",
-            "applied": sum(o["state"] == "applied" for o in told.values()),
-            "not applied": sum(o["state"] == "not applied" for o in told.values()),
-            "contradicted": agree(job, told, merged=False),
+            "what": f"{len(told)} changes, {RATE:g} a second",
+            "n": len(told),
+            "not applied": sum(o["state"] != "applied" for o in told.values()),
+            "contradicted": agree(job, told),
+            "cpu_ms_a_step": round(statistics.median(quiet), 2),
+            "more_%": round(100 * (statistics.median(busy) / statistics.median(quiet) - 1), 2),
+            "pairs_%": " ".join(f"{one:+.1f}" for one in more),
+            **{f"{part}_cpu_%": round(100 * statistics.median(shares[part]), 1) for part in PARTS},
         }
+
+
+def _sleep(seconds: float) -> int:
+    began_ns = time.monotonic_ns()
+    time.sleep(seconds)
+    return began_ns
+
+
+def _ten_a_second(job: Job, fresh: Iterator[float]) -> dict[float, dict[str, Any]]:
+    """Asked for at their times, whatever became of those before."""
+    began, ids = time.monotonic(), {}
+    for number in range(int(BLOCK_S * RATE)):
+        value = next(fresh)
+        ids[value] = job.ask(value)
+        time.sleep(max(0.0, began + (number + 1) / RATE - time.monotonic()))
+    return {value: job.outcome(operation) for value, operation in ids.items()}
+
+
+def _cpu_ms(job: Job, since_ns: int) -> float:
+    """CPU time of one step on one rank since then, by the ranks' own count."""
+    used, steps = 0, 0
+    for rows in job.by_rank().values():
+        mine = [row for row in rows if row.at_ns >= since_ns]
+        used, steps = used + mine[-1].cpu_ns - mine[0].cpu_ns, steps + len(mine) - 1
+    return used / steps / 1e6
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--changes", type=int, default=50)
-    parser.add_argument("--only", choices=[*SHAPES, BURST, "kills"])
-    parser.add_argument("--kills", type=int, default=0)
+    parser.add_argument("--only", choices=[*SHAPES, COST, "storm"])
+    parser.add_argument("--pairs", type=int, default=PAIRS, help="blocks without and with changes")
+    parser.add_argument("--storm", type=int, default=0, metavar="N", help="changes amid kills")
+    parser.add_argument("--rate", type=float, default=2.0, help="changes a second of the storm")
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     rows = []
@@ -241,14 +210,18 @@ def main() -> None:
         if args.only in (None, name):
             progress(name)
             rows.append(measure(name, args.changes))
-    if args.only in (None, BURST):
-        progress(BURST)
-        rows.append(burst(args.changes))
-    if args.kills:
-        progress("kills")
-        rows.append(killed(args.kills))
+    title = "Steering: from the request to the step that used it on every rank"
     notes = ["goal_ms is three of the median steps and 100 ms", "contradicted must be 0"]
-    emit("Steering: from the request to the step that used it on every rank", rows, notes, args.json)
+    if rows:
+        emit(title, rows, notes, args.json)
+    if args.only in (None, COST):
+        progress(COST)
+        notes = ["CPU of the training processes, blocks of one run in turn", "the goal is 2 %"]
+        emit("Steering: what ten changes a second cost", [cost(args.pairs)], notes, args.json)
+    if args.storm:
+        progress("storm")
+        notes = ["untold, apart and contradicted must be 0"]
+        emit("Steering amid kills", [storm(args.storm, args.rate, args.seed)], notes, args.json)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 Usage: stormed.py NOTES --step-ms M
 
-The files are named `<generation>.<rank>.<pid>`. `dial` is a setting with a handler: it raises for a value that
-ends in .5, on the rank that the rest of it names, so that the change must be taken back everywhere.
+The files are named `<generation>.<rank>.<pid>`. `dial` is a setting with a handler: it raises for a value
+that ends in .5, on the rank that the rest of it names, so that the change must be taken back everywhere.
 """
 
 import argparse
