@@ -10,6 +10,10 @@ import pytest
 from api_server import ApiServer, api_server
 from prometheus_client.parser import text_string_to_metric_families
 
+from torchloom.model.windows import RankWindow, RefWindow, StepTimes, WindowBatch
+from torchloom.model.worker import WorkerRef
+from torchloom.wire import codec, subjects
+
 SECRETS = {"S3_SECRET_KEY": "hush-hush", "S3_ACCESS_KEY": "access", "SLEEP_SEC": "0.5", "USE_S3": "1"}
 SETTINGS = {
     "MAX_RESTARTS": "3",
@@ -198,3 +202,35 @@ def test_metrics_can_be_read_by_prometheus(server: ApiServer) -> None:
     documented = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     for family in families.values():
         assert f"`{family.name}" in documented, f"docs/metrics.md does not know {family.name}"
+
+
+def test_what_every_rank_costs_is_told_live(server: ApiServer) -> None:
+    job = server.submit(name="late", world_size=3)
+    agent = server.agents[0]
+    server.wait(lambda: sum(ref.job == job for ref in agent.live) == 3)
+    refs = sorted((ref for ref in agent.live if ref.job == job), key=lambda ref: ref.rank)
+    assert server.request("GET", f"/jobs/{job}/stragglers")[2] == {
+        "job": job,
+        "generation": 1,
+        "steps_per_s": None,
+        "missing": [0, 1, 2],
+        "ranks": [],
+    }
+
+    def seen(ref: WorkerRef) -> RefWindow:
+        own_ms = 80 if ref.rank == 1 else 40
+        steps = tuple(StepTimes(n, 100 * 10**6, 0, (100 - own_ms) * 10**6) for n in range(1, 20))
+        return RefWindow(ref, RankWindow(rank=ref.rank, node="n1", taken_ns=1, steps=steps))
+
+    batch = WindowBatch(node="n1", session="s", windows=tuple(map(seen, refs)))
+    server.call(lambda: agent.bus.publish(subjects.windows("n1"), codec.encode(batch)))
+    server.wait(lambda: len(server.weaver.windows(job)) == 3)
+    found = server.request("GET", f"/api/v1/jobs/{job}/stragglers")[2]
+    assert found["missing"] == [] and found["steps_per_s"] == pytest.approx(10)
+    assert [one["lost_share"] for one in found["ranks"]] == pytest.approx([0, 0.4, 0])
+    assert found["ranks"][1]["lost_steps_per_s"] == pytest.approx(10 / 0.6 - 10)
+    metrics = server.request("GET", "/metrics")[2]
+    assert f'loom_worker_lost_ratio{{job="{job}",rank="1"}} 0.4' in metrics.replace(
+        "0.40000000000000002", "0.4"
+    )
+    assert server.request("GET", "/jobs/nobody/stragglers")[0] == 404

@@ -22,6 +22,7 @@ def loaded(code: str) -> set[str]:
 
 VERBS = (
     *("ps", "status", "logs", "wait", "stop", "delete", "purge", "devices", "nodes"),
+    "stragglers",
     *("incidents", "incident", "events", "token", "context", "completion", "shell", "up"),
 )
 

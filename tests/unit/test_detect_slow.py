@@ -8,7 +8,7 @@ import pytest
 from detect_windows import SECOND, stepping, window
 
 from torchloom.core.detect.attribute import slower_job, stragglers, transfers
-from torchloom.core.detect.cost import Cost, what_if, worth_it
+from torchloom.core.detect.cost import Cost, per_rank, what_if, worth_it
 from torchloom.core.detect.slow import SlowLimits, Trigger, localise, watch
 from torchloom.core.detect.window import GroupPosition, ProcessFacts, RankWindow, by_role, waited_ns
 
@@ -125,6 +125,19 @@ def test_slower_transfers_are_told_from_a_slower_everybody() -> None:
     assert slow.kind == "communication-slow" and slow.ask == (0, 1, 2, 3)
     assert alike.kind == "global-slowdown"
     assert slower_job(windows, feed(own(1, steps=100)), {"dp": 50e6}) == []
+
+
+def test_what_every_rank_costs_is_what_if_of_each() -> None:
+    windows = job(stepping(2, own(2, 1.8, 32), step_s=0.8), ranks=4)
+    found = per_rank(windows)
+    assert [one.rank for one in found] == [0, 1, 2, 3]
+    for one in found:
+        assert one.cost == what_if(windows, [one.rank])
+    late = found[2]
+    assert late.cost.share > 0.2 and all(one.cost.share == 0 for one in found if one.rank != 2)
+    assert late.peers_s is not None and late.own_s > 1.5 * late.peers_s and late.steps == 16
+    (alone,) = per_rank(windows[:1])
+    assert alone.peers_s is None and alone.cost.share == 0
 
 
 def test_overlapping_collectives_are_one_wait() -> None:

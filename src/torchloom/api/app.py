@@ -18,6 +18,7 @@ from torchloom.api import (
     operations,
     problems,
     scaling,
+    stragglers,
 )
 from torchloom.api.defaults import Defaults
 from torchloom.api.guard import PREFIX, Guard
@@ -73,6 +74,7 @@ def create_app(
         faults.routes(control),
         fleet.routes(control),
         scaling.routes(control),
+        stragglers.routes(control),
         events.routes(control),
         metrics.routes(control, version),
     ):

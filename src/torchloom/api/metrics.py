@@ -14,6 +14,7 @@ from fastapi.responses import PlainTextResponse
 
 from torchloom.api import views
 from torchloom.api.ports import Control
+from torchloom.core.detect.cost import per_rank
 from torchloom.model.fleet import JobState, NodeState
 
 Sample = tuple[dict[str, str], float]
@@ -80,6 +81,7 @@ def _jobs(control: Control, now_ns: int) -> Iterator[str]:
 
 def _workers(control: Control) -> Iterator[str]:
     step_s: list[Sample] = []
+    costs: list[Sample] = []
     idle_s: list[Sample] = []
     for job in control.fleet.jobs.values():
         if job.ended:
@@ -88,7 +90,11 @@ def _workers(control: Control) -> Iterator[str]:
             names = {"job": job.id, "rank": str(rank)}
             step_s.append((names, pulse.step_s))
             idle_s.append((names, pulse.idle_s))
+        for one in per_rank(control.windows(job.id)):
+            costs.append(({"job": job.id, "rank": str(one.rank)}, one.cost.share))
     yield from _gauge("loom_worker_step_seconds", "Median of the newest steps.", step_s)
+    costs_help = "Share of the job's speed that is lost to this rank's being late."
+    yield from _gauge("loom_worker_lost_ratio", costs_help, costs)
     yield from _gauge("loom_worker_idle_seconds", "Time since the last sign of progress.", idle_s)
 
 

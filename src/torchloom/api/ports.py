@@ -16,6 +16,7 @@ from torchloom.model.job import Accepted, JobSpec
 from torchloom.model.messages import BoxReading, CheckpointAnswer, CheckpointVerb, LogPiece, WorkerPulse
 from torchloom.model.notice import Notice
 from torchloom.model.steering import ChangePlan, ConfigChoice, ConfigView, Mode
+from torchloom.model.windows import RankWindow
 
 
 class Control(Protocol):
@@ -36,6 +37,10 @@ class Control(Protocol):
 
     def pulse(self, job: str) -> dict[int, WorkerPulse]:
         """The newest telemetry by rank, of the current generation only."""
+        ...
+
+    def windows(self, job: str) -> list[RankWindow]:
+        """What the agents have just seen of a job's ranks, as far as it is fresh."""
         ...
 
     def node_seen(self, node: str) -> float | None:

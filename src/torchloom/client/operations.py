@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         ScaleAccepted,
         ScaleRequest,
         StopRequest,
+        Stragglers,
         TokenMade,
         TokenRequest,
         TokenView,
@@ -455,6 +456,11 @@ class Operations(Transport):
         409.
         """
         found: ScaleAccepted = self.request("POST", f"/jobs/{quote(job, safe='')}/scale", body=body)
+        return found
+
+    def stragglers(self, job: str) -> Stragglers:
+        """What every rank costs the job now: in steps per second and as a share of its speed."""
+        found: Stragglers = self.request("GET", f"/jobs/{quote(job, safe='')}/stragglers")
         return found
 
     def events(

@@ -596,6 +596,19 @@ class PurgeResult(TypedDict):
     dry_run: bool
 
 
+class RankCostView(TypedDict):
+    rank: int
+    node: str
+    role: str
+    steps: int
+    own_s: float
+    peers_s: float | None
+    data_s: float
+    waits_s: float
+    lost_steps_per_s: float
+    lost_share: float
+
+
 class RankEvidenceView(TypedDict):
     """One rank as its agent saw it when something was suspected."""
 
@@ -683,6 +696,14 @@ class SettingView(TypedDict):
 class StopRequest(TypedDict):
     kill: NotRequired[bool]
     grace_s: NotRequired[float | None]
+
+
+class Stragglers(TypedDict):
+    job: str
+    generation: int
+    steps_per_s: float | None
+    missing: list[int]
+    ranks: list[RankCostView]
 
 
 class TimelineView(TypedDict):

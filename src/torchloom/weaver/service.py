@@ -46,6 +46,7 @@ from torchloom.model.messages import (
     WorkerPulse,
 )
 from torchloom.model.notice import Notice
+from torchloom.model.windows import RankWindow
 from torchloom.weaver import snapshot
 from torchloom.weaver.checkpoints import Catalogues
 from torchloom.weaver.dispatch import Deposed, Dispatcher
@@ -106,6 +107,9 @@ class Weaver(Steering, NodeWords, Scaling):
 
     def pulse(self, job: str) -> dict[int, WorkerPulse]:
         return self._live.pulses(self.fleet, job)
+
+    def windows(self, job: str) -> list[RankWindow]:
+        return self._watch.windows(job)
 
     def node_seen(self, node: str) -> float | None:
         heard = self._live.last_heard_s.get(node)

@@ -104,6 +104,14 @@ class Watch:
         watched.heard[ref.rank] = _Heard(window, ref.incarnation, now_s)
         watched.news = True
 
+    def windows(self, id: str) -> list[RankWindow]:
+        """The fresh ones of a job, whether or not all ranks were heard."""
+        watched, now_s = self._jobs.get(id), asyncio.get_running_loop().time()
+        job = self._fleet().jobs.get(id)
+        if watched is None or job is None or job.generation != watched.generation:
+            return []
+        return [one.window for one in watched.heard.values() if now_s - one.at_s <= FRESH_S]
+
     def _watched(self, job: Job) -> _Watched:
         known = self._jobs.get(job.id)
         if known is None or known.generation != job.generation:

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from torchloom.core.detect.robust import median
 from torchloom.core.detect.slow import MAX_STEPS, own_times
-from torchloom.core.detect.window import RankWindow
+from torchloom.core.detect.window import RankWindow, by_role
 
 
 class Cost(Struct, frozen=True):
@@ -36,9 +36,68 @@ def what_if(peers: Sequence[RankWindow], ranks: Collection[int], newest: int = M
     if not named or not others or step_ns <= 0:
         return Cost(1e9 / step_ns if step_ns > 0 else 0.0, 0.0, 0.0)
     lost = [max(t[s] for t in named) - max(t[s] for t in others) for s in range(steps)]
-    saved_ns = min(max(0.0, median(lost)), 0.99 * step_ns)
+    return _saved(step_ns, median(lost))
+
+
+def _saved(step_ns: float, lost_ns: float) -> Cost:
+    """The job's speed if every step were shorter by so much."""
+    if step_ns <= 0:
+        return Cost(0.0, 0.0, 0.0)
+    saved_ns = min(max(0.0, lost_ns), 0.99 * step_ns)
     now, then = 1e9 / step_ns, 1e9 / (step_ns - saved_ns)
     return Cost(now, then - now, (then - now) / then)
+
+
+class RankCost(Struct, frozen=True, kw_only=True):
+    """One rank beside the others of its role; times are medians over the same steps."""
+
+    rank: int
+    role: str
+    steps: int
+    """How many were looked at: the newest that all ranks of the role have completed."""
+    own_s: float
+    peers_s: float | None
+    """The others' own time; None when nobody does the same work."""
+    data_s: float
+    waits_s: float
+    """In collectives, for others."""
+    cost: Cost
+
+
+def per_rank(windows: Sequence[RankWindow], newest: int = MAX_STEPS) -> list[RankCost]:
+    """What every rank costs the job, by rank. As `what_if` of each, in one pass over the ranks of a role."""
+    found = []
+    for role, peers in by_role(windows).items():
+        own = own_times(peers, newest)
+        steps = len(next(iter(own.values()), []))
+        if not steps:
+            continue
+        highest = [sorted(times[s] for times in own.values())[-2:] for s in range(steps)]
+        middles = {rank: median(times) for rank, times in own.items()}
+        step_ns = median([s.step_ns for w in peers for s in w.steps[-steps:]])
+        for window in peers:
+            taken = window.steps[-steps:]
+            mine = own[window.rank]
+            # Without this rank the job waits for the slowest of the others.
+            rest = [
+                high[0] if len(high) > 1 and t >= high[-1] else high[-1]
+                for t, high in zip(mine, highest, strict=True)
+            ]
+            lost = [t - r for t, r in zip(mine, rest, strict=True)]
+            others = [m for rank, m in middles.items() if rank != window.rank]
+            found.append(
+                RankCost(
+                    rank=window.rank,
+                    role=role,
+                    steps=steps,
+                    own_s=middles[window.rank] / 1e9,
+                    peers_s=median(others) / 1e9 if others else None,
+                    data_s=median([s.data_wait_ns for s in taken]) / 1e9,
+                    waits_s=median([s.wait_ns for s in taken]) / 1e9,
+                    cost=_saved(step_ns, median(lost) if others else 0.0),
+                )
+            )
+    return sorted(found, key=lambda one: one.rank)
 
 
 def worth_it(cost: Cost, for_s: float, action_s: float) -> bool:
