@@ -59,3 +59,14 @@ def test_long_seeded_histories() -> None:
 def test_sharp_seeded_histories() -> None:
     for seed in range(EXAMPLES):
         live_through(World(2 + seed % 2), sharp_history(seed))
+
+
+@given(st.integers(1, 3), moves(NAMES, 60))
+@calm_settings
+def test_a_paused_job_goes_no_further_than_all_of_it_must(size: int, history: History) -> None:
+    live_through(World(size, paused=True), [("request", 1), *history])
+
+
+def test_sharp_seeded_histories_of_a_paused_job() -> None:
+    for seed in range(EXAMPLES):
+        live_through(World(2 + seed % 2, paused=True), sharp_history(seed))

@@ -5,12 +5,14 @@ Each mutant takes away one rule of docs/steering.md.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from test_transaction import live_through, sharp_history
 from transaction_world import Apply, World
 
 from torchloom.core.transaction import proposer
-from torchloom.core.transaction.actions import Do
+from torchloom.core.transaction.actions import Do, Run
 from torchloom.core.transaction.attempt import Attempt, Stage
 from torchloom.core.transaction.decision import ABORT
 from torchloom.core.transaction.rank import Rank
@@ -88,10 +90,15 @@ class AtOnce(Rank):
 
 
 class OnePlaceAStep(Rank):
-    """At the boundary of a step it still arms for the place between that lies before it."""
+    """At the boundary of a step it still arms for the place between before it, and does it there."""
 
     def _place(self, attempt: Attempt) -> int:
         return self.step
+
+    def _go_on(self, attempt: Attempt, now_ns: int) -> Do | None:
+        if attempt.stage is Stage.RUNNING and not self._leaving:
+            return Run(attempt.proposal)
+        return super()._go_on(attempt, now_ns)
 
 
 class AnyPlaceWillDo(Rank):
@@ -104,9 +111,25 @@ class AnyPlaceWillDo(Rank):
 class PatientForEver(Rank):
     """Waits until somebody tells it what to do."""
 
-    @staticmethod
-    def _until(attempt: Attempt, now_ns: int, timeout_ns: int) -> int:
-        return Rank._until(attempt, now_ns, timeout_ns * 1000)
+    def receive(self, mail: Mail, problem: str = "") -> None:
+        asked = mail.proposal
+        slow = replace(
+            asked,
+            control_timeout_ns=1000 * asked.control_timeout_ns,
+            vote_timeout_ns=1000 * asked.vote_timeout_ns,
+        )
+        super().receive(replace(mail, proposal=slow), problem)
+
+
+class ArmedGoesOn(Rank):
+    """Paused, it goes to the place of what it is armed for and lets it be decided there."""
+
+    def _is_due(self, attempt: Attempt) -> bool:
+        not_yet = self.between and not attempt.is_between
+        return self._leaving or attempt.at_step <= self.step - not_yet
+
+    def _on_its_way(self) -> bool:
+        return bool(self._armed())
 
 
 def confirms_early(state: Proposer, event: Event, now_ns: int) -> list[Effect]:
@@ -147,7 +170,7 @@ def gives_up_after_confirming(state: Proposer, event: Event, now_ns: int) -> lis
 
 
 RANKS = [MailboxDecides, TimeoutDecides, OwnCountOfVotes, StoreIsOptional, WithdrawalDisarms, NeverTooLate]
-RANKS += [AtOnce, OnePlaceAStep, AnyPlaceWillDo, PatientForEver]
+RANKS += [AtOnce, OnePlaceAStep, AnyPlaceWillDo, PatientForEver, ArmedGoesOn]
 PROPOSERS: list[Apply] = [confirms_early, tells_hopes, withdraws_lightly, gives_up_after_confirming]
 HISTORIES = 3000
 
@@ -155,7 +178,8 @@ HISTORIES = 3000
 def histories_until_caught(rank: type[Rank], apply: Apply) -> int:
     for seed in range(HISTORIES):
         try:
-            live_through(World(2 + seed % 2, rank=rank, apply=apply), sharp_history(seed))
+            world = World(2 + seed % 2, rank=rank, apply=apply, paused=rank is ArmedGoesOn)
+            live_through(world, sharp_history(seed))
         except AssertionError:
             return seed + 1
     return 0

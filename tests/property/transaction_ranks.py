@@ -22,6 +22,7 @@ from torchloom.core.transaction.actions import (
     Undo,
     Wait,
 )
+from torchloom.core.transaction.decision import COMMIT, decision_key
 from torchloom.core.transaction.packing import pack_answers, pack_mail, unpack_answers, unpack_mail
 from torchloom.core.transaction.rank import STORE_TIMEOUT_NS, Rank
 from torchloom.model.transaction.messages import BETWEEN, Answer, AttemptId, Kind, Mail, Said, post
@@ -176,6 +177,7 @@ class Worker:
     def _perform(self, now_ns: int) -> None:
         match self.doing:
             case Pass():
+                self._check_not_alone()
                 self.at_boundary = False
                 self.been_between = self.machine.between  # the boundary comes next, or the step is made
             case CompareSet():
@@ -213,6 +215,13 @@ class Worker:
             self.machine.store_said(do.key, self.store.compare_set(do.key, do.value))
         except StoreAway:
             self.machine.store_failed("connection refused", now_ns)
+
+    def _check_not_alone(self) -> None:
+        """A paused rank goes on only when all do: its step has collectives that the others would not join."""
+        if self.machine.held and self.machine.world > 1:
+            committed = [key for key, value in self.store.values.items() if value == COMMIT]
+            mine = [decision_key(attempt.proposal.attempt) for attempt in self.machine._armed()]
+            assert set(mine) & set(committed), "a paused rank went on alone"
 
     def _check_waiting(self) -> None:
         """The promise to the training: bounded, each by its own limit, whatever happens elsewhere."""

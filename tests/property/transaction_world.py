@@ -45,7 +45,9 @@ Apply = Callable[[Proposer, Event, int], list[Effect]]
 class World:
     """A job of a few ranks, generation after generation, and the weaver that steers it."""
 
-    def __init__(self, size: int, *, rank: type[Rank] = Rank, apply: Apply = proposer.apply) -> None:
+    def __init__(
+        self, size: int, *, rank: type[Rank] = Rank, apply: Apply = proposer.apply, paused: bool = False
+    ) -> None:
         self.size = size
         self.rank_class = rank
         self.apply = apply
@@ -67,6 +69,8 @@ class World:
         """Of changes that were carried out together: the version under which the ranks know them."""
         self.faults: dict[tuple[int, int], str] = {}
         self.job_over = False
+        self.paused = paused
+        """Whether the next generation begins paused, as the core wants it of a job that is."""
         self.odd_rank = -1
         """One whose script does not say at every step that it is between two."""
         self.begin_generation(1)
@@ -86,6 +90,9 @@ class World:
                 assert outcome.reason and outcome.how is not How.DIVERGED, outcome
                 self.told[outcome.version] = outcome
                 self.check_told(outcome)
+                kind = self.requested[outcome.version].kind
+                if outcome.how is How.APPLIED and kind in (Kind.PAUSE, Kind.RESUME):
+                    self.paused = kind is Kind.PAUSE
                 if outcome.how is not How.APPLIED:  # those it was tried with may be carried out without it
                     self.carrier.pop(outcome.version, None)
             else:
@@ -108,10 +115,15 @@ class World:
     # -- generations ----------------------------------------------------------------------------
     def begin_generation(self, generation: int) -> None:
         self.past += self.workers
-        self.store = Store()
+        self.store, self.begun_paused = Store(), self.paused
         self.workers = [
             Worker(
-                rank, self.store, self.rank_class(generation, rank, self.size), self.fails, 400, self.skips
+                rank,
+                self.store,
+                self.rank_class(generation, rank, self.size, held=self.paused),
+                self.fails,
+                400,
+                self.skips,
             )
             for rank in range(self.size)
         ]
@@ -125,6 +137,8 @@ class World:
         return self.faults.get((attempt.version, rank), "")
 
     def skips(self, rank: int, step: int) -> bool:
+        if step == 1 and self.begun_paused:
+            return self.generation % 2 == 1  # a real one comes to its first boundary and knows no other place
         return self.odd_rank == rank and step % 3 == 0
 
     def notice_ends(self) -> None:

@@ -247,6 +247,40 @@ def test_pause_holds_resume_releases_stop_ends() -> None:
     assert rank.next(0) == StopScript() and rank.next(0) == StopScript()
 
 
+def test_a_paused_rank_goes_on_to_the_place_of_what_was_decided_and_stands_there() -> None:
+    rank = Rank(3, 0, 1, held=True)
+    rank.arrive(12)
+    assert rank.next(0) == Hold()
+    save = Proposal(AttemptId(3, 8, 1), Kind.CHECKPOINT, two_phase=True)
+    for phase in (Phase.PREPARE, Phase.ARM, Phase.CONFIRM):
+        rank.receive(Mail(phase, save, 13))
+    assert rank.next(0) == Pass() and rank.between_step == 13
+    rank.arrive(13, between=True)
+    assert rank.next(0) == Run(save)
+    rank.ran()
+    assert rank.next(0) == Hold() and said(rank, save.attempt) is Said.APPLIED
+    change = Proposal(AttemptId(3, 9, 2), Kind.SET)
+    for phase in (Phase.PREPARE, Phase.ARM, Phase.CONFIRM):
+        rank.receive(Mail(phase, change, 13))
+    assert rank.next(0) == Pass(), "a setting counts from the boundary on, after the forward pass"
+    rank.arrive(13)
+    assert rank.next(0) == Run(change)
+    rank.ran()
+    assert rank.next(0) == Hold() and said(rank, change.attempt) is Said.APPLIED
+
+
+def test_a_script_that_does_not_come_to_the_place_after_all_undoes_what_was_decided() -> None:
+    rank = Rank(3, 0, 1, held=True)
+    rank.arrive(12)
+    save = Proposal(AttemptId(3, 8, 1), Kind.CHECKPOINT, two_phase=True)
+    for phase in (Phase.PREPARE, Phase.ARM, Phase.CONFIRM):
+        rank.receive(Mail(phase, save, 13))
+    assert rank.next(0) == Pass()
+    rank.arrive(13)
+    assert rank.next(0) == Hold() and said(rank, save.attempt) is Said.UNDONE
+    assert "Checkpoint.step" in rank.answers[save.attempt].why
+
+
 def test_who_leaves_armed_aborts_and_never_waits() -> None:
     rank = armed()
     rank.leave()

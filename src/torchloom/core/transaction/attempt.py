@@ -39,6 +39,7 @@ class Attempt:
     until_ns: int = 0
     """When the present stage ends at the latest; 0: it has just begun."""
     proposing: str = ""
+    has_run: bool = False
     trouble: str = ""
     changed: tuple[Changed, ...] = ()
     votes: dict[int, str] = field(default_factory=dict)
@@ -46,6 +47,11 @@ class Attempt:
 
     def enter(self, stage: Stage) -> None:
         self.stage, self.until_ns = stage, 0
+
+    def until(self, now_ns: int, timeout_ns: int) -> int:
+        """When the present stage ends, counted from the first time that this was asked."""
+        self.until_ns = self.until_ns or now_ns + timeout_ns
+        return self.until_ns
 
     @property
     def is_between(self) -> bool:

@@ -62,3 +62,10 @@ def to_settle(votes: Mapping[int, str], world: int, *, timed_out: bool) -> tuple
         return KEEP, "it went well on every rank"
     silent = "no vote of rank " + ", ".join(map(str, missing))
     return (UNDO, f"{silent} in time") if timed_out else ("", silent)
+
+
+def why_settled(votes: Mapping[int, str], world: int) -> str:
+    """Words for what others settled."""
+    if all(votes.get(rank) == OK for rank in range(world)):
+        return "a rank had stopped waiting for the votes"
+    return to_settle(votes, world, timed_out=True)[1]

@@ -14,7 +14,7 @@ from typing import assert_never
 from torchloom.core.transaction.batch import part_of, share, together
 from torchloom.core.transaction.lead import steps_ahead
 from torchloom.core.transaction.outcome import judge
-from torchloom.model.transaction.messages import FINAL, Answer, Kind, Mail, Phase, Proposal, Said
+from torchloom.model.transaction.messages import BETWEEN, FINAL, Answer, Kind, Mail, Phase, Proposal, Said
 from torchloom.model.transaction.operation import (
     Answered,
     Cancelled,
@@ -234,7 +234,7 @@ def _proposal(state: Proposer) -> Proposal:
 def _answered(state: Proposer, answer: Answer, now_ns: int, effects: list[Effect]) -> None:
     if state.current is None or answer.attempt != state.attempt_id or not 0 <= answer.rank < state.world:
         return
-    state.step = max(state.step, answer.step)
+    state.step = max(state.step, answer.step - (state.current.kind in BETWEEN))
     state.step_ns = answer.step_ns or state.step_ns
     if state.stage is Stage.CONFIRMED:
         if answer.said in FINAL and answer.rank not in state.answers:

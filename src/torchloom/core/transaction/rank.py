@@ -5,6 +5,9 @@ A pull machine, because the worker has no thread to spare: at a boundary its she
 argument; results of the store and of the user's code come back as calls. It neither reads the mailbox nor
 touches the store, an optimizer or a clock. An attempt that is armed here is decided in the store before the
 boundary of its step is passed, or the worker ends.
+
+A rank that is paused decides where it stands, about what comes next there or at the other place of a step;
+what is then decided takes all of them on to that place, and there they stand again.
 """
 
 from __future__ import annotations
@@ -28,7 +31,6 @@ from torchloom.core.transaction.decision import (
     ABORT,
     COMMIT,
     KEEP,
-    OK,
     UNDO,
     decision_key,
     settlement_key,
@@ -36,6 +38,7 @@ from torchloom.core.transaction.decision import (
     to_settle,
     vote,
     vote_key,
+    why_settled,
 )
 from torchloom.model.transaction.messages import Answer, AttemptId, Changed, Kind, Mail, Phase, Said
 
@@ -46,11 +49,16 @@ STORE_TIMEOUT_NS = 10_000_000_000
 """How long the store may fail before a rank that depends on its answer ends. Not the control plane: the store
 belongs to the job, and its own collectives would wait far longer for it."""
 
+NEVER_BETWEEN = "the script did not call loom.Checkpoint.step after the step"
+
 
 class Rank:
     """One rank in one generation."""
 
-    def __init__(self, generation: int, rank: int, world: int, *, anchor: str = "") -> None:
+    def __init__(
+        self, generation: int, rank: int, world: int, *, anchor: str = "", held: bool = False
+    ) -> None:
+        """`held`: the job is paused, so that every rank of this generation begins so."""
         self.generation = generation
         self.rank = rank
         self.world = world
@@ -61,7 +69,7 @@ class Rank:
         self.step_ns = 0
         self.offset: int | None = None
         """Training step minus step, where the script tells its own; for the answers."""
-        self.held = False
+        self.held = held
         self.stopped = False
         self.broken = ""
         self.answers: dict[AttemptId, Answer] = {}
@@ -92,7 +100,7 @@ class Rank:
             self._forget_old()
         match mail.phase:
             case Phase.PREPARE if attempt.stage is Stage.NEW:
-                if problem or (problem := self._out_of_reach(attempt)):
+                if problem:
                     self._close(attempt, Said.REFUSED, problem)
                 elif self.world == 1:
                     self._prepared(attempt)
@@ -165,7 +173,7 @@ class Rank:
                 if vote_key(name, rank) in found:
                     attempt.votes[rank] = found[vote_key(name, rank)]
             if settlement_key(name) in found:
-                self._explain(attempt)
+                attempt.why = why_settled(attempt.votes, self.world)
                 self._settled(attempt, found[settlement_key(name)])
 
     def ran(self, trouble: str = "", changed: tuple[Changed, ...] = ()) -> None:
@@ -221,7 +229,7 @@ class Rank:
                 return StopScript()
             attempt = self._busy()
             if attempt is None:
-                return Hold() if self.held else Pass()
+                return Hold() if self.held and not self._on_its_way() else Pass()
             do = self._go_on(attempt, now_ns)
             if do is not None:
                 return do
@@ -242,14 +250,14 @@ class Rank:
     def _is_due(self, attempt: Attempt) -> bool:
         if self._leaving:
             return True
+        if self.held and attempt.stage < Stage.RUNNING:
+            return attempt.at_step <= self._place(attempt)
         not_yet = self.between and not attempt.is_between
         return attempt.at_step <= self.step - not_yet
 
-    def _out_of_reach(self, attempt: Attempt) -> str:
-        """Why a place between the steps would never come."""
-        if not self.held or not attempt.is_between:
-            return ""
-        return f"the job is paused in the midst of step {self.step}, where its state is not whole: resume it"
+    def _on_its_way(self) -> bool:
+        """Whether the ranks have decided on something that is done at the next place and not here."""
+        return any(attempt.stage >= Stage.RUNNING for attempt in self._armed())
 
     def _go_on(self, attempt: Attempt, now_ns: int) -> Do | None:
         """One move of the attempt; None when it changed its stage and must be looked at again."""
@@ -258,11 +266,11 @@ class Rank:
         proposal, name = attempt.proposal, attempt.proposal.attempt
         match attempt.stage:
             case Stage.ASKED:
-                return Look((decision_key(name),), self._until(attempt, now_ns, proposal.control_timeout_ns))
+                return Look((decision_key(name),), attempt.until(now_ns, proposal.control_timeout_ns))
             case Stage.ARMED:
                 attempt.enter(Stage.WAITING)
             case Stage.WAITING:
-                until_ns = self._until(attempt, now_ns, proposal.control_timeout_ns)
+                until_ns = attempt.until(now_ns, proposal.control_timeout_ns)
                 if not self.held:  # who is paused loses nothing by waiting
                     until_ns = self._waited_until_ns = self._waited_until_ns or until_ns
                 attempt.proposing = to_propose(
@@ -276,12 +284,15 @@ class Rank:
                 attempt.enter(Stage.DECIDING)
             case Stage.DECIDING:
                 return self._ask(attempt, attempt.store_key, attempt.proposing, now_ns)
+            case Stage.RUNNING if attempt.is_between and not self.between:
+                self.ran(NEVER_BETWEEN)  # decided while paused, and the script went past the place
             case Stage.RUNNING:
+                attempt.has_run = True
                 return Run(proposal)
             case Stage.VOTING:
                 return self._ask(attempt, vote_key(name, self.rank), vote(attempt.trouble), now_ns)
             case Stage.COUNTING:
-                until_ns = self._until(attempt, now_ns, proposal.vote_timeout_ns)
+                until_ns = attempt.until(now_ns, proposal.vote_timeout_ns)
                 timed_out = now_ns >= until_ns
                 attempt.proposing, attempt.why = to_settle(attempt.votes, self.world, timed_out=timed_out)
                 if not attempt.proposing:
@@ -308,17 +319,11 @@ class Rank:
 
     def _ask(self, attempt: Attempt, key: str, value: str, now_ns: int) -> Do | None:
         """Propose a value in the store. A world of one has no store, and nobody to disagree with."""
-        until_ns = self._until(attempt, now_ns, STORE_TIMEOUT_NS)
+        until_ns = attempt.until(now_ns, STORE_TIMEOUT_NS)
         if self.world > 1:
             return CompareSet(key, value, until_ns)
         self.store_said(key, value)
         return None
-
-    @staticmethod
-    def _until(attempt: Attempt, now_ns: int, timeout_ns: int) -> int:
-        if not attempt.until_ns:
-            attempt.until_ns = now_ns + timeout_ns
-        return attempt.until_ns
 
     # -- what follows ---------------------------------------------------------------------------
     def _prepared(self, attempt: Attempt) -> None:
@@ -329,12 +334,8 @@ class Rank:
         if self._leaving:
             self._close(attempt, Said.LEFT, "the script ended")
         elif value == ABORT:
-            why = (
-                "it was withdrawn"
-                if attempt.withdrawn
-                else "not every rank was told in time that all were ready"
-            )
-            self._close(attempt, Said.NOT_APPLIED, why)
+            late = "not every rank was told in time that all were ready"
+            self._close(attempt, Said.NOT_APPLIED, "it was withdrawn" if attempt.withdrawn else late)
         elif value != COMMIT:
             self._break(attempt, f"the job's store holds {value!r} instead of a decision")
         elif attempt.at_step < self._place(attempt):
@@ -351,16 +352,12 @@ class Rank:
     def _settled(self, attempt: Attempt, value: str) -> None:
         if value == KEEP and not attempt.trouble:
             self._close(attempt, Said.APPLIED)
+        elif value == UNDO and not attempt.has_run:
+            self._close(attempt, Said.UNDONE, attempt.trouble or attempt.why)
         elif value == UNDO:
             attempt.enter(Stage.UNDOING)
         else:
             self._break(attempt, f"the job's store holds {value!r}, which does not fit what this rank did")
-
-    def _explain(self, attempt: Attempt) -> None:
-        """Find words for what others settled."""
-        attempt.why = to_settle(attempt.votes, self.world, timed_out=True)[1]
-        if all(attempt.votes.get(rank) == OK for rank in range(self.world)):
-            attempt.why = "a rank had stopped waiting for the votes"
 
     def _break(self, attempt: Attempt, why: str) -> None:
         self._close(attempt, Said.BROKEN, why)
