@@ -30,7 +30,7 @@ of the control plane; the names that need torch come when they are asked for.
 
 from typing import TYPE_CHECKING, Any
 
-from torchloom.probe.api import Info, attach, info, log, phase, step
+from torchloom.probe.api import Info, attach, info, log, phase, role, step
 from torchloom.probe.declared import handler, setting
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ __all__ = [
     "info",
     "log",
     "phase",
+    "role",
     "setting",
     "step",
 ]

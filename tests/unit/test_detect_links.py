@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import random
 from itertools import permutations
-from math import inf, nan
 
-import msgspec
 import pytest
 from detect_windows import SECOND, reduce, window
 
 from torchloom.core.detect.matrix import delays_from_rings, judge_links, schedule
-from torchloom.core.detect.numerics import Curves, broken_values, divergence, spikes
 from torchloom.core.detect.window import GroupPosition
 
 
@@ -58,51 +55,3 @@ def test_training_itself_fills_the_matrix() -> None:
         window(9, collectives=(got,), groups=(GroupPosition("pp", 2, 1, 0, 0),)),
     ]
     assert delays_from_rings(windows) == {(4, 9): 1.0 * SECOND}
-
-
-@pytest.mark.parametrize("bad", [nan, inf, -inf])
-def test_a_broken_value_is_told_at_once(bad: float) -> None:
-    (found,) = broken_values([window(0, values={"loss": 1.0}), window(1, values={"loss": bad})])
-    assert found.kind == "not-a-number" and found.ranks == (1,) and found.certain
-    (everywhere,) = broken_values([window(r, values={"loss": bad}) for r in range(2)])
-    assert everywhere.ranks == ()
-    assert broken_values([window(0, values={"loss": 1.0})]) == []
-
-
-def curve(values: list[float]) -> list[int]:
-    """Steps at which a spike is told."""
-    curves, told = Curves(), []
-    for step, value in enumerate(values, 1):
-        curves, found = spikes(curves, step, {"loss": value})
-        told += [step] * len(found)
-    return told
-
-
-def test_a_spike_is_told_and_a_falling_or_noisy_curve_is_not() -> None:
-    chance = random.Random(1)
-    falling = [2 + 8 / (1 + n / 20) + chance.gauss(0, 0.05) for n in range(300)]
-    assert curve(falling) == []
-    assert curve([*falling[:200], 12.0, *falling[200:]]) == [201]
-    assert curve([chance.lognormvariate(0, 0.4) for _ in range(500)]) == []
-
-
-def test_a_higher_level_becomes_the_usual_one() -> None:
-    told = curve([*[1.0] * 50, *[3.0] * 200])
-    assert told and told[-1] < 100
-
-
-def test_a_loss_that_may_be_negative_is_left_alone() -> None:
-    assert curve([*[-1.0, 1.0] * 30, 1000.0]) == []
-
-
-def test_the_replica_that_differs_is_named() -> None:
-    windows = [window(r, parameter_hash="10:a:x") for r in range(4)]
-    assert divergence(windows) == []
-    windows[2] = msgspec.structs.replace(windows[2], parameter_hash="10:a:y")
-    (found,) = divergence(windows)
-    assert found.ranks == (2,) and found.certain and not found.may_act
-
-
-def test_other_shards_and_other_steps_may_differ() -> None:
-    hashes = ["10:a:x", "10:b:y", "20:a:z", "20:b:w"]
-    assert divergence([window(r, parameter_hash=h) for r, h in enumerate(hashes)]) == []

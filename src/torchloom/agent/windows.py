@@ -22,9 +22,11 @@ from torchloom.agent.pulse import numbers
 from torchloom.bus.protocol import Bus
 from torchloom.core.detect.window import PAIRWISE, waited_ns
 from torchloom.model.windows import (
+    Broken,
     Collective,
     Completion,
     GroupPosition,
+    PartHash,
     ProcessFacts,
     RankWindow,
     RefWindow,
@@ -68,6 +70,9 @@ class _Past:
     state: str = "R"
     values_version: int = -1
     values: dict[str, float] = field(default_factory=dict)
+    broken: Broken | None = None
+    hashed_step: int = 0
+    """The newest step whose hashes were sent."""
 
 
 class Windows:
@@ -107,6 +112,7 @@ class Windows:
         names = {key: words.group_name(group.name) for key, group in groups.items()}
         under_way = _under_way(box)
         name = box.view.read_blob(blackbox.PHASE_NAME) or b""
+        whole = past.looks % _ALL_STEPS_EVERY == 1
         return RankWindow(
             rank=worker.ref.rank,
             node=self._host.node,
@@ -116,7 +122,8 @@ class Windows:
             steps_done=steps,
             phase=words.phase_name(box.progress(Progress.PHASE), name.decode("utf-8", "replace")),
             phase_since_ns=box.progress(Progress.PHASE_SINCE_NS),
-            steps=tuple(past.steps) if past.looks % _ALL_STEPS_EVERY == 1 else fresh,
+            role=(box.view.read_blob(blackbox.ROLE) or b"").decode("utf-8", "replace"),
+            steps=tuple(past.steps) if whole else fresh,
             groups=tuple(
                 GroupPosition(
                     names[key], g.size, g.rank, g.entered, g.finished, _typical(past.waits.get(key, ()))
@@ -126,6 +133,9 @@ class Windows:
             collectives=tuple(record(c, names.get(c.group, "")) for c in under_way),
             process=self._facts(worker, past, steps),
             values=_values(box, past),
+            broken=past.broken,
+            hashes=_hashes(box, past, whole),
+            offset=box.offset,
             records=box.progress(Progress.RECORDER) != Recorder.NONE,
             # Last, so that nothing above can be newer than it.
             taken_ns=now_ns(),
@@ -241,7 +251,31 @@ def _values(box: Box, past: _Past) -> dict[str, float]:
     """Loss and gradient norm, as the script tells them. Other metrics may be NaN for good reasons."""
     version = box.view.blob_version(blackbox.METRICS)
     if version != past.values_version:
-        told = numbers(box.json(blackbox.METRICS))
+        found = box.json(blackbox.METRICS)
+        told = numbers(found)
         past.values = {k: v for k, v in told.items() if k in ("loss", "grad_norm") or k.endswith("_loss")}
+        past.broken = _broken(found)
         past.values_version = version
     return past.values
+
+
+def _broken(found: object) -> Broken | None:
+    match found:
+        case {"broken": [int(run), int(step), str(name), str(value)]}:
+            return Broken(run, step, name, value)
+    return None
+
+
+def _hashes(box: Box, past: _Past, whole: bool) -> tuple[PartHash, ...]:
+    """Those of steps that were not sent before; now and then all, because a message may have been lost."""
+    kept = box.view.hashes()
+    if not kept or (kept[-1].step == past.hashed_step and not whole):
+        return ()
+    # The newest step may not be whole yet: its parts are written one after the other.
+    found = tuple(
+        PartHash(h.step, h.part >> 32, h.part >> 16 & 0xFFFF, h.part & 0xFFFF, h.hash)
+        for h in kept
+        if whole or h.step >= past.hashed_step
+    )
+    past.hashed_step = kept[-1].step
+    return found

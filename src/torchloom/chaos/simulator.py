@@ -38,6 +38,7 @@ from torchloom.core.detect.window import (
     StepTimes,
     waited_ns,
 )
+from torchloom.model.windows import PartHash
 
 
 class Simulation:
@@ -275,9 +276,8 @@ class Simulation:
             and me.done >= fault.step
         )
         checked = me.done // 10 * 10
-        bad = (
-            fault is not None and fault.kind == "diverge" and fault.rank == me.rank and checked >= fault.step
-        )
+        bad = fault is not None and fault.kind == "diverge" and fault.rank == me.rank
+        fault_step = fault.step if fault is not None else 0
         working = me.blocked is None and isinstance(me.busy, Work)
         phase = me.busy.phase if working and isinstance(me.busy, Work) else "training"
         return RankWindow(
@@ -304,7 +304,11 @@ class Simulation:
             process=self._process(me, asked),
             work_per_step=1000.0 * (fault.factor if heavy and fault is not None else 1.0),
             values=me.values,
-            parameter_hash=f"{checked}:{p}.{t}:{'bad' if bad else 'good'}" if checked else "",
+            hashes=tuple(
+                PartHash(step, 1000 * p + t, part, 2, step + (part and bad and step >= fault_step))
+                for step in range(max(10, checked - 40), checked + 1, 10)
+                for part in (0, 1)
+            ),
         )  # fmt: skip
 
     def _process(self, me: Rank, asked: bool) -> ProcessFacts:

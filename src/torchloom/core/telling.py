@@ -113,7 +113,7 @@ def _worth_saying(name: str, seen: Seen, now: Finding, now_s: float, ready: bool
             return True
         return now.lasting_s >= 2 * max(1.0, said.lasting_s)
     if now.kind in _AT_ONCE:
-        return said is None
+        return said is None or now.certain > said.certain
     if seen.looks < SLOW_LOOKS or seen.last_s - seen.first_s < SLOW_FOR_S:
         return False
     if said is None:

@@ -97,6 +97,29 @@ class ProcessFacts(Struct, frozen=True, omit_defaults=True):
     died_ns: int = 0
 
 
+class PartHash(Struct, frozen=True, array_like=True):
+    """A hash of one part of a rank's parameters after a step. Equal parts of equal tables may be compared."""
+
+    step: int
+    table: int
+    """Names the shapes and types of all parameters of the rank."""
+    part: int
+    parts: int
+    """How many there are."""
+    hash: int
+
+
+class Broken(Struct, frozen=True, array_like=True):
+    """The first value of a run of values that are no finite numbers; it stays until the next run."""
+
+    run: int
+    """Counted from 1."""
+    step: int
+    """Completed steps when it was told."""
+    name: str
+    value: str
+
+
 class RankWindow(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One rank as its agent saw it at `taken_ns`."""
 
@@ -123,8 +146,11 @@ class RankWindow(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Newest metrics, for example loss and grad_norm."""
     records: bool = True
     """Whether its collectives are recorded: without that its place among its peers is not known."""
-    parameter_hash: str = ""
-    """`step:shard:digest` after the newest reduce. Ranks with the same shard hold the same parameters."""
+    hashes: tuple[PartHash, ...] = ()
+    """The newest, by step."""
+    broken: Broken | None = None
+    offset: int | None = None
+    """Training step minus step; None when the script does not tell its training step."""
 
     @property
     def idle_s(self) -> float:

@@ -40,6 +40,12 @@ def step(number: object, total: object = None) -> None:
         session.current.tell_step(number, total)
 
 
+def role(name: object) -> None:
+    """Tell what this rank does, for example `stage1`: slowness is looked for among ranks of one role."""
+    if session.current is not None:
+        session.current.tell_role(name)
+
+
 def training_step(number: object) -> None:
     """For loom.Checkpoint: the step that the training's state is of now."""
     if session.current is not None:

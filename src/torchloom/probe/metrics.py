@@ -1,9 +1,11 @@
 """What the script told through loom.log, newest value of each name, as the METRICS blob.
 
-    {"step": 12, "at_ns": …, "values": {"loss": 0.5, "accuracy": null}}
+    {"step": 12, "at_ns": …, "values": {"loss": 0.5, "accuracy": null}, "broken": [1, 9, "loss", "NaN"]}
 
 A number on a CUDA device is copied to the host without waiting and read at a later step; null until then.
-Written at most every INTERVAL_NS (at once for NaN and infinities, which somebody waits for).
+Written at most every INTERVAL_NS (at once for NaN and infinities, which somebody waits for). `broken` is the
+first NaN or infinity of the newest run of them in a loss or gradient norm (number of the run, completed steps,
+name, value): it stays when the value is fine again, so that whoever looks twice a second does not miss it.
 """
 
 from __future__ import annotations
@@ -22,6 +24,11 @@ NAME_CHARS = 100
 _ALARMING = ("NaN", "Infinity", "-Infinity")
 
 
+def is_watched(name: str) -> bool:
+    """Losses and gradient norms. Other metrics may be NaN for good reasons."""
+    return name in ("loss", "grad_norm") or name.endswith("_loss")
+
+
 class Metrics:
     """Keeps the newest value of every metric of this worker."""
 
@@ -30,6 +37,9 @@ class Metrics:
         self._values: dict[str, Any] = {}
         self._coming: dict[str, tuple[Any, Any]] = {}
         """Values on their way from a device: (pinned host tensor, event)."""
+        self._broken: list[Any] = []
+        self._ill: set[str] = set()
+        """Watched names that are no numbers now."""
         self._step = 0
         self._changed = False
         self._next_ns = 0
@@ -48,7 +58,7 @@ class Metrics:
                     self._fetch(name, value)
             else:
                 self._coming.pop(name, None)
-            urgent = urgent or taken in _ALARMING
+            urgent = self._note(name, taken, step) or urgent
             self._values[name] = taken
         self._step = step
         self._changed = True
@@ -62,6 +72,19 @@ class Metrics:
             self._next_ns = now_ns + INTERVAL_NS
             self._changed = False
             self._view.write_blob(METRICS, self._fitting(now_ns))
+
+    def _note(self, name: str, value: Any, step: int) -> bool:
+        """Whether somebody waits for this value."""
+        alarming = value in _ALARMING
+        if is_watched(name):
+            if not alarming:
+                self._ill.discard(name)
+            else:
+                if not self._ill:
+                    run = self._broken[0] + 1 if self._broken else 1
+                    self._broken = [run, step, name, value]
+                self._ill.add(name)
+        return alarming
 
     def _fetch(self, name: str, value: Any) -> None:
         """Start a copy to the host. `item()` would wait for everything queued on the device."""
@@ -79,13 +102,15 @@ class Metrics:
             if event.query():
                 del self._coming[name]
                 taken = plain(host)
+                self._note(name, taken, self._step)
                 self._values[name] = None if taken is UNREAD else taken
                 self._changed = True
 
     def _fitting(self, now_ns: int) -> bytes:
         values = dict(self._values)
         while True:
-            text = json.dumps({"step": self._step, "at_ns": now_ns, "values": values}).encode()
+            told = {"step": self._step, "at_ns": now_ns, "values": values, "broken": self._broken}
+            text = json.dumps(told).encode()
             if len(text) <= METRICS.capacity:
                 return text
             for name in list(values)[len(values) // 2 :]:

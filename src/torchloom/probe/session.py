@@ -34,12 +34,14 @@ from torchloom.probe.metrics import Metrics
 from torchloom.probe.overrides import Overrides
 from torchloom.probe.phases import Phases
 from torchloom.probe.registers import Registers
+from torchloom.probe.replicas import FIRST, Replicas
 from torchloom.probe.steps import Steps
 from torchloom.probe.stopping import Lost, StopAtBoundary, end_surely
 from torchloom.wire.blackbox import (
     CHECKPOINTS,
     DEVICE,
     IDENTITY,
+    ROLE,
     Header,
     Life,
     Phase,
@@ -89,6 +91,9 @@ class Session:
             began=self.phases.training_began,
             housekeeping=self.guard.wrap(self._keep_house, otherwise=NEVER_NS),
         )
+        if view.header(Header.WORLD_SIZE) > 1 and os.environ.get("LOOM_PARAMETER_HASHES") != "0":
+            self.steps.hash_due = FIRST
+            self.steps.look_at_replicas = self.guard.wrap(Replicas(view).look, otherwise=NEVER_NS)
         self._compiling = Compiling(self.phases, self.guard)
         self._hyper = Hyperparameters(view)
         self._metrics = Metrics(view)
@@ -107,12 +112,15 @@ class Session:
         self.tell_step = self.guard.wrap(self._tell_step)
         self.tell_training_step = self._steering(self._tell_training_step)
         self.tell_checkpoints = self.guard.wrap(self._tell_checkpoints)
+        self.tell_role = self.guard.wrap(self._tell_role)
         self.enter_phase = self.guard.wrap(self._enter_phase)
         self.leave_phase = self.guard.wrap(self._leave_phase)
         self.identity = self.guard.wrap(self._identity)
         self.end = self.guard.wrap(self._end)
         self.ended = self.guard.wrap(self._ended)
         registry.changed = self._declared
+        if os.environ.get("LOOM_ROLE"):
+            self.tell_role(os.environ["LOOM_ROLE"])
 
     def install(self) -> None:
         """Put the hooks into torch: now if it is imported, else when it is."""
@@ -219,6 +227,9 @@ class Session:
 
     def _tell_checkpoints(self, told: Mapping[str, object]) -> None:
         self.view.write_blob(CHECKPOINTS, json.dumps(told).encode())
+
+    def _tell_role(self, name: object) -> None:
+        self.view.write_blob(ROLE, str(name).encode()[: ROLE.capacity])
 
     def _enter_phase(self, name: object) -> int | None:
         if threading.get_ident() != self.data.thread:

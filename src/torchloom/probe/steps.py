@@ -28,6 +28,7 @@ from torchloom.probe.data import DataWait
 from torchloom.probe.guard import Guard
 from torchloom.probe.mailbox import Inbox
 from torchloom.probe.overrides import Overrides
+from torchloom.probe.replicas import NEVER
 from torchloom.wire.blackbox import PROGRESS_AT, Progress, View
 
 _AT = PROGRESS_AT // 8
@@ -70,6 +71,9 @@ class Steps:
         self._began = began
         self._housekeeping = housekeeping
         self._housekeeping_ns = 0
+        self.hash_due = NEVER
+        """Completed steps from which on `look_at_replicas(completed, optimizer)` says when it is due again."""
+        self.look_at_replicas: Callable[[int, Any], int] = lambda completed, optimizer: NEVER
         self.step_ended: Callable[[], None] | None = None
         """Also called after every step: a recorder that samples chooses by it."""
         self._anchor: Callable[[], Any] = _nobody
@@ -136,6 +140,8 @@ class Steps:
             self._began(now_ns)
         self._open_is_anchor = True
         self._open = None
+        if self.completed >= self.hash_due:
+            self.hash_due = self.look_at_replicas(self.completed, optimizer)
         self.inbox.check(self.completed)
         self._open = args
         if self.overrides.busy:

@@ -24,7 +24,7 @@ from torchloom.model.events import FindingEnded, FindingMade
 from torchloom.model.findings import Finding, RankEvidence
 from torchloom.model.fleet import Fleet, Job, JobState, Worker, WorkerState
 from torchloom.model.job import HangLimits
-from torchloom.model.windows import RankWindow, RefWindow, StepTimes
+from torchloom.model.windows import PartHash, RankWindow, RefWindow, StepTimes
 from torchloom.weaver.evidence import gather
 from torchloom.wire import codec, subjects
 
@@ -34,6 +34,7 @@ LOOK_EVERY_S = 0.5
 FRESH_S = 2.0
 """An older window says nothing about now."""
 STEPS_KEPT = 32
+HASHES_KEPT = 64
 EVIDENCE_WITHIN_S = 1.5
 """What is stuck is said at the latest this long after it was found, with or without evidence."""
 ASK_AGAIN_S = 5.0
@@ -100,7 +101,8 @@ class Watch:
         watched = self._watched(job)
         before = watched.heard.get(ref.rank)
         if before is not None and before.incarnation == ref.incarnation:
-            window = replace(window, steps=_joined(before.window, window))
+            steps, hashes = _joined(before.window, window), _joined_hashes(before.window, window)
+            window = replace(window, steps=steps, hashes=hashes)
         watched.heard[ref.rank] = _Heard(window, ref.incarnation, now_s)
         watched.news = True
 
@@ -261,6 +263,15 @@ def _joined(before: RankWindow, now: RankWindow) -> tuple[StepTimes, ...]:
         return before.steps
     first = now.steps[0].step
     return (*(s for s in before.steps if s.step < first), *now.steps)[-STEPS_KEPT:]
+
+
+def _joined_hashes(before: RankWindow, now: RankWindow) -> tuple[PartHash, ...]:
+    """The same for hashes: ranks are looked at at different times, and only equal steps can be compared."""
+    if not now.hashes:
+        return before.hashes
+    fresh = {(h.step, h.part) for h in now.hashes}
+    kept = [h for h in before.hashes if (h.step, h.part) not in fresh]
+    return tuple(sorted([*kept, *now.hashes], key=lambda h: (h.step, h.part)))[-HASHES_KEPT:]
 
 
 def _named(job: Job, finding: Finding) -> list[Worker]:

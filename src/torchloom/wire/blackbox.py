@@ -194,6 +194,20 @@ FAULT = Blob(SCHEDULE.at + 65536, 4096 - 24)
 SIZE = FAULT.at + 4096
 
 
+class Ring(NamedTuple):
+    """Small records of words, in room that the areas above leave: step, content, checksum in each."""
+
+    at: int
+    slots: int
+    words: int
+
+
+ROLE = Blob(PROGRESS_AT + 512, 512 - 24)
+"""What this rank does, as the script tells it (`loom.role`): ranks of one role are compared."""
+HASHES = Ring(ANSWER_AT + 128, 28, 4)
+"""Hashes of parts of the parameters after a step (probe/replicas.py): step, part, hash, checksum."""
+
+
 OPS = (
     "unknown",
     "allreduce_",
@@ -376,6 +390,15 @@ class Step(NamedTuple):
     collectives: int
 
 
+class Hash(NamedTuple):
+    """One hash of a part of the parameters, unpacked."""
+
+    step: int
+    part: int
+    """Which part of which table of parameters: equal on ranks that hold the same."""
+    hash: int
+
+
 class Group(NamedTuple):
     """One process group as the recorder knows it."""
 
@@ -497,6 +520,24 @@ class View:
             record = self.read_collective(seq)
             if record is not None:
                 yield record
+
+    def write_hash(self, number: int, entry: Hash) -> None:
+        """Record number `number` (from 0) of this incarnation."""
+        at = HASHES.at // 8 + number % HASHES.slots * HASHES.words
+        self.words[at] = 0
+        self.words[at + 1], self.words[at + 2] = entry.part, entry.hash
+        self.words[at + 3] = checksum(entry)
+        self.words[at] = entry.step
+
+    def hashes(self) -> list[Hash]:
+        """Those kept, by step; torn ones are left out."""
+        found = []
+        for slot in range(HASHES.slots):
+            at = HASHES.at // 8 + slot * HASHES.words
+            w = self.words[at : at + HASHES.words].tolist()
+            if w[0] and w[3] == checksum(w[:3]):
+                found.append(Hash(*w[:3]))
+        return sorted(found)
 
     def groups(self) -> dict[int, Group]:
         """The process groups seen so far, by key."""

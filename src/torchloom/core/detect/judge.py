@@ -15,7 +15,8 @@ from torchloom.core.detect.attribute import slower_job, stragglers, transfers
 from torchloom.core.detect.crash import crashes, lost_nodes
 from torchloom.core.detect.desync import desync
 from torchloom.core.detect.hang import hangs
-from torchloom.core.detect.numerics import Curves, broken_values, divergence, spikes
+from torchloom.core.detect.numerics import Curves, broken_values, spikes
+from torchloom.core.detect.replicas import Replicas, compare
 from torchloom.core.detect.robust import median
 from torchloom.core.detect.slow import SlowLimits, Trigger, watch
 from torchloom.core.detect.thresholds import EXCUSED, PLAIN, Limits, Pace, with_pause, with_steps
@@ -46,6 +47,9 @@ class Memory(Struct, frozen=True):
     pace: Pace = Pace()
     trigger: Trigger = Trigger()
     curves: Curves = Curves()
+    broken_runs: dict[int, int] = {}
+    """By rank, the last run of values that are no numbers."""
+    replicas: Replicas = Replicas()
     transfers_ns: dict[str, float] = {}
     held: dict[int, Held] = {}
     localised_step: int = 0
@@ -112,7 +116,10 @@ def _learn(windows: Sequence[RankWindow], memory: Memory, limits: AllLimits) -> 
 
 
 def _numbers(windows: Sequence[RankWindow], memory: Memory) -> tuple[Memory, list[Finding]]:
-    found = [*broken_values(windows), *divergence(windows)]
+    runs, found = broken_values(windows, memory.broken_runs)
+    replicas, differing = compare(windows, memory.replicas)
+    memory = replace(memory, broken_runs=runs, replicas=replicas)
+    found += differing
     step = memory.trigger.last_step
     told: dict[str, list[float]] = {}
     for window in windows:

@@ -1,8 +1,7 @@
-"""Numbers that went wrong: NaN and Inf, spikes of loss or gradient norm, replicas that diverged."""
+"""Numbers that went wrong: NaN and Inf, and spikes of loss or gradient norm. Parameters: replicas.py."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import isfinite, log
 
@@ -29,17 +28,39 @@ class Curves(Struct, frozen=True):
     last_step: int = 0
 
 
-def broken_values(windows: Sequence[RankWindow]) -> list[Finding]:
-    """NaN or Inf in any metric of any rank, at once."""
-    bad = {w.rank: sorted(k for k, v in w.values.items() if not isfinite(v)) for w in windows}
-    guilty = [w for w in windows if bad[w.rank]]
+OLD_STEPS = 200
+"""A broken value of so many steps ago is no news, for one who looks for the first time."""
+
+
+def broken_values(
+    windows: Sequence[RankWindow], runs: Mapping[int, int]
+) -> tuple[dict[int, int], list[Finding]]:
+    """NaN or Inf in any metric of any rank, at once. A run of them that began and ended between two looks is
+    told too: `runs` has, by rank, the last one that was known."""
+    bad: dict[int, list[str]] = {}
+    steps: list[int] = []
+    now = dict(runs)
+    for window in windows:
+        names = sorted(k for k, v in window.values.items() if not isfinite(v))
+        last = window.broken
+        if last is not None and last.run > runs.get(window.rank, 0):
+            now[window.rank] = last.run
+            if window.rank in runs or window.steps_done - last.step <= OLD_STEPS:
+                names = names or [last.name]
+        elif last is None:
+            now[window.rank] = 0
+        if names:
+            bad[window.rank] = names
+            steps.append(last.step if last is not None else window.steps_done)
+    guilty = [w for w in windows if w.rank in bad]
     if not guilty:
-        return []
-    names = sorted({name for w in guilty for name in bad[w.rank]})
+        return now, []
+    names = sorted({name for found in bad.values() for name in found})
     # A reduced loss is broken everywhere at once: then nobody can be named.
     everywhere = len(guilty) == len(windows) > 1
-    step = min(w.steps_done for w in guilty)
-    return [
+    step = min(steps)
+    inputs: dict[str, float | str] = {"step": step}
+    return now, [
         Finding(
             kind="not-a-number",
             ranks=() if everywhere else tuple(sorted(w.rank for w in guilty)),
@@ -48,7 +69,7 @@ def broken_values(windows: Sequence[RankWindow]) -> list[Finding]:
             confidence=0.99,
             certain=True,
             certainty="it is not a number",
-            inputs={"step": step},
+            inputs=inputs,
         )
     ]
 
@@ -89,32 +110,3 @@ def _spike(name: str, step: int, value: float, past: Sequence[float]) -> Finding
         certainty="a spike may pass by itself",
         inputs={"step": step, "score": score, "times": value / median(past)},
     )
-
-
-def divergence(windows: Sequence[RankWindow]) -> list[Finding]:
-    """Replicas whose parameters differ after the same step. The smaller part is to blame, if there is one."""
-    shards: dict[str, list[RankWindow]] = {}
-    for window in windows:
-        if window.parameter_hash:
-            shards.setdefault(window.parameter_hash.rpartition(":")[0], []).append(window)
-    found = []
-    for shard, together in shards.items():
-        votes = Counter(w.parameter_hash for w in together)
-        if len(votes) < 2:
-            continue
-        (usual, most), (_, second) = votes.most_common(2)
-        odd = [w for w in together if most == second or w.parameter_hash != usual]
-        found.append(
-            Finding(
-                kind="divergence",
-                ranks=tuple(sorted(w.rank for w in odd)),
-                node=words.node_of(odd),
-                sentence=f"{words.whom(odd)} had other parameters than the other replicas "
-                f"after step {shard.partition(':')[0]}",
-                confidence=0.6 if most == second else 0.95,
-                certain=True,
-                certainty="equal parameters have equal hashes",
-                inputs={"shard": shard, "versions": len(votes)},
-            )
-        )
-    return found
