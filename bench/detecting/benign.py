@@ -26,7 +26,7 @@ from support.table import progress
 from torchloom.client import Client
 from torchloom.errors import LoomError
 
-LOAD_EVERY_S, LOAD_FOR_S = 180.0, 60.0
+LOAD_EVERY_S, LOAD_FOR_S = 240.0, 40.0
 _LOAD = "import sys, time\nend = time.monotonic() + float(sys.argv[1])\nwhile time.monotonic() < end: pass\n"
 
 
