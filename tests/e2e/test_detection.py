@@ -145,6 +145,17 @@ def test_a_loss_that_is_not_a_number_is_told(stack: Stack) -> None:
         assert stack.status(run.job)["restarts"] == 0
 
 
+def test_a_flipped_bit_in_the_parameters_of_one_rank_is_found(stack: Stack) -> None:
+    with Faulty(stack, "none") as run:
+        run.wait_steps(200)
+        assert not [one for one in run.incidents() if one["kind"] == "divergence"]
+        stack.loom("inject", run.job, "bit-flip", "--rank", "1")
+        found = run.wait_incident("divergence")
+        assert "ranks 0, 1 had equal parameters and differ" in found["verdict"]
+        assert found["finding"]["certain"] and found["decision"] == "reported only"
+        run.goes_on()
+
+
 def test_a_dry_run_says_what_it_would_do_and_the_rank_may_come_back(stack: Stack) -> None:
     policy = stack.home.root.parent / "calm.toml"
     policy.write_text(CALM)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -37,7 +38,7 @@ def test_all_of_the_parameters_are_in_exactly_one_part(sizes: list[int]) -> None
     for index, size in enumerate(sizes):
         mine = [s for part in parts for s in part if s.parameter == index]
         assert mine[0].start == 0 and mine[-1].stop == size
-        assert all(a.stop == b.start for a, b in zip(mine, mine[1:], strict=False))
+        assert all(a.stop == b.start for a, b in pairwise(mine))
 
 
 @pytest.mark.parametrize("apart", [1, 2, 8, 64, 4096])
@@ -73,10 +74,10 @@ def test_every_kind_of_number_has_a_hash(dtype: torch.dtype) -> None:
 
 
 def test_other_memory_formats_are_hashed_and_what_is_no_ordinary_tensor_is_left_out() -> None:
-    convolution = torch.nn.Conv2d(3, 5, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    convolution = torch.nn.Conv2d(3, 5, 3).to(memory_format=torch.channels_last)
     assert hashes(convolution)
 
-    class Shard(torch.nn.Parameter):
+    class Shard(torch.nn.Parameter):  # type: ignore[misc]
         pass
 
     model = torch.nn.Module()

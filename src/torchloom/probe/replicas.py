@@ -1,13 +1,14 @@
 """Hashes of this rank's parameters, so that replicas which should be equal can be compared from outside.
 
 Owns what is hashed, when, and at what cost. Compares nothing: ranks that hold other parameters by design
-(shards, stages, local updates) hash them all the same, and core/detect/replicas.py learns who agrees with whom.
+(shards, stages, local updates) hash them all the same, and core/detect/replicas.py learns who agrees with
+whom.
 
-The parameters of the anchor optimizer, in its order, are cut into parts. At the boundary before step s + 1, for
-some s, a few parts are summed as integers (one flipped bit always changes the sum) and written as "after step
-s". Which s and which parts depends on s and on powers of two only, so that ranks choose alike without talking:
-a rank that looks half as often as another looks at half of the other's steps. On CUDA the sums are queued and
-read at a later boundary. What is not an ordinary dense tensor (DTensor, flat shards) is left out.
+The parameters of the anchor optimizer, in its order, are cut into parts. At the boundary before step s + 1,
+for some s, a few parts are summed as integers (one flipped bit always changes the sum) and written as "after
+step s". Which s and which parts depends on s and on powers of two only, so that ranks choose alike without
+talking: a rank that looks half as often as another looks at half of the other's steps. On CUDA the sums are
+queued and read at a later boundary. What is not an ordinary dense tensor (DTensor, flat shards) is left out.
 """
 
 from __future__ import annotations
