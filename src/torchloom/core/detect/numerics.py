@@ -16,6 +16,8 @@ HISTORY = 64
 WARM = 16
 SCORE = 6.0
 TIMES = 5.0
+LEAST_SCORE = 3.5
+"""A curve that jumps about reaches any factor by chance, so it must be unusual for this one as well."""
 LEAST = 1.5
 """A value below this many times the usual is no spike, however quiet the curve was."""
 WATCHED = ("loss", "grad_norm")
@@ -100,7 +102,7 @@ def _spike(name: str, step: int, value: float, past: Sequence[float]) -> Finding
     centre = median(logs)
     over = log(value) - centre
     score = over / max(spread(logs, centre), 0.02)
-    if over < log(LEAST) or (score <= SCORE and over < log(TIMES)):
+    if over < log(LEAST) or score <= (SCORE if over < log(TIMES) else LEAST_SCORE):
         return None
     return Finding(
         kind="spike",
