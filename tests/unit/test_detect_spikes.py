@@ -1,4 +1,4 @@
-"""A jump counts against the curve's own unrest: what jumps about all the time reaches any factor by chance."""
+"""A jump counts against the curve's own unrest: what jumps about reaches any factor by chance."""
 
 from __future__ import annotations
 
