@@ -32,9 +32,10 @@ T = TypeVar("T")
 
 _LOOK_EVERY_S = 0.01
 _STATUS_WITHIN_S = 0.05
-"""How long the status of a held process is looked for: it is there as soon as somebody reaps it."""
+"""How long the status is looked for where the end record will do, or where nobody is left who would tell."""
 _WORD_WITHIN_S = 1.0
-"""How long the spawner's word is waited for when the process was gone before it could be held."""
+"""How long a spawner that is there is waited for when nothing else tells how the process ended: on a busy
+host it may reap late, and "unknown" would be all there is to say."""
 
 
 class Watch:
@@ -105,7 +106,9 @@ class Watch:
         """How it ended, and when the spawner saw it (0: it did not)."""
         exits = self._host.spawners.exits
         held = process is not None
-        give_up = time.monotonic() + (_STATUS_WITHIN_S if held else _WORD_WITHIN_S)
+        known = end is not None and end.code is not None
+        waits = self._host.spawners.connected(spawner) and not (held and known)
+        give_up = time.monotonic() + (_WORD_WITHIN_S if waits else _STATUS_WITHIN_S)
         while True:
             word = exits.get((pid, ticks))
             if word is not None:
