@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent_stage import SOURCES, until
 from s3 import S3Server
-from test_agent import SOURCES, until
 
 from torchloom.agent.checkpoints import answer
 from torchloom.agent.main import serve
