@@ -250,7 +250,9 @@ MAX_STEPS = Setting(
 """Every job whose steps are counted has it."""
 BATCH_SIZE = "batch_size"
 TRANSFORMS = "transforms"
-BUILT_IN = frozenset({MAX_STEPS.name, BATCH_SIZE, TRANSFORMS})
+SKIPPED = "skipped_data"
+"""Samples that are left out, as data/skipping.py writes them."""
+BUILT_IN = frozenset({MAX_STEPS.name, BATCH_SIZE, TRANSFORMS, SKIPPED})
 """Names that a script cannot declare, because torchloom's own objects do."""
 
 

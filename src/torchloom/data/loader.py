@@ -26,6 +26,7 @@ from torchloom.data.batch import GlobalBatch
 from torchloom.data.order import Permutation, seed_of, share, spans, weight
 from torchloom.data.place import whereabouts
 from torchloom.data.randomness import drawing_alone, seed_all
+from torchloom.data.skipping import Run, Skips
 from torchloom.data.state import checked, whole_number
 from torchloom.data.transforms import Pipeline, Transforms
 from torchloom.errors import UsageError
@@ -110,6 +111,9 @@ class ElasticLoader:
         self.batch = GlobalBatch(self)
         """The global batch as a setting."""
         live.offer("batch_size", self.batch)
+        self.skips = Skips()
+        """Samples that are left out, as a setting."""
+        live.offer("skipped_data", self.skips)
 
     # -- where we are ----------------------------------------------------------------------------------
 
@@ -211,13 +215,15 @@ class ElasticLoader:
         reader = self._reader = object()
         while True:
             revision, settings = self._revision, self._settings()
-            places = spans(self._length, self._position, self._global_batch, self._drop_last)
+            skips = self.skips.of(self._epoch)
+            places = spans(self._length, self._position, self._global_batch, self._drop_last, skips)
             self._plan.begin(self, self._position)
             batches = iter(self._loader)
             for start, stop in places:
                 batch = next(batches)
                 self._position = stop
                 self._portion = self._portion_of(start, stop, settings)
+                self.skips.note(self._epoch, start, stop)
                 yield batch
                 if self._reader is not reader:
                     raise UsageError("another loop over this loader has begun", hint="use one loop at a time")
@@ -231,7 +237,7 @@ class ElasticLoader:
     def _settings(self) -> _Settings:
         """What batches are made by; where they begin is the position's affair."""
         pipeline = self._transforms.pipeline if self._transforms is not None else ()
-        return _Settings(self._global_batch, self._rank, self._world, pipeline)
+        return _Settings(self._global_batch, self._rank, self._world, pipeline, self.skips.runs)
 
     def _portion_of(self, start: int, stop: int, made: _Settings) -> Portion:
         first, last = share(stop - start, made.rank, made.world)
@@ -261,6 +267,7 @@ class _Settings(NamedTuple):
     rank: int
     world: int
     pipeline: Pipeline
+    skips: tuple[Run, ...]
 
 
 class Wanted(NamedTuple):
@@ -291,8 +298,9 @@ class _Plan:
     ) -> Iterator[Wanted]:
         # Everything is an argument: data workers read ahead while the loop may already have moved.
         order, size = loader._order(epoch), made.global_batch
+        skips = [(run.start, run.stop) for run in made.skips if run.epoch == epoch]
         batches: list[range] = []
-        for start, stop in spans(loader._length, position, size, loader._drop_last):
+        for start, stop in spans(loader._length, position, size, loader._drop_last, skips):
             first, last = share(stop - start, made.rank, made.world)
             if first == last:
                 first, last = 0, 1

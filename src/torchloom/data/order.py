@@ -106,10 +106,22 @@ def _scramble(half: Any, key: int, plus: int) -> Any:
     return half ^ (half >> 13)
 
 
-def spans(length: int, position: int, size: int, drop_last: bool) -> Iterator[tuple[int, int]]:
-    """The global batches from `position` to the end of the epoch, as (first place, place after the last)."""
-    while position < length and (position + size <= length or not drop_last):
-        stop = min(position + size, length)
+def spans(
+    length: int, position: int, size: int, drop_last: bool, skips: Sequence[tuple[int, int]] = ()
+) -> Iterator[tuple[int, int]]:
+    """The global batches from `position` to the end of the epoch, as (first place, place after the last).
+
+    Places in `skips` (in order, apart from each other) are left out: a batch that would reach into them ends
+    before them.
+    """
+    coming = [skip for skip in skips if skip[1] > position]
+    while True:
+        while coming and coming[0][0] <= position:
+            position = max(position, coming.pop(0)[1])
+        end = min(position + size, length)
+        if position >= length or (end < position + size and drop_last):
+            return
+        stop = min(end, coming[0][0]) if coming else end
         yield position, stop
         position = stop
 

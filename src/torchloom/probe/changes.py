@@ -34,6 +34,9 @@ class Changes:
         """The training step that the schedule was begun after; -1: it was not."""
         self._before: tuple[AttemptId, Before] | None = None
 
+    def count_steps_by(self, completed: Callable[[], int]) -> None:
+        self._data.completed = completed
+
     # -- steps ----------------------------------------------------------------------------------
     def told_step(self, number: int, completed: int) -> bool:
         """The script told its training step; whether that is news."""
@@ -125,9 +128,12 @@ class Changes:
                 self.checkpoints.save(self._training_step(completed))
                 return ()
             case Kind.RESTORE:
+                skip = self._data.without(proposal.values.get("skip"), self.offset)
                 made = self.checkpoints.go_back(proposal.attempt, proposal.values)
                 choice = str(proposal.values.get("config", ""))
-                return self.config.rebase(before, made, choice, version)
+                changed = self.config.rebase(before, made, choice, version)
+                # From the first step on, so that whatever is restored later leaves it out as well.
+                return (*changed, *self.config.apply(before, version, skip, 0)) if skip else changed
             case _:
                 raise AssertionError(f"{proposal.kind} is the rank's own affair")
 

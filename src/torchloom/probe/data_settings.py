@@ -1,6 +1,7 @@
-"""Offers the batch size and the transforms of torchloom's own loaders as settings, where a script uses them.
+"""Offers what can be set in torchloom's own loaders (batch size, transforms, samples left out) as settings,
+where a script uses them.
 
-Owns the two declarations. What they do, and from which batch on, is the loaders' (data/live.py). Keeps no
+Owns the declarations. What they do, and from which batch on, is the loaders' (data/live.py). Keeps no
 loader alive, and imports none.
 """
 
@@ -8,9 +9,10 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Callable
 from typing import Any
 
-from torchloom.core.settings import BATCH_SIZE, TRANSFORMS, Setting, Type
+from torchloom.core.settings import BATCH_SIZE, SKIPPED, TRANSFORMS, Setting, Type
 from torchloom.errors import UsageError
 from torchloom.probe.annotations import Form
 from torchloom.probe.declared import Declared, Registry
@@ -24,13 +26,27 @@ class DataSettings:
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._listens = False
+        self.completed: Callable[[], int] = int
+        """Tells how many steps this worker has made."""
 
     def look(self) -> None:
         """Listen, once the script has loaders of ours."""
         live = None if self._listens else sys.modules.get(_LIVE)
         if live is not None:
             self._listens = True
+            live.count_steps_by(lambda: self.completed())
             live.listen(self._declare)
+
+    def without(self, steps: object, offset: int | None) -> dict[str, object]:
+        """The change that leaves out the batches of these training steps; empty when the data has no places
+        that could be named, or when none of them is remembered."""
+        live = sys.modules.get(_LIVE)
+        skips = live.current(SKIPPED) if live is not None else None
+        match steps:
+            case [int(first), int(last)] if skips is not None and offset is not None:
+                text = skips.with_steps(first - offset, last - offset)
+                return {SKIPPED: text} if text != skips.get() else {}
+        return {}
 
     def _declare(self, name: str, thing: Any) -> None:
         found = weakref.ref(thing)
@@ -63,6 +79,8 @@ def _setting(name: str, thing: Any) -> Setting | None:
         return Setting(
             name, Type.TEXT, description=f"names in their order, or JSON with arguments; of {known}"
         )
+    if name == SKIPPED:
+        return Setting(name, Type.TEXT, description="samples left out, by place: EPOCH:FIRST-END, …")
     return None
 
 

@@ -91,6 +91,7 @@ class Session:
             began=self.phases.training_began,
             housekeeping=self.guard.wrap(self._keep_house, otherwise=NEVER_NS),
         )
+        self._changes.count_steps_by(lambda: self.steps.completed)
         if view.header(Header.WORLD_SIZE) > 1 and os.environ.get("LOOM_PARAMETER_HASHES") != "0":
             self.steps.hash_due = FIRST
             self.steps.look_at_replicas = self.guard.wrap(Replicas(view).look, otherwise=NEVER_NS)

@@ -72,7 +72,7 @@ class Steps:
         self._housekeeping = housekeeping
         self._housekeeping_ns = 0
         self.hash_due = NEVER
-        """Completed steps from which on `look_at_replicas(completed, optimizer)` says when it is due again."""
+        """Completed steps from which on `look_at_replicas` is called; it says when it is due again."""
         self.look_at_replicas: Callable[[int, Any], int] = lambda completed, optimizer: NEVER
         self.step_ended: Callable[[], None] | None = None
         """Also called after every step: a recorder that samples chooses by it."""
