@@ -3,7 +3,7 @@
 Owns the schedule. Rank 0 alone decides, from its own clocks and from whether the last save is still being
 written; it posts each decision, together with the step of the next one, and the others read it when they
 come to that step. Between those steps nobody asks anything. If a save is due while one is being written,
-the two are merged: it is taken up as soon as the first is done.
+the two are merged: it is taken up as soon as the first is done. The same holds while memory for it is made.
 """
 
 from __future__ import annotations
@@ -41,8 +41,10 @@ class Agenda:
         self._next_disk = 0
         self._next_memory = 0
 
-    def decide(self, step: int, step_s: float, busy: bool, memory_on: bool) -> Decision | None:
-        """What to do at the end of this step; None: nothing."""
+    def decide(
+        self, step: int, step_s: float, busy: bool, memory_on: bool, making: bool = False
+    ) -> Decision | None:
+        """What to do at the end of this step; None: nothing. `making`: the memory for it is not there yet."""
         if self._next_step is None:
             self._begin(step)
         assert self._next_step is not None
@@ -51,7 +53,7 @@ class Agenda:
         self._number += 1
         key = f"plan/{self._number}"
         if self._leads:
-            decision = self._lead(step, step_s, busy, memory_on)
+            decision = self._lead(step, step_s, busy, memory_on, making)
             if self._board is not None:
                 self._board.post(key, f"{int(decision.memory)} {int(decision.disk)} {decision.next_step}")
                 if self._number > _REMEMBER:
@@ -80,19 +82,20 @@ class Agenda:
             self._next_disk = -1
         self._next_memory = step
 
-    def _lead(self, step: int, step_s: float, busy: bool, memory_on: bool) -> Decision:
+    def _lead(self, step: int, step_s: float, busy: bool, memory_on: bool, making: bool) -> Decision:
         if self._next_disk < 0:
             self._next_disk = self.disk.due_after(step)
         due = step >= self._next_disk
-        disk = due and not busy
-        memory = memory_on and (disk or step >= self._next_memory)
+        disk = due and not busy and not making
+        memory = memory_on and not making and (disk or step >= self._next_memory)
         if disk:
             self._next_disk = self.disk.due_after(step)
         if memory:
             self._next_memory = self.memory.due_after(step)
-        coming = (
-            [self._next_disk] if not (due and busy) else [step + max(1, math.ceil(LOOK_AGAIN_S / step_s))]
-        )
+        again = step + max(1, math.ceil(LOOK_AGAIN_S / step_s))
+        if making:
+            return Decision(False, False, again)
+        coming = [again if due and busy else self._next_disk]
         if memory_on:
             coming.append(self._next_memory)
         return Decision(memory, disk, max(step + 1, min(coming)))

@@ -30,7 +30,7 @@ from torchloom.checkpoint.counting import StepCount
 from torchloom.checkpoint.generations import claim
 from torchloom.checkpoint.group import Board, Group, generation_of, here, job_name, store_uri
 from torchloom.checkpoint.interval import SHARE, Every, Pace, parse_every
-from torchloom.checkpoint.lineage import facts_of
+from torchloom.checkpoint.lineage import about_state, facts_of
 from torchloom.checkpoint.manifest import Facts
 from torchloom.checkpoint.memory import MemoryTier
 from torchloom.checkpoint.names import Branch, CheckpointName, check_job
@@ -157,10 +157,12 @@ class Checkpoint:
         self._took_step(began - self._step_ended)
         self._staging.look()
         self._collect()
-        if not self._can_agree and self._writer.busy and step % max(1, self._every.steps) == 0:
+        telling.say(self._staging.begin())
+        if not self._can_agree and step % max(1, self._every.steps) == 0:
             self._writer.wait()
-        on = self._staging.tier is not None
-        decision = self._agenda.decide(step, max(self._step_s, 1e-6), self._writer.busy, on)
+            self._staging.finish_making()
+        on, making = self._staging.tier is not None, self._staging.making
+        decision = self._agenda.decide(step, max(self._step_s, 1e-6), self._writer.busy, on, making)
         if decision is not None and (decision.memory or decision.disk):
             self._take(step, metrics, to_store=decision.disk)
         self._step_ended = time.perf_counter()
@@ -335,15 +337,10 @@ class Checkpoint:
         self._event += 1
         self._attempt += to_store
         with telling.ports.phase("checkpoint"):
-            about = {
-                "step": step,
-                "epoch": self._state.epoch,
-                "generation": name.generation,
-                "config_version": live.config_version(),
-            }
+            about = about_state(self._state, name)
             staged = self._staging.take(name, about, self._event, to_store=to_store and not self._writer.busy)
-        if staged.note:
-            telling.say(staged.note)
+        telling.say(staged.note)
+        save = None
         if to_store and staged.files is None:
             self._failed(step, "this rank is still writing the one before", self._attempt)
         elif to_store and staged.files is not None:
@@ -357,7 +354,6 @@ class Checkpoint:
                 commits=group.rank == 0,
                 owed=self._owed,
             )
-            self._writer.start(save)
         self._blocked_s = time.perf_counter() - began - staged.growth_s
         # Sealing beside the training takes about as long as the copy did.
         self._agenda.memory.took_save(self._blocked_s, self._blocked_s)
@@ -366,6 +362,9 @@ class Checkpoint:
         told = {"checkpoint_interval": self.interval, "memory_interval": self.memory_interval}
         self._told.paces(self.interval, self.memory_interval)
         telling.ports.log(checkpoint_blocked_s=self._blocked_s, checkpoint_staged=step, **told)
+        if save is not None:  # threads come last: on a busy host they take the processor from this one
+            self._writer.start(save, self._staging.seal_first())
+        self._staging.go_on()
 
     def _collect(self) -> None:
         outcome = self._writer.collect()

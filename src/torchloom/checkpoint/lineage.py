@@ -11,6 +11,7 @@ import torch
 
 from torchloom.checkpoint import live
 from torchloom.checkpoint.manifest import Facts
+from torchloom.checkpoint.names import CheckpointName
 from torchloom.checkpoint.state import State
 
 
@@ -46,3 +47,13 @@ def figures(metrics: Mapping[str, object]) -> dict[str, float]:
         if isinstance(value, (int, float)):
             found[name] = float(value)
     return found
+
+
+def about_state(state: State, name: CheckpointName) -> dict[str, object]:
+    """What each rank's image says about itself, besides what the script gave."""
+    return {
+        "step": name.step,
+        "epoch": state.epoch,
+        "generation": name.generation,
+        "config_version": live.config_version(),
+    }

@@ -8,15 +8,18 @@ Owns the files and the rule for overwriting them. The directory is the agent's, 
 job has ended. A file is a header, an image (image.py) and the sums of its blocks; the header is wiped
 before the image is touched and written after it, so a killed process leaves a slot that says it is nothing.
 Ranks tell each other what they have sealed, and a slot is used again only if it does not hold the newest
-state that **all** have sealed.
+state that **all** have sealed. Making a slot (`make`) touches nothing of what is in it, so it may happen at
+any time and beside the training.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import struct
 import zlib
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +37,8 @@ _MAGIC = b"LOOMMEM1"
 _HEAD = struct.Struct("<8sII")
 SLOTS = 3
 """Two in turn; a third is made while one is being written to disk or another rank has not sealed the last."""
+SPARE = BLOCK
+"""How much the state may grow before its slots must be made anew: indexes vary a little in length."""
 USABLE = 0.8
 """How much of the memory that is free now the tier may take."""
 
@@ -57,12 +62,20 @@ class SlotFile:
         self._region: Region | None = None
         self._size = 0
 
-    def prepare(self, size: int) -> Region:
-        """Wipe the header and give the memory for an image. Raises OSError without room."""
-        whole = HEADER + _padded(size) + 8 * block_count(size)
-        if self._region is None or self._region.size < whole:
+    def holds(self, size: int) -> bool:
+        """Is there memory for an image of this size?"""
+        return self._region is not None and self._region.size >= _whole(size)
+
+    def make(self, size: int) -> None:
+        """Make that memory; what is in the file stays. Raises OSError without room."""
+        if not self.holds(size):
             self._region = None
-            self._region = file_backed(self._path, whole)
+            self._region = file_backed(self._path, _whole(size + SPARE))
+
+    def prepare(self, size: int) -> Region:
+        """Wipe the header and give the memory for an image, made now if need be. Raises OSError."""
+        self.make(size)
+        assert self._region is not None
         self._size = size
         self._region.bytes[: _HEAD.size] = bytes(_HEAD.size)
         return _parts(self._region, size)[0]
@@ -101,7 +114,7 @@ def read(path: Path) -> Sealed | None:
             return None
         facts = json.loads(body)
         size = int(facts["size"])
-        if HEADER + _padded(size) + 8 * block_count(size) > region.size:
+        if _whole(size) > region.size:
             return None
         payload, sums = _parts(region, size)
         if _crc(sums) != facts["sums"]:
@@ -153,7 +166,7 @@ class MemoryTier:
         if self._checked:
             return ""
         self._checked = True
-        needed = SLOTS * (own * local_world + shared + 2 * HEADER)
+        needed = SLOTS * ((own + SPARE) * local_world + shared + SPARE + 2 * HEADER)
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             taken = sum(file.stat().st_size for file in self.directory.iterdir())
@@ -164,17 +177,28 @@ class MemoryTier:
             return f"it needs {needed >> 20:,} MiB and {free >> 20:,} MiB may be used"
         return ""
 
-    def choose(self, safe_event: int) -> int | None:
-        """A slot to overwrite; None if each is needed. `safe_event`: the newest sealed by all ranks."""
+    def choose(self, safe_event: int) -> list[int]:
+        """Slots that may be overwritten, best first. `safe_event`: the newest sealed by all ranks.
+
+        First what all have a newer one of, oldest first; then what holds nothing of ours; last the newest.
+        """
         for slot, event in self._held.items():
             if event == safe_event:
                 self.keep = slot
         free = [slot for slot in range(SLOTS) if slot not in (self.keep, self._busy)]
-        older = [slot for slot in free if slot in self._held and self._held[slot] <= safe_event]
-        unmade = [slot for slot in free if slot not in self._held]
-        if older or unmade:
-            return min(older, key=lambda slot: self._held[slot]) if older else unmade[0]
-        return max(free, key=lambda slot: self._held[slot]) if free else None
+        older = sorted((slot for slot in free if self._age(slot) <= safe_event), key=self._age)
+        unused = [slot for slot in free if slot not in self._held]
+        newer = sorted((slot for slot in free if slot not in older + unused), key=self._age, reverse=True)
+        return older + unused + newer
+
+    def made(self, slot: int, sizes: Mapping[str, int]) -> bool:
+        """Is there memory for images of these sizes, by kind?"""
+        return all(self.file(kind, slot).holds(size) for kind, size in sizes.items())
+
+    def make(self, slot: int, sizes: Mapping[str, int]) -> None:
+        """Make it. Raises OSError."""
+        for kind, size in sizes.items():
+            self.file(kind, slot).make(size)
 
     def file(self, kind: str, slot: int) -> SlotFile:
         name = tier.own(self._rank) if kind == "own" else kind
@@ -197,6 +221,9 @@ class MemoryTier:
                 with suppress(OSError):
                     self._path(name, slot).unlink()
 
+    def _age(self, slot: int) -> float:
+        return self._held.get(slot, math.inf)
+
     def _found(self, name: str) -> dict[CheckpointName, Sealed]:
         found = (read(self._path(name, slot)) for slot in range(SLOTS))
         return {sealed.name: sealed for sealed in found if sealed and sealed.world == self._world}
@@ -213,6 +240,11 @@ def _parts(region: Region, size: int) -> tuple[Region, torch.Tensor]:
 
 def _padded(size: int) -> int:
     return block_count(size) * BLOCK
+
+
+def _whole(size: int) -> int:
+    """Bytes of the file of an image of that size."""
+    return HEADER + _padded(size) + 8 * block_count(size)
 
 
 def _crc(sums: torch.Tensor) -> int:

@@ -2,7 +2,8 @@
 
 Owns mappings. A copy into pages that are there takes a quarter of the time of one into fresh pages, so a
 region is made once and grows only when the state does. It is anonymous memory, or a file in shared memory
-that outlives the process (memory.py says what is in it).
+that outlives the process (memory.py says what is in it). Making one may happen beside the training: whatever
+takes long there gives the interpreter free (`mmap.madvise` does not, so pages are touched by torch).
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from pathlib import Path
 
 import torch
 
-_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14, which Python 3.11 has no name for
 _HUGE = 14  # MADV_HUGEPAGE
 
 
@@ -39,14 +39,16 @@ def anonymous(size: int) -> Region:
     mapping = mmap.mmap(-1, max(size, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):
         mapping.madvise(_HUGE)
-    _touch(mapping)
-    return Region(mapping)
+    region = Region(mapping)
+    region.tensor[:: mmap.PAGESIZE].zero_()
+    return region
 
 
 def file_backed(path: Path, size: int) -> Region:
     """A file of ours, made or grown to `size`, with all its pages. Raises OSError, ENOSPC above all.
 
-    The pages are asked for before they are mapped: without room, touching one would be a SIGBUS.
+    The pages are asked for before they are mapped: without room, touching one would be a SIGBUS. What is in
+    the file stays: pages are found by reading them.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -55,8 +57,9 @@ def file_backed(path: Path, size: int) -> Region:
         mapping = mmap.mmap(descriptor, size)
     finally:
         os.close(descriptor)
-    _touch(mapping)
-    return Region(mapping)
+    region = Region(mapping)
+    region.tensor[:: mmap.PAGESIZE].sum()
+    return region
 
 
 def existing(path: Path) -> Region:
@@ -67,8 +70,3 @@ def existing(path: Path) -> Region:
     finally:
         os.close(descriptor)
     return Region(mapping)
-
-
-def _touch(mapping: mmap.mmap) -> None:
-    with suppress(OSError):  # an older kernel: the pages then come with the first save
-        mapping.madvise(_POPULATE_WRITE)

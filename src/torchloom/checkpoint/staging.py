@@ -1,9 +1,13 @@
 """Staging: one warm copy of the state into memory that is kept.
 
 Owns that memory: slots of the memory tier if there is one, else anonymous memory for what this rank writes
-to the store. Pages are made when the state first needs them and are not counted as cost, because it happens
-once. The copy is both the newest state in memory and the source of the write to the store, so the tier
-costs nothing besides.
+to the store. The copy is both the newest state in memory and the source of the write to the store, so the
+tier costs nothing besides.
+
+Fresh memory is made beside the training (making.py): two slots, or the anonymous memory, from the end of the
+first step on, a third slot when it is first missed. Until then nothing is saved unless somebody asks for it
+(`save`): what is due is deferred, as it is while a save is being written. Training waits for fresh pages only
+where it asks for a save before they are there, and where the state itself has grown.
 """
 
 from __future__ import annotations
@@ -11,21 +15,24 @@ from __future__ import annotations
 import errno
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torchloom.checkpoint.group import Board, Group
 from torchloom.checkpoint.image import Image, plan
-from torchloom.checkpoint.memory import MemoryTier, SlotFile
+from torchloom.checkpoint.making import INLINE, Making
+from torchloom.checkpoint.memory import SLOTS, SPARE, MemoryTier, SlotFile
 from torchloom.checkpoint.names import CheckpointName
 from torchloom.checkpoint.region import Region, anonymous
 from torchloom.checkpoint.state import State
+from torchloom.checkpoint.threads import alone
 
 _SEALED = "sealed"
 _OFF = -1
-INLINE = 8 << 20
-"""Images up to this size are sealed at once; summing larger ones is left to a thread of that moment."""
+IN_TURN = 2
+"""Slots that are made beforehand."""
+_NO_ROOM = (errno.ENOSPC, errno.ENOMEM)
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,22 @@ class Staged:
     note: str = ""
 
 
+@dataclass(frozen=True)
+class _Sealing:
+    """The newest state on its way to being sealed."""
+
+    slots: list[SlotFile]
+    name: CheckpointName
+    world: int
+    event: int
+    done: threading.Event
+
+    def run(self) -> None:
+        for slot in self.slots:
+            slot.seal(self.name, self.world)
+        self.done.set()
+
+
 class Staging:
     """The kept memory of one rank."""
 
@@ -47,36 +70,65 @@ class Staging:
         self.tier = tier
         self.board: Board | None = None
         self._regions: dict[str, Region] = {}
+        self._making = Making()
+        self._begun = False
         self._sealed_event = 0
-        self._sealing: tuple[threading.Thread | None, int] | None = None
-        """Who seals the newest state (None: it is done), and which event it is."""
+        self._sealing: _Sealing | None = None
+        self._seal: Callable[[], None] | None = None
+        self._sizes: dict[str, int] = {}
+        self._missed_one = False
+
+    @property
+    def making(self) -> bool:
+        """Is memory being made that a save would need?"""
+        return self._making.busy
+
+    def begin(self) -> str:
+        """Make memory for the saves to come, once; what there is to say. All ranks call it at one step."""
+        if self._begun:
+            return ""
+        self._begun = True
+        images = self._plan({})
+        note = self._check(images) if self.tier is not None else ""
+        if self.tier is None:
+            sizes = {k: size for k, size in self._sizes.items() if k == "own" or self._group.rank == 0}
+            self._making.start(sum(sizes.values()), lambda: self._make_regions(sizes))
+        else:
+            self._make_slots(self.tier.choose(0)[:IN_TURN], self._sizes)
+        return note
+
+    def finish_making(self) -> None:
+        self._making.wait()
 
     def look(self, *, wait: bool = False, tell: bool = True) -> None:
         """Once the newest state is sealed, tell the other ranks. Called at every step."""
         if self._sealing is None:
             return
-        thread, event = self._sealing
-        if wait and thread is not None:
-            thread.join()
-        if thread is None or not thread.is_alive():
+        if wait:
+            self._start_sealing()
+            self._sealing.done.wait()
+        if self._sealing.done.is_set():
+            self._sealed_event = self._sealing.event
             self._sealing = None
-            self._sealed_event = event
-            if self.board is not None and tell:
-                self.board.note_mine(_SEALED, event)
+            if tell:
+                self._tell_sealed()
 
     def take(self, name: CheckpointName, about: Mapping[str, Any], event: int, *, to_store: bool) -> Staged:
-        """Copy the state. With a tier it is sealed in memory; `to_store` asks for the bytes to write."""
+        """Copy the state. With a tier it is sealed in memory; `to_store` asks for the bytes to write.
+
+        Whoever writes them calls `seal_first` before; then, as the last thing, comes `go_on`.
+        """
         self.look(wait=True)
-        keeps = self._group.keeps_shared if self.tier else self._group.rank == 0
-        own, shared = self._state.take(about, with_shared=keeps)
-        images = {"own": plan(own)}
-        if shared:
-            images["shared"] = plan(shared)
-        note = ""
-        if self.tier is not None:
-            note = self._check(images)
-        slot = self._slot(event)
+        images = self._plan(about)
+        note = self._check(images) if self.tier is not None else ""
+        if to_store:
+            self._making.wait()
+        problem = None if self._making.busy else self._making.problem()
+        if problem is not None and self.tier is not None:
+            note = self._turn_off(f"shared memory cannot be had ({problem.strerror})")
+        slot = self._slot(to_store)
         if slot is None:
+            self._tell_sealed()  # others must not wait for our first word
             if not to_store:
                 return Staged(None, 0.0, note)
             files, growth_s = self._to_regions(images)
@@ -84,7 +136,7 @@ class Staging:
             try:
                 files, growth_s = self._to_slot(slot, images, name, event)
             except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.ENOMEM):
+                if error.errno not in _NO_ROOM:
                     raise
                 note = self._turn_off("there is no room left in shared memory")
                 files, growth_s = self._to_regions(images)
@@ -93,6 +145,22 @@ class Staging:
         if self.tier is not None and slot is not None and to_store:
             self.tier.begin_write(slot)
         return Staged(files if to_store else None, growth_s, note)
+
+    def seal_first(self) -> Callable[[], None] | None:
+        """What seals the newest state, for a thread that goes on with something else; it must call it."""
+        work, self._seal = self._seal, None
+        return work
+
+    def go_on(self) -> None:
+        """What is left to do beside the training: seal, make a slot. The last thing that a save does."""
+        self._start_sealing()
+        if self.tier is None or self._making.busy:
+            return
+        made = [slot for slot in range(SLOTS) if self.tier.made(slot, self._sizes)]
+        missing = [slot for slot in range(SLOTS) if slot not in made]
+        if missing and (self._missed_one or len(made) < IN_TURN):
+            self._make_slots(missing[:1], self._sizes)
+        self._missed_one = False
 
     def written(self) -> None:
         """The store has what it was given; the memory may be used again."""
@@ -104,6 +172,15 @@ class Staging:
         if self.tier is not None:
             self.tier.adopt(name)
 
+    def _plan(self, about: Mapping[str, Any]) -> dict[str, Image]:
+        keeps = self._group.keeps_shared if self.tier else self._group.rank == 0
+        own, shared = self._state.take(about, with_shared=keeps)
+        images = {"own": plan(own)}
+        if shared:
+            images["shared"] = plan(shared)
+        self._sizes = {kind: image.size for kind, image in images.items()}
+        return images
+
     def _check(self, images: Mapping[str, Image]) -> str:
         assert self.tier is not None
         shared = images["shared"].size if "shared" in images else 0
@@ -113,14 +190,20 @@ class Staging:
     def _turn_off(self, why: str) -> str:
         """From now on without the tier. The others see it by our note and do the same."""
         assert self.tier is not None
+        self._making.wait()
         self.tier.drop()
         self.tier = None
         if self.board is not None:
             self.board.note_mine(_SEALED, _OFF)
         return f"the memory tier is off, because {why}"
 
-    def _slot(self, event: int) -> int | None:
-        if self.tier is None:
+    def _tell_sealed(self) -> None:
+        if self.board is not None and self.tier is not None:
+            self.board.note_mine(_SEALED, self._sealed_event)
+
+    def _slot(self, to_store: bool) -> int | None:
+        """The slot to copy into; None: do without the tier this time."""
+        if self.tier is None or self._making.busy:
             return None
         safe = self._sealed_event
         if self.board is not None and self._sealed_event:
@@ -129,7 +212,28 @@ class Staging:
                 self._turn_off("another rank has no room for it")
                 return None
             safe = min(safe, lowest)
-        return self.tier.choose(safe)
+        free = self.tier.choose(safe)
+        made = [slot for slot in free if self.tier.made(slot, self._sizes)]
+        self._missed_one = free[:1] != made[:1]
+        if made or not to_store:
+            return made[0] if made else None
+        return free[0] if free else None
+
+    def _make_slots(self, slots: list[int], sizes: Mapping[str, int]) -> None:
+        tier = self.tier
+        assert tier is not None
+
+        def work() -> None:
+            for slot in slots:
+                tier.make(slot, sizes)
+
+        self._making.start(len(slots) * sum(sizes.values()), work)
+
+    def _make_regions(self, sizes: Mapping[str, int]) -> None:
+        for kind, size in sizes.items():
+            if kind not in self._regions or self._regions[kind].size < size:
+                self._regions.pop(kind, None)
+                self._regions[kind] = anonymous(size + SPARE)
 
     def _to_slot(
         self, slot: int, images: Mapping[str, Image], name: CheckpointName, event: int
@@ -147,30 +251,30 @@ class Staging:
         self.tier.sealed(slot, event)
         # What is shared first: a rank whose own image is sealed has sealed everything it keeps.
         slots = [self.tier.file(kind, slot) for kind in sorted(images, reverse=True)]
-        if sum(image.size for image in images.values()) <= INLINE:
-            _seal(slots, name, self._group.world)
-            self._sealing = (None, event)
+        self._sealing = _Sealing(slots, name, self._group.world, event, threading.Event())
+        if sum(self._sizes.values()) <= INLINE:
+            self._sealing.run()
         else:
-            work = (slots, name, self._group.world)
-            thread = threading.Thread(target=_seal, args=work, name="loom-seal", daemon=True)
-            thread.start()
-            self._sealing = (thread, event)
+            self._seal = self._sealing.run
         return files, growth_s
 
     def _to_regions(self, images: Mapping[str, Image]) -> tuple[dict[str, memoryview], float]:
-        growth_s = 0.0
+        began = time.perf_counter()
+        self._make_regions(self._sizes)
+        growth_s = time.perf_counter() - began
         files: dict[str, memoryview] = {}
         for kind, image in images.items():
-            if kind not in self._regions or self._regions[kind].size < image.size:
-                began = time.perf_counter()
-                self._regions.pop(kind, None)
-                self._regions[kind] = anonymous(image.size)
-                growth_s += time.perf_counter() - began
             image.copy_into(self._regions[kind])
             files[kind] = self._regions[kind].bytes[: image.size]
         return files, growth_s
 
+    def _start_sealing(self) -> None:
+        """On a thread of its own, unless somebody else does it."""
+        work = self.seal_first()
+        if work is not None:
+            threading.Thread(target=_alone, args=(work,), name="loom-seal", daemon=True).start()
 
-def _seal(slots: list[SlotFile], name: CheckpointName, world: int) -> None:
-    for slot in slots:
-        slot.seal(name, world)
+
+def _alone(work: Callable[[], None]) -> None:
+    alone()
+    work()

@@ -50,7 +50,9 @@ def connect(
 
 
 def say(text: str) -> None:
-    """One line for a person. A closed or full stderr is no reason to end a training."""
+    """One line for a person, if there is one. A closed or full stderr is no reason to end a training."""
+    if not text:
+        return
     try:
         print(f"torchloom: {text}", file=sys.stderr, flush=True)
     except (OSError, ValueError):

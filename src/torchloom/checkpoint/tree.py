@@ -23,6 +23,7 @@ Leaf: TypeAlias = Callable[[Record, str], Any]
 """From a tensor's record and its path to the tensor."""
 
 _PLAIN = (str, int, float, bool, type(None))
+_QUICK = frozenset(_PLAIN)
 DTYPES = {
     str(value).removeprefix("torch."): value
     for value in vars(torch).values()
@@ -53,7 +54,7 @@ class Encoder:
         """The JSON form. Raises UsageError for what cannot be saved."""
         if isinstance(value, torch.Tensor):
             return {"$tensor": self._tensor(value, path)}
-        if type(value) in (str, int, float, bool) or value is None:
+        if type(value) in _QUICK:
             return value
         if isinstance(value, torch.Size):
             return {"$tuple": list(value)}
@@ -66,6 +67,8 @@ class Encoder:
                     for key, item in value.items()
                 ]
             }
+        if type(value) in (list, tuple) and all(type(item) in _QUICK for item in value):
+            return {"$tuple": list(value)} if type(value) is tuple else list(value)
         if isinstance(value, list):
             return [self.encode(item, f"{path}/{n}") for n, item in enumerate(value)]
         if isinstance(value, tuple):

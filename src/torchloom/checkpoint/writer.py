@@ -1,6 +1,6 @@
 """Writing a staged state to the store, beside the training.
 
-Owns the only thread a checkpoint ever has; it lives as long as one save takes. It works on memory that the
+Owns the thread of a save; it lives as long as the save takes. It works on memory that the
 loop does not touch meanwhile and releases the GIL for all that is long (checksums, reads and writes of
 large blocks). It talks to the store and to nobody else, so it can neither disturb nor be disturbed by the
 job's collectives. A save that fails leaves nothing visible, is reported, and training goes on.
@@ -18,6 +18,7 @@ from torchloom.checkpoint.commit import PartWriter, Target, commit, gather
 from torchloom.checkpoint.manifest import Facts, Part
 from torchloom.checkpoint.names import Branch, CheckpointName
 from torchloom.checkpoint.storage import Storage
+from torchloom.checkpoint.threads import alone
 from torchloom.core.retention import KeepRules
 from torchloom.errors import CheckpointDamaged, CheckpointError, CheckpointFenced, StorageFailed
 
@@ -72,10 +73,12 @@ class Writer:
     def busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def start(self, save: Save) -> None:
+    def start(self, save: Save, first: Callable[[], None] | None = None) -> None:
+        """`first` is done before, on the same thread."""
         assert not self.busy, "one save at a time"
         self._outcome = Outcome(save, 0.0, 0.0, problem="it ended without a word")
-        self._thread = threading.Thread(target=self._run, args=(save,), name="loom-checkpoint", daemon=True)
+        work = (save, first)
+        self._thread = threading.Thread(target=self._run, args=work, name="loom-checkpoint", daemon=True)
         self._thread.start()
 
     def collect(self) -> Outcome | None:
@@ -96,7 +99,10 @@ class Writer:
         """Do not wait for other ranks: this process has failed, and they have or soon will."""
         self._leaving.set()
 
-    def _run(self, save: Save) -> None:
+    def _run(self, save: Save, first: Callable[[], None] | None) -> None:
+        alone()
+        if first is not None:
+            first()
         began, cpu = time.perf_counter(), time.thread_time()
         problem, warning, fenced, size = "", "", False, 0
         try:

@@ -1,0 +1,48 @@
+"""Threads of a moment, for work on large memory beside or instead of the training thread.
+
+Owns how many there are and what they may do to torch. A thread that calls a torch operation on much data gets
+a team of OpenMP threads of its own, which spin when they have nothing to do and so take the cores away from
+the training. A thread that called `alone` has none; the setting is the thread's and changes no other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import torch
+
+AT_ONCE = 4
+"""More threads than this do not make a memory copy faster."""
+
+
+def alone() -> None:
+    """From now on torch's operations run on this thread only. For threads that are ours."""
+    _set(1)
+
+
+def work_on(threads: int, work: Callable[[int], None]) -> None:
+    """Call work(0) … work(threads - 1) at the same time, the first of them here. Raises what they raise."""
+    usual = torch.get_num_threads()
+    with ThreadPoolExecutor(threads, "loom-read", initializer=alone) as pool:
+        others = [pool.submit(work, number) for number in range(1, threads)]
+        try:
+            _set(1)
+            work(0)
+        finally:
+            _set(usual)
+        for other in others:
+            other.result()
+
+
+def at_once() -> int:
+    """How many threads to read with: as many as the script lets torch have."""
+    return max(1, min(AT_ONCE, int(torch.get_num_threads())))
+
+
+def _set(threads: int) -> None:
+    torch.get_num_threads()  # torch sets the number for a new thread when it is first asked: before we do
+    with suppress(AttributeError, OSError, TypeError):  # another OpenMP, or none: then it is only slower
+        ctypes.CDLL(None).omp_set_num_threads(threads)
