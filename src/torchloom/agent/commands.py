@@ -139,7 +139,7 @@ class Commands:
                 post_mail(self._host, effect)
                 return None  # the answers of the ranks are its result
             case InjectFault():
-                return inject(self._host, effect, self._tasks)
+                return inject(self._host, self._bus, effect, self._tasks)
             case _:
                 assert_never(effect)
 

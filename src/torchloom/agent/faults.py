@@ -15,6 +15,7 @@ import sys
 
 from torchloom.agent.host import Host, Worker
 from torchloom.agent.tasks import Tasks
+from torchloom.bus.protocol import Bus
 from torchloom.errors import Conflict
 from torchloom.model.effects import InjectFault
 from torchloom.model.events import EffectDone
@@ -28,10 +29,14 @@ _LOAD = (
 _LONG_S = 3600.0
 """How long load lasts that was asked for without an end."""
 _NOTES_KEPT = 8
+_ANSWER_WITHIN_S = 0.2
 
 
-def inject(host: Host, effect: InjectFault, tasks: Tasks) -> EffectDone:
+def inject(host: Host, bus: Bus, effect: InjectFault, tasks: Tasks) -> EffectDone:
     """Do it to every worker that is still the one that was meant."""
+    if effect.fault.kind == "partition":
+        tasks.start(_cut(bus, effect.fault.duration_s), f"partition {effect.id}")
+        return EffectDone(node=host.node, effect=effect.id)
     for ref in effect.workers:
         worker = host.workers.get(ref)
         if worker is None or worker.process is None or worker.ending:
@@ -48,6 +53,12 @@ def inject(host: Host, effect: InjectFault, tasks: Tasks) -> EffectDone:
             case _:
                 _leave_note(worker, effect)
     return EffectDone(node=host.node, effect=effect.id)
+
+
+async def _cut(bus: Bus, lasting_s: float) -> None:
+    """Once the answer to the command is out: what is cut is everything after it."""
+    await asyncio.sleep(_ANSWER_WITHIN_S)
+    await bus.cut(lasting_s)
 
 
 async def _continue(worker: Worker, after_s: float) -> None:
@@ -116,6 +127,7 @@ def _leave_note(worker: Worker, effect: InjectFault) -> None:
         "at_step": fault.at_step,
         "where": fault.where,
         "seed": fault.seed,
+        "peers": effect.peers,
     }
     box.view.write_blob(blackbox.FAULT, json.dumps([*notes, note][-_NOTES_KEPT:]).encode())
     words, at = box.view.words, blackbox.MAILBOX_AT // 8

@@ -23,6 +23,8 @@ class FaultRequest(Strict):
     """Before which step of the present generation; null: as soon as it is heard of."""
     where: FaultPlace = "step"
     seed: int = Field(default=0, ge=0, le=2**32)
+    peer: int | None = Field(default=None, ge=0, le=2**31)
+    """The other end of a slow link."""
 
 
 class FaultAccepted(BaseModel):
@@ -46,6 +48,7 @@ def routes(control: Control) -> APIRouter:
             at_step=body.at_step,
             where=body.where,
             seed=body.seed,
+            peer=body.peer,
         )
         name, ranks = await control.inject(job, tuple(body.ranks), fault, caller(request))
         return FaultAccepted(job=job, name=name, kind=body.kind, ranks=list(ranks))

@@ -96,7 +96,7 @@ class OperationView(BaseModel):
     job: str
     version: int
     """Grows with every operation of the job."""
-    kind: Literal["set", "pause", "resume", "stop", "checkpoint", "restore"]
+    kind: Literal["set", "pause", "resume", "stop", "checkpoint", "restore", "probe"]
     state: OperationState
     ended: bool
     reason: str

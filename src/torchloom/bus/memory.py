@@ -316,6 +316,10 @@ class MemoryBus:
         await self.online(REQUEST_TIMEOUT_S)
         return self.hub.objects.get(name)
 
+    async def cut(self, for_s: float) -> None:
+        self.partition()
+        asyncio.get_running_loop().call_later(for_s, lambda: None if self._closed else self.heal())
+
     async def close(self) -> None:
         self._closed = True
         if self in self.hub.buses:

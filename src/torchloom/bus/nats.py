@@ -171,6 +171,9 @@ class NatsBus:
             using.cancel()
             lost.cancel()
 
+    async def cut(self, for_s: float) -> None:
+        await self._link.cut(for_s)
+
     async def close(self) -> None:
         for pump in self._pumps:
             pump.cancel()

@@ -66,6 +66,8 @@ class Link:
         self._lost = asyncio.Event()
         """Set, then replaced, each time the connection is lost: whoever waits for an answer stops waiting."""
         self._back = asyncio.Event()
+        self._cut_until_s = 0.0
+        """Until when no new connection is made, because somebody wants it so."""
         self._stuck = False
         """The server did not take our data the last time we waited for it."""
         self._denials: dict[str, set[asyncio.Future[Any]]] = {}
@@ -96,6 +98,13 @@ class Link:
                 task.cancel()
                 await asyncio.wait([task])
         await self._discard(self._client)
+
+    async def cut(self, for_s: float) -> None:
+        """Lose the connection; it comes back after so long, as any lost one does."""
+        log.warning("the connection to NATS is cut for %g s on purpose", for_s)
+        self._cut_until_s = asyncio.get_running_loop().time() + for_s
+        await self._discard(self._client)
+        self._lose()
 
     @property
     def connected(self) -> bool:
@@ -189,7 +198,7 @@ class Link:
         """Replace a client that closed itself. The only task of the link."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            if not self._client.is_closed:
+            if not self._client.is_closed or asyncio.get_running_loop().time() < self._cut_until_s:
                 continue
             self._lose()
             try:

@@ -191,6 +191,10 @@ class Bus(Protocol):
 
     async def get_object(self, name: str) -> bytes | None: ...
 
+    async def cut(self, for_s: float) -> None:
+        """Be without a connection for so long, as if the network were gone. For trying out what happens."""
+        ...
+
     async def close(self) -> None:
         """End every subscription and reader. Idempotent."""
         ...

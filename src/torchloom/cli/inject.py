@@ -13,6 +13,7 @@ EXAMPLES = (
     ("loom inject train-3f9a stop --rank 0", "a worker that stands still and says nothing"),
     ("loom inject train-3f9a slow --rank 2 --amount 1.5 --for 60s", "a straggler for a minute"),
     ("loom inject train-3f9a hang --rank 1 --where data", "waits for a batch for ever"),
+    ("loom inject train-3f9a slow-link --rank 1 --peer 2 --amount 5", "5 MB/s from rank 1 to rank 2"),
     ("loom inject --list", "all faults, and what their numbers mean"),
 )
 
@@ -38,6 +39,9 @@ def command(
         str, typer.Option("--where", metavar="PLACE", help="Of a hang: step, data or backward.")
     ] = "step",
     seed: Annotated[int, typer.Option("--seed", help="Chooses what a bit-flip hits.")] = 0,
+    peer: Annotated[
+        int | None, typer.Option("--peer", metavar="N", help="Of a slow link: the rank at its other end.")
+    ] = None,
     show: Annotated[bool, typer.Option("--list", help="Show the faults there are.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -70,6 +74,7 @@ def command(
             "at_step": at_step,
             "where": check([where], FaultPlace, "--where")[0],
             "seed": seed,
+            "peer": peer,
         },
     )
     if as_json:

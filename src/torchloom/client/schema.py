@@ -219,6 +219,10 @@ class FaultRequest(TypedDict):
         "deadlock",
         "memory",
         "disk-full",
+        "slow-link",
+        "slow-sender",
+        "slow-receiver",
+        "partition",
     ]
     ranks: NotRequired[list[int]]
     amount: NotRequired[float | None]
@@ -226,6 +230,7 @@ class FaultRequest(TypedDict):
     at_step: NotRequired[int | None]
     where: NotRequired[Literal["step", "data", "backward"]]
     seed: NotRequired[int]
+    peer: NotRequired[int | None]
 
 
 class FindingView(TypedDict):
@@ -524,7 +529,7 @@ class OperationView(TypedDict):
     id: str
     job: str
     version: int
-    kind: Literal["set", "pause", "resume", "stop", "checkpoint", "restore"]
+    kind: Literal["set", "pause", "resume", "stop", "checkpoint", "restore", "probe"]
     state: Literal["waiting", "preparing", "arming", "confirmed", "applied", "not applied", "diverged"]
     ended: bool
     reason: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from torchloom.core.links import links_measured
 from torchloom.core.restoring import restore_not_applied
 from torchloom.core.stopping import boundary_not_reached
 from torchloom.core.turn import Turn
@@ -14,9 +15,12 @@ def follow_outcomes(turn: Turn) -> None:
         name, operation = turn.ended_operations.pop(0)
         job = turn.fleet.jobs.get(name)
         record = job.operations.get(operation) if job is not None else None
-        if job is None or record is None or record.state == "applied":
+        if job is None or record is None:
             continue
-        if record.kind is Kind.RESTORE:
+        if record.state == "applied":
+            if record.kind is Kind.PROBE:
+                links_measured(turn, job, record)
+        elif record.kind is Kind.RESTORE:
             restore_not_applied(turn, job, record)
         elif record.kind is Kind.STOP:
             boundary_not_reached(turn, job)

@@ -37,8 +37,13 @@ class Description:
     """Makes sense only on all ranks at one step."""
     lasting: bool = False
     """Goes on until `duration_s` is over; others happen once."""
+    needs_duration: bool = False
+    """Nothing else would end it."""
+    has_peer: bool = False
+    """It is between two ranks."""
 
 
+_PACE = ("MB/s", 10.0, 0.01, 100_000.0)
 KINDS: dict[FaultKind, Description] = {
     "kill": Description("SIGKILL", by_agent=True),
     "stop": Description("SIGSTOP, and SIGCONT after the duration", by_agent=True, lasting=True),
@@ -58,6 +63,14 @@ KINDS: dict[FaultKind, Description] = {
     "deadlock": Description("two collectives in another order on every second rank", everybody=True),
     "memory": Description("memory is taken and touched", "MiB", 256, 1, 1 << 20, lasting=True),
     "disk-full": Description("saving a checkpoint finds no room", lasting=True),
+    "slow-link": Description(
+        "what a rank sends to --peer is paced by the kernel", *_PACE, lasting=True, has_peer=True
+    ),
+    "slow-sender": Description("all that a rank sends is paced by the kernel", *_PACE, lasting=True),
+    "slow-receiver": Description("all that is sent to a rank is paced by the kernel", *_PACE, lasting=True),
+    "partition": Description(
+        "the agent of the rank's node does not reach NATS", by_agent=True, lasting=True, needs_duration=True
+    ),
 }
 assert set(KINDS) == set(get_args(FaultKind))
 
@@ -76,6 +89,9 @@ def check(fault: Fault, ranks: tuple[int, ...], world: int) -> Fault:
         raise UsageError(f"A fault lasts 0 to {LONGEST_S:g} s")
     if fault.duration_s and not known.lasting:
         raise UsageError(f"{fault.kind} happens once and has no duration")
+    if known.needs_duration and not fault.duration_s:
+        raise UsageError(f"{fault.kind} needs an end", hint="for example --for 20s")
+    _check_peer(fault, ranks, world)
     if fault.at_step is not None and known.by_agent:
         raise UsageError(f"{fault.kind} comes from outside and knows no step")
     if fault.where != "step" and fault.kind != "hang":
@@ -92,6 +108,29 @@ def check(fault: Fault, ranks: tuple[int, ...], world: int) -> Fault:
     return fault
 
 
+def _check_peer(fault: Fault, ranks: tuple[int, ...], world: int) -> None:
+    if not KINDS[fault.kind].has_peer:
+        if fault.peer is not None:
+            raise UsageError(f"{fault.kind} has no peer", hint="only a slow link has one")
+        return
+    if fault.peer is None:
+        raise UsageError(f"{fault.kind} needs its other end", hint="for example --rank 1 --peer 2")
+    if not 0 <= fault.peer < world or fault.peer in ranks:
+        raise UsageError(
+            f"Rank {fault.peer} is no other end of this link", hint=f"the job has ranks 0 to {world - 1}"
+        )
+
+
+def _workers(event: FaultInjected, world: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ranks that must do something, and those among them that are sent to slowly."""
+    fault = event.fault
+    if fault.kind == "slow-receiver":
+        return tuple(range(world)), event.ranks
+    if fault.peer is not None:
+        return (*event.ranks, fault.peer), (fault.peer,)
+    return event.ranks, ()
+
+
 def kind_of(name: str) -> FaultKind:
     """The kind that a person named."""
     for kind in KINDS:
@@ -106,7 +145,9 @@ def fault_injected(turn: Turn, event: FaultInjected) -> None:
     if job is None or job.generation != event.generation:
         return
     by_node: dict[str, list[int]] = {}
-    for rank in event.ranks:
+    hit = ", ".join(map(str, event.ranks))
+    ranks_told, peers = _workers(event, len(job.workers))
+    for rank in ranks_told:
         if rank < len(job.workers) and job.workers[rank].alive:
             by_node.setdefault(job.workers[rank].node, []).append(rank)
     for node, ranks in by_node.items():
@@ -114,10 +155,11 @@ def fault_injected(turn: Turn, event: FaultInjected) -> None:
             InjectFault(
                 id=turn.next_effect_id(),
                 cause=turn.seq,
-                reason=f"{event.by} injects {event.fault.kind} into rank {', '.join(map(str, ranks))}",
+                reason=f"{event.by} injects {event.fault.kind} into rank {hit}",
                 node=node,
                 fault=event.fault,
                 name=event.name,
                 workers=tuple(job.workers[rank].ref for rank in ranks),
+                peers=peers,
             )
         )

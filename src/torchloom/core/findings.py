@@ -12,6 +12,7 @@ from torchloom.core.ending import end_generation, open_incident, settle
 from torchloom.core.incidents import close, drop_old_evidence
 from torchloom.core.numbers import goodput
 from torchloom.core.policy import STUCK, decide
+from torchloom.core.probing import probe_on_suspicion
 from torchloom.core.steering import change_requested
 from torchloom.core.telling import key
 from torchloom.core.turn import Turn
@@ -39,8 +40,10 @@ def finding_made(turn: Turn, event: FindingMade) -> None:
     if choice.action == "ignore":
         return
     incident = _incident(turn, job, finding)
-    _update(turn, job, incident, event)
-    incident.decision = choice.reason
+    if not _is_known_better(incident, finding):
+        _update(turn, job, incident, event)
+        incident.decision = choice.reason
+        probe_on_suspicion(turn, job, incident, finding)
     if choice.action == "restart":
         _restart(turn, job, incident, plan, choice.reason)
     elif choice.action == "pause":
@@ -117,6 +120,12 @@ def _update(turn: Turn, job: Job, incident: Incident, event: FindingMade) -> Non
         told = {one.rank: one for one in incident.evidence}
         told |= {one.rank: one for one in event.evidence}
         incident.evidence = tuple(told[rank] for rank in sorted(told))
+
+
+def _is_known_better(incident: Incident, finding: Finding) -> bool:
+    """Whose fault slow transfers are was measured: that they are slow is no news."""
+    told = incident.finding
+    return told is not None and key(told) == key(finding) and bool(told.ranks) and not finding.ranks
 
 
 def _pause(turn: Turn, job: Job, incident: Incident, reason: str) -> None:

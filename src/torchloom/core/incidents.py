@@ -31,4 +31,4 @@ def drop_old_evidence(turn: Turn, job: Job) -> None:
     if len(job.incidents) > EVIDENCE_KEPT:
         old = turn.fleet.incidents.get(job.incidents[-EVIDENCE_KEPT - 1])
         if old is not None:
-            old.evidence = ()
+            old.evidence, old.links = (), None

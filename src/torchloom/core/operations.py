@@ -119,7 +119,7 @@ def _take_effect(turn: Turn, job: Job, record: OperationRecord) -> None:
             schedule_change(turn, job, record, record.training_step)
         case Kind.RESTORE:
             restored_config(turn, job, record.values, record.by, record.version)
-        case Kind.CHECKPOINT:
+        case Kind.CHECKPOINT | Kind.PROBE:
             pass
 
 

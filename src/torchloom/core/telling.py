@@ -25,6 +25,8 @@ AGAIN_S = 15.0
 """What may be acted on is said again after this long: a budget may have come free."""
 REVISED_S = 30.0
 """Another cause of the same slowness is said at the earliest after this long."""
+LINKS = frozenset({"communication-slow", "link-slow", "sender-slow", "receiver-slow"})
+"""All one fault: that transfers are slow. The delay matrix tells whose."""
 _AT_ONCE = frozenset({"not-a-number", "spike", "divergence"})
 
 
@@ -53,6 +55,8 @@ def key(finding: Finding) -> str:
     """The same for everything that is one fault: a job is held up in one way at a time."""
     if finding.kind in STUCK:
         return "stuck"
+    if finding.kind in LINKS:
+        return "communication-slow"
     if finding.ranks and finding.kind not in _AT_ONCE:
         return f"slow {' '.join(map(str, finding.ranks))}"
     return finding.kind

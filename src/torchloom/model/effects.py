@@ -138,6 +138,9 @@ class InjectFault(EffectBase, frozen=True, kw_only=True, tag="inject-fault"):
     fault: Fault
     name: str
     workers: tuple[WorkerRef, ...]
+    peers: tuple[int, ...] = ()
+    """Of a slow network: the ranks that are sent to slowly; empty: all of them. Those among the workers only
+    say which connections are theirs."""
 
 
 Effect = (

@@ -26,6 +26,10 @@ FaultKind = Literal[
     "deadlock",
     "memory",
     "disk-full",
+    "slow-link",
+    "slow-sender",
+    "slow-receiver",
+    "partition",
 ]
 FaultPlace = Literal["step", "data", "backward"]
 
@@ -44,3 +48,5 @@ class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a hang happens: at the boundary, in the data loader, or in the middle of the backward pass."""
     seed: int = 0
     """Chooses the parameter and the bit that are hit."""
+    peer: int | None = None
+    """Of a slow link: the rank at its other end, to which the ranks hit send slowly."""

@@ -10,6 +10,7 @@ from torchloom.model.checkpoints import CheckpointPlace, SavedCheckpoint
 from torchloom.model.effects import Effect
 from torchloom.model.findings import Finding, RankEvidence
 from torchloom.model.job import JobSpec
+from torchloom.model.links import LinkMatrix
 from torchloom.model.node import Inventory, StoreAddress, StoreRef
 from torchloom.model.steering import OperationRecord
 from torchloom.model.transaction.config import Schedule
@@ -134,6 +135,8 @@ class Incident(Struct, kw_only=True):
     """Of the job, when it began and when it was over."""
     node: str = ""
     """The node it is about, if it is about one."""
+    links: LinkMatrix | None = None
+    """What was measured between the ranks because of it; of the newest incidents only."""
 
 
 class Plan(Struct, frozen=True):
@@ -239,6 +242,10 @@ class Job(Struct, kw_only=True):
     """Since when there has been room for fewer workers than wanted only; kept by core.sizing."""
     silent: dict[str, str] = field(default_factory=dict)
     """Incidents about nodes of this generation that cannot be heard, by node; kept by core.lost_nodes."""
+    links: LinkMatrix | None = None
+    """What was measured last between its ranks; kept by core.links."""
+    probed_ns: int = 0
+    """When that was asked for or done last."""
 
     @property
     def ended(self) -> bool:

@@ -24,5 +24,9 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Restarts because of findings; those after a crash have the job's own budget only."""
     cooldown_s: float = 30.0
     """Least time between two restarts because of findings."""
+    probe_links: bool = True
+    """Measure the links between the ranks at a step when transfers have become slow."""
+    probe_every_s: float = 600.0
+    """At most once in so long."""
     rules: dict[str, dict[str, Action]] = {}
     """Kind of finding → level → action."""

@@ -1,4 +1,5 @@
-"""Carries out on this rank what the ranks have decided: settings, a save, going back; and takes it back.
+"""Carries out on this rank what the ranks have decided: settings, a save, going back, measuring links; and
+takes back what can be.
 
 Owns the kinds of change, which training step a step is, and what ends with `max_steps`. When anything of
 this happens is control.py's affair; a change is never begun here.
@@ -13,6 +14,7 @@ from torchloom.model.transaction.messages import AttemptId, Changed, Kind, Propo
 from torchloom.probe.checkpoints import Checkpoints
 from torchloom.probe.config import Before, Config
 from torchloom.probe.data_settings import DataSettings
+from torchloom.probe.links import Links
 from torchloom.probe.stopping import Lost
 from torchloom.wire.blackbox import MASK
 
@@ -22,10 +24,11 @@ NEVER = MASK
 class Changes:
     """Of one worker."""
 
-    def __init__(self, config: Config, checkpoints: Checkpoints, data: DataSettings) -> None:
+    def __init__(self, config: Config, checkpoints: Checkpoints, data: DataSettings, links: Links) -> None:
         self.config = config
         self.checkpoints = checkpoints
         self._data = data
+        self._links = links
         self.offset: int | None = None
         """Training step minus step; None while the script has not told."""
         self.dirty = True
@@ -103,6 +106,8 @@ class Changes:
                 return self.config.problem(proposal.values, two_phase=proposal.two_phase)
             case Kind.CHECKPOINT | Kind.RESTORE:
                 return self.checkpoints.problem(completed)
+            case Kind.PROBE:
+                return self._links.problem()
             case _:
                 return ""
 
@@ -134,6 +139,8 @@ class Changes:
                 changed = self.config.rebase(before, made, choice, version)
                 # From the first step on, so that whatever is restored later leaves it out as well.
                 return (*changed, *self.config.apply(before, version, skip, 0)) if skip else changed
+            case Kind.PROBE:
+                return self._links.measure(proposal.attempt, proposal.values)
             case _:
                 raise AssertionError(f"{proposal.kind} is the rank's own affair")
 

@@ -26,7 +26,7 @@ from torchloom.core.transaction.actions import (
 )
 from torchloom.core.transaction.packing import unpack_mail
 from torchloom.core.transaction.rank import Rank
-from torchloom.model.transaction.messages import Phase, Proposal, Said
+from torchloom.model.transaction.messages import Kind, Phase, Proposal, Said
 from torchloom.probe.answers import write_answers
 from torchloom.probe.changes import Changes
 from torchloom.probe.phases import Phases
@@ -190,6 +190,8 @@ class Control:
             rank.receive(mail, self._changes.problem(mail.proposal, completed) if asks else "")
 
     def _run(self, rank: Rank, proposal: Proposal, completed: int) -> None:
+        if proposal.kind is Kind.PROBE:
+            self._show(WorkerPhase.CONTROL_WAIT)
         trouble, changed = self._changes.run(proposal, completed)
         rank.offset = self._changes.offset
         rank.ran(trouble, changed)

@@ -19,7 +19,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from torchloom.wire.blackbox import FAULT, View
+from torchloom.probe.pacing import Pacing
+from torchloom.wire.blackbox import FAULT, Header, View
 
 _MIB = 1 << 20
 
@@ -27,9 +28,10 @@ _MIB = 1 << 20
 class Faults:
     """Those of one worker. `optimizers` gives the script's optimizers, the anchor first."""
 
-    def __init__(self, view: View, optimizers: Callable[[], list[Any]]) -> None:
+    def __init__(self, view: View, optimizers: Callable[[], list[Any]], pacing: Pacing) -> None:
         self._view = view
         self._optimizers = optimizers
+        self._pacing = pacing
         self._known: set[str] = set()
         self._waiting: list[dict[str, Any]] = []
         self._slow = 0.0
@@ -63,7 +65,9 @@ class Faults:
         self._waiting = [note for note in self._waiting if note not in due]
         for note in due:
             self._begin(note, _until(note))
-        self.busy = bool(self._waiting or self._slow or self._undo)
+        if self._pacing.busy:
+            self._pacing.look()
+        self.busy = bool(self._waiting or self._slow or self._undo or self._pacing.busy)
 
     # -- slow computation -------------------------------------------------------------------------
     def _burn(self, now_ns: int) -> None:
@@ -111,6 +115,8 @@ class Faults:
                 self._undo.append((until_ns, self._hoard.clear))
             case "disk-full":
                 self._fill_disk(until_ns)
+            case "slow-link" | "slow-sender" | "slow-receiver":
+                self._pace(note, until_ns)
             case _:
                 return
 
@@ -172,6 +178,14 @@ class Faults:
             if isinstance(found, DistributedDataParallel):
                 found.require_backward_grad_sync = False
                 self._undo.append((0, partial(setattr, found, "require_backward_grad_sync", True)))
+
+    def _pace(self, note: dict[str, Any], until_ns: int) -> None:
+        """Send slowly to the ranks named, or be one of them and say which connections are meant."""
+        if self._view.header(Header.RANK) in note["peers"]:
+            self._pacing.tell_ends(note["name"])
+        else:
+            peers = frozenset(note["peers"]) or None
+            self._pacing.begin(note["name"], max(1, int(note["amount"] * 1e6)), until_ns, peers)
 
     def _fill_disk(self, until_ns: int) -> None:
         from torchloom.checkpoint import points

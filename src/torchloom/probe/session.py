@@ -29,9 +29,11 @@ from torchloom.probe.ending import end_record, write_end
 from torchloom.probe.faults import Faults
 from torchloom.probe.guard import Guard
 from torchloom.probe.hyper import Hyperparameters
+from torchloom.probe.links import Links
 from torchloom.probe.mailbox import Inbox
 from torchloom.probe.metrics import Metrics
 from torchloom.probe.overrides import Overrides
+from torchloom.probe.pacing import Pacing, spared_ports
 from torchloom.probe.phases import Phases
 from torchloom.probe.registers import Registers
 from torchloom.probe.replicas import FIRST, Replicas
@@ -73,8 +75,12 @@ class Session:
         overrides = Overrides()
         self._config = Config(view, overrides, registry, self._numbered)
         checkpoints = Checkpoints(view, lambda: self._config.version)
-        self._changes = Changes(self._config, checkpoints, DataSettings(registry))
-        self.control = Control(view, self.phases, self._changes, Registers(os.environ))
+        registers = Registers(os.environ)
+        rank, world = view.header(Header.RANK), max(1, view.header(Header.WORLD_SIZE))
+        pacing = Pacing(registers, view.header(Header.GENERATION), rank, spared_ports(os.environ))
+        links = Links(registers, os.environ, rank, world, pacing.rate)
+        self._changes = Changes(self._config, checkpoints, DataSettings(registry), links)
+        self.control = Control(view, self.phases, self._changes, registers)
         self.control.anchor = lambda: type(self.steps.by_number()[0]).__name__
         self.control.enter_between = self._steering(self.control.between)
         self.guard.is_armed = lambda: self.control.is_armed
@@ -82,7 +88,7 @@ class Session:
             view,
             inbox=Inbox(
                 view,
-                Faults(view, lambda: self.steps.optimizers()),
+                Faults(view, lambda: self.steps.optimizers(), pacing),
                 self.control,
                 self._steering(self.control.boundary, outermost=False),
             ),

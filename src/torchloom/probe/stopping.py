@@ -8,12 +8,15 @@ clean-up wait for ranks that wait for it, it is cut short.
 from __future__ import annotations
 
 import faulthandler
+import os
 import time
 
 from torchloom.probe.ending import end_record, write_end
 from torchloom.wire.blackbox import View
 
 END_WITHIN_S = 10.0
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + "/"
+_LIBRARY = os.path.dirname(os.__file__) + "/"
 
 
 class StopAtBoundary(SystemExit):
@@ -38,6 +41,20 @@ class Interrupted(BaseException):
     def __init__(self, error: Exception) -> None:
         super().__init__()
         self.error = error
+
+
+def is_ours(error: BaseException) -> bool:
+    """Whether it was raised in this package or in the standard library that it calls; else a signal handler
+    of the script's raised it while one of our calls waited."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_next is not None:
+        frames = frames.tb_next
+    if frames is None:
+        return True
+    raised_in = frames.tb_frame.f_code.co_filename
+    if raised_in.startswith(_PACKAGE):
+        return True
+    return raised_in.startswith(_LIBRARY) and "/site-packages/" not in raised_in
 
 
 def nap(seconds: float) -> None:

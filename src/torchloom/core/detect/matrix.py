@@ -1,4 +1,4 @@
-"""The delay matrix: which pairs to probe when, and whether a slow pair is a link, a sender or a receiver.
+"""The delay matrix: whether a slow pair is a link, a sender or a receiver.
 
 Model: log d(i→j) = μ + a(i) + b(j) + e(i,j), fitted by median polish, so that one slow link cannot make its
 two ends look slow. A sender has a high a, a receiver a high b, a link a high e. Sends nothing itself.
@@ -14,12 +14,16 @@ from msgspec import Struct
 from torchloom.core.detect import words
 from torchloom.core.detect.robust import median, spread
 from torchloom.core.detect.window import RankWindow
+from torchloom.core.tournament import Pair
 from torchloom.model.findings import Finding, FindingKind
 
-Pair = tuple[int, int]
 SLOW = 1.5
 """A part that is less than this much slower than the others is not worth naming."""
 SCORE = 6.0
+BESIDE = 0.2
+"""What takes less than this part of what the worst one takes more is not worth a word beside it."""
+NOISE = 0.05
+"""The least spread of logarithms that is believed."""
 
 
 class Polish(Struct, frozen=True):
@@ -27,18 +31,6 @@ class Polish(Struct, frozen=True):
     senders: dict[int, float]
     receivers: dict[int, float]
     links: dict[Pair, float]
-
-
-def schedule(ranks: Sequence[int]) -> list[list[Pair]]:
-    """Rounds of a tournament: in each round every rank meets one other, and in n − 1 rounds everybody met."""
-    seats: list[int | None] = [*sorted(ranks), *([None] if len(ranks) % 2 else [])]
-    rounds = []
-    for _ in range(len(seats) - 1):
-        half = len(seats) // 2
-        met = zip(seats[:half], reversed(seats[half:]), strict=True)
-        rounds.append([(a, b) for a, b in met if a is not None and b is not None])
-        seats = [seats[0], seats[-1], *seats[1:-1]]
-    return rounds
 
 
 def delays_from_rings(windows: Sequence[RankWindow]) -> dict[Pair, float]:
@@ -86,62 +78,97 @@ def polish(delays: Mapping[Pair, float], rounds: int = 12) -> Polish:
     return Polish(overall, senders, receivers, left)
 
 
-def judge_links(delays: Mapping[Pair, float], windows: Sequence[RankWindow] = ()) -> list[Finding]:
-    """Slow senders, receivers and links, worst first. Fewer than four ranks cannot tell them apart."""
+def judge_links(
+    delays: Mapping[Pair, float],
+    *,
+    names: Mapping[int, str] | None = None,
+    what: str = "a transfer",
+    floor_s: float = 0.0,
+) -> list[Finding]:
+    """Slow senders, receivers and links, worst first. Fewer than four ranks cannot tell them apart.
+
+    `what` takes the delays, and what exceeds the others' by less than `floor_s` is not worth a word.
+    """
     ranks = sorted({r for pair in delays for r in pair})
-    where = {w.rank: w for w in windows}
+    known = names or {}
+    who = {rank: known.get(rank, f"rank {rank}") for rank in ranks}
     if len(ranks) < 4:
-        return _few(delays)
+        return _few(delays, who, what, floor_s)
     fit = polish(delays)
-    found = [
-        *_outstanding("sender-slow", fit.senders, where),
-        *_outstanding("receiver-slow", fit.receivers, where),
-    ]
+    usual_s = exp(fit.overall)
+    found = []
+    sides: tuple[tuple[FindingKind, Mapping[int, float], str], ...] = (
+        ("sender-slow", fit.senders, "sends"),
+        ("receiver-slow", fit.receivers, "receives"),
+    )
+    for kind, effects, side in sides:
+        noise = max(spread(list(effects.values())), NOISE)
+        for rank, value in effects.items():
+            if _stands_out(value, noise, usual_s, floor_s):
+                subject = f"{who[rank]} {side} slowly"
+                found.append(_say(kind, (rank,), subject, what, usual_s, value, noise))
+    ends = {(finding.kind, rank) for finding in found for rank in finding.ranks}
     # The residuals are mostly zero after a polish, so their spread is taken from the measured noise floor.
-    noise = max(spread(list(fit.links.values()), 0.0), 0.05)
+    noise = max(spread(list(fit.links.values()), 0.0), NOISE)
     for (a, b), value in sorted(fit.links.items(), key=lambda item: -item[1])[: len(ranks)]:
-        if value > log(SLOW) and value / noise > SCORE:
-            found.append(_say("link-slow", (a, b), f"the link from rank {a} to rank {b}", value, noise))
+        base_s = exp(fit.overall + fit.senders[a] + fit.receivers[b])
+        # How much slower one of a slow end's links is than another says little: all of them hardly move.
+        if not {("sender-slow", a), ("receiver-slow", b)} & ends and _stands_out(
+            value, noise, base_s, floor_s
+        ):
+            subject = f"the link from {who[a]} to {who[b]} is slow"
+            found.append(_say("link-slow", (a, b), subject, what, base_s, value, noise))
+    worst_s = max((_excess_s(finding) for finding in found), default=0.0)
+    found = [finding for finding in found if _excess_s(finding) >= BESIDE * worst_s]
     return sorted(found, key=lambda f: -float(f.inputs["times"]))
 
 
-def _outstanding(
-    kind: FindingKind, effects: Mapping[int, float], where: Mapping[int, RankWindow]
-) -> list[Finding]:
-    noise = max(spread(list(effects.values())), 0.05)
-    found = []
-    for rank, value in effects.items():
-        if value > log(SLOW) and value / noise > SCORE:
-            name = words.who(where[rank]) if rank in where else f"rank {rank}"
-            side = "as a sender" if kind == "sender-slow" else "as a receiver"
-            found.append(_say(kind, (rank,), f"{name} {side}", value, noise))
-    return found
+def _excess_s(finding: Finding) -> float:
+    return float(finding.inputs["takes_s"]) - float(finding.inputs["usual_s"])
 
 
-def _say(kind: FindingKind, ranks: tuple[int, ...], what: str, value: float, noise: float) -> Finding:
+def _stands_out(value: float, noise: float, usual_s: float, floor_s: float) -> bool:
+    return value > log(SLOW) and value / noise > SCORE and usual_s * (exp(value) - 1) >= floor_s
+
+
+def _say(
+    kind: FindingKind,
+    ranks: tuple[int, ...],
+    subject: str,
+    what: str,
+    usual_s: float,
+    value: float,
+    noise: float,
+) -> Finding:
+    takes_s = usual_s * exp(value)
     return Finding(
         kind=kind,
         ranks=tuple(sorted(ranks)),
-        sentence=f"{what} is {exp(value):.1f}× slower than the rest of the matrix explains",
+        sentence=f"{subject}: {what} takes {_time(takes_s)} there and {_time(usual_s)} elsewhere, "
+        f"{exp(value):.1f}× as long",
         confidence=0.9,
         certainty="slowness is reported, never certain",
-        inputs={"times": exp(value), "score": value / noise},
+        inputs={"times": exp(value), "score": value / noise, "takes_s": takes_s, "usual_s": usual_s},
     )
 
 
-def _few(delays: Mapping[Pair, float]) -> list[Finding]:
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.2g} ms" if seconds < 0.0095 else words.lasting(seconds)
+
+
+def _few(delays: Mapping[Pair, float], who: Mapping[int, str], what: str, floor_s: float) -> list[Finding]:
     if len(delays) < 2:
         return []
     (pair, worst), *_ = sorted(delays.items(), key=lambda item: (-item[1], item[0]))
     times = worst / max(1e-12, min(delays.values()))
-    if times < 2 * SLOW:
+    if times < 2 * SLOW or worst - min(delays.values()) < floor_s:
         return []
     return [
         Finding(
             kind="communication-slow",
             ranks=tuple(sorted(pair)),
-            sentence=f"from rank {pair[0]} to rank {pair[1]} transfers take {times:.1f}× the fastest; "
-            "with so few ranks it may be the link or either end",
+            sentence=f"from {who[pair[0]]} to {who[pair[1]]} {what} takes {_time(worst)}, {times:.1f}× the "
+            "fastest; with so few ranks it may be the link or either end",
             confidence=0.6,
             certainty="slowness is reported, never certain",
             inputs={"times": times},

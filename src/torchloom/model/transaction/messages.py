@@ -22,6 +22,8 @@ class Kind(StrEnum):
     STOP = "stop"
     CHECKPOINT = "checkpoint"
     RESTORE = "restore"
+    PROBE = "probe"
+    """Measure the links between the ranks. Changes nothing."""
 
 
 BETWEEN = frozenset({Kind.CHECKPOINT, Kind.RESTORE})
@@ -126,7 +128,8 @@ class Said(StrEnum):
 FINAL = frozenset(Said) - {Said.PREPARED, Said.ARMED}
 
 Changed = tuple[str, object, object]
-"""Address, value before, value after."""
+"""Address, value before, value after. Of PROBE: `from>to`, nanoseconds for a small message and for a
+megabyte."""
 
 
 @dataclass(frozen=True, slots=True)

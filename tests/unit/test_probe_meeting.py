@@ -1,0 +1,180 @@
+"""Ranks that measure each other over real connections, with one among them that fails in every way it can."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from torchloom.core.links import rows
+from torchloom.model.transaction.messages import AttemptId, Changed
+from torchloom.probe.links import Links
+from torchloom.probe.registers import Registers, StoreSilent
+from torchloom.probe.stopping import Interrupted
+
+ATTEMPT = AttemptId(1, 2, 3)
+ENVIRONMENT = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+
+
+class Noted(Registers):
+    """The job's store as a table in this process; torch's takes seconds to import."""
+
+    table: dict[str, str]
+    silent = False
+
+    def __init__(self, table: dict[str, str]) -> None:
+        super().__init__({})
+        self.table = table
+
+    def compare_set(self, key: str, value: str, until_ns: int) -> str:
+        if self.silent:
+            raise StoreSilent("no answer in time")
+        return self.table.setdefault(key, value)
+
+    def look(self, keys: Iterable[str], until_ns: int) -> dict[str, str]:
+        return {key: self.table[key] for key in keys if key in self.table}
+
+
+def unlimited(peer: int) -> int:
+    return 0
+
+
+def measure(
+    world: int,
+    *,
+    instead: dict[int, Callable[[dict[str, str]], None]] | None = None,
+    within_s: float = 1.0,
+    rate: Callable[[int, int], int] = lambda rank, peer: 0,
+) -> dict[int, tuple[Changed, ...]]:
+    """What every rank told; `instead` says what a rank does that does not measure."""
+    table: dict[str, str] = {}
+    told: dict[int, tuple[Changed, ...]] = {}
+
+    def run(rank: int) -> None:
+        links = Links(Noted(table), ENVIRONMENT, rank, world, lambda peer: rate(rank, peer))
+        told[rank] = links.measure(ATTEMPT, {"within_s": within_s})
+
+    threads = []
+    for rank in range(world):
+        odd = (instead or {}).get(rank)
+        threads.append(threading.Thread(target=odd if odd else run, args=(table,) if odd else (rank,)))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return told
+
+
+def pairs(told: dict[int, tuple[Changed, ...]]) -> set[tuple[int, int]]:
+    return {(one.sender, one.receiver) for one in rows(told.values())}
+
+
+def all_pairs(ranks: Iterable[int]) -> set[tuple[int, int]]:
+    return {(a, b) for a in ranks for b in ranks if a != b}
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_everybody_meets_everybody(world: int) -> None:
+    assert pairs(measure(world, within_s=5.0)) == all_pairs(range(world))
+
+
+def key(rank: int) -> str:
+    return f"loom/1/2.3/links/{rank}"
+
+
+def says(table: dict[str, str], rank: int, port: int) -> None:
+    table[key(rank)] = f'["127.0.0.1", {port}, "{"00" * 16}"]'
+
+
+def stays_away(table: dict[str, str]) -> None:
+    return
+
+
+def listens_and_says_nothing(table: dict[str, str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        says(table, 2, listener.getsockname()[1])
+        time.sleep(1.2)
+
+
+def is_gone_again(table: dict[str, str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    says(table, 2, port)
+
+
+def hangs_up_at_once(table: dict[str, str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        says(table, 2, listener.getsockname()[1])
+        listener.settimeout(1.0)
+        try:
+            while True:
+                listener.accept()[0].close()
+        except TimeoutError:
+            pass
+
+
+@pytest.mark.parametrize("odd", [stays_away, listens_and_says_nothing, is_gone_again, hangs_up_at_once])
+def test_one_that_fails_is_left_out_and_holds_nobody_up(odd: Callable[[dict[str, str]], None]) -> None:
+    began = time.monotonic()
+    told = measure(3, instead={2: odd})
+    assert set(told) == {0, 1}, "both came back"
+    assert pairs(told) <= all_pairs(range(2)) and time.monotonic() - began < 20
+
+
+def test_a_stranger_is_not_taken_for_a_rank() -> None:
+    def intrude(table: dict[str, str]) -> None:
+        while key(1) not in table:
+            time.sleep(0.001)
+        port = int(table[key(1)].split(",")[1])
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(bytes(20))
+            time.sleep(0.5)
+
+    assert (0, 1) not in pairs(measure(2, instead={0: intrude}))
+
+
+def test_a_store_that_does_not_answer_means_no_matrix_and_a_reason() -> None:
+    registers = Noted({})
+    registers.silent = True
+    told = Links(registers, ENVIRONMENT, 0, 2, unlimited).measure(ATTEMPT, {"within_s": 0.1})
+    assert told == (("0>", None, "the job's store: no answer in time"),)
+
+
+def test_what_a_signal_handler_of_the_script_raises_is_the_scripts() -> None:
+    def ring(number: int, frame: object) -> None:
+        raise TimeoutError("the script's own alarm")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        with pytest.raises(Interrupted) as passed:
+            table: dict[str, str] = {}
+            with socket.create_server(("127.0.0.1", 0)) as listener:  # takes the call and says nothing
+                says(table, 1, listener.getsockname()[1])
+                Links(Noted(table), ENVIRONMENT, 0, 2, unlimited).measure(ATTEMPT, {"within_s": 20.0})
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert str(passed.value.error) == "the script's own alarm"
+
+
+def test_what_a_fault_paces_is_slow_here_too() -> None:
+    told = measure(2, within_s=2.0, rate=lambda rank, peer: 2_000_000 if rank == 1 else 0)
+    took = {(one.sender, one.receiver): one.transfer_s for one in rows(told.values())}
+    assert took[1, 0] > 5 * took[0, 1]
+
+
+def test_nonsense_from_a_rank_is_not_believed() -> None:
+    odd: tuple[Changed, ...] = (
+        ("0>1", -1, 5),
+        ("0>1", 5, "x"),
+        ("0>x", 5, 5),
+        ("lr", 1, 2),
+        ("0>2", True, 5),
+        ("0>3", 5, 10**30),
+    )
+    assert rows([odd]) == ()
