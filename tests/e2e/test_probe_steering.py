@@ -164,7 +164,7 @@ def test_paused_ranks_stand_at_one_step_and_answer(start: Start) -> None:
     change = job.change({"lr": 0.5})
     assert (change.how, change.at_step) == (How.APPLIED, told.at_step)
     refused = job.outcome(job.ask(Kind.CHECKPOINT, two_phase=True))
-    assert refused.how is How.NOT_APPLIED
+    assert refused.how is How.NOT_APPLIED and "no loom.Checkpoint" in refused.reason
     assert [job.steps(0), job.steps(1)] == [told.at_step - 1] * 2
     assert job.outcome(job.ask(Kind.RESUME)).at_step == told.at_step
     job.more(3)

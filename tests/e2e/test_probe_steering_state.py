@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from steered import Job, Start
@@ -9,6 +10,7 @@ from steered import Job, Start
 from torchloom.model.transaction.config import Entry
 from torchloom.model.transaction.messages import Kind
 from torchloom.model.transaction.operation import How, Outcome
+from torchloom.wire.blackbox import HYPERPARAMETERS, Phase
 
 LR = "optimizer0.lr@0"
 
@@ -113,3 +115,60 @@ def test_what_was_changed_is_there_again_after_a_restart(start: Start, tmp_path:
             assert line["training"] == state + count
             assert (line["used"][LR], line["dropout"]) == (then["used"][LR], then["dropout"]), count
             assert line["weight"] == then["weight"], count
+
+
+def standing(job: Job) -> int:
+    """All ranks are paused after this many steps."""
+    job.until(lambda: {job.phase(0), job.phase(1)} == {Phase.PAUSED})
+    assert job.steps(0) == job.steps(1)
+    return job.steps(0)
+
+
+def test_a_paused_job_saves_is_changed_and_goes_back_and_stands_all_the_while(
+    start: Start, tmp_path: Path
+) -> None:
+    job = begin(start, tmp_path)
+    job.reach(3)
+    paused = job.outcome(job.ask(Kind.PAUSE)).at_step
+    assert standing(job) == paused - 1
+    first = save(job)
+    state = first.at_step - 1
+    assert (standing(job), saved(tmp_path)) == (state, [f"step-{paused}.g1"]), "the step it stood in was made"
+    assert save(job).at_step == first.at_step and standing(job) == state, (
+        "now it stands where a state is whole"
+    )
+    change = job.change({"lr": 0.2, "dropout": 0.3}, two_phase=True)
+    assert (change.how, change.at_step, standing(job)) == (How.APPLIED, first.at_step, state)
+    again = job.change({"lr": 0.25})
+    assert (again.at_step, standing(job)) == (first.at_step, state)
+    assert save(job).at_step == first.at_step + 1 and standing(job) == state + 1
+    back = job.outcome(job.ask(Kind.RESTORE, {"step": state}, two_phase=True, vote_timeout_s=30.0))
+    assert back.how is How.APPLIED and standing(job) == state + 1, f"{back}\n{job.story()}"
+    assert job.outcome(job.ask(Kind.RESUME)).how is How.APPLIED
+    job.reach(back.at_step + 3)
+    for rank in range(2):
+        lines = job.values(rank)
+        then, now = lines[state + 1], lines[back.at_step]
+        assert (now["training"], now["used"][LR]) == (state + 1, 0.25)
+        assert (now["weight"], now["dropout"]) == (then["weight"], then["dropout"])
+
+
+def test_a_generation_can_begin_paused(start: Start, tmp_path: Path) -> None:
+    job = begin(start, tmp_path)
+    job.reach(4)
+    state = save(job).at_step - 1
+    job.more(4)
+    before = job.values()
+    job.kill()
+    job = begin(start, tmp_path, generation=2, LOOM_PAUSED="1")
+    assert standing(job) == 0
+    assert (
+        json.loads(job.views[0].read_blob(HYPERPARAMETERS) or b"")["optimizers"][0]["groups"][0]["lr"] == 0.01
+    )
+    assert {row["name"] for row in job.settings()["settings"]} >= {"dropout", "max_steps"}
+    resumed = job.outcome(job.ask(Kind.RESUME))
+    assert (resumed.how, resumed.at_step, resumed.offset) == (How.APPLIED, 1, state)
+    job.reach(3)
+    for count, line in job.values().items():
+        if state + count in before:
+            assert line["weight"] == before[state + count]["weight"], count

@@ -58,6 +58,9 @@ def worker_env(effect: StartWorkers, launch: Launch, env: Mapping[str, str], box
     )
     if effect.restore_step is not None:
         made["LOOM_RESTORE_STEP"] = str(effect.restore_step)
+    made.pop("LOOM_PAUSED", None)
+    if effect.paused:
+        made["LOOM_PAUSED"] = "1"
     made.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if box:
         made["LOOM_BOX"] = box

@@ -53,12 +53,20 @@ def look_at_start(host: Host, worker: Worker, box: Box) -> None:
     if box.closed:
         return
     _look_at_device(host, worker, box)
-    if worker.first_step_told or not box.progress(Progress.STEPS):
+    stepped = bool(box.progress(Progress.STEPS))
+    paused = not stepped and box.progress(Progress.PHASE) == blackbox.Phase.PAUSED
+    if worker.first_step_told or not (stepped or paused):
         return
     worker.first_step_told = True
     at_ns = box.progress(Progress.FIRST_STEP_NS) or box.progress(Progress.STEP_ENDED_NS)
+    if paused:
+        at_ns = box.progress(Progress.PHASE_SINCE_NS)
     event = FirstStep(
-        node=host.node, ref=worker.ref, at_ns=box.wall_ns(at_ns), training_step=box.training_step
+        node=host.node,
+        ref=worker.ref,
+        at_ns=box.wall_ns(at_ns),
+        training_step=box.training_step,
+        paused=paused,
     )
     host.reporter.say(event, f"{worker.event_stem}.first-step")
 

@@ -159,6 +159,7 @@ def launch(turn: Turn, job: Job, reason: str) -> None:
                 pin_cores=spec.pin_cores,
                 expected_steps=spec.expected_steps,
                 restore_step=job.restore.step if job.restore is not None else None,
+                paused=job.paused,
                 schedule=starting_schedule(job),
             )
         )

@@ -212,7 +212,8 @@ def _words(event: Event) -> tuple[Topic, str]:
             names = ", ".join(device.device for device in event.devices)
             return "device", f"rank {event.ref.rank} of {event.ref.job} uses {names or 'no device'}"
         case FirstStep():
-            return "worker", f"rank {event.ref.rank} of {event.ref.job} completed its first step"
+            did = "stands before its first step, paused" if event.paused else "completed its first step"
+            return "worker", f"rank {event.ref.rank} of {event.ref.job} {did}"
         case WorkerExited():
             return "worker", f"rank {event.ref.rank} of {event.ref.job} {event.exit.describe()}"
         case CheckpointStoreOpened():

@@ -113,8 +113,10 @@ def _take_effect(turn: Turn, job: Job, record: OperationRecord) -> None:
     match record.kind:
         case Kind.PAUSE:
             job.paused = True
-        case Kind.RESUME | Kind.STOP:
+        case Kind.RESUME:
             job.paused = False
+        case Kind.STOP:
+            pass  # what is begun again, in another size or from another state, is still paused
         case Kind.SET:
             schedule_change(turn, job, record, record.training_step)
         case Kind.RESTORE:

@@ -254,7 +254,8 @@ def _first_step(turn: Turn, event: FirstStep) -> None:
     recovered(turn, job, incident)
     reached = [r.training_step for r in incident.exits if r.training_step is not None]
     if reached and event.training_step is not None:
-        incident.lost_steps = max(0, max(reached) - event.training_step + 1)
+        next_step = event.training_step + event.paused  # told are the steps that were made
+        incident.lost_steps = max(0, max(reached) - next_step + 1)
 
 
 def _timer_fired(turn: Turn, event: TimerFired) -> None:

@@ -42,6 +42,8 @@ from torchloom.model.worker import WorkerRef
 
 MAIL_OPEN_NS = 30 * 10**9
 """How long mail that needs no answer stays open: ranks that wait for it give up long before."""
+AWAY = frozenset({JobState.WAITING, JobState.BACKOFF, JobState.RECOVERING})
+"""Nobody of the next generation has been started yet."""
 VOTE_TIMEOUT_S = {Kind.SET: 10.0, Kind.CHECKPOINT: 60.0, Kind.RESTORE: 300.0}
 """Handlers and checkpoints may take their time; ranks wait this long for the slowest of them."""
 
@@ -68,6 +70,9 @@ def change_requested(turn: Turn, event: ChangeRequested) -> None:
     if event.kind is Kind.SET and job.state is JobState.WAITING and not job.started_at_ns:
         _before_the_start(turn, job, record)
         return
+    if event.kind is Kind.RESUME and job.paused and job.state in AWAY:
+        _before_the_restart(turn, job, record)
+        return
     operation = Operation(
         version=0,
         kind=event.kind,
@@ -92,6 +97,15 @@ def _before_the_start(turn: Turn, job: Job, record: OperationRecord) -> None:
     record.state, record.ended_at_ns = "applied", turn.now_ns
     where = f"step {step}" if step else "the first step"
     record.reason = f"the job has not started: it holds from {where} on"
+
+
+def _before_the_restart(turn: Turn, job: Job, record: OperationRecord) -> None:
+    """No rank stands anywhere: those of the next generation will not either."""
+    record.version = reserve_version(job.control)
+    open_record(turn, job, record)
+    job.paused = False
+    record.state, record.ended_at_ns = "applied", turn.now_ns
+    record.reason = f"the job is {job.state}: it goes on without a pause"
 
 
 def request(turn: Turn, job: Job, record: OperationRecord, operation: Operation) -> None:
@@ -128,7 +142,6 @@ def rank_ended(turn: Turn, job: Job, event: WorkerExited) -> None:
     mine = tuple(answer for answer in _read(event.answers) if answer.rank == rank)
     feed(turn, job, RankEnded(event.ref.generation, rank, event.exit.describe(), mine))
     if not job.living:
-        job.paused = False
         _close_mail(turn, job)
         _set_timer(turn, job)
 
@@ -142,9 +155,9 @@ def generation_runs(turn: Turn, job: Job) -> None:
 
 
 def first_step_made(turn: Turn, job: Job) -> None:
-    """Once every rank steps, every rank reads mail."""
+    """Once every rank steps, or stands before its first step, every rank reads mail."""
     if not job.control.step and all(w.first_step_at_ns or not w.alive for w in job.workers):
-        feed(turn, job, Progressed(job.generation, 2))
+        feed(turn, job, Progressed(job.generation, 1 if job.paused else 2))
 
 
 def step_reached(turn: Turn, event: StepReached) -> None:

@@ -72,6 +72,8 @@ class StartWorkers(EffectBase, frozen=True, kw_only=True, tag="start-workers"):
     expected_steps: int | None = None
     restore_step: int | None = None
     """Begin from the state of this step instead of the newest one."""
+    paused: bool = False
+    """They stand before their first step until the job is resumed."""
     schedule: str = ""
     """The config's versions by training step (core/schedule_packing.py), for the black box."""
 

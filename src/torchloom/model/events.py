@@ -222,12 +222,13 @@ class WorkerRegistered(EventBase, frozen=True, kw_only=True, tag="worker-registe
 
 
 class FirstStep(EventBase, frozen=True, kw_only=True, tag="first-step"):
-    """An incarnation completed its first training step."""
+    """An incarnation completed its first training step, or stands before it because its job is paused."""
 
     node: str
     ref: WorkerRef
     at_ns: int
     training_step: int | None = None
+    paused: bool = False
 
 
 class WorkerExited(EventBase, frozen=True, kw_only=True, tag="worker-exited"):

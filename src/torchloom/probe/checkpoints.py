@@ -24,6 +24,8 @@ class Checkpoints:
         self._view = view
         self._config_version = config_version
         self._prepared: Any = None
+        self._saved: tuple[int, int] | None = None
+        """Steps made and training step of the last save that was asked for."""
 
     def look(self) -> Any:
         """The one in use, or None."""
@@ -49,12 +51,19 @@ class Checkpoints:
             checkpoint.at_end(lambda step: work())
 
     def save(self, step: int) -> None:
-        """Save the state, which is that of training step `step`, and wait until it is in the store."""
+        """Save the state, which is that of training step `step`, and wait until it is in the store.
+
+        Paused ranks may be asked again where they stand: the state that they have saved there is there.
+        """
+        place = (self._view.progress(Progress.STEPS), step)
+        if place == self._saved:
+            return
         checkpoint = self.look()
         failures = checkpoint.failures
         checkpoint.save(step, wait=True)
         if checkpoint.failures > failures:
             raise CheckpointError(checkpoint.why_failed)
+        self._saved = place
 
     def go_back(self, attempt: AttemptId, values: Mapping[str, object]) -> int:
         """Load and take over the state that is wanted; its step. `keep` or `undo` must follow."""
@@ -71,6 +80,7 @@ class Checkpoints:
             prepared.keep()
 
     def undo(self) -> None:
+        self._saved = None  # not every rank could
         prepared, self._prepared = self._prepared, None
         if prepared is not None:
             prepared.undo()

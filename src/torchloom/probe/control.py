@@ -60,6 +60,10 @@ class Control:
         self._left = False
         self.anchor: Callable[[], str] = str
         """Names the optimizer whose steps are counted."""
+        self.begins_paused = False
+        """Every rank of this generation stands at its first boundary."""
+        self.standing: Callable[[], None] = _nothing
+        """Called when this rank is paused and about to stand: nothing else is told until it goes on."""
         self.enter_between: Callable[[int], None] = self.between
         """The same as `between`, guarded by whoever made this."""
         self.due = 0
@@ -124,12 +128,15 @@ class Control:
     # -- the conversation -----------------------------------------------------------------------
     def _talk(self, completed: int, *, between: bool) -> None:
         rank = self._rank
-        if rank is None and self._words[_VERSION] == self._mail_read:
+        if rank is None and self._words[_VERSION] == self._mail_read and not self.begins_paused:
             return
         if rank is None:
             header = self._view.header
             rank = self._rank = Rank(
-                header(Header.GENERATION), header(Header.RANK), max(1, header(Header.WORLD_SIZE))
+                header(Header.GENERATION),
+                header(Header.RANK),
+                max(1, header(Header.WORLD_SIZE)),
+                held=self.begins_paused,
             )
         rank.anchor = self.anchor()
         rank.offset = self._changes.offset
@@ -161,6 +168,8 @@ class Control:
                         rank.undone(self._changes.undo(proposal.attempt))
                     case Hold():
                         self._show(WorkerPhase.PAUSED)
+                        if not sleep_s:
+                            self.standing()
                         sleep_s = self._sleep(sleep_s, PAUSED_SHORT_S, PAUSED_LONG_S)
                     case StopScript():
                         raise StopAtBoundary
@@ -237,3 +246,7 @@ class Control:
     def _show(self, phase: WorkerPhase) -> None:
         if self._phases.now != int(phase):
             self._phases.set(int(phase), time.monotonic_ns())
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""

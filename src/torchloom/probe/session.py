@@ -82,6 +82,7 @@ class Session:
         self._changes = Changes(self._config, checkpoints, DataSettings(registry), links)
         self.control = Control(view, self.phases, self._changes, registers)
         self.control.anchor = lambda: type(self.steps.by_number()[0]).__name__
+        self.control.begins_paused = os.environ.get("LOOM_PAUSED") == "1"
         self.control.enter_between = self._steering(self.control.between)
         self.guard.is_armed = lambda: self.control.is_armed
         self.steps = Steps(
@@ -111,6 +112,7 @@ class Session:
         self._watch_device = self.guard.wrap(self._write_device)
         self._watch_compiling = self.guard.wrap(self._compiling.keep)
         self._watch_hyper = self.guard.wrap(self._write_hyper)
+        self.control.standing = self._watch_hyper
         self._watch_config = self.guard.wrap(self._config.write)
         self._leave = self.guard.wrap(self.control.leave)
         self._write_metrics = self.guard.wrap(self._metrics.write)

@@ -43,10 +43,9 @@ def before_the_start(wanted: Mapping[str, object]) -> Known:
 
 
 def steps_of(job: Job, pulses: Mapping[int, WorkerPulse]) -> int | None:
-    """Steps that the foremost rank has made; None unless every rank is known to step."""
-    if not job.workers or any(
-        rank not in pulses or not pulses[rank].steps for rank in range(len(job.workers))
-    ):
+    """Steps that the foremost rank has made; None unless every rank is known to step, or to stand paused."""
+    told = [pulses.get(rank) for rank in range(len(job.workers))]
+    if not told or any(pulse is None or not (pulse.steps or pulse.phase == "paused") for pulse in told):
         return None
     return max(pulse.steps for pulse in pulses.values())
 

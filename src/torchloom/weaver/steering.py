@@ -161,18 +161,18 @@ class Steering(ABC):
         return await self._ask(found, Kind.PAUSE, by, why, operation)
 
     async def resume(self, job: str, by: str, why: str = "", operation: str = "") -> str:
-        found = await self._stepping(job, operation, "resumed")
-        if operation not in found.operations and not found.paused and not _under_way(found, Kind.PAUSE):
-            raise Conflict(f"Job {job} is not paused.")
+        self._check_ready()
+        found = self._job(job)
+        if not found.paused:
+            found = await self._stepping(job, operation, "resumed")
+        if operation not in found.operations:
+            _check_living(found)
+            if not found.paused and not _under_way(found, Kind.PAUSE):
+                raise Conflict(f"Job {job} is not paused.")
         return await self._ask(found, Kind.RESUME, by, why, operation)
 
     async def checkpoint_now(self, job: str, by: str, why: str = "", operation: str = "") -> str:
         found = await self._stepping(job, operation, "asked for a checkpoint")
-        if operation not in found.operations and found.paused and not _under_way(found, Kind.RESUME):
-            raise Conflict(
-                f"Job {job} is paused in the midst of a step, where its state is not whole",
-                hint=f"`loom resume {job}` first",
-            )
         if found.checkpoints is None:
             raise Conflict(
                 f"Job {job} has told of no checkpoints",
