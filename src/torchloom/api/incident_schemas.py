@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
+from torchloom.api.link_schemas import LinkMatrixView
 from torchloom.api.schemas import ExitView, IncidentView
 
 
@@ -55,5 +56,7 @@ class IncidentDetail(IncidentView):
     exits: list[ExitView]
     finding: FindingView | None
     evidence: list[RankEvidenceView]
+    links: LinkMatrixView | None
+    """What was measured between the ranks because of it."""
     goodput_before: float | None
     goodput_after: float | None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import isfinite
 
 from torchloom.api.incident_schemas import FactView, FindingView, IncidentDetail, RankEvidenceView
+from torchloom.api.link_schemas import link_matrix_view
 from torchloom.api.views import exit_view, incident_view
 from torchloom.model.findings import Finding, RankEvidence
 from torchloom.model.fleet import Incident
@@ -16,6 +17,7 @@ def incident_detail(incident: Incident) -> IncidentDetail:
         exits=[exit_view(report) for report in incident.exits],
         finding=_finding(incident.finding) if incident.finding is not None else None,
         evidence=[_evidence(one) for one in incident.evidence],
+        links=link_matrix_view(incident.links) if incident.links is not None else None,
         goodput_before=incident.goodput_before,
         goodput_after=incident.goodput_after,
     )

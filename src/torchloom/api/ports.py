@@ -126,6 +126,10 @@ class Control(Protocol):
 
     async def checkpoint_now(self, job: str, by: str, why: str = "", operation: str = "") -> str: ...
 
+    async def probe(self, job: str, by: str, *, within_s: float, why: str = "", operation: str = "") -> str:
+        """Let all ranks measure their links at one step, for at most so long."""
+        ...
+
     async def cancel_change(self, job: str, operation: str, by: str) -> None: ...
 
     async def scale(self, job: str, workers: int, by: str) -> None:

@@ -16,7 +16,8 @@ VERBS = (
     *("up", "down", "run", "submit", "ps", "status", "logs", "wait", "stop", "scale", "delete", "purge"),
     *("set", "config", "revert", "pause", "resume", "operations"),
     *("checkpoint", "checkpoints", "restore"),
-    *("incidents", "incident", "stragglers", "events", "devices", "nodes", "node", "inject", "shell", "demo"),
+    *("incidents", "incident", "stragglers", "probe", "events", "devices", "nodes", "node", "inject"),
+    *("shell", "demo"),
     *("context", "token", "completion", "weaver", "agent"),
 )
 """In the order of `loom --help`."""

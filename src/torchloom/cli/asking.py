@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Candidate = tuple[str, str]
 """A word, and what it is."""
 
-ONLY_LIVING = frozenset({"stop", "scale", "set", "pause", "resume", "checkpoint", "revert"})
+ONLY_LIVING = frozenset({"stop", "scale", "set", "pause", "resume", "checkpoint", "revert", "probe"})
 """Verbs for jobs that have not ended."""
 
 BOOL = "true or false"

@@ -20,6 +20,7 @@ def command(
 ) -> None:
     """Show an incident: verdict, decision, timeline, what each rank was at, exits, last words."""
     from torchloom.cli import output
+    from torchloom.cli.probe import show as show_links
 
     found = api().incident(incident)
     if as_json:
@@ -42,6 +43,9 @@ def command(
     # Those that are blamed first: they are what one is looking for.
     for one in sorted(found["evidence"], key=lambda e: (e["rank"] not in blamed, e["rank"])):
         _show_rank(one, one["rank"] in blamed)
+    if found["links"] is not None:
+        print()
+        show_links(found["links"])
     for report in found["exits"]:
         _show_exit(report, report["rank"] == found["culprit"] and not report["after_stop"])
 

@@ -32,10 +32,12 @@ if TYPE_CHECKING:
         JobRequest,
         JobSummary,
         JobTelemetry,
+        LinksView,
         LoginRequest,
         NodeView,
         OperationAccepted,
         OperationView,
+        ProbeRequest,
         PurgeRequest,
         PurgeResult,
         ReasonRequest,
@@ -456,6 +458,25 @@ class Operations(Transport):
         409.
         """
         found: ScaleAccepted = self.request("POST", f"/jobs/{quote(job, safe='')}/scale", body=body)
+        return found
+
+    def probe(
+        self, job: str, body: ProbeRequest | None = None, *, idempotency_key: str | None = None
+    ) -> OperationAccepted:
+        """All ranks measure their links pair by pair at one step. Applied means measured; `GET
+        /jobs/{job}/links` has the result.
+        """
+        found: OperationAccepted = self.request(
+            "POST",
+            f"/jobs/{quote(job, safe='')}/probe",
+            body=body,
+            headers={"idempotency-key": idempotency_key},
+        )
+        return found
+
+    def links(self, job: str) -> LinksView:
+        """The delay matrix as it was measured last. 404 if it never was."""
+        found: LinksView = self.request("GET", f"/jobs/{quote(job, safe='')}/links")
         return found
 
     def stragglers(self, job: str) -> Stragglers:

@@ -301,6 +301,7 @@ class IncidentDetail(TypedDict):
     exits: list[ExitView]
     finding: FindingView | None
     evidence: list[RankEvidenceView]
+    links: LinkMatrixView | None
     goodput_before: float | None
     goodput_after: float | None
 
@@ -477,6 +478,29 @@ class LimitsBody(TypedDict):
     hang_act_s: NotRequired[float | None]
 
 
+class LinkDelayView(TypedDict):
+    sender: int
+    receiver: int
+    delay_s: float
+    transfer_s: float
+
+
+class LinkMatrixView(TypedDict):
+    source: Literal["probe", "training"]
+    operation: str
+    generation: int
+    at_ns: int
+    at_step: int | None
+    verdict: str
+    delays: list[LinkDelayView]
+    silent: dict[str, str]
+
+
+class LinksView(TypedDict):
+    job: str
+    links: LinkMatrixView
+
+
 class LogEnd(TypedDict):
     """The data of the `end` event, the last one of a log stream."""
 
@@ -566,6 +590,11 @@ class PolicyBody(TypedDict):
     restarts_per_hour: NotRequired[int]
     cooldown_s: NotRequired[float]
     rules: NotRequired[dict[str, dict[str, Literal["ignore", "report", "pause", "restart"]]]]
+
+
+class ProbeRequest(TypedDict):
+    why: NotRequired[str]
+    within_s: NotRequired[float]
 
 
 class Problem(TypedDict):

@@ -28,7 +28,7 @@ def probe_on_suspicion(turn: Turn, job: Job, incident: Incident, finding: Findin
         turn,
         ChangeRequested(
             job=job.id,
-            operation=f"{incident.id}.probe.{turn.seq}",
+            operation=f"{turn.seq:012x}",
             kind=Kind.PROBE,
             by="policy",
             why=finding.sentence,

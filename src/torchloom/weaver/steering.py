@@ -180,6 +180,12 @@ class Steering(ABC):
             )
         return await self._ask(found, Kind.CHECKPOINT, by, why, operation)
 
+    async def probe(self, job: str, by: str, *, within_s: float, why: str = "", operation: str = "") -> str:
+        found = await self._stepping(job, operation, "probed")
+        if len(found.workers) < 2:
+            raise Conflict(f"Job {job} has one worker, so there are no links to measure.")
+        return await self._ask(found, Kind.PROBE, by, why, operation, {"within_s": within_s})
+
     async def cancel_change(self, job: str, operation: str, by: str) -> None:
         self._check_ready()
         record = self._job(job).operations.get(operation)
@@ -245,7 +251,15 @@ class Steering(ABC):
             )
         return found
 
-    async def _ask(self, job: Job, kind: Kind, by: str, why: str, operation: str) -> str:
+    async def _ask(
+        self,
+        job: Job,
+        kind: Kind,
+        by: str,
+        why: str,
+        operation: str,
+        values: Mapping[str, object] | None = None,
+    ) -> str:
         if operation and operation in job.operations:
             return operation
         pulses = self._live.pulses(self.fleet, job.id)
@@ -253,6 +267,7 @@ class Steering(ABC):
             job=job.id,
             operation=operation or _new_id(),
             kind=kind,
+            values=dict(values or {}),
             two_phase=kind is Kind.CHECKPOINT,
             generation=job.generation,
             step_s=step_s_of(pulses),
