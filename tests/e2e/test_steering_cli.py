@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -122,3 +124,27 @@ def test_pause_save_go_back_and_end(stack: Stack, job: str, out: Path) -> None:
     assert [rows(out, rank)[-1][0] for rank in (0, 1)] == [end, end]
     assert stack.loom("pause", job, check=5).stderr.startswith("loom: ")
     alike(out)
+
+
+def test_a_paused_job_stays_paused_when_its_workers_die(stack: Stack, job: str, out: Path) -> None:
+    paused = step_in(stack.loom("pause", job).stdout)
+    wait_until(lambda: rows(out, 0)[-1][0] == paused - 1, "all steps before it are in the log")
+    before = {row[0]: row[3] for row in rows(out, 0)}
+    os.kill(stack.status(job)["workers"][1]["pid"], signal.SIGKILL)
+
+    def stands() -> bool:
+        found = stack.try_status(job) or {"generation": 0}
+        return found["generation"] == 2 and {w["phase"] for w in found["workers"]} == {"paused"}
+
+    wait_until(stands, "the new workers stand before their first step")
+    assert "running, paused" in stack.loom("status", job).stdout
+    made = len(rows(out, 0))
+    stack.loom("set", job, "dropout=0.2")
+    saved = stack.json("checkpoint", job)["step"]
+    assert saved <= paused and stands() and len(rows(out, 0)) == made + 1, "the step it stood in was made"
+    assert "goes on" in stack.loom("resume", job).stdout
+    wait_until(lambda: rows(out, 0)[-1][0] > saved + 3, "it goes on")
+    again = [row for row in rows(out, 0)[made:] if row[0] in before and row[0] <= saved]
+    assert all(before[row[0]] == row[3] for row in again), "bit-identical to the time before"
+    alike(out)
+    assert [i["kind"] for i in stack.json("incidents", job)] == ["crash"], "a pause is no alarm"
