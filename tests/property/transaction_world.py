@@ -8,6 +8,7 @@ action, from what the workers themselves did.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from transaction_ranks import CONTROL_TIMEOUT_NS, VOTE_TIMEOUT_NS, Store, Worker
 
@@ -129,6 +130,11 @@ class World:
         ]
         self.tell_weaver(GenerationBegan(generation, self.size))
 
+    @staticmethod
+    def offset(generation: int) -> int:
+        """Training step minus step: every generation goes on where the one before had saved."""
+        return 4 * generation
+
     @property
     def generation(self) -> int:
         return self.weaver.generation
@@ -203,6 +209,8 @@ class World:
             if fault != "run":
                 self.faults[version, (number + 1) % self.size] = fault
         operation = Operation(version, kind, {}, two_phase, at_step, vote_timeout_s=VOTE_TIMEOUT_NS / 1e9)
+        if at_step is not None and number // 7 % 2:
+            operation = replace(operation, training_step=at_step + self.offset(self.generation))
         self.ask_for(operation)
         if number % 3 == 0:
             self.tell_weaver(Requested(operation))
@@ -282,7 +290,8 @@ class World:
         self.tell_weaver(Ticked())
 
     def progress(self, number: int) -> None:
-        self.tell_weaver(Progressed(self.generation, self.workers[number % self.size].step))
+        step, offset = self.workers[number % self.size].step, self.offset(self.generation)
+        self.tell_weaver(Progressed(self.generation, step, offset=offset if number % 3 else None))
 
     def kill_worker(self, number: int) -> None:
         worker = self.workers[number % self.size]
@@ -352,6 +361,8 @@ class World:
         applied = [w for w in workers if any(w.resolved.get(a) for a in _of(w, version))]
         if outcome.how is How.APPLIED:
             assert applied, "told as applied, and no rank did"
+            wanted = self.requested[outcome.version].training_step
+            assert wanted in (None, outcome.at_step + self.offset(outcome.generation)), "at another step"
             assert all(outcome.at_step in (w.in_force[a] for a in _of(w, version)) for w in applied)
         else:
             # One that died right then may have; nobody who lives, and nobody whose box says so, has.
@@ -372,7 +383,7 @@ class World:
                 self.advance(rank)
                 self.advance(rank)
             self.exchange(1)
-            self.progress(0)
+            self.progress(1)
             self.pass_time(2)
             self.tick(0)
             self.notice_ends()

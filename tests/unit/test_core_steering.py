@@ -195,6 +195,24 @@ def test_a_step_of_an_older_generation_is_refused() -> None:
     assert story.record("old").state == "not applied" and "counts anew" in story.record("old").reason
 
 
+def test_a_change_for_a_training_step_is_kept_when_a_generation_begins() -> None:
+    story = running()
+    story.ask({"lr": 1.0}, at_step=1000, training_step=1200)
+    assert "step 1200, the job is at step 202" in story.record().reason
+    story.exit(0, FAILED)
+    story.end_rest()
+    if story.fleet.timers:
+        story.fire()
+    story.bring_up()
+    story.step()
+    assert story.record().state == "waiting" and "step 1200" in story.record().reason
+    story.tell(StepReached(job="j", generation=2, step=4, step_s=0.05, offset=1180))
+    assert story.carry(step=5, offset=1180) == 20
+    assert (story.record().state, story.record().training_step) == ("applied", 1200)
+    assert story.job().schedule[0].step == 1200
+    story.check_replay()
+
+
 def test_changes_that_wait_are_carried_out_together_and_told_each() -> None:
     story = running()
     story.ask({"lr": 1.0}, "one")

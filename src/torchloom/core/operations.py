@@ -12,7 +12,8 @@ from torchloom.core.schedule import record as record_entry
 from torchloom.core.schedule import roll_back
 from torchloom.core.schedule_packing import pack_schedule
 from torchloom.core.settings import MAX_STEPS
-from torchloom.core.transaction.proposer import is_near, reserve_version
+from torchloom.core.transaction.proposer import reserve_version
+from torchloom.core.transaction.waiting import is_near
 from torchloom.core.turn import Turn
 from torchloom.model.fleet import Job
 from torchloom.model.steering import OperationRecord, OperationState
@@ -73,8 +74,11 @@ def _why_it_waits(job: Job, record: OperationRecord) -> str:
     if control.limits.await_first_step and not control.step:
         return "it waits for the first step of every rank"
     waiting = next((o for o in control.queue if o.version == record.version), None)
-    if waiting is not None and not is_near(control, waiting):
-        return f"it waits for step {waiting.at_step}, the job is at step {control.step}"
+    if waiting is not None and waiting.uncounted:
+        return f"it waits for step {waiting.training_step}; where the new generation is has yet to be told"
+    if waiting is not None and waiting.at_step is not None and not is_near(control, waiting):
+        named = waiting.at_step if waiting.training_step is None else waiting.training_step
+        return f"it waits for step {named}, the job is at step {control.step + named - waiting.at_step}"
     if control.current is not None:
         return f"change {control.current.version} goes first"
     return "it waits"

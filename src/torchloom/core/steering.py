@@ -79,11 +79,15 @@ def change_requested(turn: Turn, event: ChangeRequested) -> None:
         values=event.values,
         two_phase=event.two_phase,
         at_step=event.at_step,
+        training_step=event.training_step if event.at_step is not None else None,
         vote_timeout_s=VOTE_TIMEOUT_S.get(event.kind, 5.0),
         step_ns=int(event.step_s * 1e9),
     )
+    meanwhile = event.at_step is not None and event.generation != job.generation
+    if meanwhile and event.training_step is not None:
+        operation, meanwhile = replace(operation, uncounted=True), False
     request(turn, job, record, operation)
-    if event.at_step is not None and event.generation != job.generation:
+    if meanwhile:
         why = f"generation {job.generation} began meanwhile and counts anew"
         feed(turn, job, Cancelled(record.version, event.by, why))
 
@@ -163,7 +167,8 @@ def first_step_made(turn: Turn, job: Job) -> None:
 def step_reached(turn: Turn, event: StepReached) -> None:
     job = turn.fleet.jobs.get(event.job)
     if job is not None and job.generation == event.generation and not job.ended:
-        feed(turn, job, Progressed(event.generation, event.step, int(event.step_s * 1e9)))
+        step_ns = int(event.step_s * 1e9)
+        feed(turn, job, Progressed(event.generation, event.step, step_ns, event.offset))
 
 
 def job_ended(turn: Turn, job: Job) -> None:
@@ -213,7 +218,9 @@ def feed(turn: Turn, job: Job, event: Event) -> None:
 def _where(job: Job) -> tuple[object, ...]:
     control = job.control
     current = control.current.version if control.current is not None else 0
-    return current, control.stage, control.attempt, len(control.queue), control.generation, bool(control.gone)
+    waiting = tuple((operation.version, operation.uncounted) for operation in control.queue)
+    there = control.generation, bool(control.gone), bool(control.step)
+    return current, control.stage, control.attempt, waiting, there
 
 
 def _read(answers: str) -> tuple[Answer, ...]:

@@ -123,6 +123,8 @@ class StepReached(EventBase, frozen=True, kw_only=True, tag="step-reached"):
     step: int
     """The step that the foremost rank is about to make."""
     step_s: float = 0.0
+    offset: int | None = None
+    """Training step minus step, if the ranks tell it alike."""
 
 
 class JobDeleted(EventBase, frozen=True, kw_only=True, tag="job-deleted"):

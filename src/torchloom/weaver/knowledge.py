@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from torchloom.core.settings import HYPERPARAMETERS, MAX_STEPS, Address, Known, Setting, parse_address
 from torchloom.core.settings_packing import known, unpack_settings
-from torchloom.core.transaction.proposer import worth_telling
+from torchloom.core.transaction.waiting import worth_telling
 from torchloom.model.events import StepReached
 from torchloom.model.fleet import Fleet, Job
 from torchloom.model.messages import WorkerPulse
@@ -56,11 +56,11 @@ def steps_near(fleet: Fleet, live: LiveView) -> list[StepReached]:
     for job in fleet.jobs.values():
         if job.control.queue and job.control.current is None and job.control.step:
             pulses = live.pulses(fleet, job.id)
-            steps = steps_of(job, pulses)
-            if steps is not None and worth_telling(job.control, steps + 1, step_s_of(pulses)):
+            steps, step_s, offset = steps_of(job, pulses), step_s_of(pulses), offset_of(pulses)
+            if steps is not None and worth_telling(job.control, steps + 1, step_s, offset):
                 found.append(
                     StepReached(
-                        job=job.id, generation=job.generation, step=steps + 1, step_s=step_s_of(pulses)
+                        job=job.id, generation=job.generation, step=steps + 1, step_s=step_s, offset=offset
                     )
                 )
     return found

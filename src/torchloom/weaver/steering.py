@@ -126,10 +126,11 @@ class Steering(ABC):
         values, differences = resolve(wanted, known)
         if len(json.dumps(values)) > MOST_BYTES:
             raise UsageError("The change is too large", hint=f"its values may have {MOST_BYTES} bytes")
-        count, notes = None, list(_notes(job, waiting))
+        count, named, notes = None, at_step, list(_notes(job, waiting))
         if not waiting and at_step is not None:
             count, note = _count(job, at_step, pulses)
-            notes += [note] if note else []
+            if note:
+                named, notes = None, [*notes, note]
         _check_end(job, values.get(MAX_STEPS.name), pulses)
         if not any(difference.is_one for difference in differences):
             notes.append("every place has that value already")
@@ -143,7 +144,7 @@ class Steering(ABC):
             values=values,
             two_phase=any(_by_handler(name) for name in values),
             at_step=count,
-            training_step=at_step,
+            training_step=named,
             generation=job.generation,
             step_s=step_s_of(pulses),
             by=by,

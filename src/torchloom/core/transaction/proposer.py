@@ -14,6 +14,7 @@ from typing import assert_never
 from torchloom.core.transaction.batch import part_of, share, together
 from torchloom.core.transaction.lead import steps_ahead
 from torchloom.core.transaction.outcome import judge
+from torchloom.core.transaction.waiting import count, count_anew, is_kept, is_near, rolled_back
 from torchloom.model.transaction.messages import BETWEEN, FINAL, Answer, Kind, Mail, Phase, Proposal, Said
 from torchloom.model.transaction.operation import (
     Answered,
@@ -32,7 +33,7 @@ from torchloom.model.transaction.operation import (
     Tell,
     Ticked,
 )
-from torchloom.model.transaction.state import Limits, Proposer, Stage
+from torchloom.model.transaction.state import Proposer, Stage
 
 QUEUE_LIMIT = 64
 
@@ -71,6 +72,7 @@ def apply(state: Proposer, event: Event, now_ns: int) -> list[Effect]:
             if event.generation == state.generation:
                 state.step = max(state.step, event.step)
                 state.step_ns = event.step_ns or state.step_ns
+                count(state, event.step, event.offset, effects)
         case Ticked():
             _ticked(state, now_ns, effects)
         case _:
@@ -130,6 +132,7 @@ def _cancelled(state: Proposer, event: Cancelled, now_ns: int, effects: list[Eff
     if state.current is None:
         return
     if state.current.version == event.version and (event.why or not state.parts):
+        state.current = replace(state.current, training_step=None)  # not for the next generation either
         _give_up(state, why, now_ns, effects, certain=True)
     elif state.stage is not Stage.CONFIRMED and event.version in {part.version for part in state.parts}:
         # Only one of several is not wanted any more: the others begin again without it.
@@ -153,29 +156,6 @@ def _begin_next(state: Proposer, now_ns: int, effects: list[Effect]) -> None:
             state.tries = 0
             _try(state, now_ns, effects)
             return
-
-
-def is_near(state: Proposer, operation: Operation) -> bool:
-    """Whether an operation is worth a try now."""
-    return _is_near(state.limits, operation, state.step, state.step_ns)
-
-
-def worth_telling(state: Proposer, step: int, step_s: float) -> bool:
-    """Whether an operation that waits now would be worth a try at that step."""
-    step_ns = _ns(step_s) or state.step_ns
-    return step > state.step and any(
-        not is_near(state, waiting) and _is_near(state.limits, waiting, step, step_ns)
-        for waiting in state.queue
-    )
-
-
-def _is_near(limits: Limits, operation: Operation, step: int, step_ns: int) -> bool:
-    if step < operation.after_step:
-        return False
-    ahead = limits.plan_ahead_steps
-    if step_ns:
-        ahead = max(ahead, int(_ns(limits.plan_ahead_s) / step_ns))
-    return operation.at_step is None or operation.at_step - step <= ahead
 
 
 def _requeue(state: Proposer, operations: list[Operation]) -> None:
@@ -299,6 +279,9 @@ def _give_up(state: Proposer, why: str, now_ns: int, effects: list[Effect], *, c
         _withdraw(state, why, effects, unconfirmed=False)
         return
     _withdraw(state, why, effects, unconfirmed=True)
+    if is_kept(state):
+        _requeue(state, [state.current])
+        return
     if state.parts and not certain:
         _requeue(state, [replace(part, alone=True) for part in state.parts])
         return
@@ -321,7 +304,11 @@ def _end_if_known(state: Proposer, now_ns: int, effects: list[Effect], *, patien
     if verdict.undone and state.parts:
         _requeue(state, [replace(part, alone=True) for part in state.parts])
         return
+    if verdict.how is How.NOT_APPLIED and not verdict.undone and is_kept(state):
+        _requeue(state, [state.current])
+        return
     outcome = verdict.outcome(state.attempt_id, state.at_step, state.tries)
+    rolled_back(state, state.current, outcome)
     effects.extend(Tell(part_of(outcome, part)) for part in state.parts)
     if not state.parts:
         effects.append(Tell(outcome))
@@ -379,10 +366,7 @@ def _generation_began(state: Proposer, event: GenerationBegan, now_ns: int, effe
     state.generation, state.world, state.gone, state.step = event.generation, event.world, {}, 0
     state.over = ""  # a job that had ended may be begun again
     state.attempt = 0
-    for operation in [o for o in state.queue if o.at_step is not None]:
-        state.queue.remove(operation)
-        why = f"generation {event.generation} began and counts anew: it has no step {operation.at_step}"
-        effects.append(Tell(Outcome(operation.version, How.NOT_APPLIED, why)))
+    count_anew(state, effects)
 
 
 def _everybody_gone(state: Proposer, why: str, now_ns: int, effects: list[Effect]) -> None:

@@ -22,8 +22,12 @@ class Operation:
     at_step: int | None = None
     """The step the user named, counted in the present generation; None: as soon as all ranks can.
 
-    It ends with the generation, because the next one counts anew: whoever knows the training step asks again.
+    The next generation counts anew: what has a training step is counted again there, the rest ends.
     """
+    training_step: int | None = None
+    """The same step in the script's own count, if that was known when it was named."""
+    uncounted: bool = False
+    """Of training_step it is not known yet which step of this generation it is."""
     vote_timeout_s: float = 5.0
     step_ns: int = 0
     """How long the job's steps took when it was asked for; 0: unknown."""
@@ -121,6 +125,8 @@ class Progressed:
     generation: int
     step: int
     step_ns: int = 0
+    offset: int | None = None
+    """Training step minus step, if it is known."""
 
 
 @dataclass(frozen=True, slots=True)
