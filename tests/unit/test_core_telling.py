@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from torchloom.core.policy import level_of, policy_from, wanted
+from torchloom.core.policy import level_of, wanted
+from torchloom.core.policy_reading import policy_from
 from torchloom.core.telling import CALM_S, SLOW_FOR_S, Ended, Seen, choose, key
 from torchloom.errors import UsageError
 from torchloom.model.findings import Finding
@@ -93,7 +94,9 @@ def test_slowness_said_once_is_not_said_again_soon() -> None:
     looks, slow = Looks(), finding("compute-slow", 0.0)
     for _ in range(20):
         looks.look(slow)
-    assert looks.look(slow, after_s=60)[0] == []
+    assert looks.look(slow, after_s=20)[0] == []
+    assert looks.look(slow, after_s=15)[0] == [slow], "twice as long: it may be worth acting on now"
+    assert looks.look(slow, after_s=32)[0] == []
 
 
 def test_one_look_that_is_repeated_is_not_two() -> None:
@@ -140,11 +143,18 @@ def test_a_rule_wins_over_the_default() -> None:
     [
         ({"rules": {"hangs": {"certain": "report"}}}, "no detector finds"),
         ({"rules": {"hang": {"sure": "report"}}}, "the level 'sure'"),
-        ({"rules": {"hang": {"certain": "evict"}}}, "evict"),
+        ({"rules": {"hang": {"certain": "evct"}}}, "the action 'evct'; did you mean evict"),
+        ({"rules": {"hang": {"certain": "rollback"}}}, "going back helps where numbers are wrong"),
+        ({"rules": {"data-imbalance": {"likely": "evict"}}}, "no rank and no node is to blame"),
+        ({"rules": {"global-slowdown": {"likely": "restart"}}}, "no rank and no node is to blame"),
+        ({"rules": {"compute-slw": {"likely": "report"}}}, "did you mean compute-slow"),
+        ({"rules": {"hang": "restart"}}, "is a section"),
+        ({"restart_per_hour": 3}, "did you mean restarts_per_hour"),
+        ({"dry_run": "yes"}, "dry_run of the policy"),
         ({"rules": {"crash": {"certain": "report"}}}, "no detector finds"),
         ({"dryrun": True}, "dryrun"),
         ({"rules": {"hang": {"certain": "pause"}}}, "reaches no step"),
-        ({"cooldown_s": -1}, "negative"),
+        ({"cooldown_s": -1}, "must be from 0"),
     ],
 )
 def test_what_is_not_understood_is_refused_in_a_sentence(data: dict[str, Any], says: str) -> None:

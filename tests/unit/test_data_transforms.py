@@ -200,14 +200,16 @@ def test_whoever_listens_is_told_of_the_first_that_lives(monkeypatch: pytest.Mon
     live.listen(lambda name, thing: told.append((name, thing)))
     loader = ElasticLoader(list(range(10)), 4, rank=0, world=1)
     evaluation = ElasticLoader(list(range(10)), 5, rank=0, world=1)
-    assert told == [("transforms", transforms), ("batch_size", loader.batch)]
+    assert told == [("transforms", transforms), ("batch_size", loader.batch), ("skipped_data", loader.skips)]
     assert live.current("batch_size") is loader.batch and live.current("other") is None
     del loader, told[:]
     import gc
 
     gc.collect()
     later = ElasticLoader(list(range(10)), 6, rank=0, world=1)
-    assert told == [("batch_size", later.batch)] and evaluation.batch.get() == 5
+    assert (
+        told == [("batch_size", later.batch), ("skipped_data", later.skips)] and evaluation.batch.get() == 5
+    )
 
 
 def test_it_reaches_spawned_data_workers() -> None:

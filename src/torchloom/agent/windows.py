@@ -70,6 +70,7 @@ class _Past:
     state: str = "R"
     values_version: int = -1
     values: dict[str, float] = field(default_factory=dict)
+    values_step: int = 0
     broken: Broken | None = None
     hashed_step: int = 0
     """The newest step whose hashes were sent."""
@@ -133,6 +134,7 @@ class Windows:
             collectives=tuple(record(c, names.get(c.group, "")) for c in under_way),
             process=self._facts(worker, past, steps),
             values=_values(box, past),
+            values_step=past.values_step,
             broken=past.broken,
             hashes=_hashes(box, past, whole),
             offset=box.offset,
@@ -255,6 +257,8 @@ def _values(box: Box, past: _Past) -> dict[str, float]:
         told = numbers(found)
         past.values = {k: v for k, v in told.items() if k in ("loss", "grad_norm") or k.endswith("_loss")}
         past.broken = _broken(found)
+        step = found.get("step") if isinstance(found, dict) else 0
+        past.values_step = step if isinstance(step, int) else 0
         past.values_version = version
     return past.values
 

@@ -16,7 +16,17 @@ class PolicyBody(BaseModel):
     dry_run: bool = False
     """Only note what would have been done."""
     restarts_per_hour: int = Field(default=6, ge=0, le=10_000)
-    """Because of findings; restarts after a crash have the job's own budget."""
+    """Restarts and moves because of findings; restarts after a crash have the job's own budget."""
+    rollbacks_per_hour: int = Field(default=2, ge=0, le=10_000)
+    pauses_per_hour: int = Field(default=12, ge=0, le=10_000)
     cooldown_s: float = Field(default=30.0, ge=0, le=86_400)
-    """Least time between two such restarts."""
+    """Least time between two actions, pauses aside."""
+    skip_batches: int = Field(default=3, ge=0, le=10_000)
+    """Global batches that a rollback leaves out at least."""
+    restart_cost_s: float | None = Field(default=None, ge=0, le=86_400)
+    """What a restart costs, to weigh slowness against; if it is missing, what was seen in the job."""
+    probe_links: bool = True
+    """Measure the links between the ranks when transfers have become slow."""
+    probe_every_s: float = Field(default=600.0, ge=0, le=86_400)
+    """At most once in so long."""
     rules: dict[FindingKind, dict[Level, Action]] = {}

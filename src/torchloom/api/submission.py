@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from torchloom.api.defaults import Defaults
 from torchloom.api.schemas import JobRequest
 from torchloom.core.place import shape
-from torchloom.core.policy import policy_from
+from torchloom.core.policy_reading import policy_from
 from torchloom.errors import UsageError
 from torchloom.model.fleet import Fleet
 from torchloom.model.job import (

@@ -588,8 +588,21 @@ class PolicyBody(TypedDict):
 
     dry_run: NotRequired[bool]
     restarts_per_hour: NotRequired[int]
+    rollbacks_per_hour: NotRequired[int]
+    pauses_per_hour: NotRequired[int]
     cooldown_s: NotRequired[float]
-    rules: NotRequired[dict[str, dict[str, Literal["ignore", "report", "pause", "restart"]]]]
+    skip_batches: NotRequired[int]
+    restart_cost_s: NotRequired[float | None]
+    probe_links: NotRequired[bool]
+    probe_every_s: NotRequired[float]
+    rules: NotRequired[
+        dict[
+            str,
+            dict[
+                str, Literal["ignore", "report", "pause", "restart", "rollback", "evict", "promote", "drain"]
+            ],
+        ]
+    ]
 
 
 class ProbeRequest(TypedDict):

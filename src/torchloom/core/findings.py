@@ -7,18 +7,21 @@ incident: later findings about it add to it. What ends by itself is closed with 
 from __future__ import annotations
 
 from torchloom.core.budget import made_progress, plan_restart
+from torchloom.core.deciding import facts_of
 from torchloom.core.detect.words import lasting, ranks_text
 from torchloom.core.ending import end_generation, open_incident, settle
 from torchloom.core.incidents import close, drop_old_evidence
+from torchloom.core.moving import leave, move
 from torchloom.core.numbers import goodput
-from torchloom.core.policy import STUCK, decide
+from torchloom.core.policy import DONE, MOVES, STUCK, Choice, decide
 from torchloom.core.probing import probe_on_suspicion
+from torchloom.core.rolling_back import roll_back
 from torchloom.core.steering import change_requested
-from torchloom.core.telling import key
+from torchloom.core.telling import LINKS, key
 from torchloom.core.turn import Turn
 from torchloom.model.events import ChangeRequested, FindingEnded, FindingMade
 from torchloom.model.findings import Finding
-from torchloom.model.fleet import Incident, Job, JobState, Plan
+from torchloom.model.fleet import Act, Incident, Job, JobState, Plan
 from torchloom.model.transaction.messages import Kind
 
 REOPENED_NS = 300 * 10**9
@@ -36,7 +39,7 @@ def finding_made(turn: Turn, event: FindingMade) -> None:
         return  # it is being ended or recovered already
     finding = event.finding
     plan = _plan(turn, job, event)
-    choice = decide(job.spec.policy, finding, plan, job.acted_ns, turn.now_ns)
+    choice = decide(job.spec.policy, finding, facts_of(turn, job, event, plan))
     if choice.action == "ignore":
         return
     incident = _incident(turn, job, finding)
@@ -44,10 +47,8 @@ def finding_made(turn: Turn, event: FindingMade) -> None:
         _update(turn, job, incident, event)
         incident.decision = choice.reason
         probe_on_suspicion(turn, job, incident, finding)
-    if choice.action == "restart":
-        _restart(turn, job, incident, plan, choice.reason)
-    elif choice.action == "pause":
-        _pause(turn, job, incident, choice.reason)
+    if choice.action in DONE:
+        _act(turn, job, incident, event, plan, choice)
     elif finding.kind in MOMENTARY:
         close(turn, job, incident, "it was one step")
         job.findings.pop(key(finding), None)
@@ -125,7 +126,23 @@ def _update(turn: Turn, job: Job, incident: Incident, event: FindingMade) -> Non
 def _is_known_better(incident: Incident, finding: Finding) -> bool:
     """Whose fault slow transfers are was measured: that they are slow is no news."""
     told = incident.finding
-    return told is not None and key(told) == key(finding) and bool(told.ranks) and not finding.ranks
+    return told is not None and finding.kind in LINKS and bool(told.ranks) and not finding.ranks
+
+
+def _act(turn: Turn, job: Job, incident: Incident, event: FindingMade, plan: Plan, choice: Choice) -> None:
+    """Carry out what was chosen."""
+    if choice.action == "pause":
+        _pause(turn, job, incident, choice.reason)
+        return
+    job.acts = [*job.acts, Act(choice.action, turn.now_ns)][-_ACTED_KEPT:]
+    if choice.action == "rollback":
+        roll_back(turn, job, incident, event, choice.reason)
+    elif choice.action in MOVES and event.finding.kind not in STUCK:
+        move(turn, job, incident, event, choice.action, choice.reason)
+    else:
+        if choice.action in MOVES:
+            leave(turn, job, event.finding, choice.action, incident.verdict)
+        _restart(turn, job, incident, plan, choice.reason)
 
 
 def _pause(turn: Turn, job: Job, incident: Incident, reason: str) -> None:
@@ -133,6 +150,7 @@ def _pause(turn: Turn, job: Job, incident: Incident, reason: str) -> None:
     if job.paused or incident.timeline.decided_ns:
         incident.decision = f"paused: {reason}"
         return
+    job.acts = [*job.acts, Act("pause", turn.now_ns)][-_ACTED_KEPT:]
     incident.timeline.decided_ns = turn.now_ns
     incident.decision = f"to be paused at the next step: {reason}; `loom resume {job.id}` lets it go on"
     name = f"{incident.id}.pause"
@@ -143,7 +161,6 @@ def _pause(turn: Turn, job: Job, incident: Incident, reason: str) -> None:
 
 def _restart(turn: Turn, job: Job, incident: Incident, plan: Plan, reason: str) -> None:
     job.plan = plan
-    job.acted_ns = [*job.acted_ns, turn.now_ns][-_ACTED_KEPT:]
     incident.timeline.decided_ns = turn.now_ns
     end_generation(turn, job, incident, f"{incident.verdict}, so generation {job.generation} cannot go on")
     incident.decision = reason

@@ -45,6 +45,7 @@ def node_joined(turn: Turn, event: NodeJoined) -> None:
         jobs=known.jobs if known is not None else {},
         taken=known.taken if known is not None else 0,
         stores=known.stores if known is not None else {},
+        drained=known.drained if known is not None else "",
         spare=known.spare if known is not None else {},
         lost=known.lost if known is not None else [],
         lost_stores=known.lost_stores if known is not None else [],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from torchloom.core.rolled_back import rolled_back
 from torchloom.core.schedule import record as record_entry
 from torchloom.core.schedule import roll_back
 from torchloom.core.schedule_packing import pack_schedule
@@ -125,6 +126,7 @@ def _take_effect(turn: Turn, job: Job, record: OperationRecord) -> None:
             schedule_change(turn, job, record, record.training_step)
         case Kind.RESTORE:
             restored_config(turn, job, record.values, record.by, record.version)
+            rolled_back(turn, job, record)
         case Kind.CHECKPOINT | Kind.PROBE:
             pass
 

@@ -20,7 +20,7 @@ def refusal(fleet: Fleet, spec: JobSpec, queue: bool | None) -> str:
     if queue is True or (queue is None and not rooms):
         return ""
     if queue is False:
-        fitting = len(_fitting(spec, fleet.nodes.values()))
+        fitting = len(_fitting(spec, fleet.nodes.values(), None))
         return "" if fitting >= need else f"There is no room now: {_why_not(fleet, spec, fitting)}."
     if _could_shrink(rooms, spec):
         return ""
@@ -62,10 +62,10 @@ def place(fleet: Fleet, job: Job) -> tuple[list[str], str]:
     """
     spec = job.spec
     held = list(dict.fromkeys(w.node for w in job.workers))
-    before = _fitting(spec, (fleet.nodes[n] for n in held), job.id)
+    before = _fitting(spec, (fleet.nodes[n] for n in held), job)
     chosen = _emptiest(before, spec.nodes)
     if len(chosen) < spec.nodes:
-        fitting = _fitting(spec, fleet.nodes.values(), job.id)
+        fitting = _fitting(spec, fleet.nodes.values(), job)
         if len(fitting) < spec.nodes:
             return [], _why_not(fleet, spec, len(fitting))
         others = [n for n in fitting if n.id not in chosen]
@@ -83,9 +83,10 @@ def _in_place(held: list[str], chosen: list[str]) -> list[str]:
     return [node if node is not None else next(rest) for node in order]
 
 
-def _fitting(spec: JobSpec, nodes: Iterable[Node], job: str = "") -> list[Node]:
-    need, ready = spec.workers_per_node, NodeState.READY
-    return [n for n in nodes if n.room_for(job) >= need and n.state is ready]
+def _fitting(spec: JobSpec, nodes: Iterable[Node], job: Job | None) -> list[Node]:
+    name, avoid = (job.id, job.avoid) if job is not None else ("", {})
+    need = spec.workers_per_node
+    return [n for n in nodes if n.usable and n.room_for(name) >= need and n.id not in avoid]
 
 
 def _emptiest(nodes: list[Node], count: int) -> list[str]:

@@ -1,33 +1,63 @@
 """What is done about a finding: the job's policy over the defaults, its budgets, and the reason in words.
 
 The defaults recover from hangs and only report slowness and odd numbers. A finding that is not certain is
-acted on only after the job's own limit (`may_act`). Where a restart is not possible the job is left as it is,
-and a person decides: ending a job that only seems to hang is worse than letting it be.
+acted on only after the job's own limit (`may_act`). Where an action is not possible the job is left as it is,
+and a person decides: ending a job that only seems to hang is worse than letting it be. Reading a policy is
+policy_reading.py's affair; carrying out what is chosen here is findings.py's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from collections.abc import Sequence
 
-import msgspec
 from msgspec import Struct
 
-from torchloom.errors import UsageError
-from torchloom.model.findings import Finding, FindingKind
-from torchloom.model.fleet import Plan
+from torchloom.core.detect.words import lasting
+from torchloom.model.findings import Finding
+from torchloom.model.fleet import Act, Plan
 from torchloom.model.policy import Action, Level, Policy
 
 STUCK = frozenset({"hang", "communication-hang", "desync", "ordering-deadlock", "no-progress"})
+NUMBERS = frozenset({"not-a-number", "spike", "divergence"})
 HOUR_NS = 3600 * 10**9
 LIKELY = 0.8
 BY_EVENTS = frozenset({"crash", "node-lost"})
 """Kinds that the reducer knows from events; a policy has no say in them."""
+MOVES: frozenset[Action] = frozenset({"evict", "promote", "drain"})
+"""The job leaves the node of the rank that is to blame."""
+ENDS: frozenset[Action] = MOVES | {"restart"}
+"""They end a generation, so they share a budget."""
+DONE: dict[Action, str] = {
+    "pause": "paused",
+    "restart": "restarted",
+    "rollback": "rolled back",
+    "evict": "moved away",
+    "promote": "moved to its standby",
+    "drain": "moved away, and the node drained",
+}
 
 
 class Choice(Struct, frozen=True):
     action: Action
     reason: str
+
+
+class Facts(Struct, frozen=True, kw_only=True):
+    """What a decision rests on besides the finding."""
+
+    plan: Plan
+    """What the restart budget of the job says."""
+    acts: Sequence[Act] = ()
+    """What findings led to before."""
+    now_ns: int
+    why_not: str = ""
+    """Why the action that the policy names cannot be carried out; empty if it can."""
+    lost_s: float = 0.0
+    """Training time that the slowness has cost so far."""
+    cost_s: float = 0.0
+    """Training time that ending the generation would cost."""
+    how: str = ""
+    """How the action will be done."""
 
 
 def level_of(finding: Finding) -> Level:
@@ -47,32 +77,47 @@ def wanted(policy: Policy, finding: Finding) -> Action:
     return "restart" if finding.kind in STUCK and finding.may_act else "report"
 
 
-def decide(policy: Policy, finding: Finding, plan: Plan, acted_ns: Sequence[int], now_ns: int) -> Choice:
-    """`plan` is what the restart budget of the job says; `acted_ns` when findings led to restarts before."""
+def decide(policy: Policy, finding: Finding, facts: Facts) -> Choice:
     level, action = level_of(finding), wanted(policy, finding)
     if action == "ignore":
         return Choice("ignore", "the policy ignores it")
     if action == "report":
         return Choice("report", _why_only_told(policy, finding, level))
-    if action == "pause" and policy.dry_run:
-        return Choice("report", f"dry run, would be paused: {_basis(finding, level)}")
-    if action == "pause":
-        return Choice("pause", _basis(finding, level))
-    why_not = _refusal(policy, plan, acted_ns, now_ns)
+    why_not = facts.why_not or _too_often(policy, action, facts) or _too_dear(finding, action, facts)
     if why_not:
-        return Choice("report", f"not restarted: {why_not}")
+        return Choice("report", f"not {DONE[action]}: {why_not}")
+    basis = "; ".join(part for part in (_basis(finding, level), facts.how) if part)
     if policy.dry_run:
-        return Choice("report", f"dry run, would be restarted: {_basis(finding, level)}; {plan.reason}")
-    return Choice("restart", f"{_basis(finding, level)}; {plan.reason}")
+        return Choice("report", f"dry run, would be {DONE[action]}: {basis}")
+    return Choice(action, basis)
 
 
-def _refusal(policy: Policy, plan: Plan, acted_ns: Sequence[int], now_ns: int) -> str:
-    recent = [at for at in acted_ns if now_ns - at < HOUR_NS]
-    if len(recent) >= policy.restarts_per_hour:
-        return f"the policy's budget of {policy.restarts_per_hour} restarts an hour is used up"
-    if recent and now_ns - recent[-1] < policy.cooldown_s * 1e9:
+def _too_often(policy: Policy, action: Action, facts: Facts) -> str:
+    alike = ENDS if action in ENDS else frozenset({action})
+    recent = [act for act in facts.acts if facts.now_ns - act.at_ns < HOUR_NS]
+    count = sum(act.action in alike for act in recent)
+    most, word = {
+        "pause": (policy.pauses_per_hour, "pauses"),
+        "rollback": (policy.rollbacks_per_hour, "rollbacks"),
+    }.get(action, (policy.restarts_per_hour, "restarts"))
+    if count >= most:
+        return f"the policy's budget of {most} {word} an hour is used up"
+    acted = [act for act in recent if act.action != "pause"]
+    if action != "pause" and acted and facts.now_ns - acted[-1].at_ns < policy.cooldown_s * 1e9:
         return f"the last one is less than {policy.cooldown_s:g} s ago"
-    return "" if plan.restart else plan.reason
+    return "" if facts.plan.restart or action not in ENDS else facts.plan.reason
+
+
+def _too_dear(finding: Finding, action: Action, facts: Facts) -> str:
+    """Slowness is acted on once it has cost more than acting: that never costs twice the best choice."""
+    if action not in ENDS or finding.kind in STUCK or finding.kind in NUMBERS:
+        return ""
+    if facts.lost_s > facts.cost_s:
+        return ""
+    return (
+        f"it has cost {lasting(facts.lost_s)} of training so far, which is less than the "
+        f"{lasting(facts.cost_s)} that a restart costs"
+    )
 
 
 def _basis(finding: Finding, level: Level) -> str:
@@ -91,24 +136,3 @@ def _why_only_told(policy: Policy, finding: Finding, level: Level) -> str:
     limit = finding.inputs.get("act_s")
     later = f"; acted on after {limit:.0f} s" if isinstance(limit, float) and limit < 1e6 else ""
     return f"reported only, because it is not certain: {finding.certainty}{later}"
-
-
-def policy_from(data: Mapping[str, Any]) -> Policy:
-    """A policy file's content, or a request's; whatever is not understood is an error in one sentence."""
-    try:
-        policy = msgspec.convert(data, Policy)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"The policy cannot be read: {error}.") from None
-    kinds = [kind for kind in get_args(FindingKind) if kind not in BY_EVENTS]
-    levels = get_args(Level)
-    for kind, by_level in policy.rules.items():
-        if kind not in kinds:
-            raise UsageError(f"The policy names {kind!r}, which no detector finds; use {', '.join(kinds)}.")
-        if kind in STUCK and "pause" in by_level.values():
-            raise UsageError(f"The policy pauses on {kind}, but a job held up reaches no step for that.")
-        for level in by_level:
-            if level not in levels:
-                raise UsageError(f"The policy names the level {level!r}; use {', '.join(levels)}.")
-    if policy.restarts_per_hour < 0 or policy.cooldown_s < 0:
-        raise UsageError("The budgets of a policy cannot be negative.")
-    return policy

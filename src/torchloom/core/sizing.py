@@ -10,7 +10,7 @@ from heapq import nsmallest
 
 from torchloom.core.place import place
 from torchloom.core.turn import Turn
-from torchloom.model.fleet import Fleet, Job, NodeState
+from torchloom.model.fleet import Fleet, Job
 from torchloom.model.job import JobSpec
 
 SHRINK_WAIT_S = 5.0
@@ -35,8 +35,16 @@ def replicas(job: Job) -> int:
 def seats(turn: Turn, job: Job) -> tuple[list[str], str]:
     """The node of each rank of the next generation and, if there are fewer than wanted, why; or none and why.
 
-    Sets the timer after which fewer will do.
+    Sets the timer after which fewer will do. Nodes that the job left are used only if nothing else is there.
     """
+    nodes, why = _seats(turn, job)
+    if not nodes and job.avoid and not job.short_since_ns:
+        job.avoid.clear()
+        nodes, why = _seats(turn, job)
+    return nodes, why
+
+
+def _seats(turn: Turn, job: Job) -> tuple[list[str], str]:
     least, most = job.spec.min_workers, wanted(job)
     nodes: list[str] = []
     why_not = f"room for {most} workers is needed; it starts when there is room"
@@ -70,7 +78,12 @@ def fits(fleet: Fleet, job: Job, size: int) -> bool:
     return len(_packed(fleet, job, size, with_own=True)) >= size
 
 
-def _packed(fleet: Fleet, job: Job, most: int, with_own: bool = False) -> list[str]:
+def room_elsewhere(fleet: Fleet, job: Job, node: str) -> int:
+    """How many of its workers the job could have without this node, if its own places were free."""
+    return len(_packed(fleet, job, wanted(job), with_own=True, without=node))
+
+
+def _packed(fleet: Fleet, job: Job, most: int, with_own: bool = False, without: str = "") -> list[str]:
     """As many ranks as fit, up to `most`: on nodes that held the job before, then on the emptiest.
 
     No node gets more than its share of a world of that size: that is what its devices were meant for.
@@ -80,7 +93,7 @@ def _packed(fleet: Fleet, job: Job, most: int, with_own: bool = False) -> list[s
     room: dict[str, int] = {}
     for node in fleet.nodes.values():
         free = node.room_for(job.id) + (node.jobs.get(job.id, 0) if with_own else 0)
-        if node.state is NodeState.READY and free > 0:
+        if node.usable and free > 0 and node.id not in job.avoid and node.id != without:
             room[node.id] = min(free, share)
     by_choice = [(id not in held, -free, -fleet.nodes[id].room, id) for id, free in room.items()]
     found: list[str] = []

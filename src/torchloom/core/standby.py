@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torchloom.core.turn import Turn
 from torchloom.model.effects import WarmSpawner
-from torchloom.model.fleet import Job, Node, NodeState
+from torchloom.model.fleet import Job, Node
 
 
 def keep_spares(turn: Turn) -> bool:
@@ -19,7 +19,7 @@ def keep_spares(turn: Turn) -> bool:
         count = job.spec.standby if job.workers and not job.ended else 0
         busy = {worker.node for worker in job.workers if worker.alive}
         for node in [turn.fleet.nodes[id] for id in job.spares]:
-            if node.state is not NodeState.READY or node.id in busy or node.room < 0:
+            if not node.usable or node.id in busy or node.room < 0:
                 drop_spare(turn, job, node)
                 freed = True
         for id in job.spares[count:]:
@@ -34,7 +34,7 @@ def _free(turn: Turn, job: Job, busy: set[str]) -> list[Node]:
     """Nodes that could hold a spare place, the emptiest first."""
     taken = busy | set(job.spares)
     share = job.spec.workers_per_node
-    nodes = [n for n in turn.fleet.nodes.values() if n.state is NodeState.READY and n.room >= share]
+    nodes = [n for n in turn.fleet.nodes.values() if n.usable and n.room >= share and n.id not in job.avoid]
     return sorted((n for n in nodes if n.id not in taken), key=lambda n: (-n.room, n.id))
 
 

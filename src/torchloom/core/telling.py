@@ -117,12 +117,22 @@ def _worth_saying(name: str, seen: Seen, now: Finding, now_s: float, ready: bool
             return True
         return now.lasting_s >= 2 * max(1.0, said.lasting_s)
     if now.kind in _AT_ONCE:
-        return said is None or now.certain > said.certain
+        if said is None or now.certain > said.certain:
+            return True
+        return now_s - seen.said_s >= AGAIN_S and _step(now) > _step(said)
     if seen.looks < SLOW_LOOKS or seen.last_s - seen.first_s < SLOW_FOR_S:
         return False
     if said is None:
         return True
-    return said.kind != now.kind and now_s - seen.said_s >= REVISED_S
+    if now_s - seen.said_s < REVISED_S:
+        return False
+    # What lasts twice as long has cost twice as much: then it may be worth acting on.
+    return said.kind != now.kind or now_s - seen.said_s >= seen.said_s - seen.first_s
+
+
+def _step(finding: Finding) -> float:
+    step = finding.inputs.get("step")
+    return step if isinstance(step, int | float) else 0.0
 
 
 def _news(said: Finding, now: Finding) -> bool:

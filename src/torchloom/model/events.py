@@ -312,6 +312,15 @@ class FindingMade(EventBase, frozen=True, kw_only=True, tag="finding-made"):
     """Of ranks that were asked; what is missing here is as it was told before."""
     steps: int = 0
     """Steps that the generation has completed."""
+    step_s: float = 0.0
+    """How long one takes; 0: unknown."""
+    offset: int | None = None
+    """Training step minus step, if the script tells it."""
+    restore_step: int | None = None
+    """The newest checkpoint from before it, looked for only if the policy would go back to it."""
+    restore_name: str = ""
+    restore_why: str = ""
+    """Why there is none."""
 
 
 class FindingEnded(EventBase, frozen=True, kw_only=True, tag="finding-ended"):

@@ -149,6 +149,13 @@ class Plan(Struct, frozen=True):
     """Whether the failed generation had made real progress."""
 
 
+class Act(Struct, frozen=True, array_like=True):
+    """Something that was done because of a finding."""
+
+    action: str
+    at_ns: int
+
+
 class JobCheckpoints(Struct, kw_only=True):
     """What is known of a job's checkpoints without looking into their store."""
 
@@ -230,8 +237,10 @@ class Job(Struct, kw_only=True):
     """Time without training between a fault and the first step after it, over closed incidents."""
     findings: dict[str, str] = field(default_factory=dict)
     """Open incidents that detectors made in this generation, by core.telling.key; kept by core.findings."""
-    acted_ns: list[int] = field(default_factory=list)
-    """When findings led to restarts, the newest ones."""
+    acts: list[Act] = field(default_factory=list)
+    """What findings led to, the newest ones."""
+    avoid: dict[str, str] = field(default_factory=dict)
+    """Nodes that it left because of a finding, and why; used only if there is no other place."""
     spares: list[str] = field(default_factory=list)
     """Nodes that keep a spare place for it; kept by core.standby."""
     target: int = 0
@@ -265,11 +274,18 @@ class Node(Struct, kw_only=True):
     """All of them together."""
     stores: dict[str, None] = field(default_factory=dict)
     """Jobs whose store is here and up; kept by core.generation."""
+    drained: str = ""
+    """Why no new worker is placed here until a person says so; empty: they may be."""
     spare: dict[str, int] = field(default_factory=dict)
     """Slots that are kept free here, by the job they are kept for; kept by core.standby."""
     lost: list[WorkerRef] = field(default_factory=list)
     lost_stores: list[StoreRef] = field(default_factory=list)
     """What counts as dead because a person said that the host is gone; ended if it is heard again."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether workers may be placed here."""
+        return self.state is NodeState.READY and not self.drained
 
     @property
     def room(self) -> int:

@@ -6,9 +6,12 @@ from typing import Literal
 
 from msgspec import Struct
 
-Action = Literal["ignore", "report", "pause", "restart"]
+Action = Literal["ignore", "report", "pause", "restart", "rollback", "evict", "promote", "drain"]
 """`ignore`: no incident. `report`: an incident and nothing else. `pause`: hold all ranks at the next step
-until a person resumes them. `restart`: end the generation and begin the next one at the newest checkpoint."""
+until a person resumes them. `restart`: end the generation and begin the next one at the newest checkpoint.
+`rollback`: go back, without a restart, to the newest checkpoint from before it, and leave out the batches to
+blame. `evict`: leave the node of the rank to blame, with fewer workers if the job may shrink. `promote`: the
+same, to a standby place. `drain`: as `evict`, and no job is placed on that node until a person says so."""
 
 Level = Literal["certain", "lasting", "likely", "suspected"]
 """`certain`: nothing benign looks like this. `lasting`: not certain, but longer than the limit for acting.
@@ -21,9 +24,16 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     dry_run: bool = False
     """Only note what would have been done."""
     restarts_per_hour: int = 6
-    """Restarts because of findings; those after a crash have the job's own budget only."""
+    """Restarts and moves because of findings; those after a crash have the job's own budget only."""
+    rollbacks_per_hour: int = 2
+    pauses_per_hour: int = 12
     cooldown_s: float = 30.0
-    """Least time between two restarts because of findings."""
+    """Least time between two actions, pauses aside."""
+    skip_batches: int = 3
+    """Global batches that a rollback leaves out at least, the one at hand and those before it; 0: none."""
+    restart_cost_s: float | None = None
+    """What ending a generation costs besides the work since the last checkpoint; None: as seen in this job,
+    30 s before there was one."""
     probe_links: bool = True
     """Measure the links between the ranks at a step when transfers have become slow."""
     probe_every_s: float = 600.0

@@ -144,6 +144,8 @@ class RankWindow(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Samples or tokens a step as the script tells them; 0 when it does not."""
     values: dict[str, float] = {}
     """Newest metrics, for example loss and grad_norm."""
+    values_step: int = 0
+    """Completed steps when they were told; 0: not known."""
     records: bool = True
     """Whether its collectives are recorded: without that its place among its peers is not known."""
     hashes: tuple[PartHash, ...] = ()

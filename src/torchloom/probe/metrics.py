@@ -5,7 +5,7 @@
 A number on a CUDA device is copied to the host without waiting and read at a later step; null until then.
 Written at most every INTERVAL_NS (at once for NaN and infinities, which somebody waits for). `broken` is the
 first NaN or infinity of the newest run of them in a loss or gradient norm (number of the run, completed
-steps, name, value): it stays when the value is fine again, so that whoever looks twice a second does not miss it.
+steps, name, value): it stays when the value is fine again, so that whoever looks twice a second sees it.
 """
 
 from __future__ import annotations

@@ -80,6 +80,22 @@ class Catalogues:
                 raise Conflict(f"The checkpoints of {job.id} are in use: {other.id} saves at the same place.")
         await self.ask(fleet, job, "purge")
 
+    async def before(self, fleet: Fleet, job: Job, step: int) -> tuple[CheckpointEntry | None, str]:
+        """The newest state that a restart could use from before a training step, pinned; or why there is
+        none."""
+        try:
+            entries = (await self.ask(fleet, job, "list", within_s=LOOK_WITHIN_S)).entries
+        except LoomError as error:
+            return None, error.message
+        early = [e for e in entries if e.whole and e.resumable and e.step < step]
+        found = max(early, key=lambda e: (e.step, e.generation), default=None)
+        if found is None:
+            return None, f"there is no checkpoint from before step {step}"
+        if not found.pinned:
+            with contextlib.suppress(LoomError):
+                await self.ask(fleet, job, "pin", found.name, LOOK_WITHIN_S)
+        return found, ""
+
     async def prepare_restore(self, fleet: Fleet, job: Job, step: int) -> CheckpointEntry:
         """The state that a restore of `step` would take. Raises Conflict with the steps there are.
 

@@ -83,6 +83,7 @@ class Weaver(Steering, NodeWords, Scaling):
             fleet=lambda: self.fleet,
             leads=lambda: self.active and self.ready,
             say=lambda found: self._say("finding", found),
+            before=lambda job, step: self._catalogues.before(self.fleet, job, step),
         )
         self._wake = asyncio.Event()
         self._dispatcher = Dispatcher(bus, self.name, self._environments, self._wake)

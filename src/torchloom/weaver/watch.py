@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
 from torchloom.bus.protocol import Bus, Message
 from torchloom.core.detect.judge import AllLimits, Memory, judge
+from torchloom.core.detect.robust import median
 from torchloom.core.detect.thresholds import Limits, Pace
-from torchloom.core.policy import BY_EVENTS, STUCK
+from torchloom.core.policy import BY_EVENTS, STUCK, wanted
+from torchloom.core.rolling_back import blamed_steps
 from torchloom.core.telling import Seen, choose
 from torchloom.errors import LoomError
+from torchloom.model.checkpoints import CheckpointEntry
 from torchloom.model.events import FindingEnded, FindingMade
 from torchloom.model.findings import Finding, RankEvidence
 from torchloom.model.fleet import Fleet, Job, JobState, Worker, WorkerState
@@ -40,6 +43,12 @@ EVIDENCE_WITHIN_S = 1.5
 ASK_AGAIN_S = 5.0
 
 Say = Callable[[FindingMade | FindingEnded], Awaitable[None]]
+Before = Callable[[Job, int], Awaitable[tuple[CheckpointEntry | None, str]]]
+"""The newest checkpoint of a job from before a training step, or why there is none."""
+
+
+async def _no_checkpoints(job: Job, step: int) -> tuple[CheckpointEntry | None, str]:
+    return None, ""
 
 
 @dataclass
@@ -69,8 +78,16 @@ class _Watched:
 
 
 class Watch:
-    def __init__(self, bus: Bus, fleet: Callable[[], Fleet], leads: Callable[[], bool], say: Say) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        fleet: Callable[[], Fleet],
+        leads: Callable[[], bool],
+        say: Say,
+        before: Before = _no_checkpoints,
+    ) -> None:
         self._bus = bus
+        self._before = before
         self._fleet = fleet
         self._leads = leads
         self._say = say
@@ -175,9 +192,8 @@ class Watch:
             open_keys=job.findings,
             ready=ready,
         )
-        steps = max(w.steps_done for w in windows)
         for finding in say:
-            await self._tell(job, watched, finding, steps)
+            await self._tell(job, watched, finding, windows)
         for one in ended:
             event = FindingEnded(
                 job=job.id, generation=watched.generation, key=one.key, lasted_s=one.lasted_s
@@ -228,20 +244,41 @@ class Watch:
         finally:
             watched.asking = None
 
-    async def _tell(self, job: Job, watched: _Watched, finding: Finding, steps: int) -> None:
+    async def _tell(
+        self, job: Job, watched: _Watched, finding: Finding, windows: Sequence[RankWindow]
+    ) -> None:
         if finding.kind in STUCK:
             evidence, watched.fresh_evidence = watched.fresh_evidence, {}
         else:
             evidence = await gather(self._bus, _named(job, finding), finding, EVIDENCE_WITHIN_S, True)
+        offset = max((w.offset for w in windows if w.offset is not None), default=None)
+        state, why = await self._state_before(job, finding, offset)
+        recent = watched.memory.pace.recent_s[-16:]
         await self._say(
             FindingMade(
                 job=job.id,
                 generation=watched.generation,
                 finding=finding,
                 evidence=tuple(evidence[rank] for rank in sorted(evidence)),
-                steps=steps,
+                steps=max(w.steps_done for w in windows),
+                step_s=median(recent) if recent else 0.0,
+                offset=offset,
+                restore_step=state.step if state is not None else None,
+                restore_name=state.name if state is not None else "",
+                restore_why=why,
             )
         )
+
+    async def _state_before(
+        self, job: Job, finding: Finding, offset: int | None
+    ) -> tuple[CheckpointEntry | None, str]:
+        """Looked for only where the policy would go back to it."""
+        if wanted(job.spec.policy, finding) != "rollback":
+            return None, ""
+        span = blamed_steps(job.spec.policy, finding, offset)
+        if span is None:
+            return None, "the script does not tell its training step"
+        return await self._before(job, span[0])
 
 
 def limits_of(told: HangLimits) -> AllLimits:

@@ -120,7 +120,7 @@ def _numbers(windows: Sequence[RankWindow], memory: Memory) -> tuple[Memory, lis
     replicas, differing = compare(windows, memory.replicas)
     memory = replace(memory, broken_runs=runs, replicas=replicas)
     found += differing
-    step = memory.trigger.last_step
+    step = max(w.values_step for w in windows) or memory.trigger.last_step
     told: dict[str, list[float]] = {}
     for window in windows:
         for name, value in window.values.items():

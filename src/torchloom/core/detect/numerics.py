@@ -87,7 +87,7 @@ def spikes(curves: Curves, step: int, values: Mapping[str, float]) -> tuple[Curv
         if value is None or not isfinite(value):
             continue
         past = kept.get(name, ())
-        finding = _spike(name, step, value, past)
+        finding = _spike(name, step, curves.last_step, value, past)
         if finding is not None:
             found.append(finding)
         # Spikes are learned too: medians ignore a few, and a level that stays is the new usual one.
@@ -95,7 +95,7 @@ def spikes(curves: Curves, step: int, values: Mapping[str, float]) -> tuple[Curv
     return Curves(kept, step), found
 
 
-def _spike(name: str, step: int, value: float, past: Sequence[float]) -> Finding | None:
+def _spike(name: str, step: int, good_step: int, value: float, past: Sequence[float]) -> Finding | None:
     if len(past) < WARM or value <= 0 or min(past) <= 0:
         return None  # a loss that may be negative has no natural scale, so nothing is said about it
     logs = [log(v) for v in past]
@@ -110,5 +110,5 @@ def _spike(name: str, step: int, value: float, past: Sequence[float]) -> Finding
         sentence=f"{name} jumped to {value:.4g} at step {step}, {value / median(past):.1f}× its usual value",
         confidence=0.7 if over < log(TIMES) else 0.9,
         certainty="a spike may pass by itself",
-        inputs={"step": step, "score": score, "times": value / median(past)},
+        inputs={"step": step, "good_step": good_step, "score": score, "times": value / median(past)},
     )

@@ -1,10 +1,10 @@
 """Replicas that should be equal and are not: hashes of parts of their parameters after the same step.
 
 Nobody tells which ranks hold the same parameters, so it is learned: ranks that have agreed on a part, while
-it changed, are replicas of each other there. Parts on which ranks never agreed (shards, stages, adapters of one
-rank, a job that averages now and then) are never judged. Among replicas, whoever leaves a majority is named.
-Without a majority, as between two ranks, it is said only while *other* parts agree after the very same steps:
-a flipped bit stays in its part, whereas ranks that train by themselves for a while differ everywhere.
+it changed, are replicas of each other there. Parts on which ranks never agreed (shards, stages, adapters of
+one rank, a job that averages now and then) are never judged. Among replicas, whoever leaves a majority is
+named. Without a majority, as between two ranks, it is said only while *other* parts agree after the very
+same steps: a flipped bit stays in its part, whereas ranks that train by themselves differ everywhere.
 """
 
 from __future__ import annotations

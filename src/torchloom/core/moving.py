@@ -1,0 +1,67 @@
+"""A policy moves a job away from the node of a rank that is to blame: elsewhere, to its standby, or smaller.
+
+Owns whether that can be done and how it begins. The job is ended at a step boundary if it trains, and the
+next generation is placed as any other, only not there (`Job.avoid`); if there is ever no other place, the
+node is used again, because a slow node is better than none. A drained node takes no new worker of any job
+until a person says so.
+"""
+
+from __future__ import annotations
+
+from torchloom.core.lifecycle import move_job
+from torchloom.core.sizing import room_elsewhere, unit, wanted
+from torchloom.core.stopping import end_at_boundary
+from torchloom.core.turn import Turn
+from torchloom.model.events import FindingMade, WorkerProgress
+from torchloom.model.findings import Finding
+from torchloom.model.fleet import Fleet, Incident, Job, JobState
+from torchloom.model.policy import Action
+
+
+def why_not(fleet: Fleet, job: Job, finding: Finding, action: Action) -> str:
+    """Why the job cannot leave the node that is to blame; empty if it can."""
+    if job.state is not JobState.RUNNING:
+        return f"the job is {job.state}"
+    if not finding.node or not finding.ranks:
+        return "the evidence names no single node"
+    if len(job.workers) > 1 and 2 * len(finding.ranks) > len(job.workers):
+        return f"{len(finding.ranks)} of {len(job.workers)} ranks are named, which is no node's fault"
+    if action == "promote" and not [spare for spare in job.spares if spare != finding.node]:
+        return "it has no standby place on another node"
+    room, need = room_elsewhere(fleet, job, finding.node), wanted(job)
+    if room >= need:
+        return ""
+    least = job.spec.min_workers
+    whole = room // unit(job.spec) * unit(job.spec)
+    if least is None:
+        return f"other nodes have room for {room} of its {need} workers, and it may not shrink (min_workers)"
+    if whole < least:
+        return f"other nodes have room for {whole} workers, and it needs at least {least}"
+    return ""
+
+
+def how(fleet: Fleet, job: Job, finding: Finding) -> str:
+    room = room_elsewhere(fleet, job, finding.node)
+    smaller = "" if room >= wanted(job) else f" with {room // unit(job.spec) * unit(job.spec)} workers"
+    return f"away from {finding.node}{smaller}"
+
+
+def move(turn: Turn, job: Job, incident: Incident, event: FindingMade, action: Action, reason: str) -> None:
+    """End the generation at a boundary; the next one is placed elsewhere."""
+    leave(turn, job, event.finding, action, incident.verdict)
+    incident.timeline.decided_ns = turn.now_ns
+    move_job(turn, job, JobState.STOPPING, f"{incident.verdict}; {reason}")
+    turn.cancel_timers(job)
+    job.resizing = job.generation
+    progress = tuple(WorkerProgress(rank, event.steps, event.step_s) for rank in range(len(job.workers)))
+    hears = bool(job.control.step)
+    end_at_boundary(turn, job, "policy", job.reason, job.spec.stop_grace_s, progress, hears)
+
+
+def leave(turn: Turn, job: Job, finding: Finding, action: Action, why: str) -> None:
+    """From the next generation on the job is elsewhere."""
+    job.avoid[finding.node] = why
+    if action == "drain":
+        node = turn.fleet.nodes[finding.node]
+        node.drained = f"the policy of {job.id}: {why}"
+        turn.seats_changed = True

@@ -1,0 +1,51 @@
+"""What follows once a job went back by its policy: what was left out is kept, the incident ends."""
+
+from __future__ import annotations
+
+from torchloom.core.incidents import close
+from torchloom.core.schedule import record as record_entry
+from torchloom.core.settings import SKIPPED
+from torchloom.core.turn import Turn
+from torchloom.model.fleet import Job
+from torchloom.model.steering import OperationRecord
+from torchloom.model.transaction.config import Entry
+
+MARK = ".rollback."
+
+
+def rolled_back(turn: Turn, job: Job, record: OperationRecord) -> None:
+    """All ranks stand at the earlier state."""
+    left_out = _keep_skips(turn, job, record)
+    incident = turn.fleet.incidents.get(record.id.partition(MARK)[0])
+    if MARK not in record.id or incident is None or not incident.open:
+        return
+    incident.timeline.restored_ns = turn.now_ns
+    done = f"rolled back to the end of step {record.values.get('step')}"
+    incident.decision = f"{done}, {left_out}"
+    close(turn, job, incident, done)
+    for name in [name for name, id in job.findings.items() if id == incident.id]:
+        del job.findings[name]
+
+
+def _keep_skips(turn: Turn, job: Job, record: OperationRecord) -> str:
+    """In force from the very first step on, so that every later start and restore leaves them out as well."""
+    for address, before, after in record.changed:
+        if address == SKIPPED:
+            entry = Entry(
+                version=record.version,
+                step=0,
+                values={SKIPPED: after},
+                before={SKIPPED: before},
+                by=record.by,
+                why=record.why,
+                at_ns=turn.now_ns,
+            )
+            job.schedule = record_entry(job.schedule, entry)
+            return f"and these samples are left out from now on: {after}"
+    return (
+        "no batch was left out"
+        if "skip" not in record.values
+        else (
+            "but the batches to blame could not be left out, because the script's data has no places to name"
+        )
+    )
