@@ -45,7 +45,7 @@ def test_a_change_goes_through_its_phases_and_is_told_with_its_step() -> None:
     step = story.carry(changed=CHANGED, offset=100)
     record = story.record()
     assert (record.state, record.at_step, record.training_step) == ("applied", step, step + 100)
-    assert record.reason == f"applied at step {step} on all ranks"
+    assert record.reason == f"applied at step {step + 100} on all ranks"
     assert record.changed == CHANGED and not record.differing and record.why == "the loss is flat"
     (entry,) = story.job().schedule
     assert (entry.version, entry.step, entry.by) == (1, step + 100, "ann")

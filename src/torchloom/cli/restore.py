@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,7 +12,7 @@ from torchloom.cli.options import JobArgument, JsonOption, api
 
 if TYPE_CHECKING:
     from torchloom.client import Client
-    from torchloom.client.schema import CheckpointList, RestoreRequest
+    from torchloom.client.schema import RestoreAccepted, RestoreRequest
 
 EXAMPLES = (
     ("loom checkpoints train-3f9a", "which steps there are"),
@@ -57,28 +57,37 @@ def command(
     before = client.job(job)["generation"]
     accepted = client.restore(job, body)
     chosen = accepted["checkpoint"]
+    asked = told(accepted, before)
     if not wait:
-        if as_json:
-            output.show_json(accepted)
-        else:
-            print(f"{job} will begin from {chosen}")
+        changes.answer(asked, f"{job} will begin from {chosen}", as_json)
         return
     if accepted["operation"]:
         view = changes.follow(client, job, accepted["operation"], f"{RESTORED_WITHIN_S:g}s", quiet=as_json)
         if view["state"] == "applied" or client.job(job)["restoring"] is None:
+            if as_json:
+                output.show_json({**asked, "state": view["state"], "reason": view["reason"]})
+                if (error := changes.failure(view)) is not None:
+                    raise typer.Exit(error.exit_code)
+                return
             changes.conclude(view, f"{job} went back to {chosen} on all ranks, without a restart", as_json)
             return
         if not as_json:
             print(f"loom: not while it runs ({view['reason'].rstrip('.')}): by a restart.", file=sys.stderr)
-    found = wait_restored(client, job, before, chosen, quiet=as_json)
-    if as_json:
-        output.show_json(found)
-    else:
-        print(f"{job} goes on after step {step}, from {chosen}")
+    generation = wait_restored(client, job, before, chosen, quiet=as_json)
+    done = {**asked, "how": "restart", "state": "applied", "generation": generation}
+    text = f"{job} goes on after step {step}, from {chosen}"
+    changes.answer({**done, "reason": f"generation {generation} began from it"}, text, as_json)
 
 
-def wait_restored(client: Client, job: str, before: int, chosen: str, quiet: bool) -> CheckpointList:
-    """The catalogue once a later generation has begun from the state; tells what it waits for."""
+def told(accepted: RestoreAccepted, generation: int) -> dict[str, Any]:
+    """What `--json` gives however it goes: `how` is live (on all ranks, without a restart) or restart, and
+    `state` is asked, applied, or what else became of the operation."""
+    how = "live" if accepted["operation"] else "restart"
+    return {**accepted, "how": how, "state": "asked", "generation": generation, "reason": ""}
+
+
+def wait_restored(client: Client, job: str, before: int, chosen: str, quiet: bool) -> int:
+    """The generation that has begun from the state; tells what it waits for."""
     from torchloom.cli.screen import Screen
     from torchloom.errors import JobFailed, TimedOut
 
@@ -92,7 +101,7 @@ def wait_restored(client: Client, job: str, before: int, chosen: str, quiet: boo
             if view["generation"] > before:
                 found = client.checkpoints(job)
                 if found["restored"] == chosen and found["restored_generation"] > before:
-                    return found
+                    return found["restored_generation"]
                 if view["ended"]:
                     raise JobFailed(f"{job} ended before it had restored {chosen}: {view['reason']}")
             screen.status(f"{job} {view['state']} · {view['reason']}")

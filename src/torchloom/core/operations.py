@@ -64,8 +64,12 @@ def note_progress(job: Job) -> None:
             record.reason, record.attempts = control.reason, control.tries
             record.generation = control.generation
             record.at_step = control.at_step or record.at_step
+            if control.at_step and control.offset is not None:
+                record.training_step = control.named(control.at_step)
         else:
             record.state, record.reason = "waiting", _why_it_waits(job, record)
+            if any(o.version == record.version and o.at_step is None for o in control.queue):
+                record.at_step = record.training_step = None  # it was tried for a step that came to nothing
 
 
 def _why_it_waits(job: Job, record: OperationRecord) -> str:

@@ -53,17 +53,19 @@ def judge(
     unheard = tuple(rank for rank in range(world) if rank not in answers)
     applied = [rank for rank, a in sorted(answers.items()) if a.said is Said.APPLIED]
     against = [rank for rank, a in sorted(answers.items()) if a.said in (Said.NOT_APPLIED, Said.UNDONE)]
+    offsets = {a.offset for a in answers.values() if a.said in (Said.APPLIED, Said.UNDONE)}
+    step = at_step + ((offsets.pop() or 0) if len(offsets) == 1 else 0)  # as the script counts, if it tells
     silence = f"; no report of rank {', '.join(map(str, unheard))}" if unheard else ""
     if applied and against:
-        reason = f"rank {applied[0]} applied it at step {at_step} and rank {against[0]} did not"
+        reason = f"rank {applied[0]} applied it at step {step} and rank {against[0]} did not"
         return Verdict(How.DIVERGED, reason, unheard=unheard, answers=answers)
     if applied:
         where = "all ranks" if len(applied) == world else f"rank {', '.join(map(str, applied))}"
-        reason = f"applied at step {at_step} on {where}{silence}"
+        reason = f"applied at step {step} on {where}{silence}"
         return Verdict(How.APPLIED, reason, unheard=unheard, answers=answers)
     undone = [a for a in answers.values() if a.said is Said.UNDONE]
     if undone:
-        reason = f"undone on every rank at step {at_step}: {_last_line(undone[0].why)}{silence}"
+        reason = f"undone on every rank at step {step}: {_last_line(undone[0].why)}{silence}"
         return Verdict(How.NOT_APPLIED, reason, undone=True, unheard=unheard, answers=answers)
     if against:
         why = withdrawn or answers[against[0]].why

@@ -216,6 +216,7 @@ def _answered(state: Proposer, answer: Answer, now_ns: int, effects: list[Effect
         return
     state.step = max(state.step, answer.step - (state.current.kind in BETWEEN))
     state.step_ns = answer.step_ns or state.step_ns
+    state.offset = answer.offset
     if state.stage is Stage.CONFIRMED:
         if answer.said in FINAL and answer.rank not in state.answers:
             state.answers[answer.rank] = answer
@@ -244,11 +245,12 @@ def _all_answered(state: Proposer, now_ns: int, effects: list[Effect]) -> None:
         return
     held = all(answer.held for answer in answers)
     if wanted is not None and wanted < newest:
-        _give_up(state, f"step {wanted} is past, the job is at step {newest}", now_ns, effects, certain=True)
+        why = f"step {state.named(wanted)} is past, the job is at step {state.named(newest)}"
+        _give_up(state, why, now_ns, effects, certain=True)
         return
     if wanted is not None and held and wanted > newest:
         # The resume that must come first could not get past an operation that waits for a later step.
-        _withdraw(state, f"the job is paused before step {wanted}", effects, unconfirmed=True)
+        _withdraw(state, f"the job is paused before step {state.named(wanted)}", effects, unconfirmed=True)
         state.queue.append(replace(state.current, after_step=newest + 1))
         _close(state)
         return
@@ -363,7 +365,8 @@ def _generation_began(state: Proposer, event: GenerationBegan, now_ns: int, effe
     if event.generation <= state.generation:
         return
     _everybody_gone(state, f"generation {event.generation} began", now_ns, effects)
-    state.generation, state.world, state.gone, state.step = event.generation, event.world, {}, 0
+    state.generation, state.world, state.gone = event.generation, event.world, {}
+    state.step, state.offset = 0, None
     state.over = ""  # a job that had ended may be begun again
     state.attempt = 0
     count_anew(state, effects)

@@ -108,8 +108,8 @@ class Rank:
                     attempt.enter(Stage.ASKED)
             case Phase.ARM if attempt.stage is Stage.PREPARED:
                 if mail.at_step < self._place(attempt):
-                    late = f"step {mail.at_step} is past, this rank is at step {self._place(attempt)}"
-                    self._close(attempt, Said.TOO_LATE, late)
+                    late, now = mail.at_step + (self.offset or 0), self._place(attempt) + (self.offset or 0)
+                    self._close(attempt, Said.TOO_LATE, f"step {late} is past, this rank is at step {now}")
                 else:
                     attempt.at_step = mail.at_step
                     attempt.enter(Stage.ARMED)

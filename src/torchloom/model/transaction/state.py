@@ -48,6 +48,8 @@ class Proposer:
     gone: dict[int, str] = field(default_factory=dict)
     """Ranks of this generation that ended, and why."""
     step: int = 0
+    offset: int | None = None
+    """Training step minus step, as the ranks told it last."""
     step_ns: int = 0
     """The longest that was told lately; 0: unknown."""
     newest: int = 0
@@ -84,10 +86,14 @@ class Proposer:
         if self.current is None:
             return f"{len(self.queue)} changes wait" if self.queue else "no change is under way"
         silent = ", ".join(map(str, self.silent()))
-        place = f" for step {self.at_step}" if self.at_step else ""
+        place = f" for step {self.named(self.at_step)}" if self.at_step else ""
         return (
             f"change {self.current.version} is {self.stage}{place}, rank {silent or 'none'} has not answered"
         )
+
+    def named(self, step: int) -> int:
+        """A step as the script counts, if that is known."""
+        return step + (self.offset or 0)
 
     def silent(self) -> list[int]:
         """Ranks whose answer to the present stage is missing and may still come."""
