@@ -208,12 +208,26 @@ class World:
             self.faults[version, number % self.size] = "run"
             if fault != "run":
                 self.faults[version, (number + 1) % self.size] = fault
-        operation = Operation(version, kind, {}, two_phase, at_step, vote_timeout_s=VOTE_TIMEOUT_NS / 1e9)
+        operation = Operation(
+            version,
+            kind,
+            {},
+            two_phase,
+            at_step,
+            vote_timeout_s=VOTE_TIMEOUT_NS / 1e9,
+            step_ns=2 * MS,
+            position=self.guess(number // 11),
+        )
         if at_step is not None and number // 7 % 2:
             operation = replace(operation, training_step=at_step + self.offset(self.generation))
         self.ask_for(operation)
         if number % 3 == 0:
             self.tell_weaver(Requested(operation))
+
+    def guess(self, number: int) -> float:
+        """Where somebody thinks that the ranks are: unknown, about right, or quite wrong."""
+        wrong = (0, 0, 0, -12, 6)[number % 5]
+        return max(0.0, max(w.step for w in self.workers) + wrong + 0.5) if number % 7 > 1 else 0.0
 
     def ask_for(self, operation: Operation) -> None:
         self.requested[operation.version] = operation
@@ -371,7 +385,7 @@ class World:
     def calm(self) -> None:
         """From now on everything works: every operation must come to its told end."""
         self.bus_away, self.store.away, self.store.moods = False, False, []
-        for _ in range(400):
+        for _ in range(1000):
             if any(not worker.alive for worker in self.workers):
                 self.end_generation(0)
             if len(self.told) == len(self.requested):

@@ -18,9 +18,9 @@ from torchloom.agent.host import Host, Told, Worker
 from torchloom.agent.saves import look_at_saves
 from torchloom.bus.protocol import Bus
 from torchloom.model.events import FirstStep, WorkerRegistered
-from torchloom.model.messages import Telemetry, WorkerPulse
+from torchloom.model.messages import RankSteps, Telemetry, WorkerPulse
 from torchloom.wire import blackbox, codec, subjects
-from torchloom.wire.blackbox import Progress
+from torchloom.wire.blackbox import Phase, Progress
 
 PULSE_EVERY_S = 0.25
 _EAGER_S = 0.005
@@ -139,13 +139,12 @@ def pulse_of(worker: Worker, now_ns: int) -> WorkerPulse:
     since_ns = box.progress(Progress.PHASE_SINCE_NS) or worker.began_ns
     active_ns = box.progress(Progress.LAST_ACTIVITY_NS) or worker.began_ns
     name = box.view.read_blob(blackbox.PHASE_NAME) or b""
-    recent = [step.step_ns for step in box.view.steps(_STEPS_FOR_MEDIAN) if step.step_ns]
     collective, under_way_s = _collective(box, now_ns)
     return WorkerPulse(
         ref=worker.ref,
         pid=worker.pid,
         steps=box.progress(Progress.STEPS),
-        step_s=median(recent) / 1e9 if recent else 0.0,
+        step_s=_step_s(box),
         idle_s=_seconds(now_ns - active_ns),
         phase=words.phase_name(box.progress(Progress.PHASE), name.decode("utf-8", "replace")),
         phase_s=_seconds(now_ns - since_ns),
@@ -162,6 +161,21 @@ def pulse_of(worker: Worker, now_ns: int) -> WorkerPulse:
         offset=box.offset,
         config_version=box.progress(Progress.CONFIG_VERSION),
     )
+
+
+def rank_steps(worker: Worker, now_ns: int) -> RankSteps:
+    """How far one worker is at `now_ns`, to the fraction of a step."""
+    box, rank = worker.box, worker.ref.rank
+    if box is None or box.closed:
+        return RankSteps(rank, 0, 0.0, 0.0)
+    since_s = _seconds(now_ns - box.progress(Progress.STEP_ENDED_NS))
+    paused = box.progress(Progress.PHASE) == Phase.PAUSED
+    return RankSteps(rank, box.progress(Progress.STEPS), _step_s(box), since_s, paused)
+
+
+def _step_s(box: Box) -> float:
+    recent = [step.step_ns for step in box.view.steps(_STEPS_FOR_MEDIAN) if step.step_ns]
+    return median(recent) / 1e9 if recent else 0.0
 
 
 def _collective(box: Box, now_ns: int) -> tuple[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import assert_never
 
 from torchloom.agent import log_times, logs, words
@@ -10,11 +11,21 @@ from torchloom.agent.boxes import Box
 from torchloom.agent.checkpoints import Checkpoints
 from torchloom.agent.evidence import Samples
 from torchloom.agent.host import Host
+from torchloom.agent.pulse import rank_steps
 from torchloom.agent.tasks import Tasks
 from torchloom.bus.protocol import Bus, Message
 from torchloom.errors import UsageError
 from torchloom.model.ids import check_token
-from torchloom.model.messages import AskCheckpoints, AskEvidence, BoxReading, LogPiece, ReadBox, ReadLog
+from torchloom.model.messages import (
+    AskCheckpoints,
+    AskEvidence,
+    BoxReading,
+    LogPiece,
+    ReadBox,
+    ReadLog,
+    ReadSteps,
+    StepsReading,
+)
 from torchloom.wire import blackbox, codec
 from torchloom.wire.blackbox import DTYPES, Collective, Group, Progress, Source
 
@@ -52,7 +63,7 @@ class Queries:
     async def _ask_evidence(self, message: Message, query: AskEvidence) -> None:
         await self._bus.respond(message, codec.encode(await self._samples.gather(query)))
 
-    def _answer(self, query: ReadLog | ReadBox) -> LogPiece | BoxReading:
+    def _answer(self, query: ReadLog | ReadBox | ReadSteps) -> LogPiece | BoxReading | StepsReading:
         match query:
             case ReadLog():
                 return self._read_log(query)
@@ -61,6 +72,9 @@ class Queries:
                 if worker is None or worker.box is None or worker.box.closed:
                     return BoxReading(found=False)
                 return read_box(worker.box, query.collectives, query.steps)
+            case ReadSteps():
+                here, now_ns = self._host.workers, time.monotonic_ns()
+                return StepsReading(tuple(rank_steps(here[ref], now_ns) for ref in query.refs if ref in here))
             case _:
                 assert_never(query)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import sys
@@ -16,6 +17,7 @@ from torchloom.home import Home
 Result = TypeVar("Result")
 
 CANCEL_WITHIN_S = 1.0
+SETTLED_AFTER_S = 3.0
 
 
 def run_part(name: str, supervised: bool, serve: Callable[[], Awaitable[None]]) -> int:
@@ -30,6 +32,7 @@ def run_part(name: str, supervised: bool, serve: Callable[[], Awaitable[None]]) 
         parts.Record.of(name, os.getpid()).write(home)
 
     async def main() -> None:
+        asyncio.get_running_loop().call_later(SETTLED_AFTER_S, _settle)
         await serve()
 
     try:
@@ -41,6 +44,13 @@ def run_part(name: str, supervised: bool, serve: Callable[[], Awaitable[None]]) 
         print(f"loom: {error}", file=sys.stderr)
         parts.write_failure(home, name, str(error), error.exit_code)
         return error.exit_code
+
+
+def _settle() -> None:
+    """What has been loaded by now stays: to look through it for garbage again and again would hold up the
+    loop for tens of milliseconds at a time, and with it whatever change is under way."""
+    gc.collect()
+    gc.freeze()
 
 
 async def unless_stopped(work: asyncio.Task[Result], stop: asyncio.Event) -> Result | None:

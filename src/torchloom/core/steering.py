@@ -82,6 +82,7 @@ def change_requested(turn: Turn, event: ChangeRequested) -> None:
         training_step=event.training_step if event.at_step is not None else None,
         vote_timeout_s=VOTE_TIMEOUT_S.get(event.kind, 5.0),
         step_ns=int(event.step_s * 1e9),
+        position=event.position if event.generation == job.generation else 0.0,
     )
     meanwhile = event.at_step is not None and event.generation != job.generation
     if meanwhile and event.training_step is not None:

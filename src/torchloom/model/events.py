@@ -95,6 +95,8 @@ class ChangeRequested(EventBase, frozen=True, kw_only=True, tag="change-requeste
     """The one that at_step was counted in."""
     step_s: float = 0.0
     """How long a step took lately, as the live view knew it; 0: unknown."""
+    position: float = 0.0
+    """Steps that `generation` had made, with the share of the one under way; 0: unknown."""
     by: str
     why: str = ""
     reverts: int | None = None

@@ -72,6 +72,28 @@ class BoxReading(Struct, frozen=True, kw_only=True):
     torn: int = 0
 
 
+class ReadSteps(Struct, frozen=True, tag_field="ask", tag="read-steps"):
+    """Ask how far some ranks are at this moment."""
+
+    refs: tuple[WorkerRef, ...]
+
+
+class RankSteps(Struct, frozen=True):
+    rank: int
+    steps: int
+    step_s: float
+    """Median of the newest; 0 when there are none."""
+    since_s: float
+    """Time since the newest ended."""
+    paused: bool = False
+
+
+class StepsReading(Struct, frozen=True):
+    """Ranks that are not here, or have no black box, are missing."""
+
+    ranks: tuple[RankSteps, ...] = ()
+
+
 CheckpointVerb = Literal["list", "verify", "pin", "unpin", "delete", "purge"]
 """`purge` removes all that a job has in its store, the pinned ones and the newest too."""
 CheckpointProblem = Literal["", "missing", "in-use", "usage", "failed"]
@@ -119,7 +141,7 @@ class EvidenceAnswer(Struct, frozen=True):
     ranks: tuple[RankEvidence, ...] = ()
 
 
-Query = ReadLog | ReadBox | AskCheckpoints | AskEvidence
+Query = ReadLog | ReadBox | ReadSteps | AskCheckpoints | AskEvidence
 
 
 class WorkerPulse(Struct, frozen=True, kw_only=True):

@@ -195,7 +195,7 @@ class Control:
             mails = ()
         self._mail_read = version
         for mail in mails:
-            asks = mail.phase is Phase.PREPARE and mail.proposal.attempt not in rank.answers
+            asks = mail.phase in (Phase.PREPARE, Phase.ARM) and mail.proposal.attempt not in rank.answers
             rank.receive(mail, self._changes.problem(mail.proposal, completed) if asks else "")
 
     def _run(self, rank: Rank, proposal: Proposal, completed: int) -> None:

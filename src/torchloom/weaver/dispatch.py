@@ -1,4 +1,8 @@
-"""Sends effects to agents: recorded first, then sent, then resent under the same id until they are closed."""
+"""Sends effects to agents: recorded first, then sent, then resent under the same id until they are closed.
+
+Mail is not recorded: what it says follows from the stream alone, whoever reads it, and of two mails about one
+attempt the later phase counts, whichever comes first. So even one that a deposed weaver sends is true.
+"""
 
 from __future__ import annotations
 
@@ -61,12 +65,15 @@ class Dispatcher:
                 continue
             if effect.node not in self._sending and (waited >= RESEND_S or effect.node in now):
                 due.setdefault(effect.node, []).append(effect)
-        await self._record([e for es in due.values() for e in es if e.id not in self._recorded], epoch)
+        await self._record([e for es in due.values() for e in es if self._is_new(e)], epoch)
         for node, effects in due.items():
             self._sent_s.update((e.id, clock) for e in effects)
             task = asyncio.create_task(self._send_all(fleet, node, effects, epoch))
             self._sending[node] = task
             task.add_done_callback(partial(self._sent, node))
+
+    def _is_new(self, effect: Effect) -> bool:
+        return effect.id not in self._recorded and not isinstance(effect, PostMail)
 
     def _sent(self, node: str, _: asyncio.Task[None]) -> None:
         del self._sending[node]

@@ -12,6 +12,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
+from torchloom.bus.protocol import Bus
 from torchloom.core.schedule import in_force, reverting
 from torchloom.core.settings import HYPERPARAMETERS, MAX_STEPS, Known, parse_address, resolve
 from torchloom.errors import Conflict, NotFound, UsageError
@@ -32,6 +33,7 @@ from torchloom.weaver.knowledge import (
     steps_of,
 )
 from torchloom.weaver.live import LiveView
+from torchloom.weaver.position import position_of
 
 MOST_BYTES = 3000
 """Of the values of one change: a mailbox holds four of them."""
@@ -43,6 +45,7 @@ class Steering(ABC):
     """The part of the weaver that takes wishes about running jobs."""
 
     fleet: Fleet
+    _bus: Bus
     _live: LiveView
     _catalogues: Catalogues
 
@@ -147,6 +150,7 @@ class Steering(ABC):
             training_step=named,
             generation=job.generation,
             step_s=step_s_of(pulses),
+            position=await position_of(self._bus, job) if count is None else 0.0,
             by=by,
             why=why,
             reverts=reverts,
@@ -272,6 +276,7 @@ class Steering(ABC):
             two_phase=kind is Kind.CHECKPOINT,
             generation=job.generation,
             step_s=step_s_of(pulses),
+            position=await position_of(self._bus, job) if kind is Kind.PAUSE else 0.0,
             by=by,
             why=why,
         )

@@ -14,6 +14,7 @@ from torchloom.model.messages import (
     LogPiece,
     Query,
     Receipt,
+    StepsReading,
     Telemetry,
 )
 from torchloom.model.windows import WindowBatch
@@ -25,6 +26,7 @@ _receipt = msgspec.msgpack.Decoder(Receipt)
 _query = msgspec.msgpack.Decoder(Query)
 _telemetry = msgspec.msgpack.Decoder(Telemetry)
 _log_piece = msgspec.msgpack.Decoder(LogPiece)
+_steps_reading = msgspec.msgpack.Decoder(StepsReading)
 _box_reading = msgspec.msgpack.Decoder(BoxReading)
 _checkpoint_answer = msgspec.msgpack.Decoder(CheckpointAnswer)
 _evidence_answer = msgspec.msgpack.Decoder(EvidenceAnswer)
@@ -41,6 +43,7 @@ decode_receipt = _receipt.decode
 decode_query = _query.decode
 decode_telemetry = _telemetry.decode
 decode_log_piece = _log_piece.decode
+decode_steps_reading = _steps_reading.decode
 decode_box_reading = _box_reading.decode
 decode_checkpoint_answer = _checkpoint_answer.decode
 decode_evidence_answer = _evidence_answer.decode

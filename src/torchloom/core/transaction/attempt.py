@@ -8,6 +8,8 @@ from enum import IntEnum
 from torchloom.core.transaction.decision import decision_key, settlement_key
 from torchloom.model.transaction.messages import BETWEEN, Changed, Proposal
 
+NEVER_BETWEEN = "the script did not call loom.Checkpoint.step after the step"
+
 
 class Stage(IntEnum):
     """How far an attempt is on this rank."""
@@ -52,6 +54,12 @@ class Attempt:
         """When the present stage ends, counted from the first time that this was asked."""
         self.until_ns = self.until_ns or now_ns + timeout_ns
         return self.until_ns
+
+    def too_late(self, place: int, offset: int) -> str:
+        """Why a rank that is at that step cannot be armed any more, in the script's count; empty if it can."""
+        if self.at_step >= place:
+            return ""
+        return f"step {self.at_step + offset} is past, this rank is at step {place + offset}"
 
     @property
     def is_between(self) -> bool:

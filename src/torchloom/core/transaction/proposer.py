@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from torchloom.core.transaction.batch import part_of, share, together
-from torchloom.core.transaction.lead import steps_ahead
+from torchloom.core.transaction.lead import foreseen, longer, steps_ahead
 from torchloom.core.transaction.outcome import judge
 from torchloom.core.transaction.waiting import count, count_anew, is_kept, is_near, rolled_back
 from torchloom.model.transaction.messages import BETWEEN, FINAL, Answer, Kind, Mail, Phase, Proposal, Said
@@ -87,9 +87,9 @@ def wake_at_ns(state: Proposer) -> int | None:
         return None
     due = [state.sent_ns + _ns(state.limits.resend_s)] if state.limits.resend_s else []
     if state.stage is not Stage.CONFIRMED:
-        due.append(state.since_ns + _patience_ns(state))
+        due.append(state.since_ns + state.patience_ns)
     elif state.reported_ns:
-        due.append(state.reported_ns + _patience_ns(state))
+        due.append(state.reported_ns + state.patience_ns)
     return min(due, default=None)
 
 
@@ -107,6 +107,8 @@ def _requested(state: Proposer, operation: Operation, now_ns: int, effects: list
         return  # doubled
     state.newest = operation.version
     state.step_ns = operation.step_ns or state.step_ns
+    if operation.position:
+        state.position, state.position_ns, state.pace_ns = operation.position, now_ns, operation.step_ns
     refusal = ""
     if state.over:
         refusal = f"the job ended: {state.over}"
@@ -169,8 +171,10 @@ def _requeue(state: Proposer, operations: list[Operation]) -> None:
 
 def _try(state: Proposer, now_ns: int, effects: list[Effect]) -> None:
     state.attempt, state.tries = state.attempt + 1, state.tries + 1
-    state.at_step, state.withdrawn, state.reported_ns = 0, "", 0
-    _enter(state, Stage.PREPARING, now_ns, effects)
+    state.withdrawn, state.reported_ns = "", 0
+    state.at_step = foreseen(state, now_ns)
+    state.guessed = bool(state.at_step) or (state.guessed and state.tries > 1)
+    _enter(state, Stage.ARMING if state.at_step else Stage.PREPARING, now_ns, effects)
 
 
 def _enter(state: Proposer, stage: Stage, now_ns: int, effects: list[Effect]) -> None:
@@ -216,6 +220,7 @@ def _answered(state: Proposer, answer: Answer, now_ns: int, effects: list[Effect
         return
     state.step = max(state.step, answer.step - (state.current.kind in BETWEEN))
     state.step_ns = answer.step_ns or state.step_ns
+    state.position, state.position_ns = float(answer.step), 0 if answer.held else now_ns - state.trip_ns // 2
     state.offset = answer.offset
     if state.stage is Stage.CONFIRMED:
         if answer.said in FINAL and answer.rank not in state.answers:
@@ -233,17 +238,22 @@ def _answered(state: Proposer, answer: Answer, now_ns: int, effects: list[Effect
 
 
 def _all_answered(state: Proposer, now_ns: int, effects: list[Effect]) -> None:
-    if state.stage is Stage.ARMING:
-        _enter(state, Stage.CONFIRMED, now_ns, effects)
-        return
     assert state.current is not None
     wanted, answers = state.current.at_step, list(state.answers.values())
     newest = max(answer.step for answer in answers)
+    state.trip_ns = longer(state.trip_ns, now_ns - state.since_ns, state.pace_ns or state.step_ns)
     if len({answer.anchor for answer in answers}) > 1:
         counted = ", ".join(f"rank {a.rank}: {a.anchor}" for a in sorted(answers, key=lambda a: a.rank))
         _give_up(state, f"the ranks do not count the same steps ({counted})", now_ns, effects, certain=True)
         return
     held = all(answer.held for answer in answers)
+    if state.stage is Stage.ARMING:
+        if state.at_step > newest and any(answer.held for answer in answers):
+            # Armed at once, for a step that paused ranks do not come to.
+            _try_again(state, "the job is paused", now_ns, effects)
+        else:
+            _enter(state, Stage.CONFIRMED, now_ns, effects)
+        return
     if wanted is not None and wanted < newest:
         why = f"step {state.named(wanted)} is past, the job is at step {state.named(newest)}"
         _give_up(state, why, now_ns, effects, certain=True)
@@ -254,7 +264,9 @@ def _all_answered(state: Proposer, now_ns: int, effects: list[Effect]) -> None:
         state.queue.append(replace(state.current, after_step=newest + 1))
         _close(state)
         return
-    lead = 0 if held else steps_ahead(answers, (now_ns - state.since_ns) / 1e9, state.tries - 1)
+    took_s = (now_ns - state.since_ns) / 1e9
+    failed, pace_s = state.tries - 1 - state.guessed, state.pace_ns / 1e9
+    lead = 0 if held else steps_ahead(answers, took_s, failed, pace_s, state.trip_ns / 1e9)
     state.at_step = wanted if wanted is not None else newest + lead
     _enter(state, Stage.ARMING, now_ns, effects)
 
@@ -321,14 +333,10 @@ def _close(state: Proposer) -> None:
     state.current, state.parts, state.stage, state.answers, state.withdrawn = None, [], Stage.IDLE, {}, ""
 
 
-def _patience_ns(state: Proposer) -> int:
-    return max(_ns(state.limits.answer_timeout_s), state.limits.patience_steps * state.step_ns)
-
-
 def _ticked(state: Proposer, now_ns: int, effects: list[Effect]) -> None:
     if state.current is None:
         return
-    patience_ns = _patience_ns(state)
+    patience_ns = state.patience_ns
     if state.stage is not Stage.CONFIRMED and now_ns - state.since_ns >= patience_ns:
         silent = ", ".join(map(str, state.silent()))
         why = f"rank {silent} did not answer within {patience_ns / 1e9:g} s"
@@ -368,7 +376,7 @@ def _generation_began(state: Proposer, event: GenerationBegan, now_ns: int, effe
     state.generation, state.world, state.gone = event.generation, event.world, {}
     state.step, state.offset = 0, None
     state.over = ""  # a job that had ended may be begun again
-    state.attempt = 0
+    state.attempt, state.position_ns = 0, 0
     count_anew(state, effects)
 
 

@@ -26,7 +26,7 @@ from torchloom.core.transaction.actions import (
     Undo,
     Wait,
 )
-from torchloom.core.transaction.attempt import Attempt, Stage
+from torchloom.core.transaction.attempt import NEVER_BETWEEN, Attempt, Stage
 from torchloom.core.transaction.decision import (
     ABORT,
     COMMIT,
@@ -48,8 +48,6 @@ WHY_CHARS = 4000
 STORE_TIMEOUT_NS = 10_000_000_000
 """How long the store may fail before a rank that depends on its answer ends. Not the control plane: the store
 belongs to the job, and its own collectives would wait far longer for it."""
-
-NEVER_BETWEEN = "the script did not call loom.Checkpoint.step after the step"
 
 
 class Rank:
@@ -89,7 +87,7 @@ class Rank:
     def receive(self, mail: Mail, problem: str = "") -> None:
         """Mail was read at the boundary; reading it again changes nothing.
 
-        `problem` is why this rank could not carry the proposal out; it counts in PREPARE only.
+        `problem` is why this rank could not carry the proposal out; it counts in the first mail only.
         """
         proposal = mail.proposal
         if not self._concerns_us(proposal.attempt):
@@ -99,7 +97,8 @@ class Rank:
             attempt = self._attempts[proposal.attempt] = Attempt(proposal)
             self._forget_old()
         match mail.phase:
-            case Phase.PREPARE if attempt.stage is Stage.NEW:
+            case Phase.PREPARE | Phase.ARM if attempt.stage is Stage.NEW:
+                attempt.at_step = mail.at_step if mail.phase is Phase.ARM else 0
                 if problem:
                     self._close(attempt, Said.REFUSED, problem)
                 elif self.world == 1:
@@ -107,13 +106,8 @@ class Rank:
                 else:
                     attempt.enter(Stage.ASKED)
             case Phase.ARM if attempt.stage is Stage.PREPARED:
-                if mail.at_step < self._place(attempt):
-                    late, now = mail.at_step + (self.offset or 0), self._place(attempt) + (self.offset or 0)
-                    self._close(attempt, Said.TOO_LATE, f"step {late} is past, this rank is at step {now}")
-                else:
-                    attempt.at_step = mail.at_step
-                    attempt.enter(Stage.ARMED)
-                    self._answer(attempt, Said.ARMED)
+                attempt.at_step = mail.at_step
+                self._arm(attempt)
             case Phase.CONFIRM if attempt.stage in (Stage.ARMED, Stage.WAITING):
                 attempt.confirmed = True
             case Phase.WITHDRAW if attempt.stage < Stage.DECIDING:
@@ -251,7 +245,7 @@ class Rank:
         if self._leaving:
             return True
         if self.held and attempt.stage < Stage.RUNNING:
-            return attempt.at_step <= self._place(attempt)
+            return True  # also what is for a later step, where a paused rank does not come
         not_yet = self.between and not attempt.is_between
         return attempt.at_step <= self.step - not_yet
 
@@ -275,7 +269,7 @@ class Rank:
                     until_ns = self._waited_until_ns = self._waited_until_ns or until_ns
                 attempt.proposing = to_propose(
                     confirmed=attempt.confirmed,
-                    withdrawn=attempt.withdrawn or attempt.at_step < self._place(attempt),
+                    withdrawn=attempt.withdrawn or attempt.at_step != self._place(attempt),
                     superseded=name != max(self._attempts),
                     timed_out=now_ns >= until_ns,
                 )
@@ -328,7 +322,17 @@ class Rank:
     # -- what follows ---------------------------------------------------------------------------
     def _prepared(self, attempt: Attempt) -> None:
         attempt.enter(Stage.PREPARED)
-        self._answer(attempt, Said.PREPARED)
+        if attempt.at_step:  # told at once for which step
+            self._arm(attempt)
+        else:
+            self._answer(attempt, Said.PREPARED)
+
+    def _arm(self, attempt: Attempt) -> None:
+        if late := attempt.too_late(self._place(attempt), self.offset or 0):
+            self._close(attempt, Said.TOO_LATE, late)
+        else:
+            attempt.enter(Stage.ARMED)
+            self._answer(attempt, Said.ARMED)
 
     def _decided(self, attempt: Attempt, value: str) -> None:
         if self._leaving:
@@ -339,9 +343,7 @@ class Rank:
         elif value != COMMIT:
             self._break(attempt, f"the job's store holds {value!r} instead of a decision")
         elif attempt.at_step < self._place(attempt):
-            self._break(
-                attempt, f"the others applied the change at step {attempt.at_step}, which is past here"
-            )
+            self._break(attempt, f"the others applied it at step {attempt.at_step}, which is past here")
         elif attempt.proposal.kind in (Kind.PAUSE, Kind.RESUME, Kind.STOP):
             self.held = attempt.proposal.kind is Kind.PAUSE
             self.stopped = attempt.proposal.kind is Kind.STOP

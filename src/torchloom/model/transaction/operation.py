@@ -31,6 +31,8 @@ class Operation:
     vote_timeout_s: float = 5.0
     step_ns: int = 0
     """How long the job's steps took when it was asked for; 0: unknown."""
+    position: float = 0.0
+    """Steps made, with the share of the one under way, when it was asked for; 0: unknown."""
     after_step: int = 0
     """Not worth a try before this step: the job was found paused short of at_step."""
     alone: bool = False

@@ -52,6 +52,14 @@ class Proposer:
     """Training step minus step, as the ranks told it last."""
     step_ns: int = 0
     """The longest that was told lately; 0: unknown."""
+    position: float = 0.0
+    """Steps made, with the share of the one under way, as known at `position_ns`: to foresee a step by."""
+    position_ns: int = 0
+    """0: not known, or the job is paused."""
+    pace_ns: int = 0
+    """What a step usually takes; 0: unknown."""
+    trip_ns: int = 0
+    """What a message and its answer lately took beyond a step; 0: unknown."""
     newest: int = 0
     """Highest version ever requested."""
     queue: list[Operation] = field(default_factory=list)
@@ -65,6 +73,8 @@ class Proposer:
     """The newest of this generation, counted over all operations."""
     tries: int = 0
     """Attempts for the current operation."""
+    guessed: bool = False
+    """The first of them was armed at once: if it came to nothing, that says little about trips."""
     at_step: int = 0
     withdrawn: str = ""
     """After CONFIRM: why it was withdrawn. The ranks may still commit."""
@@ -90,6 +100,11 @@ class Proposer:
         return (
             f"change {self.current.version} is {self.stage}{place}, rank {silent or 'none'} has not answered"
         )
+
+    @property
+    def patience_ns(self) -> int:
+        """How long ranks may take to answer."""
+        return max(int(self.limits.answer_timeout_s * 1e9), self.limits.patience_steps * self.step_ns)
 
     def named(self, step: int) -> int:
         """A step as the script counts, if that is known."""
