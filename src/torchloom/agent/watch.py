@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from torchloom.agent import boxes, log_times, logs, pulse, words
 from torchloom.agent.boxes import Box
+from torchloom.agent.collectives import last_collectives
 from torchloom.agent.host import Host, Store, Worker
 from torchloom.agent.mail import answers_text
 from torchloom.agent.process import Process
@@ -196,6 +197,7 @@ def exit_event(node: str, worker: Worker, found: Exit, at_ns: int, end: EndRecor
         activity=activity(box, ended_ns) if box else "",
         log_tail=logs.tail(worker.log),
         answers=answers_text(box) if box else "",
+        collectives=last_collectives(box) if box and not found.ok else (),
     )
 
 

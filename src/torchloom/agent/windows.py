@@ -16,6 +16,7 @@ from statistics import median
 
 from torchloom.agent import kernel, words
 from torchloom.agent.boxes import Box, is_under_way
+from torchloom.agent.collectives import record
 from torchloom.agent.evidence import Samples
 from torchloom.agent.host import Host, Worker
 from torchloom.agent.pulse import numbers
@@ -24,7 +25,6 @@ from torchloom.core.detect.window import PAIRWISE, waited_ns
 from torchloom.model.windows import (
     Broken,
     Collective,
-    Completion,
     GroupPosition,
     PartHash,
     ProcessFacts,
@@ -35,7 +35,7 @@ from torchloom.model.windows import (
 )
 from torchloom.model.worker import WorkerRef
 from torchloom.wire import blackbox, codec, subjects
-from torchloom.wire.blackbox import DTYPES, Progress, Recorder, Source, Step
+from torchloom.wire.blackbox import Progress, Recorder, Step
 
 Clock = Callable[[], int]
 WINDOW_EVERY_S = 0.5
@@ -48,12 +48,6 @@ _ALL_STEPS_EVERY = 8
 """Looks after which all steps kept are sent again: a message may have been lost, or the weaver be new."""
 _COUNTED_LOOKS = 8
 """How far back counters are compared, in looks at the counters (every other look)."""
-_COMPLETION: dict[int, Completion] = {
-    Source.NONE: "none",
-    Source.CALLBACK: "callback",
-    Source.HOST_WAIT: "host-wait",
-    Source.DEVICE_EVENT: "device-event",
-}
 
 
 @dataclass
@@ -165,24 +159,6 @@ class Windows:
             waits_on=sample.waits_on,
             location=sample.location,
         )
-
-
-def record(c: blackbox.Collective, group: str) -> Collective:
-    """A record of the ring as detectors know it."""
-    return Collective(
-        op=words.op_name(c.op),
-        group=group,
-        group_seq=c.group_seq,
-        bytes=c.bytes,
-        dtype=DTYPES.get(c.dtype, "unknown"),
-        entered_ns=c.entered_ns,
-        finished_ns=c.finished_ns,
-        completion=_COMPLETION.get(c.source, "none"),
-        waited=not c.flags & blackbox.FLAG_ASYNC,
-        peer=c.peer,
-        exact=not c.flags & blackbox.FLAG_BACKEND_SEQ,
-        failed=bool(c.flags & blackbox.FLAG_FAILED),
-    )
 
 
 def _under_way(box: Box) -> list[blackbox.Collective]:

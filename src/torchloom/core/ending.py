@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from torchloom.core.aftermath import tell_disagreement
 from torchloom.core.budget import made_progress, plan_restart
 from torchloom.core.culprit import charge, secondary_note, start_failed, verdict
 from torchloom.core.generation import (
@@ -60,6 +61,7 @@ def worker_exited(turn: Turn, event: WorkerExited) -> None:
         activity=event.activity,
         log_tail=event.log_tail,
         devices=worker.devices,
+        collectives=event.collectives,
         after_stop=before is WorkerState.STOPPING
         and event.exit.source != "operator"
         and not _died_before_stop(turn, job, event),
@@ -201,6 +203,7 @@ def start_did_fail(turn: Turn, job: Job, refs: set[WorkerRef], why: str) -> None
 def _add_exit(turn: Turn, job: Job, incident: Incident, report: ExitReport) -> None:
     """Note one more exit, and decide anew if it tells another culprit or of progress unknown till now."""
     changed = charge(incident, report)
+    changed = tell_disagreement(incident) or changed
     limits = job.spec.restarts
     progress = job.plan.progress if job.plan is not None else False
     if not progress and made_progress(limits, report.steps, report.ran_s):

@@ -16,6 +16,7 @@ from torchloom.model.findings import Finding, RankEvidence
 from torchloom.model.job import JobSpec
 from torchloom.model.node import Inventory, StoreAddress, StoreRef
 from torchloom.model.transaction.messages import Kind
+from torchloom.model.windows import Collective
 from torchloom.model.worker import DeviceUse, EndRecord, Exit, WorkerRef
 
 
@@ -250,6 +251,8 @@ class WorkerExited(EventBase, frozen=True, kw_only=True, tag="worker-exited"):
     log_tail: tuple[str, ...] = ()
     answers: str = ""
     """What it had answered to proposals, as its black box holds it (core/transaction/packing.py)."""
+    collectives: tuple[Collective, ...] = ()
+    """Of one that failed: its oldest collectives that were not over, and its newest ones."""
 
 
 class CheckpointStoreOpened(EventBase, frozen=True, kw_only=True, tag="checkpoint-store-opened"):

@@ -15,6 +15,7 @@ from torchloom.model.node import Inventory, StoreAddress, StoreRef
 from torchloom.model.steering import OperationRecord
 from torchloom.model.transaction.config import Schedule
 from torchloom.model.transaction.state import Limits, Proposer
+from torchloom.model.windows import Collective
 from torchloom.model.worker import DeviceUse, EndRecord, Exit, WorkerRef
 
 
@@ -91,6 +92,8 @@ class ExitReport(Struct, frozen=True, kw_only=True):
     after_stop: bool = False
     """It ended because we told it to, so it cannot be the culprit."""
     secondary: bool = False
+    collectives: tuple[Collective, ...] = ()
+    """Those that were not over, and the newest."""
 
 
 class Timeline(Struct, kw_only=True):
