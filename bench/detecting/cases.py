@@ -44,7 +44,7 @@ CASES = {
         _case("hang-backward", "hang", "hang", more={"where": "backward"}),
         _case("gil-hold", "gil-hold", "hang"),
         _case("mismatch", "mismatch", "desync", names_from=3),
-        _case("skip", "skip", "desync", "hang"),
+        _case("skip", "skip", "desync", "hang", "divergence", names_from=3, horizon_s=60),
         _case("deadlock", "deadlock", "ordering-deadlock", names_from=NOBODY, everybody=True),
         _case("slow-1.3", "slow", "compute-slow", amounts=(1.3,), horizon_s=60),
         _case("slow-2", "slow", "compute-slow", amounts=(2.0,), horizon_s=60),

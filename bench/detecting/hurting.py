@@ -83,19 +83,22 @@ def run(client: Client, listener: Listener, case: Case, size: int, seed: int, st
 
 def _listen(client: Client, job: str, case: Case, result: Result, heard: Heard, began: float) -> None:
     until = time.monotonic() + case.horizon_s
-    known: dict[str, Any] = {}
+    known: dict[str, tuple[object, object]] = {}
+    told: dict[str, dict[str, Any]] = {}
     while time.monotonic() < until and result["right_s"] is None:
         time.sleep(0.1)
         for incident in client.incidents(job=job):
-            at_s = max(0.0, incident["timeline"]["detected_ns"] / 1e9 - began)
-            if known.get(incident["id"]) == (incident["kind"], incident["culprit"]):
+            said = incident["kind"], incident["culprit"]
+            if known.get(incident["id"]) == said:
                 continue
-            known[incident["id"]] = (incident["kind"], incident["culprit"])
+            # One that is told anew, and better, counts from then on.
+            first = incident["timeline"]["detected_ns"] / 1e9 if incident["id"] not in known else time.time()
+            at_s, known[incident["id"]] = max(0.0, first - began), said
             finding = client.incident(incident["id"])["finding"]
             culprit = incident["culprit"]
             named = finding["ranks"] if finding else [culprit] if culprit is not None else []
-            told = {"kind": incident["kind"], "ranks": named, "at_s": at_s, "verdict": incident["verdict"]}
-            result["told"].append(told)
+            kind, verdict = incident["kind"], incident["verdict"]
+            told[incident["id"]] = {"kind": kind, "ranks": named, "at_s": at_s, "verdict": verdict}
             if incident["kind"] not in case.expected:
                 continue
             if result["class_s"] is None:
@@ -107,6 +110,7 @@ def _listen(client: Client, job: str, case: Case, result: Result, heard: Heard, 
                 result["limit_s"] = limit if isinstance(limit, float) else None
                 result["decision"] = incident["decision"]
                 break
+    result["told"] = list(told.values())
     result["restarts"] = client.job(job)["restarts"]
     result["peers"] = {name: [at - began, list(ranks)] for name, (at, ranks) in heard.first.items()}
 
