@@ -7,7 +7,7 @@ own but only when it is given a turn, and then up to its next request, so a hist
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from torchloom.checkpoint.storage import Bytes, Stored
 from torchloom.errors import CheckpointMissing, StorageFailed
@@ -39,10 +39,13 @@ class Server:
             raise CheckpointMissing(f"{key} does not exist")
         return self.objects[key]
 
-    def read_into(self, key: str, start: int, buffer: memoryview) -> int:
-        data = self.get(key)[start : start + len(buffer)]
-        buffer[: len(data)] = data
-        return len(data)
+    def read_scattered(self, key: str, start: int, buffers: Sequence[memoryview]) -> int:
+        data, at = self.get(key), start
+        for buffer in buffers:
+            piece = data[at : at + len(buffer)]
+            buffer[: len(piece)] = piece
+            at += len(piece)
+        return at - start
 
     def list(self, prefix: str) -> list[Stored]:
         return [Stored(k, len(v), 0.0) for k, v in sorted(self.objects.items()) if k.startswith(prefix)]
@@ -136,9 +139,9 @@ class Program:
         self._ask()
         return self._server.get(key)
 
-    def read_into(self, key: str, start: int, buffer: memoryview) -> int:
+    def read_scattered(self, key: str, start: int, buffers: Sequence[memoryview]) -> int:
         self._ask()
-        return self._server.read_into(key, start, buffer)
+        return self._server.read_scattered(key, start, buffers)
 
     def list(self, prefix: str) -> list[Stored]:
         self._ask()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torchloom as loom
-from torchloom.checkpoint import loading
+from torchloom.checkpoint import streaming
 from torchloom.checkpoint.catalogue import list_checkpoints
 from torchloom.checkpoint.interval import Every
 from torchloom.checkpoint.local import LocalStorage
@@ -174,7 +174,7 @@ def test_a_store_that_fails_while_it_is_read_is_not_damage(job: Job, monkeypatch
         raise StorageFailed("the store did not answer")
 
     with monkeypatch.context() as broken:
-        broken.setattr(loading, "load_into", fails)
+        broken.setattr(streaming, "read_file", fails)
         with pytest.raises(CheckpointError, match="did not answer"):
             job.begin()
     assert job.begin() == 10, "it is not marked as damaged, and no older one is taken for it"

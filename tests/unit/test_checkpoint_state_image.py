@@ -93,7 +93,7 @@ def test_one_flipped_bit_is_found(where: str) -> None:
         read(region, image.size, sums)
 
 
-@pytest.mark.parametrize("damage", [b"", b"nonsense", b"LOOMIMG1\xff\xff\xff\xff\xff\xff\xff\x7f"])
+@pytest.mark.parametrize("damage", [b"", b"nonsense", b"LOOMIMG2\xff\xff\xff\xff\xff\xff\xff\x7f"])
 def test_nonsense_is_refused(damage: bytes) -> None:
     region = anonymous(BLOCK)
     region.bytes[: len(damage)] = damage

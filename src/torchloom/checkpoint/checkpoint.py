@@ -108,7 +108,8 @@ class Checkpoint:
     # -- what a script calls -------------------------------------------------------------------------
 
     def restore(self, step: int | None = None) -> int:
-        """Bring everything back to the newest state, or to that of a step; its step, 0 if there is none."""
+        """Bring everything back to the newest state, or to that of a step; its step, 0 if there is none.
+        If it raises, model and optimizer may hold parts of a state: do not train on."""
         wanted = step
         if wanted is None and os.environ.get("LOOM_RESTORE_STEP", "").isdecimal():
             wanted = int(os.environ["LOOM_RESTORE_STEP"])

@@ -18,7 +18,9 @@ from torch import nn
 
 from torchloom.checkpoint import rng
 from torchloom.checkpoint.image import Reading
+from torchloom.checkpoint.region import large_pages
 from torchloom.checkpoint.state import ABOUT, Component, State, same_memory_kind
+from torchloom.checkpoint.streaming import Streamed
 from torchloom.checkpoint.tree import DTYPES, Record, decode, is_shard, local_part, offset_of, tensors_of
 from torchloom.errors import CheckpointDamaged, UsageError
 
@@ -27,13 +29,13 @@ from torchloom.errors import CheckpointDamaged, UsageError
 class Images:
     """What a rank restores from."""
 
-    own: Reading
-    shared: Reading | None
+    own: Reading | Streamed
+    shared: Reading | Streamed | None
     same_world: bool
     everyone: Callable[[], Iterator[Reading]]
     """All images of all ranks that saved, one after another; asked only when shards must be put together."""
 
-    def find(self, name: str) -> Reading | None:
+    def find(self, name: str) -> Reading | Streamed | None:
         for reading in (self.shared, self.own):
             if reading is not None and name in reading.trees:
                 return reading
@@ -72,6 +74,7 @@ class Filling:
         self._state, self._images = state, images
         self._targets: dict[int, list[tuple[Record, torch.Tensor]]] = {}
         self._boxes: list[_Box] = []
+        self._new: list[torch.Tensor] = []
         self._trees: dict[str, Any] | None = None
 
     @property
@@ -85,7 +88,7 @@ class Filling:
     def plan(self) -> None:
         """Find where everything goes, and change nothing. Raises UsageError if the images lack a part."""
         self._trees = {component.name: self._tree(component) for component in self._state.components}
-        self._trees[ABOUT] = self._decode(self._images.own, self.about, ABOUT, self._made)
+        self._trees[ABOUT] = self._decode(self._images.own, self.about, ABOUT)
 
     def run(self) -> None:
         """Give everything back. Raises CheckpointDamaged if shards are missing."""
@@ -94,8 +97,10 @@ class Filling:
         assert self._trees is not None
         trees, about = self._trees, self._trees[ABOUT]
         readings = [reading for reading in (self._images.own, self._images.shared) if reading is not None]
+        large_pages(self._new)
         for reading in readings:
-            reading.copy_out(self._targets.get(id(reading), []))
+            if targets := self._targets.get(id(reading)):
+                reading.copy_out(targets)
         everyone: dict[str, list[Any]] = {}
         if self._boxes or not self._images.same_world:
             everyone = self._put_together()
@@ -114,7 +119,7 @@ class Filling:
             )
         tree = reading.trees[component.name]
         if not component.in_place:
-            return self._decode(reading, tree, component.name, self._made)
+            return self._decode(reading, tree, component.name)
         existing = dict(tensors_of(component.state(), component.name))
 
         def leaf(record: Record, path: str) -> Any:
@@ -122,16 +127,19 @@ class Filling:
 
         return decode(tree, reading.records, leaf, component.name)
 
-    def _decode(self, reading: Reading, tree: Any, name: str, leaf: Callable[[Reading, Record], Any]) -> Any:
-        return decode(tree, reading.records, lambda record, path: leaf(reading, record), name)
+    def _decode(self, reading: Reading | Streamed, tree: Any, name: str) -> Any:
+        return decode(tree, reading.records, lambda record, path: self._made(reading, record), name)
 
-    def _made(self, reading: Reading, record: Record) -> torch.Tensor:
+    def _made(self, reading: Reading | Streamed, record: Record) -> torch.Tensor:
         """A new tensor, filled when the image is copied out."""
         made = torch.empty(record["shape"], dtype=DTYPES[record["dtype"]])
+        self._new.append(made)
         self._targets.setdefault(id(reading), []).append((record, made))
         return made
 
-    def _wanted(self, reading: Reading, component: Component, record: Record, path: str, current: Any) -> Any:
+    def _wanted(
+        self, reading: Reading | Streamed, component: Component, record: Record, path: str, current: Any
+    ) -> Any:
         template = current if current is not None else component.parameter(path)
         if is_shard(template) and list(template.shape) == record.get("whole", record["shape"]):
             return self._shard(reading, record, path, current, template)
@@ -146,7 +154,7 @@ class Filling:
         return self._made(reading, record)
 
     def _shard(
-        self, reading: Reading, record: Record, path: str, current: Any, template: Any
+        self, reading: Reading | Streamed, record: Record, path: str, current: Any, template: Any
     ) -> torch.Tensor:
         from torch.distributed.tensor import DTensor
 

@@ -1,18 +1,20 @@
 """An image: the state of a rank as one run of bytes, the same in memory, on disk and in an object store.
 
-    0      magic, length of the index
-    16     index: JSON with the trees and a record of every tensor
+    0      magic, length of the index, its CRC-32
+    24     index: JSON with the trees and a record of every tensor
     …      tensors, each at a multiple of ALIGN
 
-Owns that layout, the copy into it (staging), the copy out of it, and sums by which changed memory is found.
-The sum of a block is that of its 64-bit words: a tenth of the price of CRC-32, which is what the memory
-tier can afford; files carry a CRC-32 besides (verify.py).
+Owns that layout, the copy into it (staging), the copy out of one that is in memory (streaming.py has the copy
+out of one that is not), and sums by which changed memory is found. The sum of a block is that of its 64-bit
+words: a tenth of the price of CRC-32, which is what the memory tier can afford; files carry a CRC-32 besides
+(verify.py).
 """
 
 from __future__ import annotations
 
 import json
 import struct
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +25,10 @@ from torchloom.checkpoint.region import Region
 from torchloom.checkpoint.tree import DTYPES, Encoder, Record
 from torchloom.errors import CheckpointDamaged
 
-MAGIC = b"LOOMIMG1"
-_HEAD = struct.Struct("<8sQ")
+MAGIC = b"LOOMIMG2"
+_HEAD = struct.Struct("<8sQI4x")
+FIRST = _HEAD.size
+"""Bytes that say how long the index is."""
 ALIGN = 64
 BLOCK = 1 << 20
 """What one sum is of."""
@@ -58,11 +62,49 @@ def plan(trees: Mapping[str, Any]) -> Image:
     body = json.dumps({"trees": encoded, "tensors": encoder.records}).encode()
     first = _aligned(_HEAD.size + len(body))
     return Image(
-        head=_HEAD.pack(MAGIC, len(body)) + body,
+        head=_HEAD.pack(MAGIC, len(body), zlib.crc32(body)) + body,
         tensors=encoder.tensors,
         places=[first + record["at"] for record in encoder.records],
         size=first + relative,
     )
+
+
+@dataclass(frozen=True)
+class Index:
+    """What an image holds, and where its tensors begin."""
+
+    trees: dict[str, Any]
+    records: list[Record]
+    first: int
+
+
+def index_size(head: bytes, size: int) -> int:
+    """How many bytes of an image its index takes, by the FIRST of them. Raises CheckpointDamaged."""
+    try:
+        magic, length, _ = _HEAD.unpack(head)
+    except struct.error as error:
+        raise CheckpointDamaged(f"an image makes no sense ({error})") from error
+    if magic != MAGIC or length > min(_INDEX_LIMIT, size - FIRST):
+        raise CheckpointDamaged("an image makes no sense (it does not begin as an image does)")
+    return FIRST + int(length)
+
+
+def read_index(head: bytes, size: int) -> Index:
+    """The index, compared with its sum. Raises CheckpointDamaged."""
+    _, length, crc = _HEAD.unpack(head[:FIRST])
+    body = head[FIRST : FIRST + length]
+    if zlib.crc32(body) != crc:
+        raise CheckpointDamaged("the index of an image was changed")
+    try:
+        found = json.loads(body)
+        index = Index(dict(found["trees"]), list(found["tensors"]), _aligned(FIRST + length))
+        for record in index.records:
+            at, length = record["at"], _numel(record["shape"]) * DTYPES[record["dtype"]].itemsize
+            if at < 0 or at % ALIGN or (length and index.first + at + length > size):
+                raise ValueError(f"{record['path']} lies outside")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointDamaged(f"an image makes no sense ({error})") from error
+    return index
 
 
 class Reading:
@@ -76,18 +118,8 @@ class Reading:
         self._buffer, self._size = region.tensor, size
         if sums is not None and not torch.equal(sum_blocks(region, size), sums):
             raise CheckpointDamaged("an image in memory was changed")
-        try:
-            magic, length = _HEAD.unpack(region.bytes[: _HEAD.size])
-            if magic != MAGIC or length > min(_INDEX_LIMIT, size - _HEAD.size):
-                raise ValueError("it does not begin as an image does")
-            index = json.loads(bytes(region.bytes[_HEAD.size : _HEAD.size + length]))
-            self.trees: dict[str, Any] = dict(index["trees"])
-            self.records: list[Record] = list(index["tensors"])
-            self._first = _aligned(_HEAD.size + length)
-            for record in self.records:
-                self._check(record)
-        except (ValueError, KeyError, TypeError, RecursionError, struct.error) as error:
-            raise CheckpointDamaged(f"an image makes no sense ({error})") from error
+        index = read_index(bytes(region.bytes[: index_size(bytes(region.bytes[:FIRST]), size)]), size)
+        self.trees, self.records, self._first = index.trees, index.records, index.first
 
     def view(self, record: Record) -> torch.Tensor:
         """The tensor where it lies; it is overwritten when the buffer is used again."""
@@ -103,12 +135,6 @@ class Reading:
         places = [self._first + int(record["at"]) for record, _ in targets]
         with torch.no_grad():
             _copy(self._buffer, [target for _, target in targets], places, into=False)
-
-    def _check(self, record: Record) -> None:
-        size = _numel(record["shape"]) * DTYPES[record["dtype"]].itemsize
-        at = self._first + record["at"]
-        if record["at"] < 0 or size < 0 or record["at"] % ALIGN or at + size > max(self._size, at):
-            raise ValueError(f"{record['path']} lies outside")
 
 
 def block_count(size: int) -> int:

@@ -15,8 +15,10 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 
 from torchloom.checkpoint.names import TEMPORARY
@@ -25,6 +27,8 @@ from torchloom.checkpoint.storage import Bytes, Stored, check_key
 from torchloom.errors import CheckpointError, CheckpointMissing, StorageFailed
 
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+_BUFFERS_AT_ONCE = 512
+"""Of one read; the kernel takes 1024 at most."""
 _HINTS = {
     errno.ENOSPC: ("the disk is full", "free space or lower the number of checkpoints kept"),
     errno.EDQUOT: ("the disk quota is used up", "free space or lower the number of checkpoints kept"),
@@ -76,16 +80,19 @@ class LocalStorage:
         with self._errors("read", key):
             return self._path(key).read_bytes()
 
-    def read_into(self, key: str, start: int, buffer: memoryview) -> int:
+    def read_scattered(self, key: str, start: int, buffers: Sequence[memoryview]) -> int:
+        left, at = deque(buffer for buffer in buffers if len(buffer)), start
         with self._errors("read", key), open(self._path(key), "rb", buffering=0) as file:
-            file.seek(start)
-            filled = 0
-            while filled < len(buffer):
-                count = file.readinto(buffer[filled:])
+            while left:
+                count = os.preadv(file.fileno(), list(islice(left, _BUFFERS_AT_ONCE)), at)
                 if not count:
                     break
-                filled += count
-            return filled
+                at += count
+                while left and count >= len(left[0]):
+                    count -= len(left.popleft())
+                if count:
+                    left[0] = left[0][count:]
+        return at - start
 
     def list(self, prefix: str) -> list[Stored]:
         found: list[Stored] = []

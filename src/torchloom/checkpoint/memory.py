@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import struct
 import zlib
@@ -45,13 +46,21 @@ USABLE = 0.8
 
 @dataclass(frozen=True)
 class Sealed:
-    """A whole image in memory."""
+    """A whole image in memory, by what its header says; its bytes are compared with the sums when they are
+    read."""
 
     name: CheckpointName
     world: int
     size: int
-    payload: Region
+    path: Path
     sums: torch.Tensor
+
+    def map(self) -> Region:
+        """Its bytes. Raises OSError, or ValueError if the file was cut short."""
+        region = existing(self.path)
+        if region.size < _whole(self.size):
+            raise ValueError("it was cut short")
+        return _parts(region, self.size)[0]
 
 
 class SlotFile:
@@ -107,20 +116,22 @@ class SlotFile:
 def read(path: Path) -> Sealed | None:
     """The sealed image of a file; None if it is not one."""
     try:
-        region = existing(path)
-        magic, length, crc = _HEAD.unpack(region.bytes[: _HEAD.size])
-        body = bytes(region.bytes[_HEAD.size : _HEAD.size + length])
-        if magic != _MAGIC or length > HEADER - _HEAD.size or zlib.crc32(body) != crc:
+        with open(path, "rb", buffering=0) as file:
+            head = os.pread(file.fileno(), HEADER, 0)
+            magic, length, crc = _HEAD.unpack(head[: _HEAD.size])
+            body = head[_HEAD.size : _HEAD.size + length]
+            if magic != _MAGIC or length > HEADER - _HEAD.size or zlib.crc32(body) != crc:
+                return None
+            facts = json.loads(body)
+            size = int(facts["size"])
+            found = os.pread(file.fileno(), 8 * block_count(size), HEADER + _padded(size))
+        if len(found) != 8 * block_count(size):
             return None
-        facts = json.loads(body)
-        size = int(facts["size"])
-        if _whole(size) > region.size:
-            return None
-        payload, sums = _parts(region, size)
+        sums = torch.frombuffer(bytearray(found), dtype=torch.int64)
         if _crc(sums) != facts["sums"]:
             return None
         name = CheckpointName(int(facts["generation"]), int(facts["step"]), int(facts["branch"]))
-        return Sealed(name, int(facts["world"]), size, payload, sums)
+        return Sealed(name, int(facts["world"]), size, path, sums)
     except (OSError, ValueError, KeyError, TypeError, struct.error):
         return None
 

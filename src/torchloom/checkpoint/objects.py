@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -114,14 +114,18 @@ class ObjectStorage:
         with self._errors("read", key):
             return bytes(self._obstore.get(self._store, check_key(key)).bytes())
 
-    def read_into(self, key: str, start: int, buffer: memoryview) -> int:
-        if not len(buffer):
+    def read_scattered(self, key: str, start: int, buffers: Sequence[memoryview]) -> int:
+        length = sum(len(buffer) for buffer in buffers)
+        if not length:
             return 0
         with self._errors("read", key):
-            data = self._obstore.get_range(self._store, check_key(key), start=start, length=len(buffer))
-            view = memoryview(data)
-            buffer[: len(view)] = view
-            return len(view)
+            data = self._obstore.get_range(self._store, check_key(key), start=start, length=length)
+            view, at = memoryview(data), 0
+            for buffer in buffers:
+                piece = view[at : at + len(buffer)]
+                buffer[: len(piece)] = piece
+                at += len(piece)
+            return at
 
     def list(self, prefix: str) -> list[Stored]:
         found: list[Stored] = []

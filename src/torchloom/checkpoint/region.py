@@ -8,14 +8,17 @@ takes long there gives the interpreter free (`mmap.madvise` does not, so pages a
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 import torch
 
 _HUGE = 14  # MADV_HUGEPAGE
+_LARGE = 2 << 20
 
 
 class Region:
@@ -42,6 +45,26 @@ def anonymous(size: int) -> Region:
     region = Region(mapping)
     region.tensor[:: mmap.PAGESIZE].zero_()
     return region
+
+
+def large_pages(tensors: Iterable[torch.Tensor]) -> None:
+    """Ask that memory of tensors that were not written yet comes in large pages, which are quicker to make.
+
+    A hint to the kernel that changes nothing else; torch does the same under THP_MEM_ALLOC_ENABLE.
+    """
+    ranges: list[tuple[int, int]] = []
+    for tensor in sorted((t for t in tensors if t.device.type == "cpu"), key=lambda t: t.data_ptr()):
+        start, stop = tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size()
+        if ranges and start - ranges[-1][1] < 2 * mmap.PAGESIZE:  # its neighbour: large pages may span both
+            ranges[-1] = ranges[-1][0], stop
+        else:
+            ranges.append((start, stop))
+    with suppress(AttributeError, OSError):
+        advise = ctypes.CDLL(None).madvise
+        for start, stop in ranges:
+            start, stop = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
+            if stop - start >= _LARGE:
+                advise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _HUGE)
 
 
 def file_backed(path: Path, size: int) -> Region:

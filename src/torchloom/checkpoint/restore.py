@@ -20,7 +20,7 @@ from torchloom.checkpoint.filling import Filling
 from torchloom.checkpoint.generations import settle
 from torchloom.checkpoint.group import Group
 from torchloom.checkpoint.hostline import Known, together
-from torchloom.checkpoint.loading import from_memory, from_store
+from torchloom.checkpoint.loading import stream_memory, stream_store
 from torchloom.checkpoint.memory import MemoryTier, Sealed
 from torchloom.checkpoint.names import Branch, CheckpointName
 from torchloom.checkpoint.state import State
@@ -122,10 +122,10 @@ class Restorer:
         problem, failed, filling = "", False, None
         try:
             if choice.manifest is None:
-                images = from_memory(offer)
+                images = stream_memory(offer)
             else:
                 group = self._group
-                images = from_store(self._storage, choice.manifest, group.rank, group.world)
+                images = stream_store(self._storage, choice.manifest, group.rank, group.world)
             filling = Filling(self._state, images)
         except CheckpointError as error:
             problem, failed = str(error), isinstance(error, StorageFailed)

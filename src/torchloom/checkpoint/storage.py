@@ -7,7 +7,7 @@ Owns the protocol every store fills, whichever it is. Knows nothing about checkp
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,8 +52,9 @@ class Storage(Protocol):
     def get(self, key: str) -> bytes:
         """A small object, whole."""
 
-    def read_into(self, key: str, start: int, buffer: memoryview) -> int:
-        """Fill the buffer with the object's bytes from `start`; how many there were, less only at its end."""
+    def read_scattered(self, key: str, start: int, buffers: Sequence[memoryview]) -> int:
+        """Fill the buffers, one after another, with the object's bytes from `start` on; how many there were,
+        less only at its end."""
 
     def list(self, prefix: str) -> list[Stored]:
         """All objects whose key begins with `prefix`, which ends with a slash."""

@@ -14,7 +14,7 @@ The algorithm's name is part of the value, so a later one can be told apart.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from torchloom.checkpoint.manifest import FileEntry, Manifest
 from torchloom.checkpoint.names import file_key
@@ -30,9 +30,9 @@ READ_CHUNK = 32 * 1024 * 1024
 class Checksum:
     """A running checksum and size."""
 
-    def __init__(self) -> None:
-        self.size = 0
-        self._crc = 0
+    def __init__(self, crc: int = 0, size: int = 0) -> None:
+        self.size = size
+        self._crc = crc
 
     def add(self, data: Bytes) -> None:
         self._crc = zlib.crc32(data, self._crc)
@@ -60,14 +60,25 @@ def load(storage: Storage, manifest: Manifest, entry: FileEntry) -> bytearray:
     return buffer
 
 
+def read_file(
+    storage: Storage, manifest: Manifest, entry: FileEntry, start: int, buffers: Sequence[memoryview]
+) -> int:
+    """Fill buffers, one after another, from a place in a file on; how many bytes. Nothing is compared yet."""
+    try:
+        key = file_key(manifest.job, manifest.name, entry.stored)
+        return storage.read_scattered(key, start, buffers)
+    except CheckpointMissing:
+        raise CheckpointDamaged(f"{manifest.name} lacks {entry.stored}") from None
+
+
 def load_into(storage: Storage, manifest: Manifest, entry: FileEntry, buffer: memoryview) -> None:
     """Fill memory that the caller keeps. On CheckpointDamaged its content means nothing."""
     assert len(buffer) == entry.size, "the buffer must have the file's size"
     total = Checksum()
     for start in range(0, entry.size, READ_CHUNK):
         piece = buffer[start : start + READ_CHUNK]
-        total.add(piece[: _read(storage, manifest, entry, start, piece)])
-    _compare(manifest, entry, total)
+        total.add(piece[: read_file(storage, manifest, entry, start, [piece])])
+    compare(manifest, entry, total)
 
 
 def verify_file(storage: Storage, manifest: Manifest, entry: FileEntry) -> None:
@@ -76,8 +87,8 @@ def verify_file(storage: Storage, manifest: Manifest, entry: FileEntry) -> None:
     scratch = memoryview(bytearray(min(READ_CHUNK, entry.size)))
     for start in range(0, entry.size, READ_CHUNK):
         piece = scratch[: entry.size - start]
-        total.add(piece[: _read(storage, manifest, entry, start, piece)])
-    _compare(manifest, entry, total)
+        total.add(piece[: read_file(storage, manifest, entry, start, [piece])])
+    compare(manifest, entry, total)
 
 
 def verify(storage: Storage, manifest: Manifest) -> None:
@@ -98,14 +109,8 @@ def check_sizes(manifest: Manifest, sizes: dict[str, int]) -> None:
             )
 
 
-def _read(storage: Storage, manifest: Manifest, entry: FileEntry, start: int, piece: memoryview) -> int:
-    try:
-        return storage.read_into(file_key(manifest.job, manifest.name, entry.stored), start, piece)
-    except CheckpointMissing:
-        raise CheckpointDamaged(f"{manifest.name} lacks {entry.stored}") from None
-
-
-def _compare(manifest: Manifest, entry: FileEntry, total: Checksum) -> None:
+def compare(manifest: Manifest, entry: FileEntry, total: Checksum) -> None:
+    """Is that what was written? Raises CheckpointDamaged."""
     if total.size != entry.size:
         raise CheckpointDamaged(
             f"{entry.stored} of {manifest.name} has {total.size} bytes instead of {entry.size}"
