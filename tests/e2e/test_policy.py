@@ -1,0 +1,94 @@
+"""What a policy does to real jobs: back before a NaN and past the sample that caused it; a pause."""
+
+from __future__ import annotations
+
+import ast
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stack import Stack, wait_until
+
+pytestmark = pytest.mark.timeout(240)
+
+SEED = "153"
+"""With it the poisoned sample is one of step 29."""
+POISONED = 7
+
+
+class Notes:
+    """What the ranks of poisoned.py wrote."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def rows(self, rank: int) -> list[tuple[int, list[int], float]]:
+        path = self.folder / f"rank{rank}"
+        lines = path.read_text().splitlines() if path.exists() else []
+        found = []
+        for line in lines:
+            step, _, rest = line.partition(" ")
+            indices, _, loss = rest.rpartition(" ")
+            found.append((int(step), ast.literal_eval(indices), float(loss)))
+        return found
+
+    def last(self) -> int:
+        return min((self.rows(rank)[-1][0] if self.rows(rank) else 0) for rank in (0, 1))
+
+    def wait(self, step: int) -> None:
+        wait_until(lambda: self.last() >= step, f"step {step}, at {self.last()}", timeout_s=90)
+
+
+def incident(stack: Stack, job: str, kind: str, **wanted: Any) -> dict[str, Any]:
+    def look() -> Any:
+        found = [i for i in stack.json("incidents", job) if i["kind"] == kind]
+        return next((i for i in found if all(i[k] == v for k, v in wanted.items())), None)
+
+    found: dict[str, Any] = wait_until(look, f"{kind} {wanted}: {stack.json('incidents', job)}")
+    return found
+
+
+def test_a_nan_is_rolled_back_and_the_batch_that_caused_it_is_left_out_for_good(
+    stack: Stack, tmp_path: Path
+) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text('cooldown_s = 1\n[rules.not-a-number]\ncertain = "rollback"\n')
+    flags = ("--policy", str(policy))
+    stack.env["CHECKPOINT_DIR"] = str(tmp_path / "ckpt")
+    job = stack.submit("poisoned.py", str(tmp_path), SEED, flags=flags)
+    notes = Notes(tmp_path)
+    notes.wait(60)
+    found = incident(stack, job, "not-a-number", open=False)
+    assert found["resolution"].startswith("rolled back to the end of step 25"), found
+    assert "left out from now on: 0:" in found["decision"]
+    status = stack.status(job)
+    assert status["restarts"] == 0 and status["generation"] == 1
+    for rank in (0, 1):
+        rows = notes.rows(rank)
+        bad = [n for n, (_, _, loss) in enumerate(rows) if not math.isfinite(loss)]
+        assert bad and rows[bad[0]][0] == 29
+        after = rows[bad[-1] + 1 :]
+        assert [step for step, _, _ in after] == list(range(26, 26 + len(after)))
+        assert all(POISONED not in indices for _, indices, _ in after)
+    # What was saved before knows nothing of it, and still it is left out.
+    before = len(notes.rows(0))
+    stack.loom("restore", job, "--step", "10")
+    wait_until(lambda: any(step == 11 for step, _, _ in notes.rows(0)[before:]), "it is back at step 11")
+    wait_until(lambda: notes.rows(0)[-1][0] >= 45 > 11, "it goes past it", timeout_s=90)
+    later = notes.rows(0)[before:]
+    start = next(n for n, (step, _, _) in enumerate(later) if step == 11)
+    assert all(math.isfinite(loss) for _, _, loss in later[start:])
+    assert len([i for i in stack.json("incidents", job) if i["kind"] == "not-a-number"]) == 1
+
+
+def test_a_policy_pauses_a_real_job_until_somebody_lets_it_go_on(stack: Stack, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text('[rules.not-a-number]\ncertain = "pause"\n')
+    job = stack.submit("faulty.py", str(tmp_path / "notes"), "nan", flags=("--policy", str(policy)))
+    wait_until(lambda: stack.status(job).get("paused"), f"paused: {stack.status(job)}", timeout_s=90)
+    told = incident(stack, job, "not-a-number")
+    assert f"`loom resume {job}` lets it go on" in told["decision"] or told["decision"].startswith("paused")
+    steps = len((tmp_path / "notes").read_text().splitlines())
+    stack.loom("resume", job)
+    wait_until(lambda: len((tmp_path / "notes").read_text().splitlines()) > steps + 10, "it goes on")
