@@ -48,6 +48,7 @@ def test_going_back_while_it_runs(start: Start, tmp_path: Path) -> None:
     job.more(3)
     told = job.outcome(job.ask(Kind.RESTORE, {"step": state}, two_phase=True, vote_timeout_s=30.0))
     assert told.how is How.APPLIED, f"{told}\n{job.story()}"
+    assert told.offset == state + 1 - told.at_step, "it is told where the training goes on"
     ahead = later.at_step - state
     job.reach(told.at_step + ahead + 3)
     for rank in range(2):
@@ -142,10 +143,13 @@ def test_a_paused_job_saves_is_changed_and_goes_back_and_stands_all_the_while(
     again = job.change({"lr": 0.25})
     assert (again.at_step, standing(job)) == (first.at_step, state)
     assert save(job).at_step == first.at_step + 1 and standing(job) == state + 1
+    planned = job.ask(Kind.SET, {"lr": 0.4}, at_step=state + 8, training_step=state + 8)
     back = job.outcome(job.ask(Kind.RESTORE, {"step": state}, two_phase=True, vote_timeout_s=30.0))
     assert back.how is How.APPLIED and standing(job) == state + 1, f"{back}\n{job.story()}"
     assert job.outcome(job.ask(Kind.RESUME)).how is How.APPLIED
     job.reach(back.at_step + 3)
+    then = job.outcome(planned)
+    assert (then.how, then.at_step) == (How.APPLIED, back.at_step + 7), "the training step that was named"
     for rank in range(2):
         lines = job.values(rank)
         then, now = lines[state + 1], lines[back.at_step]

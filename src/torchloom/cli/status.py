@@ -61,12 +61,15 @@ def _show(view: JobDetail) -> None:
 def _facts(view: JobDetail) -> list[tuple[str, str]]:
     from torchloom.cli import output
 
-    what = "training step" if view["step_is_training"] else "steps of this generation"
+    made = output.steps(view)
+    progress = f"training step {made}" if view["step_is_training"] else f"{made} steps of this generation"
+    if not view["paused"]:
+        progress += f", {output.rate(view['steps_per_s'])}"
     facts = [
         ("job", view["id"]),
         ("state", f"{output.state(view)} – {view['reason']}"),
         ("program", " ".join([view["program"], *view["args"]])),
-        ("progress", f"{output.steps(view)} {what}, {output.rate(view['steps_per_s'])}"),
+        ("progress", progress),
         ("restarts", f"{view['restarts']} of {view['max_restarts']}, generation {view['generation']}"),
         ("loss", output.number(view["last_loss"])),
         ("goodput", f"{output.percent(view['goodput'])} of {output.seconds(view['elapsed_s'])}"),
@@ -96,6 +99,8 @@ def _worker(worker: WorkerView) -> tuple[str, ...]:
     from torchloom.cli import output
 
     doing = worker["exit"] or worker["collective"]
+    if worker["phase"] == "paused" and not worker["exit"]:
+        doing = "stands until the job is resumed"  # what it did last is over
     if worker["in_collective_s"] > 1 and not worker["exit"]:
         doing += f" for {output.seconds(worker['in_collective_s'])}"
     if worker["blind"]:

@@ -158,11 +158,13 @@ class Changes:
         self.write()
         return ""
 
-    def settled(self, attempt: AttemptId) -> None:
-        """It is in force on all ranks."""
-        if self._before is not None and self._before[0] == attempt:
-            self._before = None
-            self.checkpoints.keep()
+    def settled(self, attempt: AttemptId) -> bool:
+        """It is in force on all ranks; whether that is news."""
+        if self._before is None or self._before[0] != attempt:
+            return False
+        self._before = None
+        self.checkpoints.keep()
+        return True
 
 
 def _told(error: BaseException) -> str:

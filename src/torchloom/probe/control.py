@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import assert_never
 
 from torchloom.core.transaction.actions import (
@@ -207,9 +208,11 @@ class Control:
 
     def _publish(self, rank: Rank) -> None:
         """What is not in the black box when a worker dies was never said."""
-        for name, answer in rank.answers.items():
-            if answer.said is Said.APPLIED:
-                self._changes.settled(name)
+        for name, answer in list(rank.answers.items()):
+            if answer.said is Said.APPLIED and self._changes.settled(name):
+                # Only now has the training gone back: what is told is where it goes on.
+                rank.offset = self._changes.offset
+                rank.answers[name] = replace(answer, offset=rank.offset)
         self._answers = write_answers(self._view, rank.answers.values(), self._answers)
 
     # -- the store ------------------------------------------------------------------------------

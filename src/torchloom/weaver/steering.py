@@ -129,7 +129,7 @@ class Steering(ABC):
         values, differences = resolve(wanted, known)
         if len(json.dumps(values)) > MOST_BYTES:
             raise UsageError("The change is too large", hint=f"its values may have {MOST_BYTES} bytes")
-        count, named, notes = None, at_step, list(_notes(job, waiting))
+        count, named, notes = None, at_step, list(_notes(job, waiting, at_step))
         if not waiting and at_step is not None:
             count, note = _count(job, at_step, pulses)
             if note:
@@ -332,17 +332,20 @@ def _known(job: Job, pulses: Mapping[int, WorkerPulse]) -> Known:
     return known
 
 
-def _notes(job: Job, waiting: bool) -> list[str]:
+def _notes(job: Job, waiting: bool, at_step: int | None) -> list[str]:
     if waiting:
         return ["the job has not started: it holds from its first step on"]
     notes = []
     if job.state is not JobState.RUNNING:
         notes.append(f"the job is {job.state}: it takes effect once it runs")
-    elif job.paused:
+    elif job.paused and at_step is None:
         notes.append("the job is paused: it takes effect at the step it stands before")
-    before = len(job.control.queue) + (job.control.current is not None)
+    elif job.paused:
+        notes.append("the job is paused: it comes to that step once it is resumed")
+    before = sum(waiting.at_step is None for waiting in job.control.queue)
+    before += len(job.control.parts) or job.control.current is not None
     if before:
-        notes.append(f"{before} other operations are under way before it")
+        notes.append(f"{before} other operation{' goes' if before == 1 else 's go'} first")
     return notes
 
 
