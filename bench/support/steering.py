@@ -22,7 +22,7 @@ from torchloom.errors import LoomError
 from torchloom.home import Home
 
 PARTS = ("weaver", "agent", "nats")
-_AGAIN_S = 0.05
+AGAIN_S = 0.05
 
 
 class Cluster:
@@ -77,17 +77,17 @@ def cluster() -> Iterator[Cluster]:
         shutil.rmtree(made.root, ignore_errors=True)
 
 
-def ask(client: Client, job: str, values: Mapping[str, object], key: str) -> str:
+def ask(client: Client, job: str, values: Mapping[str, object], key: str, again_s: float = AGAIN_S) -> str:
     """The operation's id. Asked again, under the same key, while nobody takes it."""
     body: Any = {"values": dict(values)}
     while True:
         try:
             return client.change(job, body, idempotency_key=key)["operation"]
         except LoomError:
-            time.sleep(_AGAIN_S)
+            time.sleep(again_s)
 
 
-def outcome(client: Client, job: str, operation: str) -> dict[str, Any]:
+def outcome(client: Client, job: str, operation: str, again_s: float = AGAIN_S) -> dict[str, Any]:
     """What was told in the end."""
     while True:
         try:
@@ -95,7 +95,7 @@ def outcome(client: Client, job: str, operation: str) -> dict[str, Any]:
             if found["ended"]:
                 return dict(found)
         except LoomError:
-            time.sleep(_AGAIN_S)
+            time.sleep(again_s)
 
 
 def connect(made: Cluster) -> Client:

@@ -36,6 +36,8 @@ KILL_ANYWAY_S = 20.0
 """… or so long after the last kill: what comes back slowly is killed while it does, too."""
 STEPS_BETWEEN_WORKER_KILLS = 30
 """A worker is killed only when its generation has made progress, as a restart without any is delayed."""
+AGAIN_S = 1.0
+"""Dozens wait for outcomes: if all of them knocked all the time, a weaver that comes back would never start."""
 BURN = """import time
 while True:
     end = time.time() + 2
@@ -171,4 +173,4 @@ def _lines(path: Path) -> int:
 
 def _follow(made: Cluster, job: str, values: dict[str, float], key: str) -> dict[str, Any]:
     with connect(made) as client:
-        return outcome(client, job, ask(client, job, values, key))
+        return outcome(client, job, ask(client, job, values, key, AGAIN_S), AGAIN_S)
