@@ -37,7 +37,7 @@ KILL_ANYWAY_S = 20.0
 STEPS_BETWEEN_WORKER_KILLS = 30
 """A worker is killed only when its generation has made progress, as a restart without any is delayed."""
 AGAIN_S = 1.0
-"""Dozens wait for outcomes: if all of them knocked all the time, a weaver that comes back would never start."""
+"""Dozens wait for outcomes: if all knocked all the time, a weaver that comes back could not start."""
 BURN = """import time
 while True:
     end = time.time() + 2
