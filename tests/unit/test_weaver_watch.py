@@ -189,6 +189,35 @@ def test_steps_of_several_windows_are_joined() -> None:
     assert module._joined(before, with_steps()) == before.steps
 
 
+def test_whoever_takes_over_knows_how_fast_a_job_is_and_how_long_its_pauses_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "SAVE_EVERY_S", 0.0)
+    pace = module.Pace(steps=500, recent_s=(0.3,) * 600, pauses_s={"save() at train.py:9": 40.0})
+
+    async def scenario(scene: Scene) -> None:
+        watched = scene.watch._watched(scene.story.job())
+        watched.memory = replace(watched.memory, pace=pace)
+        while await scene.bus.get_object("baselines") is None:
+            await asyncio.sleep(0.005)
+        heir = Watch(scene.bus, lambda: scene.story.fleet, lambda: True, scene._say)
+        heir._watched(scene.story.job())
+        await heir._remember()
+        learned = heir._jobs["j"].memory.pace
+        assert learned.steps == 500 and learned.pauses_s == pace.pauses_s and len(learned.recent_s) == 128
+        scene.story.job().generation += 1
+        later = Watch(scene.bus, lambda: scene.story.fleet, lambda: True, scene._say)
+        await later._remember()
+        assert later._jobs["j"].memory.pace.steps == 0 and later._jobs["j"].memory.pace.pauses_s
+        scene.story.job().generation -= 1
+        await scene.bus.put_object("baselines", b"nonsense")
+        anew = Watch(scene.bus, lambda: scene.story.fleet, lambda: True, scene._say)
+        await anew._remember()
+        assert anew._jobs == {}
+
+    play(scenario)
+
+
 def test_limits_that_the_owner_set() -> None:
     assert limits_of(HangLimits()).hang.hang_act_s == 600
     silence = limits_of(HangLimits(heartbeat_timeout_s=5.0)).hang

@@ -2,7 +2,8 @@
 
 A shell around `judge` and `choose`, which choose; this module only hears, asks and appends. It looks at a job
 only when it has a fresh window of every rank, so that a lost message or a busy agent is never taken for a
-rank that does not come. Only the weaver that leads looks; whoever takes over learns the job's pace anew.
+rank that does not come. Only the weaver that leads looks; whoever takes over goes on with what it had learned
+of the jobs (baselines.py).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from torchloom.model.findings import Finding, RankEvidence
 from torchloom.model.fleet import Fleet, Job, JobState, Worker, WorkerState
 from torchloom.model.job import HangLimits
 from torchloom.model.windows import PartHash, RankWindow, RefWindow, StepTimes
+from torchloom.weaver.baselines import Baseline, Baselines
 from torchloom.weaver.evidence import gather
 from torchloom.wire import codec, subjects
 
@@ -41,6 +43,8 @@ HASHES_KEPT = 64
 EVIDENCE_WITHIN_S = 1.5
 """What is stuck is said at the latest this long after it was found, with or without evidence."""
 ASK_AGAIN_S = 5.0
+SAVE_EVERY_S = 15.0
+"""How much of what was learned a failover may cost."""
 
 Say = Callable[[FindingMade | FindingEnded], Awaitable[None]]
 Before = Callable[[Job, int], Awaitable[tuple[CheckpointEntry | None, str]]]
@@ -92,6 +96,9 @@ class Watch:
         self._leads = leads
         self._say = say
         self._jobs: dict[str, _Watched] = {}
+        self._baselines = Baselines(bus)
+        self._led = False
+        self._saved_s = 0.0
 
     # -- hearing ------------------------------------------------------------------------------------
     async def hear(self, message: Message) -> None:
@@ -150,10 +157,33 @@ class Watch:
                 for id in [id for id in self._jobs if id not in fleet.jobs or fleet.jobs[id].ended]:
                     self._forget(id)
                 if self._leads():
+                    await self._remember()
                     await self._look_at_all()
+                else:
+                    self._led = False
         finally:
             for id in list(self._jobs):
                 self._forget(id)
+
+    async def _remember(self) -> None:
+        """Begin with what another weaver had learned; store it now and then for the next one."""
+        now_s = asyncio.get_running_loop().time()
+        if not self._led:
+            self._led, self._saved_s = True, now_s
+            for id, known in (await self._baselines.load()).items():
+                job = self._fleet().jobs.get(id)
+                if job is None or job.ended:
+                    continue
+                watched = self._watched(job)
+                if known.generation != job.generation:
+                    pace = replace(known.memory.pace, steps=0)
+                    known = Baseline(job.generation, Memory(pace=pace))
+                if len(known.memory.pace.recent_s) > len(watched.memory.pace.recent_s):
+                    watched.memory = known.memory
+        elif now_s - self._saved_s >= SAVE_EVERY_S:
+            self._saved_s = now_s
+            known_now = {id: Baseline(w.generation, w.memory) for id, w in self._jobs.items()}
+            await self._baselines.save(known_now)
 
     async def _look_at_all(self) -> None:
         for id, watched in list(self._jobs.items()):
