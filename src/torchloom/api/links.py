@@ -16,7 +16,7 @@ from torchloom.errors import NotFound
 
 
 class ProbeRequest(ReasonRequest):
-    within_s: float = Field(default=0.5, ge=0.05, le=30)
+    within_s: float = Field(default=1.0, ge=0.05, le=30)
     """The longest that ranks may measure; training stands still meanwhile."""
 
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torchloom.client.schema import LinkDelayView, LinkMatrixView
 
 EXAMPLES = (
-    ("loom probe train-3f9a", "all pairs of ranks, at the next step; training stands for half a second"),
-    ("loom probe train-3f9a --within 2s", "more time: less noise on a busy network"),
+    ("loom probe train-3f9a", "all pairs of ranks, at the next step; training stands still meanwhile"),
+    ("loom probe train-3f9a --within 3s", "more time: less noise on a busy network"),
     ("loom probe train-3f9a --last", "what was measured last, without measuring again"),
 )
 MOST_COLUMNS = 12
@@ -30,7 +30,7 @@ def command(
     job: JobArgument,
     within: Annotated[
         str, typer.Option("--within", metavar="SPAN", help="The longest that ranks may measure.")
-    ] = "0.5s",
+    ] = "1s",
     last: Annotated[bool, typer.Option("--last", help="Show what was measured last.")] = False,
     why: WhyOption = "",
     timeout: TimeoutOption = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchloom.core.links import links_measured
+from torchloom.core.links import links_measured, links_not_measured
 from torchloom.core.restoring import restore_not_applied
 from torchloom.core.stopping import boundary_not_reached
 from torchloom.core.turn import Turn
@@ -20,6 +20,8 @@ def follow_outcomes(turn: Turn) -> None:
         if record.state == "applied":
             if record.kind is Kind.PROBE:
                 links_measured(turn, job, record)
+        elif record.kind is Kind.PROBE:
+            links_not_measured(turn, job, record)
         elif record.kind is Kind.RESTORE:
             restore_not_applied(turn, job, record)
         elif record.kind is Kind.STOP:

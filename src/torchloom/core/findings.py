@@ -98,7 +98,7 @@ def _incident(turn: Turn, job: Job, finding: Finding) -> Incident:
             if past is None or past.finding is None or key(past.finding) != name:
                 continue
             if past.generation == job.generation and turn.now_ns - past.ended_ns < REOPENED_NS:
-                past.open, past.resolution, past.ended_ns = True, "", 0
+                past.open, past.resolution, past.ended_ns, past.links = True, "", 0, None
                 job.findings[name] = past.id
                 return past
             break
@@ -126,7 +126,9 @@ def _update(turn: Turn, job: Job, incident: Incident, event: FindingMade) -> Non
 def _is_known_better(incident: Incident, finding: Finding) -> bool:
     """Whose fault slow transfers are was measured: that they are slow is no news."""
     told = incident.finding
-    return told is not None and finding.kind in LINKS and bool(told.ranks) and not finding.ranks
+    if told is None or incident.links is None or finding.kind not in LINKS:
+        return False
+    return bool(told.ranks) and not finding.ranks
 
 
 def _act(turn: Turn, job: Job, incident: Incident, event: FindingMade, plan: Plan, choice: Choice) -> None:

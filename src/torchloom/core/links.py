@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from torchloom.core.detect.matrix import judge_links
 from torchloom.core.findings import finding_made
 from torchloom.core.incidents import close
+from torchloom.core.probing import POLICY
 from torchloom.core.turn import Turn
 from torchloom.model.events import FindingMade
 from torchloom.model.findings import Finding
@@ -43,7 +44,7 @@ def links_measured(turn: Turn, job: Job, record: OperationRecord) -> None:
         silent=_silent(told),
         verdict=found[0].sentence if found else NOTHING if delays else "no pair of ranks could be measured",
     )
-    job.links, job.probed_ns = matrix, turn.now_ns
+    job.links = matrix
     record.reason = f"{record.reason}: {matrix.verdict}"
     suspected = turn.fleet.incidents.get(job.findings.get(KEY, ""))
     known = suspected is not None and suspected.open
@@ -57,6 +58,13 @@ def links_measured(turn: Turn, job: Job, record: OperationRecord) -> None:
     if not known:
         close(turn, job, incident, f"as measured once, at step {matrix.at_step}")
         job.findings.pop(KEY, None)
+
+
+def links_not_measured(turn: Turn, job: Job, record: OperationRecord) -> None:
+    """Whoever waits to learn whose fault it is shall know that nothing will come."""
+    incident = turn.fleet.incidents.get(job.findings.get(KEY, ""))
+    if record.by == POLICY and incident is not None and incident.open:
+        incident.decision = f"{incident.decision}; they could not be: {record.reason}"
 
 
 def judge(delays: Iterable[LinkDelay], names: Mapping[int, str]) -> list[Finding]:

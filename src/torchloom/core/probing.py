@@ -13,6 +13,9 @@ from torchloom.model.findings import Finding
 from torchloom.model.fleet import Incident, Job, JobState
 from torchloom.model.transaction.messages import Kind
 
+POLICY = "policy"
+"""Who asked, in the history."""
+
 
 def probe_on_suspicion(turn: Turn, job: Job, incident: Incident, finding: Finding) -> None:
     """Ask for the delay matrix if only that can tell whose fault it is."""
@@ -30,7 +33,7 @@ def probe_on_suspicion(turn: Turn, job: Job, incident: Incident, finding: Findin
             job=job.id,
             operation=f"{turn.seq:012x}",
             kind=Kind.PROBE,
-            by="policy",
+            by=POLICY,
             why=finding.sentence,
         ),
     )

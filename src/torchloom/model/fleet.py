@@ -257,7 +257,7 @@ class Job(Struct, kw_only=True):
     links: LinkMatrix | None = None
     """What was measured last between its ranks; kept by core.links."""
     probed_ns: int = 0
-    """When that was asked for or done last."""
+    """When it was measured because of a suspicion last."""
 
     @property
     def ended(self) -> bool:

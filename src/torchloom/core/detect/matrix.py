@@ -22,6 +22,7 @@ SLOW = 1.5
 SCORE = 6.0
 BESIDE = 0.2
 """What takes less than this part of what the worst one takes more is not worth a word beside it."""
+TINY = 1e-3
 NOISE = 0.05
 """The least spread of logarithms that is believed."""
 
@@ -94,7 +95,8 @@ def judge_links(
     who = {rank: known.get(rank, f"rank {rank}") for rank in ranks}
     if len(ranks) < 4:
         return _few(delays, who, what, floor_s)
-    fit = polish(delays)
+    # Differences below the floor mean nothing, however large their ratio is: added to all, it hides them.
+    fit = polish({pair: delay + floor_s for pair, delay in delays.items()})
     usual_s = exp(fit.overall)
     found = []
     sides: tuple[tuple[FindingKind, Mapping[int, float], str], ...] = (
@@ -106,7 +108,7 @@ def judge_links(
         for rank, value in effects.items():
             if _stands_out(value, noise, usual_s, floor_s):
                 subject = f"{who[rank]} {side} slowly"
-                found.append(_say(kind, (rank,), subject, what, usual_s, value, noise))
+                found.append(_say(kind, (rank,), subject, what, floor_s, usual_s, value, noise))
     ends = {(finding.kind, rank) for finding in found for rank in finding.ranks}
     # The residuals are mostly zero after a polish, so their spread is taken from the measured noise floor.
     noise = max(spread(list(fit.links.values()), 0.0), NOISE)
@@ -117,7 +119,7 @@ def judge_links(
             value, noise, base_s, floor_s
         ):
             subject = f"the link from {who[a]} to {who[b]} is slow"
-            found.append(_say("link-slow", (a, b), subject, what, base_s, value, noise))
+            found.append(_say("link-slow", (a, b), subject, what, floor_s, base_s, value, noise))
     worst_s = max((_excess_s(finding) for finding in found), default=0.0)
     found = [finding for finding in found if _excess_s(finding) >= BESIDE * worst_s]
     return sorted(found, key=lambda f: -float(f.inputs["times"]))
@@ -136,20 +138,27 @@ def _say(
     ranks: tuple[int, ...],
     subject: str,
     what: str,
-    usual_s: float,
+    floor_s: float,
+    base_s: float,
     value: float,
     noise: float,
 ) -> Finding:
-    takes_s = usual_s * exp(value)
+    usual_s = max(base_s - floor_s, base_s * TINY)
+    takes_s = base_s * exp(value) - floor_s
+    times = takes_s / usual_s
     return Finding(
         kind=kind,
         ranks=tuple(sorted(ranks)),
         sentence=f"{subject}: {what} takes {_time(takes_s)} there and {_time(usual_s)} elsewhere, "
-        f"{exp(value):.1f}× as long",
+        f"{_times(times)}× as long",
         confidence=0.9,
         certainty="slowness is reported, never certain",
-        inputs={"times": exp(value), "score": value / noise, "takes_s": takes_s, "usual_s": usual_s},
+        inputs={"times": times, "score": value / noise, "takes_s": takes_s, "usual_s": usual_s},
     )
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.1f}" if ratio < 9.95 else f"{ratio:.0f}"
 
 
 def _time(seconds: float) -> str:
@@ -167,8 +176,8 @@ def _few(delays: Mapping[Pair, float], who: Mapping[int, str], what: str, floor_
         Finding(
             kind="communication-slow",
             ranks=tuple(sorted(pair)),
-            sentence=f"from {who[pair[0]]} to {who[pair[1]]} {what} takes {_time(worst)}, {times:.1f}× the "
-            "fastest; with so few ranks it may be the link or either end",
+            sentence=f"from {who[pair[0]]} to {who[pair[1]]} {what} takes {_time(worst)}, "
+            f"{_times(times)}× the fastest; with so few ranks it may be the link or either end",
             confidence=0.6,
             certainty="slowness is reported, never certain",
             inputs={"times": times},
