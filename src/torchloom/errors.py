@@ -18,6 +18,7 @@
     │   └── SpawnFailed        1  a worker could not be started
     ├── CheckpointError        1  a checkpoint could not be saved, found or read
     │   ├── StorageFailed      1  the store is full, read-only, unreachable or too slow
+    │   │   └── StoreUnreachable 1 it does not answer now; the same call may be repeated
     │   ├── CheckpointDamaged  1  a file of it is missing, cut short or changed
     │   ├── CheckpointMissing  3  no such checkpoint
     │   ├── CheckpointFenced   5  a newer generation of the job has begun
@@ -129,6 +130,10 @@ class CheckpointError(LoomError):
 
 class StorageFailed(CheckpointError):
     """The store refused: full, read-only, unreachable, too slow. The same call may be repeated."""
+
+
+class StoreUnreachable(StorageFailed):
+    """The checkpoint store does not answer now; the same call may be repeated."""
 
 
 class CheckpointDamaged(CheckpointError):

@@ -160,6 +160,7 @@ class Box:
             message=str(found.get("message") or ""),
             traceback=str(found.get("traceback") or ""),
             connection_lost=bool(found.get("connection_lost")),
+            store_away=bool(found.get("store_away")),
             at_ns=self.wall_ns(at_ns) if isinstance(at_ns, int) else 0,
         )
 

@@ -91,7 +91,7 @@ class Decider:
         if common:
             newest = max(common, key=lambda name: name.age)
             held = f"memory holds {newest}, which may be of a line that was left"
-        problem = StorageFailed(
+        problem = type(error)(
             f"the checkpoints of {self._job} cannot be read and {held}: {error.message}",
             hint="make the store reachable and writable; beginning from nothing would lose what it holds",
         )

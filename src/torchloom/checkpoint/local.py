@@ -24,9 +24,18 @@ from pathlib import Path
 from torchloom.checkpoint.names import TEMPORARY
 from torchloom.checkpoint.points import at
 from torchloom.checkpoint.storage import Bytes, Stored, check_key
-from torchloom.errors import CheckpointError, CheckpointMissing, StorageFailed
+from torchloom.errors import CheckpointError, CheckpointMissing, StorageFailed, StoreUnreachable
 
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+_AWAY = {
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.ENOTCONN,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
+}
+"""A file system whose server does not answer."""
 _BUFFERS_AT_ONCE = 512
 """Of one read; the kernel takes 1024 at most."""
 _HINTS = {
@@ -174,7 +183,8 @@ class LocalStorage:
             raise CheckpointMissing(f"{self._root / key} does not exist") from error
         except OSError as error:
             why, hint = _HINTS.get(error.errno or 0, (error.strerror or str(error), ""))
-            raise StorageFailed(f"could not {verb} {self._root / key}, because {why}", hint=hint) from error
+            kind = StoreUnreachable if error.errno in _AWAY else StorageFailed
+            raise kind(f"could not {verb} {self._root / key}, because {why}", hint=hint) from error
 
 
 def _link(temporary: Path, path: Path, data: bytes) -> bool:

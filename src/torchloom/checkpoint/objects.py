@@ -26,7 +26,7 @@ from typing import Any
 
 from torchloom.checkpoint.points import at
 from torchloom.checkpoint.storage import Bytes, Stored, check_key
-from torchloom.errors import CheckpointError, CheckpointMissing, StorageFailed, UsageError
+from torchloom.errors import CheckpointError, CheckpointMissing, StorageFailed, StoreUnreachable, UsageError
 from torchloom.wire.object_store import opening
 
 UPLOAD_CHUNK = 16 * 1024 * 1024
@@ -208,7 +208,7 @@ class ObjectStorage:
             ) from None
         except (self._error, OSError) as error:
             tried_s = time.monotonic() - began
-            raise StorageFailed(
+            raise StoreUnreachable(
                 f"could not {verb} {self._url}/{key} within {tried_s:.1f} s ({_first_line(error)})",
                 hint="check S3_ENDPOINT and that the store is up",
             ) from error

@@ -103,8 +103,8 @@ class Restorer:
                 took_s = time.perf_counter() - began
                 return Restored(number, choice.name.step, str(choice.name), choice.where, took_s, choice.owed)
             if any(failed for _, failed in results):  # the next try may read it; an older state loses work
-                why = next(text for text, failed in results if failed)
-                raise StorageFailed(f"{choice.name} could not be read, so nothing was restored: {why}")
+                kind, why = next((failed, text) for text, failed in results if failed)
+                raise kind(f"{choice.name} could not be read, so nothing was restored: {why}")
             spoiled = problems[0]
             self._reject(choice, spoiled)
 
@@ -117,9 +117,9 @@ class Restorer:
         common = set.intersection(*(names for names, _ in everyone)) - self._bad_in_memory
         return common, together(known for _, known in everyone)
 
-    def _load(self, choice: Choice, offer: dict[str, Sealed]) -> tuple[str, bool]:
-        """Load on this rank; why it could not be, or nothing, and whether only the store failed."""
-        problem, failed, filling = "", False, None
+    def _load(self, choice: Choice, offer: dict[str, Sealed]) -> tuple[str, type[StorageFailed] | None]:
+        """Load on this rank; why it could not be, or nothing, and how the store failed if only that did."""
+        problem, failed, filling = "", None, None
         try:
             if choice.manifest is None:
                 images = stream_memory(offer)
@@ -128,7 +128,7 @@ class Restorer:
                 images = stream_store(self._storage, choice.manifest, group.rank, group.world)
             filling = Filling(self._state, images)
         except CheckpointError as error:
-            problem, failed = str(error), isinstance(error, StorageFailed)
+            problem, failed = str(error), type(error) if isinstance(error, StorageFailed) else None
         # Warming buckets is collective: either all ranks go through it or none.
         if any(self._group.gather(problem)) or filling is None:
             return problem, failed
@@ -136,8 +136,8 @@ class Restorer:
         try:
             filling.run()
         except CheckpointError as error:
-            return str(error), isinstance(error, StorageFailed)
-        return "", False
+            return str(error), type(error) if isinstance(error, StorageFailed) else None
+        return "", None
 
     def _settle(self, choice: Choice) -> None:
         """The host notes the choice and rank 0 records it; the first commit makes up for a store that is

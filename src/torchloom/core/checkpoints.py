@@ -32,6 +32,7 @@ def store_opened(turn: Turn, event: CheckpointStoreOpened) -> None:
     known.node = event.node
     known.restored, known.restored_from = event.restored, event.restored_from
     known.restored_generation = event.ref.generation
+    job.store_waits = 0
     incident = turn.fleet.incidents.get(job.incident)
     if incident is not None and event.restored and incident.generation < event.ref.generation:
         incident.timeline.restored_ns = incident.timeline.restored_ns or turn.now_ns

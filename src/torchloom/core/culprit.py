@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from torchloom.core import store_away
 from torchloom.model.fleet import ExitReport, Incident
 
 
@@ -21,7 +22,7 @@ def charge(incident: Incident, report: ExitReport) -> bool:
     if report.exit.ok or report.after_stop or report.exit.source == "operator":
         incident.exits.append(report)
         return False
-    nobody = incident.kind in ("store-lost", "node-lost")
+    nobody = incident.kind in ("store-lost", "node-lost", store_away.KIND)
     if nobody or (incident.finding is not None and incident.kind != "crash"):
         incident.exits.append(msgspec.structs.replace(report, secondary=True))
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from torchloom.core import store_away
 from torchloom.core.aftermath import tell_disagreement
 from torchloom.core.budget import made_progress, plan_restart
 from torchloom.core.culprit import charge, secondary_note, start_failed, verdict
@@ -63,7 +64,7 @@ def worker_exited(turn: Turn, event: WorkerExited) -> None:
         devices=worker.devices,
         collectives=event.collectives,
         after_stop=before is WorkerState.STOPPING
-        and event.exit.source != "operator"
+        and event.exit.source not in ("operator", "fence")
         and not _died_before_stop(turn, job, event),
     )
     match job.state:
@@ -119,10 +120,25 @@ def begin_recovery(turn: Turn, job: Job, report: ExitReport) -> None:
         _end_of_what_was_stuck(turn, job, told, report)
         end_generation(turn, job, told, why)
         return
+    if store_away.is_away(job, report):
+        _wait_for_store(turn, job, report, why)
+        return
+    job.store_waits = 0
     kind = "start-failed" if start_failed(report) else "crash"
     incident = open_incident(turn, job, kind, "", report.at_ns)
     incident.goodput_before = goodput(turn.fleet, job, report.at_ns)
     _add_exit(turn, job, incident, report)
+    end_generation(turn, job, incident, why)
+
+
+def _wait_for_store(turn: Turn, job: Job, report: ExitReport, why: str) -> None:
+    """It could not restore, and no other try can before the store is back."""
+    incident = store_away.same_wait(turn.fleet, job)
+    if incident is None:
+        job.store_waits = 0
+        incident = open_incident(turn, job, store_away.KIND, store_away.verdict(report), report.at_ns)
+        _add_exit(turn, job, incident, report)
+    job.plan = store_away.plan_wait(job, turn.chance)
     end_generation(turn, job, incident, why)
 
 
@@ -159,7 +175,7 @@ def end_generation(turn: Turn, job: Job, incident: Incident, why: str) -> None:
     assert job.plan is not None
     close_findings(turn, job, "its generation ended", keep=incident.id)
     previous = turn.fleet.incidents.get(job.incident)
-    if previous is not None:
+    if previous is not None and previous is not incident:
         previous.open = False
         job.down_ns += max(0, incident.timeline.fault_ns - previous.timeline.fault_ns)
     job.incident = incident.id
@@ -202,7 +218,11 @@ def start_did_fail(turn: Turn, job: Job, refs: set[WorkerRef], why: str) -> None
 
 def _add_exit(turn: Turn, job: Job, incident: Incident, report: ExitReport) -> None:
     """Note one more exit, and decide anew if it tells another culprit or of progress unknown till now."""
+    if incident.kind == store_away.KIND and incident.generation != job.generation:
+        return  # one more try that the store did not answer
     changed = charge(incident, report)
+    if incident.kind == store_away.KIND:
+        return
     changed = tell_disagreement(incident) or changed
     limits = job.spec.restarts
     progress = job.plan.progress if job.plan is not None else False
@@ -246,6 +266,11 @@ def _stopped(turn: Turn, job: Job) -> None:
 
 
 def _follow_plan(turn: Turn, job: Job, plan: Plan, incident: Incident) -> None:
+    if plan.waits:
+        job.store_waits += 1
+        move_job(turn, job, JobState.BACKOFF, f"{incident.verdict}; {plan.reason}")
+        turn.set_timer("backoff", job, plan.delay_s)
+        return
     job.fruitless = 0 if plan.progress else job.fruitless + 1
     if not plan.restart:
         end_job(turn, job, JobState.FAILED, f"{incident.verdict}; not restarted: {plan.reason}")

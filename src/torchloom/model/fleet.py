@@ -150,6 +150,8 @@ class Plan(Struct, frozen=True):
     reason: str
     progress: bool = False
     """Whether the failed generation had made real progress."""
+    waits: bool = False
+    """For something outside the job: the next generation is no restart that counts."""
 
 
 class Act(Struct, frozen=True, array_like=True):
@@ -218,6 +220,8 @@ class Job(Struct, kw_only=True):
     """Generation for which a store was asked for last; it runs ahead of `generation` during a recovery."""
     store_node: str = ""
     restarts: int = 0
+    store_waits: int = 0
+    """Tries in a row that its checkpoint store did not answer."""
     fruitless: int = 0
     restarts_by_rank: dict[int, int] = field(default_factory=dict)
     plan: Plan | None = None

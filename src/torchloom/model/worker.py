@@ -35,6 +35,8 @@ class EndRecord(Struct, frozen=True):
     traceback: str = ""
     connection_lost: bool = False
     """The script died of a peer's death: a secondary exit."""
+    store_away: bool = False
+    """The script died because its checkpoint store could not be reached when it wanted to restore."""
     at_ns: int = 0
     """Wall-clock time of the exception, which comes before the exit of the process."""
 
@@ -44,8 +46,9 @@ class Exit(Struct, frozen=True):
 
     code: int | None
     signal: int | None
-    source: Literal["spawner", "pidfd", "end-record", "inventory", "operator", "unknown"]
-    """`operator`: nobody saw it, but a person said that its host is gone."""
+    source: Literal["spawner", "pidfd", "end-record", "inventory", "operator", "fence", "unknown"]
+    """`operator`: nobody saw it, but a person said that its host is gone. `fence`: its host had to end it by
+    now, because it has lost the control plane."""
 
     @property
     def ok(self) -> bool:
@@ -63,6 +66,8 @@ class Exit(Struct, frozen=True):
             return f"exited with code {self.code}"
         if self.source == "operator":
             return "was lost with its host"
+        if self.source == "fence":
+            return "was ended by its host, which has lost the control plane"
         return "ended, nobody saw how"
 
 

@@ -6,6 +6,7 @@ import json
 import re
 import time
 
+from torchloom.errors import StoreUnreachable
 from torchloom.wire.blackbox import END, View
 
 MESSAGE_CHARS = 2000
@@ -29,6 +30,7 @@ def end_record(error: BaseException | None, *, stopped: bool) -> dict[str, objec
         "traceback": None,
         "at_ns": time.monotonic_ns(),
         "connection_lost": False,
+        "store_away": False,
         "stopped": stopped,
     }
     if error is None:
@@ -46,6 +48,7 @@ def end_record(error: BaseException | None, *, stopped: bool) -> dict[str, objec
         message=_text(error),
         traceback=_traceback(error),
         connection_lost=lost_connection(error),
+        store_away=isinstance(error, StoreUnreachable),
     )
     return record
 
