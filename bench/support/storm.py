@@ -32,10 +32,12 @@ WORKERS = 3
 STEP_MS = 20.0
 KILL_AFTER_S = (0.2, 4.0)
 """So long after the first outcome that was told since the last kill …"""
-KILL_ANYWAY_S = 20.0
+KILL_ANYWAY_S = 60.0
 """… or so long after the last kill: what comes back slowly is killed while it does, too."""
 STEPS_BETWEEN_WORKER_KILLS = 30
 """A worker is killed only when its generation has made progress, as a restart without any is delayed."""
+MOST_OPEN = 32
+"""Changes that wait for their outcome: while there are so many, no further one is asked for."""
 AGAIN_S = 1.0
 """Dozens wait for outcomes: if all knocked all the time, a weaver that comes back could not start."""
 BURN = """import time
@@ -115,7 +117,7 @@ def burners(count: int) -> Iterator[None]:
 
 
 def storm(changes: int, rate: float, seed: int, within_s: float = 120.0) -> dict[str, object]:
-    """`changes` at `rate` a second. Outcomes may take `within_s` after the last was asked for."""
+    """`changes` at most `rate` a second. Outcomes may take `within_s` after the last was asked for."""
     chance = random.Random(seed)
     with cluster() as made, burners(os.cpu_count() or 2):
         notes = made.root / "notes"
@@ -129,14 +131,17 @@ def storm(changes: int, rate: float, seed: int, within_s: float = 120.0) -> dict
         killer.start()
         began = time.monotonic()
         asked: list[Future[dict[str, Any]]] = []
-        pool = ThreadPoolExecutor(64)
+        pool, room = ThreadPoolExecutor(MOST_OPEN), threading.Semaphore(MOST_OPEN)
         for number in range(1, changes + 1):
+            if not room.acquire(timeout=within_s):
+                break  # nothing ends any more: what is asked for already is untold
             future = pool.submit(_follow, made, job, wanted(number, chance), f"storm-{number}")
             future.add_done_callback(lambda _: killer.told.set())
+            future.add_done_callback(lambda _: room.release())
             asked.append(future)
             if number % 50 == 0:
                 progress(f"{number} changes asked for, {sum(f.done() for f in asked)} told of")
-            time.sleep(max(0.0, began + number / rate - time.monotonic()))
+            time.sleep(1 / rate)
         killer.enough.set()
         killer.join()
         told, untold = [], 0
