@@ -19,6 +19,7 @@ class Case:
     expected: frozenset[str]
     amounts: tuple[float, ...] = ()
     more: dict[str, Any] = field(default_factory=dict)
+    """Of the request; a `peer` is counted from the culprit."""
     horizon_s: float = 30.0
     names_from: int = 2
     """Workers from which on one can tell whose fault it is: two that disagree may each be right."""
@@ -32,6 +33,15 @@ class Case:
 def _case(name: str, fault: str, *expected: str, **more: Any) -> Case:
     return Case(name, fault, frozenset(expected), **more)
 
+
+_NETWORK: dict[str, Any] = {
+    "amounts": (5, 10),
+    "horizon_s": 90,
+    "names_from": 4,
+    "args": ("--wide", "8192"),
+}
+"""Slow transfers are told first, then the ranks are asked to measure whose they are. They want gradients that
+take time: of a few kB the kernel paces nothing."""
 
 CASES = {
     case.name: case
@@ -62,6 +72,10 @@ CASES = {
         _case("nan", "nan", "not-a-number", names_from=NOBODY),
         _case("gradient", "gradient", "spike", amounts=(1e4,), names_from=NOBODY, everybody=True),
         _case("bit-flip", "bit-flip", "divergence", names_from=3),
+        _case("slow-sender", "slow-sender", "sender-slow", "communication-slow", **_NETWORK),
+        _case("slow-receiver", "slow-receiver", "receiver-slow", "communication-slow", **_NETWORK),
+        # gloo's ring sends to the rank before.
+        _case("slow-link", "slow-link", "link-slow", "communication-slow", more={"peer": -1}, **_NETWORK),
         _case("never-starts", "", "no-progress", horizon_s=100, args=("--never-starts", "{rank}")),
     )
 }

@@ -68,6 +68,9 @@ def run(client: Client, listener: Listener, case: Case, size: int, seed: int, st
                 "seed": seed,
                 **case.more,
             }
+            if "peer" in wanted:
+                wanted["peer"] = (rank + wanted["peer"]) % size
+                result["between"] = sorted((rank, wanted["peer"]))
             result["amount"] = wanted["amount"]
             client.inject(job, wanted)
         else:
@@ -85,6 +88,7 @@ def _listen(client: Client, job: str, case: Case, result: Result, heard: Heard, 
     until = time.monotonic() + case.horizon_s
     known: dict[str, tuple[object, object]] = {}
     told: dict[str, dict[str, Any]] = {}
+    right = result.get("between", [result["rank"]])
     while time.monotonic() < until and result["right_s"] is None:
         time.sleep(0.1)
         for incident in client.incidents(job=job):
@@ -104,7 +108,7 @@ def _listen(client: Client, job: str, case: Case, result: Result, heard: Heard, 
             if result["class_s"] is None:
                 result["class_s"] = at_s
             # Two that disagree are both named; nobody can know more.
-            if result["size"] < case.names_from or named == [result["rank"]] or culprit == result["rank"]:
+            if result["size"] < case.names_from or named == right or culprit == result["rank"]:
                 result["right_s"] = at_s
                 limit = finding["inputs"].get("report_s") if finding else None
                 result["limit_s"] = limit if isinstance(limit, float) else None

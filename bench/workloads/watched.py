@@ -1,6 +1,7 @@
 """A DDP job to try detection on: a data loader, loss and gradient norm, and on wish what healthy jobs do.
 
-    watched.py [--step-ms 20] [--busy SHARE] [--pauses N --notes FILE] [--lengths] [--housekeeping] [--seed N]
+    watched.py [--step-ms 20] [--busy SHARE] [--wide N] [--pauses N --notes FILE] [--lengths] [--housekeeping]
+               [--seed N]
 
 `--pauses` makes one rank at a time do something long (3 to 60 s) that it does not announce, `--lengths` makes
 batches of different lengths, `--housekeeping` saves, evaluates, collects garbage and changes its learning
@@ -34,6 +35,7 @@ parser.add_argument("--shortest", type=float, default=3.0)
 parser.add_argument("--longest", type=float, default=60.0)
 parser.add_argument("--lengths", action="store_true")
 parser.add_argument("--housekeeping", action="store_true")
+parser.add_argument("--wide", type=int, default=64, help="of the hidden layer: 8192 is 1 MB of gradients")
 parser.add_argument("--never-starts", type=int, default=-1, metavar="RANK")
 parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()
@@ -89,7 +91,7 @@ rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(args.seed)
 if rank == args.never_starts:
     threading.Event().wait()
-layers = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+layers = torch.nn.Sequential(torch.nn.Linear(32, args.wide), torch.nn.ReLU(), torch.nn.Linear(args.wide, 1))
 model = DistributedDataParallel(layers)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 loader = DataLoader(Samples(), batch_size=64)

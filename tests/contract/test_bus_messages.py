@@ -137,6 +137,25 @@ async def test_disconnected_publish_is_silent_and_request_says_so(stage: Any) ->
     assert await seen.wait(1) == [b"after"], "the subscription lasts, what was published meanwhile does not"
 
 
+async def test_a_client_that_is_cut_off_on_purpose_comes_back_by_itself(stage: Any) -> None:
+    bus, other = await stage.open(), await stage.open()
+    back = asyncio.Event()
+
+    async def on_back() -> None:
+        back.set()
+
+    bus.on_reconnect.append(on_back)
+    seen = Collector()
+    await bus.subscribe("loom.v1.telemetry.n1", seen)
+    await bus.cut(0.5)
+    assert not bus.connected and other.connected
+    await other.publish("loom.v1.telemetry.n1", b"lost")
+    await back.wait()
+    assert bus.connected
+    await other.publish("loom.v1.telemetry.n1", b"after")
+    assert await seen.wait(1) == [b"after"]
+
+
 async def test_a_request_in_flight_fails_when_the_connection_is_lost(stage: Any) -> None:
     bus = await stage.open()
     asked = Collector()

@@ -23,8 +23,9 @@ from torchloom.bus.address import BusAddress
 from torchloom.bus.nats import NatsBus
 from torchloom.bus.nats_binary import find_server
 from torchloom.core.invariants import broken
-from torchloom.errors import Conflict, NotFound
+from torchloom.errors import Conflict, NotFound, UsageError
 from torchloom.home import Home
+from torchloom.model.faults import Fault
 from torchloom.model.fleet import Job, JobState, NodeState
 from torchloom.model.job import JobSpec, Program, SpawnMode
 from torchloom.weaver.service import Weaver
@@ -179,6 +180,29 @@ async def _live_through(nats_port: int, tmp_path: Path, silently: bool) -> None:
         assert on.job.state is JobState.RUNNING and on.job.generation == 2 and on.processes() == new
         assert all(is_alive(*one) for one in new)
         assert not broken(weaver.fleet) and len(on.job.incidents) == 1
+
+
+def test_an_injected_partition_cuts_the_agent_off_for_its_time_and_restarts_nothing(
+    nats_port: int, tmp_path: Path
+) -> None:
+    asyncio.run(_inject(nats_port, tmp_path))
+
+
+async def _inject(nats_port: int, tmp_path: Path) -> None:
+    async with fleet(nats_port, tmp_path) as on:
+        await start(on, tmp_path)
+        weaver, old = on.weaver, on.processes()
+        with pytest.raises(UsageError, match="needs an end"):
+            await weaver.inject("j", (0,), Fault(kind="partition"), "ann")
+        _, ranks = await weaver.inject("j", (0,), Fault(kind="partition", duration_s=9.0), "ann")
+        assert ranks == (0,)
+        await until(lambda: on.node() is NodeState.UNREACHABLE, "b is found to be silent")
+        incident = weaver.fleet.incidents["j.1"]
+        assert (incident.kind, incident.node, on.node("a")) == ("node-lost", "b", NodeState.READY)
+        await until(lambda: on.node() is NodeState.READY and not incident.open, "b is heard again")
+        await until(lambda: not weaver.fleet.outbox, "the injection is told to be done")
+        assert on.processes() == old and all(is_alive(*one) for one in old), "nothing healthy was touched"
+        assert on.job.state is JobState.RUNNING and on.job.generation == 1 and not on.job.restarts
 
 
 def test_a_spare_place_is_warm_is_used_and_is_made_anew_where_the_lost_one_was(

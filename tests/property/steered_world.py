@@ -39,7 +39,7 @@ class SteeredWorld(World):
         job = self._job(number)
         if job is None:
             return
-        kinds = (Kind.SET, Kind.SET, Kind.SET, Kind.PAUSE, Kind.RESUME, Kind.CHECKPOINT)
+        kinds = (Kind.SET, Kind.SET, Kind.SET, Kind.PAUSE, Kind.RESUME, Kind.CHECKPOINT, Kind.PROBE)
         kind = kinds[number // 3 % len(kinds)]
         event = ChangeRequested(
             job=job.id,
