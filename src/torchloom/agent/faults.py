@@ -13,7 +13,9 @@ import signal
 import subprocess
 import sys
 
+from torchloom.agent import parts
 from torchloom.agent.host import Host, Worker
+from torchloom.agent.quota import Quota, hold
 from torchloom.agent.tasks import Tasks
 from torchloom.bus.protocol import Bus
 from torchloom.errors import Conflict
@@ -37,6 +39,10 @@ def inject(host: Host, bus: Bus, effect: InjectFault, tasks: Tasks) -> EffectDon
     if effect.fault.kind == "partition":
         tasks.start(_cut(bus, effect.fault.duration_s), f"partition {effect.id}")
         return EffectDone(node=host.node, effect=effect.id)
+    if effect.fault.kind in ("agent-kill", "weaver-kill", "nats-kill"):
+        pid = parts.pid_of(host.home, effect.fault.kind.removesuffix("-kill"))
+        tasks.start(parts.kill(pid), f"{effect.fault.kind} {effect.id}")
+        return EffectDone(node=host.node, effect=effect.id)
     for ref in effect.workers:
         worker = host.workers.get(ref)
         if worker is None or worker.process is None or worker.ending:
@@ -50,6 +56,10 @@ def inject(host: Host, bus: Bus, effect: InjectFault, tasks: Tasks) -> EffectDon
                     tasks.start(_continue(worker, effect.fault.duration_s), f"continue {effect.id}")
             case "contention":
                 tasks.start(_contend(worker, effect.fault), f"contention {effect.id}")
+            case "cpu-quota":
+                quota = Quota(worker.pid, effect.fault.amount or 100, f"{effect.name}-{ref.rank}")
+                lasting_s = effect.fault.duration_s or _LONG_S
+                tasks.start(hold(worker, quota, lasting_s), f"quota {effect.id}")
             case _:
                 _leave_note(worker, effect)
     return EffectDone(node=host.node, effect=effect.id)

@@ -206,6 +206,7 @@ class FaultRequest(TypedDict):
         "kill",
         "stop",
         "contention",
+        "cpu-quota",
         "exit",
         "hang",
         "gil-hold",
@@ -219,10 +220,15 @@ class FaultRequest(TypedDict):
         "deadlock",
         "memory",
         "disk-full",
+        "device-error",
+        "checkpoint-damage",
         "slow-link",
         "slow-sender",
         "slow-receiver",
         "partition",
+        "agent-kill",
+        "weaver-kill",
+        "nats-kill",
     ]
     ranks: NotRequired[list[int]]
     amount: NotRequired[float | None]

@@ -50,6 +50,15 @@ KINDS: dict[FaultKind, Description] = {
     "contention": Description(
         "other programs on the worker's only core", "how many", 2, 1, 16, by_agent=True, lasting=True
     ),
+    "cpu-quota": Description(
+        "the kernel gives the worker a share of a core (cgroup; the agent needs the right to make one)",
+        "percent",
+        25,
+        5,
+        100,
+        by_agent=True,
+        lasting=True,
+    ),
     "exit": Description("the script exits", "exit code", 1, 0, 255),
     "hang": Description("the training thread never goes on", lasting=True),
     "gil-hold": Description("a call that never gives up the interpreter's lock", lasting=True),
@@ -63,6 +72,8 @@ KINDS: dict[FaultKind, Description] = {
     "deadlock": Description("two collectives in another order on every second rank", everybody=True),
     "memory": Description("memory is taken and touched", "MiB", 256, 1, 1 << 20, lasting=True),
     "disk-full": Description("saving a checkpoint finds no room", lasting=True),
+    "device-error": Description("the backward pass fails as with a broken device"),
+    "checkpoint-damage": Description("one bit of the newest checkpoint in the store is flipped"),
     "slow-link": Description(
         "what a rank sends to --peer is paced by the kernel", *_PACE, lasting=True, has_peer=True
     ),
@@ -71,6 +82,9 @@ KINDS: dict[FaultKind, Description] = {
     "partition": Description(
         "the agent of the rank's node does not reach NATS", by_agent=True, lasting=True, needs_duration=True
     ),
+    "agent-kill": Description("SIGKILL to the agent of the rank's node", by_agent=True),
+    "weaver-kill": Description("SIGKILL to the control service on the rank's node", by_agent=True),
+    "nats-kill": Description("SIGKILL to nats-server on the rank's node", by_agent=True),
 }
 assert set(KINDS) == set(get_args(FaultKind))
 

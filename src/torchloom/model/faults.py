@@ -13,6 +13,7 @@ FaultKind = Literal[
     "kill",
     "stop",
     "contention",
+    "cpu-quota",
     "exit",
     "hang",
     "gil-hold",
@@ -26,10 +27,15 @@ FaultKind = Literal[
     "deadlock",
     "memory",
     "disk-full",
+    "device-error",
+    "checkpoint-damage",
     "slow-link",
     "slow-sender",
     "slow-receiver",
     "partition",
+    "agent-kill",
+    "weaver-kill",
+    "nats-kill",
 ]
 FaultPlace = Literal["step", "data", "backward"]
 

@@ -115,6 +115,10 @@ class Faults:
                 self._undo.append((until_ns, self._hoard.clear))
             case "disk-full":
                 self._fill_disk(until_ns)
+            case "device-error":
+                self._in_backward(injected_device_error)
+            case "checkpoint-damage":
+                injected_checkpoint_damage(note["seed"])
             case "slow-link" | "slow-sender" | "slow-receiver":
                 self._pace(note, until_ns)
             case _:
@@ -124,12 +128,15 @@ class Faults:
         if where == "data":
             self._in_data(lambda: injected_hang(until_ns), until_ns)
         elif where == "backward":
-            for parameter in self._parameters():
-                if parameter.requires_grad:
-                    parameter.register_hook(lambda gradient: injected_hang(until_ns))
-                    return
+            self._in_backward(lambda gradient: injected_hang(until_ns))
         else:
             injected_hang(until_ns)
+
+    def _in_backward(self, do: Callable[[Any], None]) -> None:
+        for parameter in self._parameters():
+            if parameter.requires_grad:
+                parameter.register_hook(do)
+                return
 
     def _in_data(self, do: Callable[[], None], until_ns: int) -> None:
         """Before every batch of torch's loaders, inside of what is timed as waiting for data."""
@@ -239,6 +246,22 @@ def injected_mismatch() -> None:
 
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(torch.zeros(12347))
+
+
+def injected_device_error(gradient: Any) -> None:
+    """As torch tells of a device that failed in the middle of a computation."""
+    raise RuntimeError("CUDA error: uncorrectable ECC error encountered (injected)")
+
+
+def injected_checkpoint_damage(seed: int) -> None:
+    """In the store that the script's own checkpoints are in."""
+    from torchloom.checkpoint.checkpoint import Checkpoint
+    from torchloom.checkpoint.damage import damage_newest
+
+    for found in gc.get_objects():
+        if isinstance(found, Checkpoint):
+            damage_newest(found._storage, found._job, seed)
+            return
 
 
 def injected_deadlock() -> None:
