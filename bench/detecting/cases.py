@@ -60,6 +60,8 @@ CASES = {
         _case("slow-2", "slow", "compute-slow", amounts=(2.0,), horizon_s=60),
         _case("data-slow", "data-slow", "data-slow", amounts=(10, 20, 40), horizon_s=60),
         _case("contention", "contention", "host-contention", amounts=(2, 4), horizon_s=60, busy=True),
+        _case("cpu-quota", "cpu-quota", "host-contention", amounts=(20, 30), horizon_s=60, busy=True),
+        _case("device-error", "device-error", "crash"),
         _case(
             "all-slow",
             "slow",
