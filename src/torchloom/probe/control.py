@@ -27,7 +27,7 @@ from torchloom.core.transaction.actions import (
 )
 from torchloom.core.transaction.packing import unpack_mail
 from torchloom.core.transaction.rank import Rank
-from torchloom.model.transaction.messages import Kind, Phase, Proposal, Said
+from torchloom.model.transaction.messages import Answer, Kind, Phase, Proposal, Said
 from torchloom.probe.answers import write_answers
 from torchloom.probe.changes import Changes
 from torchloom.probe.phases import Phases
@@ -58,6 +58,8 @@ class Control:
         self._rank: Rank | None = None
         self._mail_read = 0
         self._answers = b""
+        self._said: tuple[Answer, ...] = ()
+        """What those bytes say."""
         self._left = False
         self.anchor: Callable[[], str] = str
         """Names the optimizer whose steps are counted."""
@@ -208,12 +210,15 @@ class Control:
 
     def _publish(self, rank: Rank) -> None:
         """What is not in the black box when a worker dies was never said."""
+        if tuple(rank.answers.values()) == self._said:
+            return  # most often: to pack them each time would cost more than all the rest of a change
         for name, answer in list(rank.answers.items()):
             if answer.said is Said.APPLIED and self._changes.settled(name):
                 # Only now has the training gone back: what is told is where it goes on.
                 rank.offset = self._changes.offset
                 rank.answers[name] = replace(answer, offset=rank.offset)
-        self._answers = write_answers(self._view, rank.answers.values(), self._answers)
+        self._said = tuple(rank.answers.values())
+        self._answers = write_answers(self._view, self._said, self._answers)
 
     # -- the store ------------------------------------------------------------------------------
     def _ask(self, rank: Rank, do: CompareSet) -> None:
