@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from torchloom.errors import SpawnFailed
 from torchloom.spawner.client import SpawnerGone
 from torchloom.spawner.launch import start_spawner
 from torchloom.spawner.store import find_keepers
+from torchloom.wire.blackbox import View
 
 SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
 CLIENT_OF_A_STORE = """
@@ -42,6 +45,25 @@ def test_workers_survive_the_spawners_death(tmp_path: Path) -> None:
         with spawning(tmp_path, cold=True) as second:
             again = second.start_one(script=script)
             assert (again.pid, again.already) == (started.pid, True)
+
+
+def test_a_worker_past_the_deadline_of_its_host_is_ended_though_nobody_asks(tmp_path: Path) -> None:
+    with spawning(tmp_path, cold=True) as one:
+        started = one.start_one(script=str(one.script("sleep.py", SLEEP)))
+        wait_until(lambda: one.log() == "up\n", "the script to run")
+        one.client.close()  # the agent has died
+        assert started.box is not None
+        now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        with (
+            open(started.box, "r+b") as file,
+            mmap.mmap(file.fileno(), 0) as mapping,
+            memoryview(mapping) as buffer,
+        ):
+            view = View(buffer)
+            view.set_fence(10**9, now_ns + 10**9)
+            view.words.release()
+        wait_until(lambda: process_state(started.pid or 0) in ("", "Z"), "the worker to be ended")
+        assert time.clock_gettime_ns(time.CLOCK_BOOTTIME) > now_ns + 10**9
 
 
 def test_it_leaves_by_itself_with_nobody_and_nothing(tmp_path: Path) -> None:

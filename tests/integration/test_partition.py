@@ -28,6 +28,7 @@ from torchloom.home import Home
 from torchloom.model.faults import Fault
 from torchloom.model.fleet import Job, JobState, NodeState
 from torchloom.model.job import JobSpec, Program, SpawnMode
+from torchloom.model.policy import Policy
 from torchloom.weaver.service import Weaver
 
 SLEEPER = "import time\nwhile True: time.sleep(0.1)\n"
@@ -120,7 +121,9 @@ async def fleet(port: int, work: Path) -> AsyncIterator[Fleet]:
             task.result()
 
 
-async def start(on: Fleet, work: Path, spawn: SpawnMode = "cold", standby: int = 0) -> None:
+async def start(
+    on: Fleet, work: Path, spawn: SpawnMode = "cold", standby: int = 0, policy: Policy | None = None
+) -> None:
     script = work / "sleeper.py"
     script.write_text(SLEEPER)
     program = Program("command", sys.executable, (str(script),))
@@ -130,6 +133,7 @@ async def start(on: Fleet, work: Path, spawn: SpawnMode = "cold", standby: int =
         workers_per_node=2,
         spawn=spawn,
         standby=standby,
+        policy=policy or Policy(),
         stop_grace_s=1.0,
     )
     env = {name: value for name, value in os.environ.items() if not name.startswith("LOOM_")}
@@ -225,3 +229,37 @@ async def _promote(nats_port: int, tmp_path: Path) -> None:
         assert len(list(sockets.glob("*.sock"))) == 1, "the very spawner that was made ready"
         on.gate.open()
         await until(lambda: on.job.spares == ["b"], "the node that returned is the spare now")
+
+
+def test_a_job_that_allows_it_is_ended_by_its_cut_off_host_and_only_then_replaced(
+    nats_port: int, tmp_path: Path
+) -> None:
+    asyncio.run(_fence(nats_port, tmp_path))
+
+
+async def _fence(nats_port: int, tmp_path: Path) -> None:
+    async with fleet(nats_port, tmp_path) as on:
+        await start(on, tmp_path, policy=Policy(self_fence_s=5.0))
+        old = on.processes()
+        on.gate.shut(silently=True)
+        await until(lambda: on.node() is NodeState.UNREACHABLE, "b is found to be silent")
+        on.gate.open()
+        await until(lambda: on.node() is NodeState.READY, "b is heard in time")
+        assert on.processes() == old and all(is_alive(*one) for one in old), "a short cut ends nobody"
+
+        on.gate.shut(silently=True)
+        started = on.job.generation
+        while on.job.generation == started:
+            assert on.job.state is JobState.RUNNING or not any(is_alive(*one) for one in old), "too early"
+            await asyncio.sleep(0.02)
+        assert not any(is_alive(*one) for one in old), "never two live incarnations of a rank"
+        await on.running(2)
+        assert {worker.node for worker in on.job.workers} == {"a"} and on.node() is NodeState.UNREACHABLE
+        incident = on.weaver.fleet.incidents["j.1"]
+        assert incident.kind == "node-lost" and "self_fence_s" in incident.verdict
+        new = on.processes()
+
+        on.gate.open()
+        await until(lambda: on.node() is NodeState.READY and not on.weaver.fleet.outbox, "b is one of us again")
+        assert on.job.generation == 2 and all(is_alive(*one) for one in new) and on.processes() == new
+        assert not broken(on.weaver.fleet)

@@ -13,7 +13,7 @@ import os
 import uuid
 from collections.abc import Awaitable, Callable
 
-from torchloom.agent import adopt, boxes, devices, mail, memory, pulse
+from torchloom.agent import adopt, boxes, devices, fencing, mail, memory, pulse
 from torchloom.agent.commands import Commands
 from torchloom.agent.environment import without_secrets
 from torchloom.agent.evidence import Samples
@@ -90,6 +90,8 @@ async def serve(
         tasks.keep(lambda: mail.follow_answers(host), "answers")
         tasks.keep(lambda: windows.send(bus), "windows")
         tasks.keep(samples.run, "samples")
+        tasks.keep(lambda: fencing.keep_lease(host, bus), "lease")
+        tasks.keep(lambda: fencing.enforce(host), "fence")
         tasks.keep(lambda: memory.keep(host), "memory tiers")
         if ready is not None:
             ready.set()

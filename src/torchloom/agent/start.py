@@ -17,6 +17,7 @@ from typing import Any
 from torchloom.agent import boxes, logs, memory
 from torchloom.agent.boxes import Box
 from torchloom.agent.environment import start_order, without_secrets
+from torchloom.agent.fencing import arm
 from torchloom.agent.host import Host, Worker, order_id
 from torchloom.agent.journal import ProcessNote
 from torchloom.agent.process import Process, boot_id, is_alive
@@ -55,6 +56,7 @@ async def start_workers(
         over.set()
     for worker in workers:
         host.workers[worker.ref] = worker
+        arm(worker, effect.fence_s)
     event = WorkersStarted(
         node=host.node,
         effect=effect.id,

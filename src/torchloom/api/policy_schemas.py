@@ -23,6 +23,8 @@ class PolicyBody(BaseModel):
     """Least time between two actions, pauses aside."""
     skip_batches: int = Field(default=3, ge=0, le=10_000)
     """Global batches that a rollback leaves out at least."""
+    self_fence_s: float | None = Field(default=None, ge=5, le=86_400)
+    """A host that has lost the control plane for so long ends this job's workers; if missing, never."""
     restart_cost_s: float | None = Field(default=None, ge=0, le=86_400)
     """What a restart costs, to weigh slowness against; if it is missing, what was seen in the job."""
     probe_links: bool = True

@@ -63,7 +63,10 @@ def weaver_permissions() -> Permissions:
 
 def agent_permissions(node: str) -> Permissions:
     return {
-        "publish": [f"loom.v1.event.node.{node}.>", f"loom.v1.telemetry.{node}", f"loom.v1.window.{node}"],
+        "publish": [
+            f"loom.v1.event.node.{node}.>",
+            *(f"loom.v1.{what}.{node}" for what in ("telemetry", "window", "lease")),
+        ],
         "subscribe": [f"loom.v1.command.{node}", f"loom.v1.query.{node}", f"{agent_inbox(node)}.>"],
         # An answer goes to the inbox the request named, once, and not long after.
         "allow_responses": {"max": 1, "expires": "2m"},

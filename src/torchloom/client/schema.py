@@ -598,6 +598,7 @@ class PolicyBody(TypedDict):
     pauses_per_hour: NotRequired[int]
     cooldown_s: NotRequired[float]
     skip_batches: NotRequired[int]
+    self_fence_s: NotRequired[float | None]
     restart_cost_s: NotRequired[float | None]
     probe_links: NotRequired[bool]
     probe_every_s: NotRequired[float]

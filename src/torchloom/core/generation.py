@@ -160,6 +160,7 @@ def launch(turn: Turn, job: Job, reason: str) -> None:
                 expected_steps=spec.expected_steps,
                 restore_step=job.restore.step if job.restore is not None else None,
                 paused=job.paused,
+                fence_s=spec.policy.self_fence_s,
                 schedule=starting_schedule(job),
             )
         )

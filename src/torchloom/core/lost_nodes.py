@@ -82,8 +82,11 @@ def waiting_note(fleet: Fleet, job: Job) -> str:
 
 
 def lose_workers(turn: Turn, node: Node, event: NodeGone) -> None:
-    """The workers of a host that is gone are dead: recover their jobs elsewhere."""
-    for name in sorted(node.jobs):
+    """The workers of a host that is gone, or that had to end them, are dead: recover their jobs elsewhere."""
+    names = sorted(node.jobs)
+    if event.fenced:
+        names = [n for n in names if n in event.fenced and turn.fleet.jobs[n].spec.policy.self_fence_s]
+    for name in names:
         job = turn.fleet.jobs[name]
         lost = _lost(job, node)
         heard_ns = turn.now_ns
@@ -98,13 +101,14 @@ def lose_workers(turn: Turn, node: Node, event: NodeGone) -> None:
             exited = WorkerExited(
                 node=node.id,
                 ref=worker.ref,
-                exit=Exit(None, None, "operator"),
+                exit=Exit(None, None, "fence" if event.fenced else "operator"),
                 at_ns=heard_ns,
                 steps=event.steps.get(name, 0),
                 ran_s=max(0, ran_ns) / 1e9,
             )
             worker_exited(turn, exited)
-    say_heard(turn, node.id, f"{event.by} confirmed that its host is gone")
+    if not event.fenced:
+        say_heard(turn, node.id, f"{event.by} confirmed that its host is gone")
 
 
 def _recover(
@@ -120,11 +124,18 @@ def _recover(
     incident = said or _opened(turn, job, node, 0.0)
     have = "has" if len(lost) == 1 else "have"
     incident.verdict = f"{event.by} confirmed that {node.id} is gone; {_named(lost)} {have} gone with it"
+    if event.fenced:
+        fence_s = job.spec.policy.self_fence_s or 0.0
+        incident.verdict = (
+            f"{node.id} has been silent for more than {lasting(fence_s)}, after which it ends the workers of "
+            f"this job (self_fence_s); {_named(lost)} {have} ended there"
+        )
     incident.timeline.decided_ns = turn.now_ns
     ran_s = max(0, heard_ns - job.generation_at_ns) / 1e9
     progress = made_progress(job.spec.restarts, event.steps.get(job.id, 0), ran_s)
     job.plan = plan_restart(job, None, progress, turn.chance)
-    end_generation(turn, job, incident, f"{node.id} is gone, so generation {job.generation} cannot go on")
+    gone = "cannot be reached" if event.fenced else "is gone"
+    end_generation(turn, job, incident, f"{node.id} {gone}, so generation {job.generation} cannot go on")
 
 
 def _lost(job: Job, node: Node) -> list[Worker]:

@@ -199,6 +199,10 @@ def node_gone(turn: Turn, event: NodeGone) -> None:
     node = turn.fleet.nodes.get(event.node)
     if node is None or node.state not in (NodeState.UNREACHABLE, NodeState.LEFT):
         return  # it was heard meanwhile, or this was said before
+    if event.fenced:
+        lose_workers(turn, node, event)
+        turn.room_appeared = True
+        return
     node.state, node.reason = NodeState.GONE, f"{event.by} confirmed that its host is gone"
     lose_workers(turn, node, event)
     for job in turn.fleet.jobs.values():

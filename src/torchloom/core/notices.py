@@ -196,6 +196,8 @@ def _words(event: Event) -> tuple[Topic, str]:
             return "node", f"{event.node} is heard again"
         case NodeLeft():
             return "node", f"the agent of {event.node} was stopped"
+        case NodeGone() if event.fenced:
+            return "node", f"{event.node} has ended its workers of {', '.join(event.fenced)} by now"
         case NodeGone():
             return "node", f"{event.by} confirmed that the host of {event.node} is gone"
         case StoreStarted():

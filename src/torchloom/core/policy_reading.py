@@ -20,6 +20,8 @@ from torchloom.model.policy import Action, Level, Policy
 NOBODYS = frozenset({"data-imbalance", "global-slowdown"})
 """No rank and no node is to blame for them: another place would change nothing."""
 MOST_S = 86_400.0
+LEAST_FENCE_S = 5.0
+"""A new weaver leads after about 2 s: nobody shall be ended because of that."""
 
 
 class PolicyProblem(UsageError):
@@ -57,6 +59,8 @@ def _check_value(name: str, value: Any) -> None:
         found = msgspec.convert(value, hints[name])
     except msgspec.ValidationError as error:
         raise PolicyProblem(f"{name} of the policy: {error}.", name) from None
+    if name == "self_fence_s" and isinstance(found, float) and found < LEAST_FENCE_S:
+        raise PolicyProblem(f"self_fence_s of the policy must be at least {LEAST_FENCE_S:g}.", name)
     if isinstance(found, int | float) and not isinstance(found, bool) and not 0 <= found <= MOST_S:
         raise PolicyProblem(f"{name} of the policy must be from 0 to {MOST_S:g}, not {found:g}.", name)
 

@@ -74,6 +74,8 @@ class StartWorkers(EffectBase, frozen=True, kw_only=True, tag="start-workers"):
     """Begin from the state of this step instead of the newest one."""
     paused: bool = False
     """They stand before their first step until the job is resumed."""
+    fence_s: float | None = None
+    """They end when this host has lost the control plane for so long."""
     schedule: str = ""
     """The config's versions by training step (core/schedule_packing.py), for the black box."""
 

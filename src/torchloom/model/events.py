@@ -166,6 +166,8 @@ class NodeGone(EventBase, frozen=True, kw_only=True, tag="node-gone"):
     by: str
     steps: dict[str, int] = {}
     """Steps that each job had made there, as the live view knew it last."""
+    fenced: tuple[str, ...] = ()
+    """Not a person's word: these jobs' workers have ended themselves there (self_fence_s), and only they."""
 
 
 class NodeLeft(EventBase, frozen=True, kw_only=True, tag="node-left"):

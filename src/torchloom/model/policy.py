@@ -31,6 +31,9 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Least time between two actions, pauses aside."""
     skip_batches: int = 3
     """Global batches that a rollback leaves out at least, the one at hand and those before it; 0: none."""
+    self_fence_s: float | None = None
+    """A host that has lost the control plane for so long ends this job's workers itself, so that they may be
+    replaced elsewhere without a person's word. None: never."""
     restart_cost_s: float | None = None
     """What ending a generation costs besides the work since the last checkpoint; None: as seen in this job,
     30 s before there was one."""

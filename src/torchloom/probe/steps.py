@@ -16,12 +16,14 @@ Nothing here is done per parameter.
 
 from __future__ import annotations
 
+import os
 import sys
 import types
 import weakref
 from collections.abc import Callable
+from signal import SIGKILL
 from threading import get_ident
-from time import monotonic_ns
+from time import CLOCK_BOOTTIME, clock_gettime_ns, monotonic_ns
 from typing import Any
 
 from torchloom.probe.data import DataWait
@@ -29,7 +31,7 @@ from torchloom.probe.guard import Guard
 from torchloom.probe.mailbox import Inbox
 from torchloom.probe.overrides import Overrides
 from torchloom.probe.replicas import NEVER
-from torchloom.wire.blackbox import PROGRESS_AT, Progress, View
+from torchloom.wire.blackbox import FENCE, PROGRESS_AT, Progress, View
 
 _AT = PROGRESS_AT // 8
 _STEPS = _AT + Progress.STEPS
@@ -41,6 +43,7 @@ _OTHER_STEPS = _AT + Progress.OTHER_STEPS
 _ACTIVITY = _AT + Progress.LAST_ACTIVITY_NS
 _FIRST = _AT + Progress.FIRST_STEP_NS
 _COLLECTIVES = _AT + Progress.COLLECTIVES_ENTERED
+_FENCE = FENCE.at // 8
 OPTIMIZERS = 64
 """Numbers given out before those of optimizers that are gone are given again."""
 
@@ -138,6 +141,8 @@ class Steps:
         self._words[_ENTERED] = now_ns = monotonic_ns()
         if self.completed == 0:
             self._began(now_ns)
+        if self._words[_FENCE] and clock_gettime_ns(CLOCK_BOOTTIME) > self._words[_FENCE + 1]:
+            os.kill(os.getpid(), SIGKILL)  # this worker counts as dead, and another may have taken its place
         self._open_is_anchor = True
         self._open = None
         if self.completed >= self.hash_due:

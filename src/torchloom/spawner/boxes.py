@@ -11,6 +11,7 @@ import errno
 import json
 import mmap
 import os
+import struct
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -98,6 +99,17 @@ def find(spec: Mapping[str, Any]) -> Journal | None:
         except (OSError, ValueError):  # ValueError: an empty file, made by somebody who died right then
             return Journal(path, 0, 0)
     return None
+
+
+def fence_of(path: str) -> tuple[int, int]:
+    """The limit and the deadline of a worker that must end when its host is cut off; (0, 0) for others."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            file.seek(blackbox.FENCE.at)
+            limit_ns, until_ns = struct.unpack("<2Q", file.read(16))
+    except (OSError, struct.error):
+        return 0, 0
+    return limit_ns, until_ns
 
 
 def create(spec: Mapping[str, Any], identity: Mapping[str, Any]) -> tuple[Box | None, list[str]]:

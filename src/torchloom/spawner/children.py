@@ -6,6 +6,7 @@ a new child `Become` is raised and unwinds through here, so a `finally` on that 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -221,6 +222,15 @@ class Children:
             os.kill(one.pid, signal.SIGTERM)
 
     # -- exits ----------------------------------------------------------------------------------
+    def fence(self) -> None:
+        """End workers past the deadline that their agent has set, should it have died (agent/fencing.py)."""
+        now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        for one in self.workers():
+            fence_ns, until_ns = boxes.fence_of(one.box) if one.box else (0, 0)
+            if fence_ns and now_ns > until_ns:
+                with contextlib.suppress(OSError):
+                    os.killpg(one.pid, signal.SIGKILL)
+
     def reap(self) -> list[dict[str, Any]]:
         """Wait for whatever has ended; the new exits, which are kept until forgotten."""
         new: list[dict[str, Any]] = []

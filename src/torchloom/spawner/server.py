@@ -26,6 +26,7 @@ from torchloom.spawner.warm import Warmth, thread_count
 
 _OUTBOUND_LIMIT = 8 << 20
 """An agent that reads nothing while this much is waiting for it is as good as gone."""
+_FENCE_EVERY_S = 0.5
 _PATIENCE = 10
 """How many idle times to wait for an agent that has not yet heard of an exit, or whose store is kept."""
 
@@ -85,6 +86,7 @@ class Server:
         self._agent: Agent | None = None
         self._postponed: list[tuple[Agent, dict[str, Any]]] = []
         self._alone_since = time.monotonic()
+        self._fenced_s = 0.0
         self._leaving = False
         self._leave_now = False
         self._lock = _take_lock(path)
@@ -145,6 +147,9 @@ class Server:
                 and events & selectors.EVENT_READ
             ):
                 self._read(self._agent)
+        if time.monotonic() - self._fenced_s > _FENCE_EVERY_S:
+            self._fenced_s = time.monotonic()
+            self.children.fence()
         for ended in self.children.reap():
             if self._agent is not None:
                 self._agent.send({"exit": ended})

@@ -15,6 +15,8 @@ class LiveView:
     def __init__(self) -> None:
         self._pulses: dict[str, dict[int, WorkerPulse]] = {}
         self.last_heard_s: dict[str, float] = {}
+        self.expected_s = 0.0
+        """Since when somebody here decides by it: what others heard before is not known."""
 
     def hear(self, telemetry: Telemetry, now_s: float) -> None:
         self.last_heard_s[telemetry.node] = now_s
@@ -49,6 +51,7 @@ class LiveView:
 
     def expect(self, fleet: Fleet, now_s: float) -> None:
         """Start the clock for nodes we have not heard yet, so that one that died unseen is noticed."""
+        self.expected_s = now_s
         for node in fleet.nodes:
             self.last_heard_s.setdefault(node, now_s)
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 
+from msgspec.structs import replace
+
+from torchloom.bus.protocol import Bus, Lease, Message
+from torchloom.core.detect.silence import fenced_nodes
 from torchloom.errors import Conflict, NotFound
 from torchloom.model.events import Event, NodeGone
 from torchloom.model.fleet import Fleet, NodeState
 from torchloom.weaver.live import LiveView
+from torchloom.wire import subjects
 
 SILENT_LIMIT_S = 3.0
 """A node that was not heard for longer is unreachable."""
@@ -18,6 +24,8 @@ class NodeWords(ABC):
 
     fleet: Fleet
     _live: LiveView
+    _bus: Bus
+    _lease: Lease
 
     @abstractmethod
     async def _say(self, kind: str, body: Event, event_id: str = "") -> None: ...
@@ -27,6 +35,24 @@ class NodeWords(ABC):
 
     @abstractmethod
     def node_seen(self, node: str) -> float | None: ...
+
+    @property
+    @abstractmethod
+    def active(self) -> bool: ...
+
+    async def _lease_asked(self, message: Message) -> None:
+        """A host asks whether it is heard. Only who leads may answer: it is who would replace its workers."""
+        node = subjects.node_of(message.subject)
+        if node is not None and self.active and not self._lease.expired:
+            self._live.last_heard_s[node] = asyncio.get_running_loop().time()
+            await self._bus.respond(message, b"heard")
+
+    async def _say_fenced(self, now_s: float) -> None:
+        """Workers that their own hosts had to end by now."""
+        since_s = self._live.expected_s  # another weaver may have given leases until then
+        heard = {node: max(at_s, since_s) for node, at_s in self._live.last_heard_s.items()}
+        for gone in fenced_nodes(self.fleet, heard, now_s):
+            await self._say("node", replace(gone, steps=self._steps_on(gone.node)))
 
     async def node_gone(self, node: str, by: str) -> None:
         """Take it that the host of a silent node is gone; refused while the node is heard."""

@@ -237,6 +237,7 @@ class Weaver(Steering, NodeWords, Scaling):
         self._dispatcher.last_decision = await self._bus.last_seq(subjects.DECISIONS)
         await self._bus.subscribe(subjects.TELEMETRY, self._hear)
         await self._bus.subscribe(subjects.WINDOWS, self._watch.hear)
+        await self._bus.subscribe(subjects.LEASES, self._lease_asked)
         self._started = True
         tasks = [
             asyncio.create_task(self._read(), name="read"),
@@ -339,6 +340,7 @@ class Weaver(Steering, NodeWords, Scaling):
                     await self._say("finding", silent)
                 for again in heard_again(self.fleet, heard, now, SILENT_LIMIT_S):
                     await self._say("finding", again)
+                await self._say_fenced(now)
                 if self.fleet.seq - self._snapshot_seq >= SNAPSHOT_EVERY:
                     self._snapshot_seq = self.fleet.seq
                     await snapshot.save(self._bus, self.fleet)

@@ -390,6 +390,11 @@ class Step(NamedTuple):
     collectives: int
 
 
+FENCE = Ring(MAILBOX_AT + 128, 1, 2)
+"""Of workers that end when their host has lost the control plane (agent/fencing.py): after how long, and
+until when on CLOCK_BOOTTIME; both 0 for all others. Written by the agent."""
+
+
 class Hash(NamedTuple):
     """One hash of a part of the parameters, unpacked."""
 
@@ -528,6 +533,17 @@ class View:
         self.words[at + 1], self.words[at + 2] = entry.part, entry.hash
         self.words[at + 3] = checksum(entry)
         self.words[at] = entry.step
+
+    def set_fence(self, fence_ns: int, until_ns: int) -> None:
+        """The deadline first: without a limit it counts for nobody."""
+        at = FENCE.at // 8
+        self.words[at + 1] = until_ns
+        self.words[at] = fence_ns
+
+    def fence(self) -> tuple[int, int]:
+        """The limit and the deadline; (0, 0) for a worker that has none."""
+        at = FENCE.at // 8
+        return self.words[at], self.words[at + 1]
 
     def hashes(self) -> list[Hash]:
         """Those kept, by step; torn ones are left out."""

@@ -6,6 +6,7 @@ ROOT = "loom.v1"
 EVENTS = f"{ROOT}.event.>"
 TELEMETRY = f"{ROOT}.telemetry.*"
 WINDOWS = f"{ROOT}.window.*"
+LEASES = f"{ROOT}.lease.*"
 DECISIONS = f"{ROOT}.event.weaver.decision"
 """Appended to only by the weaver that holds the lease, each time with the expected last sequence."""
 
@@ -29,6 +30,11 @@ def windows(node: str) -> str:
     return f"{ROOT}.window.{node}"
 
 
+def lease(node: str) -> str:
+    """Where the agent of `node` asks whether it is still heard (agent/fencing.py)."""
+    return f"{ROOT}.lease.{node}"
+
+
 def command(node: str) -> str:
     return f"{ROOT}.command.{node}"
 
@@ -42,6 +48,6 @@ def node_of(subject: str) -> str | None:
     parts = subject.split(".")
     if parts[:4] == ["loom", "v1", "event", "node"] and len(parts) > 5:
         return parts[4]
-    if parts[:2] == ["loom", "v1"] and parts[2:3] in (["telemetry"], ["window"]) and len(parts) == 4:
+    if parts[:2] == ["loom", "v1"] and parts[2] in ("telemetry", "window", "lease") and len(parts) == 4:
         return parts[3]
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torchloom.model.events import NodeReachable, NodeUnreachable
+from torchloom.model.events import NodeGone, NodeReachable, NodeUnreachable
 from torchloom.model.fleet import Fleet, NodeState
 
 
@@ -34,3 +34,33 @@ def heard_again(
         if node.state in (NodeState.UNREACHABLE, NodeState.GONE)
         and now_s - last_heard_s.get(node.id, -limit_s) < limit_s / 2
     ]
+
+
+FENCE_MARGIN_S = 2.0
+FENCE_DRIFT = 0.02
+"""What clocks, a late message and the killing itself may take."""
+
+
+def fenced_nodes(fleet: Fleet, last_heard_s: Mapping[str, float], now_s: float) -> list[NodeGone]:
+    """Silent nodes that have ended the workers of some jobs themselves by now, because those jobs want it."""
+    found = []
+    for node in fleet.nodes.values():
+        if node.state is not NodeState.UNREACHABLE or node.id not in last_heard_s:
+            continue
+        silent_s = now_s - last_heard_s[node.id]
+        limits = {job: fleet.jobs[job].spec.policy.self_fence_s for job in node.jobs}
+        over = [
+            job
+            for job, limit_s in sorted(limits.items())
+            if limit_s
+            and silent_s > limit_s * (1 + FENCE_DRIFT) + FENCE_MARGIN_S
+            and not _blind(fleet, job, node.id)
+        ]
+        if over:
+            found.append(NodeGone(node=node.id, by="self-fencing", fenced=tuple(over)))
+    return found
+
+
+def _blind(fleet: Fleet, job: str, node: str) -> bool:
+    """Whether a worker there has no black box: then nobody but its agent could have ended it."""
+    return any(w.blind for w in fleet.jobs[job].workers if w.node == node and w.alive)

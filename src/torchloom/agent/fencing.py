@@ -1,0 +1,86 @@
+"""Self-fencing: ends the workers of jobs that allow it when this host has lost the control plane too long.
+
+A job's owner may want its workers replaced although nobody can see whether they live (`self_fence_s` of its
+policy). Then somebody must be sure that they do not: this host ends them itself. While there are such workers
+the agent asks the weaver that leads for a lease; a lease lasts from when the question was *sent*, so the
+weaver, which waits from when it was *heard* (and a little longer), never replaces one that lives. The
+deadline stands in the black box, where the spawner keeps it too, and the worker at its step boundaries: the
+agent's own death changes nothing. For all other jobs nothing here happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+
+from torchloom.agent.host import Host, Worker
+from torchloom.bus.protocol import Bus
+from torchloom.errors import LoomError
+from torchloom.wire import subjects
+
+log = logging.getLogger(__name__)
+
+ASK_EVERY_S = 0.5
+ANSWER_WITHIN_S = 2.0
+LOOK_EVERY_S = 0.1
+
+
+def now_ns() -> int:
+    """Counts while the host is suspended, too."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def arm(worker: Worker, fence_s: float | None) -> None:
+    """From its start on the worker has a deadline, if its job wants one."""
+    if worker.box is not None and not worker.box.closed and fence_s:
+        fence_ns = int(fence_s * 1e9)
+        worker.box.view.set_fence(fence_ns, now_ns() + fence_ns)
+
+
+async def keep_lease(host: Host, bus: Bus) -> None:
+    """Ask for the lease while somebody needs it, for ever."""
+    while True:
+        if _fenced(host):
+            sent_ns = now_ns()
+            try:
+                await bus.request(subjects.lease(host.node), b"", timeout_s=ANSWER_WITHIN_S)
+            except LoomError as error:
+                log.debug("no lease: %s", error)
+            else:
+                _renew(host, sent_ns)
+        await asyncio.sleep(ASK_EVERY_S)
+
+
+async def enforce(host: Host) -> None:
+    """End whoever is past its deadline, for ever."""
+    while True:
+        for worker, fence_ns, until_ns in _fenced(host):
+            if now_ns() > until_ns and worker.process is not None and not worker.ending:
+                log.warning(
+                    "%s rank %d is ended: the control plane has been out of reach for %.1f s, and its job "
+                    "wants that (self_fence_s)",
+                    worker.ref.job,
+                    worker.ref.rank,
+                    fence_ns / 1e9,
+                )
+                worker.process.signal_group(signal.SIGKILL)
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+def _fenced(host: Host) -> list[tuple[Worker, int, int]]:
+    found = []
+    for worker in host.running():
+        if worker.box is not None and not worker.box.closed:
+            fence_ns, until_ns = worker.box.view.fence()
+            if fence_ns:
+                found.append((worker, fence_ns, until_ns))
+    return found
+
+
+def _renew(host: Host, sent_ns: int) -> None:
+    """Never back to life: a deadline that has passed stays passed."""
+    for worker, fence_ns, until_ns in _fenced(host):
+        if until_ns > now_ns() and worker.box is not None:
+            worker.box.view.set_fence(fence_ns, max(until_ns, sent_ns + fence_ns))
