@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from forked import Forked
@@ -67,3 +68,25 @@ def test_the_memory_tier_is_there_while_the_job_runs_and_goes_with_it(stack: Sta
     stack.loom("down")
     assert not folder.exists()
     assert stack.leftovers() == []
+
+
+def test_a_job_waits_for_a_store_that_is_away_for_longer_than_its_restarts_last(
+    stack: Stack, s3: S3Server, tmp_path: Path
+) -> None:
+    stack.env |= {**s3.environment, "LOOM_STORE_TIMEOUT": "1"}
+    run = Run(stack, tmp_path / "out", 2, 60, "--every", "5", "--no-memory", "--step-ms", "50")
+    run.wait_step(12)
+    wait_until(lambda: stack.json("checkpoints", run.job), "a state to come back to")
+    s3.kill()
+    run.end_worker(1)
+    # With three restarts in vain a job gives up; these tries are none.
+
+    def fourth_try() -> dict[str, Any] | None:
+        found = stack.try_status(run.job)
+        return found if "(try 4)" in found.get("reason", "") else None
+
+    status = wait_until(fourth_try, "a fourth try", 90)
+    assert status["state"] == "backoff" and "the checkpoint store is unreachable" in status["reason"]
+    s3.start()
+    assert run.finish()["restarts"] == 1
+    assert run.restored_from("the store") == 1

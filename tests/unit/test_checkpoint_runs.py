@@ -11,10 +11,11 @@ import torch
 
 import torchloom as loom
 from torchloom.checkpoint.generations import read_generations
+from torchloom.checkpoint.local import LocalStorage
 from torchloom.checkpoint.names import run_key
 from torchloom.checkpoint.runs import number_in_store, recall, run_of
 from torchloom.checkpoint.storage import open_storage
-from torchloom.errors import CheckpointError, CheckpointFenced
+from torchloom.errors import CheckpointError, CheckpointFenced, StoreUnreachable
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +29,9 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 class Life:
     """One generation of one submission."""
 
-    def __init__(self, store: Path, run: str, generation: int, memory: Path | None = None) -> None:
+    def __init__(
+        self, store: Path, run: str, generation: int, memory: Path | None = None, restores: bool = True
+    ) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("LOOM_RUN", run)
             patch.setenv("LOOM_GENERATION", str(generation))
@@ -36,7 +39,11 @@ class Life:
                 patch.setenv("LOOM_MEMORY_DIR", str(memory))
             self.model = torch.nn.Linear(2, 2)
             self.ckpt = loom.Checkpoint(model=self.model, dir=store, name="nightly", every=1)
-            self.first = self.step = self.ckpt.restore()
+            if restores:
+                self.first = self.step = self.ckpt.restore()
+            else:
+                self.step = 0
+                self.ckpt.wait()  # it takes its number
 
     def train(self, steps: int) -> int:
         """Train on; saves that failed."""
@@ -110,3 +117,30 @@ def test_a_damaged_record_is_made_anew(tmp_path: Path) -> None:
 def test_a_name_of_a_run_cannot_lead_anywhere() -> None:
     assert run_of({"LOOM_RUN": "18a4f"}) == "18a4f"
     assert run_of({"LOOM_RUN": "../x"}) == run_of({}) == ""
+
+
+def test_a_script_that_never_restores_is_numbered_like_any_other(tmp_path: Path) -> None:
+    for generation in (1, 2, 3):
+        assert Life(tmp_path, "a", generation).train(2) == 0
+    for generation in (1, 2):  # each begins from nothing, and neither is fenced off nor mistaken for another
+        assert Life(tmp_path, "b", generation, restores=False).train(1) == 0
+    found = {path.parent.name for path in tmp_path.glob("nightly/*/manifest.json")}
+    assert {"step-6.g3", "step-1.g4", "step-1.g5"} <= found
+    assert Life(tmp_path, "b", 3).name == "step-1.g5", (
+        "it goes on from the newest line, not from the highest step"
+    )
+
+
+def test_a_script_that_never_restores_trains_on_while_the_store_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*args: object) -> None:
+        raise StoreUnreachable("nobody answers")
+
+    with monkeypatch.context() as broken:
+        for verb in ("put", "put_new", "get", "list"):
+            broken.setattr(LocalStorage, verb, away)
+        life = Life(tmp_path, "a", 1, restores=False)
+        assert life.train(2) == 2, "saves fail, and training goes on"
+    assert life.train(1) == 2
+    assert Life(tmp_path, "a", 2).name == "step-3.g1"

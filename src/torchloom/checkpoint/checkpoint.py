@@ -27,7 +27,7 @@ from torchloom.checkpoint import live, rollback, telling
 from torchloom.checkpoint.agenda import Agenda
 from torchloom.checkpoint.commit import Target
 from torchloom.checkpoint.counting import StepCount
-from torchloom.checkpoint.generations import claim
+from torchloom.checkpoint.deciding import Decider
 from torchloom.checkpoint.group import Board, Group, generation_of, here, job_name, store_uri
 from torchloom.checkpoint.interval import SHARE, Every, Pace, parse_every
 from torchloom.checkpoint.lineage import about_state, facts_of
@@ -285,10 +285,10 @@ class Checkpoint:
 
     def _ready(self) -> None:
         group = self._begin()
-        if self._generation is None:
-            number = claim(self._storage, self._job, f"{os.getpid()}") if group.rank == 0 else 0
-            self._generation = int(group.share(number))
         if not hasattr(self, "_agenda"):  # the script never restored
+            decider = Decider(self._storage, self._job, run_of(os.environ), self._staging.folder)
+            leads = group.rank == 0 or not group.connected
+            self._generation = int(group.share(decider.number(self._generation) if leads else 0))
             if group.rank == 0:
                 self._told.opened("", "", {})
             self._connect()

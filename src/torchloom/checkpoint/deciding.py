@@ -56,6 +56,20 @@ class Decider:
         except CheckpointError as error:
             return Choice(-1 if number is None else number, problem=error)
 
+    def number(self, generation: int | None) -> int:
+        """What the store calls this life of a script that saves and never restores.
+
+        If the store cannot tell, it goes by what is remembered or by the control service's own count: the
+        fence keeps a number that is too low from winning over anything, and only saves fail by it.
+        """
+        try:
+            return self._begin(generation)
+        except CheckpointError:
+            if generation is None:
+                raise
+            expected = self._expected(generation)
+            return generation if expected is None else expected
+
     def _begin(self, generation: int | None) -> int:
         """Register this life of the job; its number in the store."""
         if generation is None:

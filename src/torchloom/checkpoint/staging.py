@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torchloom.checkpoint.group import Board, Group
@@ -77,6 +78,11 @@ class Staging:
         self._seal: Callable[[], None] | None = None
         self._sizes: dict[str, int] = {}
         self._missed_one = False
+
+    @property
+    def folder(self) -> Path | None:
+        """Of the memory tier, if there is one."""
+        return self.tier.directory if self.tier is not None else None
 
     @property
     def making(self) -> bool:
