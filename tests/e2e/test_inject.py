@@ -85,3 +85,23 @@ def test_only_an_admin_may_and_a_wrong_name_is_explained(job: Job) -> None:
     del job.stack.env["LOOM_TOKEN"]
     wrong = job.stack.loom("inject", job.name, "kil", check=2)
     assert "did you mean kill" in wrong.stderr
+
+
+def test_a_device_that_fails_ends_the_rank_with_its_words(job: Job) -> None:
+    job.inject("device-error", "--rank", "1")
+    incident = wait_until(lambda: job.stack.json("incidents", job.name), "an incident")[0]
+    assert incident["culprit"] == 1 and "uncorrectable ECC error" in incident["verdict"]
+
+
+def test_parts_of_the_control_plane_are_killed_and_training_does_not_notice(job: Job) -> None:
+    for part in ("agent", "weaver", "nats"):
+        before = job.stack.part_pid(part)
+        job.inject(f"{part}-kill", "--rank", "0")
+        wait_until(
+            lambda p=part, b=before: job.stack.try_part_pid(p) not in (0, b),  # type: ignore[misc]
+            f"another {part}",
+        )
+        wait_until(lambda: job.stack.loom("status", job.name, check=None).returncode == 0, "it answers")
+        job.wait_steps(20)
+    # A part that takes its time to come back may be told of as a silent node, and nothing may follow from it.
+    assert len(job.pids()) == 2 and job.stack.status(job.name)["restarts"] == 0

@@ -1,0 +1,191 @@
+"""Makes examples/incidents: hurts real jobs, one fault after another, and writes down what torchloom said.
+
+    python scripts/make_gallery.py [--only stop,hang] [--workers 3]
+
+Every page has the command that did the harm and the text of `loom incident`, as it came. Only the names of
+the machine and of paths on it are replaced. Pages are not made by hand and not mended by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+GALLERY = REPOSITORY / "examples" / "incidents"
+SCRIPT = REPOSITORY / "bench" / "workloads" / "watched.py"
+LOOM = str(Path(sys.executable).parent / "loom")
+SETTLED_S = 3.0
+"""A verdict that has not changed for this long is what people would read."""
+
+
+@dataclass(frozen=True)
+class Page:
+    name: str
+    title: str
+    inject: tuple[str, ...]
+    """What follows `loom inject JOB`."""
+    kinds: tuple[str, ...]
+    """Any of these is worth a page."""
+    workload: tuple[str, ...] = ()
+    within_s: float = 60.0
+
+
+PAGES = (
+    Page("killed", "A worker is killed", ("kill", "--rank", "1"), ("crash",)),
+    Page("exit", "A script exits with a code", ("exit", "--rank", "2", "--amount", "17"), ("crash",)),
+    Page("device-error", "A device fails in the backward pass", ("device-error", "--rank", "1"), ("crash",)),
+    Page("stopped", "A worker stands still (SIGSTOP)", ("stop", "--rank", "1"), ("hang",)),
+    Page("hang", "A worker never comes to the next step", ("hang", "--rank", "1"), ("hang",)),
+    Page(
+        "hang-data",
+        "A worker waits for a batch for ever",
+        ("hang", "--rank", "2", "--where", "data"),
+        ("hang",),
+    ),
+    Page(
+        "hang-backward",
+        "A worker stops in the middle of its backward pass",
+        ("hang", "--rank", "0", "--where", "backward"),
+        ("hang",),
+    ),
+    Page("gil", "A call never gives up the interpreter's lock", ("gil-hold", "--rank", "1"), ("hang",)),
+    Page("pause", "A worker pauses and goes on by itself", ("hang", "--rank", "1", "--for", "8s"), ("hang",)),
+    Page("mismatch", "A worker calls another collective", ("mismatch", "--rank", "2"), ("desync",)),
+    Page("deadlock", "Two groups are used in different orders", ("deadlock",), ("ordering-deadlock",)),
+    Page(
+        "slow",
+        "A worker computes for longer than the others",
+        ("slow", "--rank", "1", "--amount", "1.5"),
+        ("compute-slow",),
+    ),
+    Page(
+        "slow-data",
+        "A worker waits for its data longer than the others",
+        ("data-slow", "--rank", "2", "--amount", "30"),
+        ("data-slow",),
+    ),
+    Page(
+        "quota",
+        "A worker's host gives it too little of a core",
+        ("cpu-quota", "--rank", "0", "--amount", "20"),
+        ("host-contention",),
+        ("--busy", "0.3"),
+    ),
+    Page("all-slow", "All workers become slower", ("slow", "--amount", "1.6"), ("global-slowdown",)),
+    Page("nan", "A gradient is not a number", ("nan", "--rank", "1"), ("not-a-number",)),
+    Page("spike", "Gradients explode for one step", ("gradient", "--amount", "1e4"), ("spike",)),
+    Page("bit-flip", "A bit of a parameter flips on one rank", ("bit-flip", "--rank", "2"), ("divergence",)),
+)
+
+
+def loom(*args: str) -> str:
+    return subprocess.run([LOOM, *args], check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def read(*args: str) -> Any:
+    return json.loads(loom(*args, "--json"))
+
+
+def until(condition: Any, within_s: float) -> Any:
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.2)
+    return None
+
+
+def make(page: Page, workers: int) -> str:
+    """The text of one page; empty if nothing of the kind was told."""
+    args = ("--step-ms", "40", *page.workload)
+    job = loom("submit", "--nproc-per-node", str(workers), str(SCRIPT), *args).split()[-1]
+    try:
+        if not until(lambda: _steps(job) >= 60, 120):
+            return ""
+        loom("inject", job, *page.inject)
+        found = until(lambda: [i for i in read("incidents", job) if i["kind"] in page.kinds], page.within_s)
+        if not found:
+            return ""
+        id = found[0]["id"]
+        _settle(id)
+        said = loom("incident", id)
+    finally:
+        loom("stop", job, "--kill")
+    shown = f"loom inject {job} {' '.join(page.inject)}"
+    return f"# {page.title}\n\n```console\n$ {shown}\n$ loom incident {id}\n{said.rstrip()}\n```\n"
+
+
+def _steps(job: str) -> int:
+    return min((worker["steps"] or 0 for worker in read("status", job)["workers"]), default=0)
+
+
+def _settle(id: str) -> None:
+    """Wait until the story is told: it is over, or nothing has been added for a while."""
+    last, since = "", time.monotonic()
+    end = since + 60
+    while time.monotonic() < end:
+        view = read("incident", id)
+        now = json.dumps([view["verdict"], view["decision"], view["timeline"], view["open"]])
+        if now != last:
+            last, since = now, time.monotonic()
+        recovering = view["timeline"]["decided_ns"] and view["timeline"]["stopped_ns"]
+        told = not view["open"] or view["timeline"]["first_step_ns"] or not recovering
+        if told and time.monotonic() - since > SETTLED_S:
+            return
+        time.sleep(0.3)
+
+
+def anonymous(text: str, home: Path) -> str:
+    for found, shown in ((str(home), "/loom"), (str(REPOSITORY), "/repo"), (str(Path(LOOM).parent), "/venv")):
+        text = text.replace(found, shown)
+    return re.sub(rf"\b{re.escape(socket.gethostname())}\b", "node-a", text)
+
+
+def index() -> str:
+    lines = ["# What torchloom says when something goes wrong", ""]
+    lines += ["Each page is a real job, hurt on purpose, and the text of `loom incident` about it.", ""]
+    lines += ["Made by `scripts/make_gallery.py`; nothing here is written by hand.", ""]
+    for page in PAGES:
+        path = GALLERY / f"{page.name}.md"
+        if path.exists():
+            verdict = next((li for li in path.read_text().splitlines() if li.startswith("verdict")), "")
+            lines.append(f"* [{page.title}]({page.name}.md): {verdict.removeprefix('verdict').strip()}")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="", help="names of pages, with commas")
+    parser.add_argument("--workers", type=int, default=3)
+    args = parser.parse_args()
+    chosen = [page for page in PAGES if not args.only or page.name in args.only.split(",")]
+    GALLERY.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="loom-gallery-") as root:
+        os.environ |= {"LOOM_HOME": root, "NO_COLOR": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "110"}
+        try:
+            loom("up", "--port", "0")
+            for page in chosen:
+                text = make(page, args.workers)
+                print(f"{page.name}: {'written' if text else 'nothing was told'}", flush=True)
+                if text:
+                    (GALLERY / f"{page.name}.md").write_text(anonymous(text, Path(root)))
+        finally:
+            subprocess.run([LOOM, "down", "--stop-jobs"], check=False, stdout=subprocess.DEVNULL)
+    (GALLERY / "README.md").write_text(index())
+
+
+if __name__ == "__main__":
+    main()
