@@ -74,6 +74,20 @@ def test_a_job_is_scaled_within_what_its_owner_allowed(server: ApiServer) -> Non
     assert "for 1 workers only" in problem["detail"]
 
 
+def test_a_drained_node_keeps_what_runs_and_gets_nothing_new_until_it_is_opened(server: ApiServer) -> None:
+    job = server.submit(workers_per_node=2, nodes=2)
+    running(server, job, 4)
+    status, _, told = server.request("POST", "/nodes/n2/drain", {"why": "fan broken"})
+    assert status == 200 and told["drained"].endswith(": fan broken") and told["workers"] == 2
+    assert server.request("POST", "/nodes/nowhere/drain", {})[0] == 404
+    assert view(server, job)["state"] == "running"
+    waiting = server.submit(workers_per_node=2, nodes=2)
+    assert view(server, waiting)["state"] == "waiting"
+    status, _, told = server.request("POST", "/nodes/n2/open")
+    assert status == 200 and told["drained"] == ""
+    running(server, waiting, 4)
+
+
 def test_spare_places_are_shown(server: ApiServer) -> None:
     job = server.submit(workers_per_node=3, nodes=1, standby=1)
     running(server, job, 3)

@@ -10,7 +10,7 @@ from torchloom.api.guard import caller
 from torchloom.api.incident_schemas import IncidentDetail
 from torchloom.api.incident_views import incident_detail
 from torchloom.api.ports import Control
-from torchloom.api.schemas import DeviceMap, IncidentView, JobId, NodeView
+from torchloom.api.schemas import DeviceMap, DrainRequest, IncidentView, JobId, NodeView
 from torchloom.errors import NotFound
 
 
@@ -33,6 +33,18 @@ def routes(control: Control) -> APIRouter:
         Refused with 409 while the node is heard. Should the host come back, what it still runs is ended.
         """
         await control.node_gone(node, caller(request))
+        return views.node_view(control.fleet, control.fleet.nodes[node], control.node_seen(node))
+
+    @router.post("/nodes/{node}/drain", operation_id="drainNode")
+    async def drain_node(node: str, body: DrainRequest, request: Request) -> NodeView:
+        """Place no new workers there until it is opened again. What runs there goes on."""
+        await control.node_drained(node, caller(request), body.why, open=False)
+        return views.node_view(control.fleet, control.fleet.nodes[node], control.node_seen(node))
+
+    @router.post("/nodes/{node}/open", operation_id="openNode")
+    async def open_node(node: str, request: Request) -> NodeView:
+        """Allow workers on a node that was drained, and to jobs that a policy moved away from it."""
+        await control.node_drained(node, caller(request), "", open=True)
         return views.node_view(control.fleet, control.fleet.nodes[node], control.node_seen(node))
 
     @router.get("/incidents", operation_id="incidents")

@@ -140,6 +140,10 @@ class Control(Protocol):
         """Take a person's word that the host of a silent node is gone; Conflict while the node is heard."""
         ...
 
+    async def node_drained(self, node: str, by: str, why: str, *, open: bool) -> None:
+        """Place no new workers on a node, or (`open`) allow them again. What runs there goes on."""
+        ...
+
     async def inject(
         self, job: str, ranks: tuple[int, ...], fault: Fault, by: str
     ) -> tuple[str, tuple[int, ...]]:

@@ -449,11 +449,19 @@ class NodeView(BaseModel):
     address: str
     max_workers: int
     workers: int
+    drained: str
+    """Who wants no new workers there, and why; empty: they may be placed there."""
     spare: dict[str, int]
     """Slots that are kept free, by the job they are on standby for."""
     devices: list[DeviceView]
     seen_s: float | None
     """Seconds since the last heartbeat."""
+
+
+class DrainRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    why: str = Field(default="", max_length=500)
 
 
 class JobChangeView(BaseModel):

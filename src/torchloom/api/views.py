@@ -339,6 +339,7 @@ def node_view(fleet: Fleet, node: Node, seen_s: float | None) -> NodeView:
         address=node.inventory.address,
         max_workers=node.inventory.max_workers,
         workers=len(here),
+        drained=node.drained,
         spare=dict(node.spare),
         devices=[device_view(device) for device in node.inventory.devices],
         seen_s=seen_s,

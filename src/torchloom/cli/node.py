@@ -11,6 +11,8 @@ from torchloom.cli.options import JsonOption, api
 HELP = "Say something about a host that it cannot say itself."
 EXAMPLES = (
     ("loom nodes", "which are unreachable"),
+    ("loom node drain worker-7 --why 'fan broken'", "no new workers there; what runs goes on"),
+    ("loom node open worker-7", "workers may be placed there again"),
     ("loom node gone worker-7", "its host is off or destroyed: replace its workers on other nodes"),
 )
 
@@ -37,4 +39,33 @@ def gone(node: NodeArgument, as_json: JsonOption = False) -> None:
             print(f"{job['id']} {job['state']}: {job['reason']}")
 
 
-SUBVERBS = {"gone": gone}
+WhyOption = Annotated[str, typer.Option("--why", metavar="TEXT", help="Shown with the node.")]
+
+
+def drain(node: NodeArgument, why: WhyOption = "", as_json: JsonOption = False) -> None:
+    """Place no new workers on a node; what runs there goes on.
+
+    A policy may do the same (`drain`, docs/detection.md).
+    """
+    from torchloom.cli import output
+
+    view = api().drain_node(node, {"why": why})
+    if as_json:
+        output.show_json(view)
+        return
+    here = f"{view['workers']} workers there go on" if view["workers"] else "nothing runs there"
+    print(f"{node} is drained; {here}. `loom node open {node}` allows new ones again")
+
+
+def open_again(node: NodeArgument, as_json: JsonOption = False) -> None:
+    """Allow workers on a node that was drained, by a person or by a policy."""
+    from torchloom.cli import output
+
+    view = api().open_node(node)
+    if as_json:
+        output.show_json(view)
+        return
+    print(f"{node} takes workers again")
+
+
+SUBVERBS = {"gone": gone, "drain": drain, "open": open_again}

@@ -35,13 +35,13 @@ def _table(nodes: list[NodeView]) -> None:
         (
             (
                 node["id"],
-                node["state"],
+                "drained" if node["drained"] and node["state"] == "ready" else node["state"],
                 node["address"],
                 f"{node['workers']}/{node['max_workers']}",
                 ", ".join(f"{slots} for {job}" for job, slots in node["spare"].items()) or "–",
                 f"{len(node['devices'])}",
                 "–" if node["seen_s"] is None else f"{output.seconds(node['seen_s'])} ago",
-                node["reason"],
+                node["drained"] or node["reason"],
             )
             for node in nodes
         ),

@@ -63,7 +63,7 @@ def _facts(view: JobDetail) -> list[tuple[str, str]]:
 
     made = output.steps(view)
     progress = f"training step {made}" if view["step_is_training"] else f"{made} steps of this generation"
-    if not view["paused"]:
+    if view["steps_per_s"] > 0:
         progress += f", {output.rate(view['steps_per_s'])}"
     facts = [
         ("job", view["id"]),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         CheckpointView,
         ConfigView,
         DeviceMap,
+        DrainRequest,
         FaultAccepted,
         FaultRequest,
         Health,
@@ -440,6 +441,16 @@ class Operations(Transport):
         ended.
         """
         found: NodeView = self.request("POST", f"/nodes/{quote(node, safe='')}/gone")
+        return found
+
+    def drain_node(self, node: str, body: DrainRequest) -> NodeView:
+        """Place no new workers there until it is opened again. What runs there goes on."""
+        found: NodeView = self.request("POST", f"/nodes/{quote(node, safe='')}/drain", body=body)
+        return found
+
+    def open_node(self, node: str) -> NodeView:
+        """Allow workers on a node that was drained, and to jobs that a policy moved away from it."""
+        found: NodeView = self.request("POST", f"/nodes/{quote(node, safe='')}/open")
         return found
 
     def incidents(self, *, job: str | None = None) -> list[IncidentView]:

@@ -137,6 +137,10 @@ class DifferenceView(TypedDict):
     after: Any
 
 
+class DrainRequest(TypedDict):
+    why: NotRequired[str]
+
+
 class EntryView(TypedDict):
     """A version of the config."""
 
@@ -543,6 +547,7 @@ class NodeView(TypedDict):
     address: str
     max_workers: int
     workers: int
+    drained: str
     spare: dict[str, int]
     devices: list[DeviceView]
     seen_s: float | None

@@ -18,6 +18,7 @@ from torchloom.core.lost_nodes import HEARD, lose_workers, say_heard, say_silent
 from torchloom.core.turn import Turn
 from torchloom.model.effects import StopStore, StopWorkers
 from torchloom.model.events import (
+    NodeDrained,
     NodeGone,
     NodeJoined,
     NodeLeft,
@@ -192,6 +193,19 @@ def node_left(turn: Turn, event: NodeLeft) -> None:
         node.state, node.reason = NodeState.LEFT, "its agent was stopped; workers, if any, go on"
         turn.seats_changed = True
         say_heard(turn, event.node, "its agent said that it was stopped")
+
+
+def node_drained(turn: Turn, event: NodeDrained) -> None:
+    """From now on no worker is placed there, or again; nothing that runs is touched."""
+    node = turn.fleet.nodes.get(event.node)
+    if node is None:
+        return
+    if event.open:
+        node.drained, turn.room_appeared = "", True
+        for job in turn.fleet.jobs.values():
+            job.avoid.pop(node.id, None)
+    else:
+        node.drained, turn.seats_changed = f"{event.by}: {event.why}" if event.why else event.by, True
 
 
 def node_gone(turn: Turn, event: NodeGone) -> None:

@@ -28,6 +28,7 @@ from torchloom.model.events import (
     JobDeleted,
     JobSubmitted,
     LeaseTaken,
+    NodeDrained,
     NodeGone,
     NodeJoined,
     NodeLeft,
@@ -115,7 +116,7 @@ def job_of(event: Event, fleet: Fleet) -> str:
             return timer.job if timer is not None else ""
         case EffectFailed() | EffectDone():
             return next((job for job, open_ in fleet.open_by_job.items() if event.effect in open_), "")
-        case NodeJoined() | NodeUnreachable() | NodeReachable() | NodeLeft() | NodeGone():
+        case NodeJoined() | NodeUnreachable() | NodeReachable() | NodeLeft() | NodeGone() | NodeDrained():
             return ""
         case LeaseTaken() | Decided():
             return ""
@@ -196,6 +197,9 @@ def _words(event: Event) -> tuple[Topic, str]:
             return "node", f"{event.node} is heard again"
         case NodeLeft():
             return "node", f"the agent of {event.node} was stopped"
+        case NodeDrained():
+            what = "is open for workers again" if event.open else "is drained"
+            return "node", f"{event.node} {what}, by {event.by}" + (f": {event.why}" if event.why else "")
         case NodeGone() if event.fenced:
             return "node", f"{event.node} has ended its workers of {', '.join(event.fenced)} by now"
         case NodeGone():

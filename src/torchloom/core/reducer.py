@@ -26,6 +26,7 @@ from torchloom.core.generation import (
 )
 from torchloom.core.jobs import job_deleted, job_submitted
 from torchloom.core.nodes import (
+    node_drained,
     node_gone,
     node_joined,
     node_left,
@@ -79,6 +80,7 @@ from torchloom.model.events import (
     JobDeleted,
     JobSubmitted,
     LeaseTaken,
+    NodeDrained,
     NodeGone,
     NodeJoined,
     NodeLeft,
@@ -157,6 +159,8 @@ def _dispatch(turn: Turn, event: Event) -> None:
             node_left(turn, event)
         case NodeGone():
             node_gone(turn, event)
+        case NodeDrained():
+            node_drained(turn, event)
         case StoreStarted():
             store_started(turn, event)
         case StoreLost():

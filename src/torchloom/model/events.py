@@ -1,6 +1,7 @@
 """Events: what happened, in the past tense. The stream of events is the only truth.
 
-`now` is not in here: it is the stream's own stamp of the message, made once by the server.
+`now` is not in here: it is the stream's own stamp of the message, made once by the server. It has more than
+400 lines because all events are one definition: the union at its end.
 """
 
 from __future__ import annotations
@@ -168,6 +169,16 @@ class NodeGone(EventBase, frozen=True, kw_only=True, tag="node-gone"):
     """Steps that each job had made there, as the live view knew it last."""
     fenced: tuple[str, ...] = ()
     """Not a person's word: these jobs' workers have ended themselves there (self_fence_s), and only they."""
+
+
+class NodeDrained(EventBase, frozen=True, kw_only=True, tag="node-drained"):
+    """A person wants no new workers on a node, or allows them again. What runs there goes on."""
+
+    node: str
+    by: str
+    why: str = ""
+    open: bool = False
+    """Workers may be placed there again."""
 
 
 class NodeLeft(EventBase, frozen=True, kw_only=True, tag="node-left"):
@@ -371,6 +382,7 @@ Event = (
     | NodeReachable
     | NodeLeft
     | NodeGone
+    | NodeDrained
     | StoreStarted
     | StoreLost
     | WorkersStarted

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from torchloom.bus.protocol import Bus, Lease, Message
 from torchloom.core.detect.silence import fenced_nodes
 from torchloom.errors import Conflict, NotFound
-from torchloom.model.events import Event, NodeGone
+from torchloom.model.events import Event, NodeDrained, NodeGone
 from torchloom.model.fleet import Fleet, NodeState
 from torchloom.weaver.live import LiveView
 from torchloom.wire import subjects
@@ -70,6 +70,12 @@ class NodeWords(ABC):
         await self._say("node", NodeGone(node=node, by=by, steps=self._steps_on(node)))
         if self.fleet.nodes[node].state is not NodeState.GONE:
             raise Conflict(f"{node} was heard in this very moment, so it is not gone.")
+
+    async def node_drained(self, node: str, by: str, why: str, *, open: bool) -> None:
+        self._check_ready()
+        if node not in self.fleet.nodes:
+            raise NotFound(f"There is no node {node[:64]!r}; `loom nodes` lists them.")
+        await self._say("node", NodeDrained(node=node, by=by, why=why, open=open))
 
     def _steps_on(self, node: str) -> dict[str, int]:
         found = {}
