@@ -140,7 +140,7 @@ def slower_job(
     now = transfers(windows)
     longer = {g: now[g] - before for g, before in transfer_baseline_ns.items() if g in now}
     worst = max(longer, key=lambda g: (longer[g], g), default="")
-    pace = f"{words.lasting(trigger.baseline_s)} to {words.lasting(trigger.now_s)}"
+    pace = words.change(trigger.baseline_s, trigger.now_s)
     inputs: dict[str, float | str] = {"before_s": trigger.baseline_s, "now_s": trigger.now_s}
     if worst and longer[worst] / 1e9 >= EXPLAINS * excess_s:
         members = tuple(sorted(w.rank for w in windows if any(g.name == worst for g in w.groups)))

@@ -56,6 +56,13 @@ def lasting(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 100 else f"{seconds:.0f} s"
 
 
+def change(before_s: float, after_s: float) -> str:
+    """`104 ms to 135 ms`: in one unit and fine enough that a difference is seen."""
+    if max(before_s, after_s) < 1:
+        return f"{before_s * 1000:.3g} ms to {after_s * 1000:.3g} ms"
+    return f"{before_s:.3g} s to {after_s:.3g} s"
+
+
 def operation(collective: Collective) -> str:
     """`all_reduce #4211 of group dp`."""
     return f"{collective.op} #{collective.group_seq} of group {collective.group}"
