@@ -28,6 +28,7 @@ from support.table import emit, progress
 
 OPERATIONS_A_BLOCK = 300
 STEPS_A_BLOCK = 300
+LOOKS_A_BLOCK = 50
 DDP_STEPS_A_BLOCK = 150
 KINDS = ("native", "python")
 NOTES = (
@@ -35,6 +36,7 @@ NOTES = (
     "a collective is an all_reduce of 64 bytes in a group of one rank; Python records without sampling there",
     "the DDP job has two ranks and one bucket; there the Python recorder samples as it does in production",
     "the boundary is measured against a call that does nothing: it is what steering costs when nobody steers",
+    "a look at replicas comes four times a second at most, and seldom enough to cost 0.2 % of the time",
     "off in the DDP job: hooks removed, recorder stopped, kernels still loaded",
 )
 
@@ -218,6 +220,30 @@ def mailbox(blocks: int) -> dict[str, Any]:
     return alternate(blocks, states, work, 100 * STEPS_A_BLOCK)
 
 
+def replicas(blocks: int) -> dict[str, Any]:
+    """One look at the parameters of a small and a large model, beyond a call that does nothing."""
+    import torch
+
+    from torchloom.probe.replicas import Replicas
+
+    torch.set_num_threads(1)
+    view, _ = mapped_box()
+    looks: dict[str, Callable[[int], None]] = {"without": lambda step: None}
+    for state, elements in (("small", 33_000), ("large", 10_000_000)):
+        parts = [torch.nn.Parameter(torch.ones(elements // 10)) for _ in range(10)]
+        sgd, hashing = torch.optim.SGD(parts, lr=0.1), Replicas(view)
+        looks[state] = lambda step, sgd=sgd, hashing=hashing: hashing._hash(step, sgd)
+    chosen = ["without"]
+
+    def work() -> None:
+        look = looks[chosen[0]]
+        for step in range(1, LOOKS_A_BLOCK + 1):
+            look(step)
+
+    states = {state: (lambda state=state: chosen.__setitem__(0, state)) for state in looks}
+    return alternate(blocks, states, work, LOOKS_A_BLOCK)
+
+
 # -- running the children ---------------------------------------------------------------------------
 def child(what: str, kind: str, blocks: int, ranks: int = 1) -> dict[str, Any]:
     """Run one measurement in fresh processes; what rank 0 tells."""
@@ -247,6 +273,8 @@ def in_child(what: str, kind: str, blocks: int, directory: str, rank: int) -> No
             result = ddp(kind, blocks, directory, rank)
         case "mailbox":
             result = mailbox(blocks)
+        case "replicas":
+            result = replicas(blocks)
         case _:
             result = steps(blocks)
     print(json.dumps(result))
@@ -265,6 +293,7 @@ def main() -> None:
     report: dict[str, Any] = {
         "step": child("steps", "none", options.blocks),
         "mailbox": child("mailbox", "none", options.blocks),
+        "replicas": child("replicas", "none", options.blocks),
     }
     for kind in KINDS:
         progress(f"measuring the {kind} recorder")
@@ -286,6 +315,8 @@ def rows_of(report: dict[str, Any]) -> Iterator[dict[str, object]]:
     yield from rows("optimizer step, hooks", report["step"], "hooked", 20.0)
     yield from rows("optimizer step, hooks, one value held", report["step"], "holding")
     yield from rows("boundary with nothing pending", report["mailbox"], "looking", 1.0)
+    yield from rows("a look at replicas, 33 thousand parameters", report["replicas"], "small")
+    yield from rows("a look at replicas, 10 million parameters", report["replicas"], "large")
 
 
 def rows(
