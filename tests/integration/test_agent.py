@@ -36,7 +36,7 @@ from torchloom.model.events import (
     WorkerRegistered,
 )
 from torchloom.model.job import Program
-from torchloom.model.messages import ReadLog
+from torchloom.model.messages import ReadLog, ReadSteps
 from torchloom.model.node import StoreRef
 from torchloom.model.worker import WorkerRef
 from torchloom.wire import codec, subjects
@@ -212,6 +212,10 @@ def test_logs_and_boxes_can_be_asked_for(tmp_path: Path) -> None:
         assert reading.collectives[0]["op"] == "all_reduce" and reading.collectives[0]["finished_ns"] is None
         assert reading.metrics["loss"] == 0.5 and reading.hyperparameters == [{"lr": 0.1}]
         assert not (await read_box(stage, WorkerRef("tiny", 0, 9, 9))).found
+        asked = ReadSteps((started.workers[0].ref, WorkerRef("tiny", 0, 9, 9)))
+        answer = await stage.weaver.request(subjects.query(NODE), codec.encode(asked))
+        (far,) = codec.decode_steps_reading(answer).ranks
+        assert (far.rank, far.paused) == (0, False) and far.steps >= 1 and far.since_s >= 0
         garbage = await stage.weaver.request(subjects.query(NODE), b"garbage")
         assert not codec.decode_box_reading(garbage).found
 
