@@ -56,7 +56,7 @@ class Attempt:
         return self.until_ns
 
     def too_late(self, place: int, offset: int) -> str:
-        """Why a rank that is at that step cannot be armed any more, in the script's count; empty if it can."""
+        """Why a rank at that step cannot be armed any more, in the script's count; empty if it can."""
         if self.at_step >= place:
             return ""
         return f"step {self.at_step + offset} is past, this rank is at step {place + offset}"
