@@ -34,7 +34,7 @@ from torchloom.client import Client, Endpoint
 from torchloom.core.faults import KINDS
 from torchloom.home import Home
 
-REPORTING, TUNING = 7_000_000, 0
+REPORTING, TUNING = 8_000_000, 0
 
 
 class Results:

@@ -101,7 +101,7 @@ class Faults:
             case "nan":
                 self._on_gradients(lambda gradient: gradient.fill_(float("nan")), first=True)
             case "gradient":
-                self._on_gradients(lambda gradient: gradient.mul_(amount))
+                self._multiply_gradients(amount)
             case "bit-flip":
                 self._flip_a_bit(note["seed"])
             case "mismatch":
@@ -162,6 +162,13 @@ class Faults:
                 do(parameter.grad)
                 if first:
                     return
+
+    def _multiply_gradients(self, factor: float) -> None:
+        """In the next backward pass, so that whoever clips or logs the norm sees it, as with a bad batch."""
+        for parameter in self._parameters():
+            if parameter.requires_grad:
+                hook = parameter.register_hook(lambda gradient: gradient * factor)
+                self._undo.append((time.monotonic_ns() + 1, hook.remove))
 
     def _flip_a_bit(self, seed: int) -> None:
         """The highest bit of an exponent that is not set: the value becomes very large, and stays finite."""

@@ -18,8 +18,8 @@ from torchloom.model.findings import Evidence, Finding, FindingKind
 
 EXPLAINS = 0.5
 EXPLAINS_A_RANK = 0.35
-MOST_USUAL_DELAY = 4.0
-"""Time in the run queue per CPU time; more than this is no usual share of anything."""
+SAME_CPU = 0.1
+"""CPU times of ranks that do the same differ by this much; cold caches alone may cost it."""
 UNEVEN_SPREAD = 0.08
 UNEVEN_LOSS = 0.15
 
@@ -55,18 +55,15 @@ def _explain(window: RankWindow, late: Late, calm: Sequence[RankWindow], cost: C
     data = _median([s.data_wait_ns for s in window.steps[-steps:]]) - _median(
         [s.data_wait_ns for w in calm for s in w.steps[-steps:]]
     )
-    # On a busy host whoever computes more waits more for a CPU, too: only what exceeds the peers' share of
-    # waiting is contention, and the usual share belongs to the computation that caused it.
+    # On a busy host whoever computes more waits more for a CPU, too, and long computations wait longer than
+    # the short ones of the peers: of its waiting as much belongs to the additional computation as that has of
+    # its CPU time. Contention alone does not make anybody compute more.
+    own, own_delay = window.process.cpu_ns_per_step, window.process.run_delay_ns_per_step
     calm_cpu = _median([w.process.cpu_ns_per_step for w in calm])
-    usual = _median([w.process.run_delay_ns_per_step for w in calm]) / max(1.0, calm_cpu)
-    usual = min(usual, MOST_USUAL_DELAY)
-    more_cpu = max(0.0, window.process.cpu_ns_per_step - calm_cpu)
-    delay = (
-        window.process.run_delay_ns_per_step
-        - _median([w.process.run_delay_ns_per_step for w in calm])
-        - usual * more_cpu
-    )
-    cpu = window.process.cpu_ns_per_step - calm_cpu + usual * more_cpu
+    more_cpu = own - calm_cpu if own - calm_cpu > SAME_CPU * calm_cpu else 0.0
+    caused = own_delay * more_cpu / max(1.0, own)
+    delay = own_delay - _median([w.process.run_delay_ns_per_step for w in calm]) - caused
+    cpu = more_cpu + caused
     work = window.work_per_step / max(1e-9, _median([w.work_per_step for w in calm])) if calm else 0.0
     more, whole = late.excess_ns / 1e9, max(1.0, late.excess_ns)
     kind: FindingKind

@@ -1,0 +1,32 @@
+"""On a host with too little CPU for all, who computes more is told from who is held up by others."""
+
+from __future__ import annotations
+
+from detect_windows import stepping
+
+from torchloom.core.detect.attribute import stragglers
+from torchloom.core.detect.slow import SlowLimits
+from torchloom.model.windows import ProcessFacts
+
+STEPS = 16
+
+
+def kind_of_the_late_one(cpu_ms: float, delay_ms: float) -> str:
+    """Peers compute 5 ms of a step of 60 ms in short bursts and wait 8 ms for it."""
+
+    def facts(cpu: float, delay: float) -> ProcessFacts:
+        return ProcessFacts(cpu_ns_per_step=round(cpu * 1e6), run_delay_ns_per_step=round(delay * 1e6))
+
+    peers = [stepping(r, [0.06] * STEPS, step_s=0.15, process=facts(5, 8)) for r in (0, 2, 3)]
+    late = stepping(1, [0.15] * STEPS, step_s=0.15, process=facts(cpu_ms, delay_ms))
+    (found,) = stragglers([*peers, late], SlowLimits())
+    assert found.ranks == (1,)
+    return found.kind
+
+
+def test_a_long_computation_waits_longer_for_a_cpu_than_short_ones_and_is_still_the_cause() -> None:
+    assert kind_of_the_late_one(cpu_ms=17, delay_ms=86) == "compute-slow"
+
+
+def test_who_computes_as_much_as_its_peers_is_held_up_by_its_host() -> None:
+    assert kind_of_the_late_one(cpu_ms=5.4, delay_ms=97) == "host-contention"
