@@ -19,6 +19,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -131,6 +132,7 @@ def main() -> None:
     parser.add_argument("--verbose", action="store_true", help="print every verdict")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaves through `with`: nothing stays behind
     if args.report:
         tables.show(Results(args.report).read(), args.json)
         return
