@@ -6,6 +6,7 @@ from itertools import permutations
 
 import pytest
 
+from torchloom.core.transaction.decision import FAILED, OK, vote
 from torchloom.core.transaction.lead import steps_ahead
 from torchloom.core.transaction.packing import pack_answers, pack_mail, unpack_answers, unpack_mail
 from torchloom.model.transaction.messages import (
@@ -69,3 +70,9 @@ def test_the_lead_grows_with_the_trip_and_with_every_try() -> None:
     assert steps_ahead([answer(0.005)], took_s=0.015, tries=2) == 20
     assert steps_ahead([answer(0)], took_s=0.0, tries=0) == 2
     assert steps_ahead([answer(1e-9)], took_s=60.0, tries=9) == 100_000
+
+
+def test_the_other_ranks_are_told_how_a_traceback_ends() -> None:
+    told = vote("Traceback (most recent call last):\n" + 50 * "  a line\n" + "ValueError: not 19.5")
+    assert told.startswith(FAILED) and told.endswith("ValueError: not 19.5") and len(told) < 250
+    assert vote("") == OK

@@ -18,7 +18,7 @@ UNDO = "UNDO"
 OK = "ok"
 FAILED = "failed: "
 VOTE_CHARS = 200
-"""How much of what went wrong the other ranks are told through the store."""
+"""How much of what went wrong the other ranks are told through the store: the end of it."""
 
 
 def decision_key(attempt: AttemptId) -> str:
@@ -37,7 +37,7 @@ def vote_key(attempt: AttemptId, rank: int) -> str:
 
 
 def vote(trouble: str) -> str:
-    return FAILED + trouble[:VOTE_CHARS] if trouble else OK
+    return FAILED + trouble[-VOTE_CHARS:] if trouble else OK
 
 
 def to_propose(*, confirmed: bool, withdrawn: bool, superseded: bool, timed_out: bool) -> str:
