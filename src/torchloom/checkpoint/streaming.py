@@ -14,7 +14,7 @@ import ctypes
 import itertools
 import os
 import zlib
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -33,7 +33,9 @@ from torchloom.errors import CheckpointDamaged
 PIECE = 8 << 20
 """What is read from a store at once: worth a round trip, and still in the cache when it is summed."""
 SMALL = 1 << 16
-"""Below this a copy by Python is quicker than one by torch."""
+"""Below this a copy by Python is quicker than a call of torch."""
+WORD = 8
+"""Sums of memory are those of its 64-bit words."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,13 @@ class Span:
     memory: memoryview
     flat: torch.Tensor
     """The same memory as a tensor of bytes, which also keeps it alive."""
+
+
+@dataclass(frozen=True)
+class _Part(Span):
+    """A part of one block, in whole words."""
+
+    scratch: bool
 
 
 class Source(Protocol):
@@ -105,21 +114,19 @@ class SlotSource:
         wrong: list[int] = []
 
         def work(_: int) -> None:
-            own = torch.empty(BLOCK, dtype=torch.uint8)
-            scratch = _span(0, own)
+            scratch = _span(0, torch.empty(BLOCK, dtype=torch.uint8))
             while (number := next(blocks)) < len(self._sums) and not wrong:
-                start, stop = number * BLOCK, (number + 1) * BLOCK
-                near = max(0, bisect_right(starts, start) - 1)
-                direct = spans[near] if spans and spans[near].start <= start else scratch
-                if direct.stop < stop or direct.flat.storage_offset() % 8:
-                    direct = scratch
-                base = start - direct.start if direct is not scratch else 0
-                _fill(file.fileno(), direct.memory[base : base + BLOCK], self._offset + start)
-                words = direct.flat[base : base + BLOCK].view(torch.int64)
-                if int(words.sum()) != self._sums[number]:
+                start = number * BLOCK
+                near = spans[max(0, bisect_right(starts, start) - 1) : bisect_left(starts, start + BLOCK)]
+                parts = list(_parts(start, near, scratch))
+                _fill(file.fileno(), [part.memory for part in parts], self._offset + start)
+                total = sum(int(part.flat.view(torch.int64).sum()) for part in parts)
+                if (total - self._sums[number]) % (1 << 64):
                     wrong.append(number)
-                elif direct is scratch:
-                    _deal(scratch, start, stop, spans[near:])
+                    return
+                for part in parts:
+                    if part.scratch:
+                        _deal(part, near)
 
         with self._open() as file:
             work_on(min(at_once(), len(self._sums)), work)
@@ -189,27 +196,49 @@ def _plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _fill(descriptor: int, memory: memoryview, start: int) -> None:
-    done = 0
-    while done < len(memory):
-        count = os.preadv(descriptor, [memory[done:]], start + done)
-        if not count:
-            raise CheckpointDamaged("an image in memory was cut short")
-        done += count
+def _fill(descriptor: int, buffers: list[memoryview], start: int) -> None:
+    length = sum(len(buffer) for buffer in buffers)
+    if os.preadv(descriptor, buffers, start) != length:  # of memory, it is all there or was cut off
+        raise CheckpointDamaged("an image in memory was cut short")
 
 
-def _deal(scratch: Span, start: int, stop: int, spans: list[Span]) -> None:
-    """Copy a block that was read and compared to the spans that lie in it."""
+def _parts(start: int, spans: list[Span], scratch: Span) -> Iterator[_Part]:
+    """A block cut into what goes straight to where it is wanted and what goes through the scratch memory:
+    small tensors, and ends that are no whole words."""
+
+    def through(begin: int, end: int) -> _Part:
+        inside = slice(begin - start, end - start)
+        return _Part(begin, end, scratch.memory[inside], scratch.flat[inside], scratch=True)
+
+    at, stop = start, start + BLOCK
     for span in spans:
         if span.start >= stop:
+            break
+        begin, end = max(at, span.start), min(stop, span.stop) // WORD * WORD
+        if end - begin < SMALL or span.flat.storage_offset() % WORD:
+            continue
+        if begin > at:
+            yield through(at, begin)
+        inside = slice(begin - span.start, end - span.start)
+        yield _Part(begin, end, span.memory[inside], span.flat[inside], scratch=False)
+        at = end
+    if at < stop:
+        yield through(at, stop)
+
+
+def _deal(part: _Part, spans: list[Span]) -> None:
+    """Copy what went through the scratch memory, and was compared, to the spans that lie there."""
+    for span in spans:
+        if span.start >= part.stop:
             return
-        begin, end = max(start, span.start), min(stop, span.stop)
-        if end - begin > SMALL:
-            inside = span.flat[begin - span.start : end - span.start]
-            inside.copy_(scratch.flat[begin - start : end - start])
-        elif end > begin:
-            inside_bytes = span.memory[begin - span.start : end - span.start]
-            inside_bytes[:] = scratch.memory[begin - start : end - start]
+        begin, end = max(part.start, span.start), min(part.stop, span.stop)
+        if begin >= end:
+            continue
+        here, there = slice(begin - span.start, end - span.start), slice(begin - part.start, end - part.start)
+        if end - begin < SMALL:
+            span.memory[here] = part.memory[there]
+        else:
+            span.flat[here].copy_(part.flat[there])
 
 
 def _covering(start: int, stop: int, spans: list[Span]) -> Iterator[memoryview]:
