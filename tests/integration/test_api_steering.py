@@ -161,6 +161,16 @@ def test_the_end_of_a_job_is_a_setting_that_cannot_lie_behind_it(server: ApiServ
     assert status == 422 and f"loom stop {job}" in problem["detail"]
 
 
+def test_workers_that_are_starting_can_be_told_where_to_end(server: ApiServer) -> None:
+    name = server.submit(world_size=2)
+    status, answer = patch(server, name, {"values": {"max_steps": 30}})
+    assert status == 202 and "after their first step" in answer["notes"][0]
+    assert "optimizers are known" in patch(server, name, {"values": {"dropout": 0.3}})[1]["detail"]
+    server.steer(name, Ranks())
+    assert ended(server, name, answer["operation"])["state"] == "applied"
+    server.request("DELETE", f"/jobs/{name}?force=true")
+
+
 def test_pause_change_resume(server: ApiServer, job: str) -> None:
     status, _, made = server.request("POST", f"/jobs/{job}/pause", {"why": "look"})
     assert status == 202

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
+
 from torchloom.api.ports import Control
 from torchloom.errors import NotFound, UsageError
 from torchloom.model.fleet import Job
@@ -12,7 +14,10 @@ def job_of(control: Control, job: str) -> Job:
     check_token(job, "job id")
     found = control.fleet.jobs.get(job)
     if found is None:
-        raise NotFound(f"There is no job {job!r}", hint="see `loom ps`")
+        near = get_close_matches(job, list(control.fleet.jobs), n=1)
+        raise NotFound(
+            f"There is no job {job!r}", hint=f"did you mean {near[0]}?" if near else "see `loom ps`"
+        )
     return found
 
 

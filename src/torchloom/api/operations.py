@@ -18,7 +18,7 @@ from torchloom.api.steering_views import operation_view
 from torchloom.errors import NotFound
 from torchloom.model.steering import OperationRecord
 
-Id = Annotated[str, Path(pattern=r"^[0-9a-f]{1,32}$")]
+Id = Annotated[str, Path(max_length=255, pattern=r"^[A-Za-z0-9._-]+$")]
 
 
 def routes(control: Control) -> APIRouter:

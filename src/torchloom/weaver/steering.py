@@ -125,7 +125,7 @@ class Steering(ABC):
         await self._let_them_be_heard(job)
         pulses = self._live.pulses(self.fleet, job.id)
         waiting = _not_started(job)
-        known = before_the_start(wanted) if waiting else _known(job, pulses)
+        known = before_the_start(wanted) if waiting else _known(job, pulses, wanted)
         values, differences = resolve(wanted, known)
         if len(json.dumps(values)) > MOST_BYTES:
             raise UsageError("The change is too large", hint=f"its values may have {MOST_BYTES} bytes")
@@ -168,8 +168,6 @@ class Steering(ABC):
     async def resume(self, job: str, by: str, why: str = "", operation: str = "") -> str:
         self._check_ready()
         found = self._job(job)
-        if not found.paused:
-            found = await self._stepping(job, operation, "resumed")
         if operation not in found.operations:
             _check_living(found)
             if not found.paused and not _under_way(found, Kind.PAUSE):
@@ -322,12 +320,15 @@ def _check_boxes(job: Job) -> None:
         raise Conflict(f"Rank {ranks} of {job.id} has no black box, so it cannot be told anything.")
 
 
-def _known(job: Job, pulses: Mapping[int, WorkerPulse]) -> Known:
+def _known(job: Job, pulses: Mapping[int, WorkerPulse], wanted: Mapping[str, object]) -> Known:
+    """What can be set. Of workers that are still starting only what any of them has; the ranks look again."""
     known = known_of(pulses)
+    if known is None and not any(_by_handler(name) for name in wanted):
+        return before_the_start(wanted)
     if known is None:
         raise Conflict(
             f"The workers of {job.id} have not told what can be set yet",
-            hint="try again when it has made a step",
+            hint="before its first step only max_steps and those of optimizers are known",
         )
     return known
 
@@ -336,8 +337,9 @@ def _notes(job: Job, waiting: bool, at_step: int | None) -> list[str]:
     if waiting:
         return ["the job has not started: it holds from its first step on"]
     notes = []
-    if job.state is not JobState.RUNNING:
-        notes.append(f"the job is {job.state}: it takes effect once it runs")
+    stepping = all(worker.first_step_at_ns for worker in job.workers)
+    if job.state is not JobState.RUNNING or not stepping:
+        notes.append("the workers are starting: it takes effect after their first step")
     elif job.paused and at_step is None:
         notes.append("the job is paused: it takes effect at the step it stands before")
     elif job.paused:
