@@ -14,13 +14,16 @@ EXAMPLES = (
     ("loom inject train-3f9a slow --rank 2 --amount 1.5 --for 60s", "a straggler for a minute"),
     ("loom inject train-3f9a hang --rank 1 --where data", "waits for a batch for ever"),
     ("loom inject train-3f9a slow-link --rank 1 --peer 2 --amount 5", "5 MB/s from rank 1 to rank 2"),
+    ("loom inject train-3f9a random --seed 7 --for 10m --every 60s", "a series of faults, repeatable"),
     ("loom inject --list", "all faults, and what their numbers mean"),
 )
 
 
 def command(
     job: Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.")] = "",
-    fault: Annotated[str, typer.Argument(metavar="FAULT", help="What goes wrong; see --list.")] = "",
+    fault: Annotated[
+        str, typer.Argument(metavar="FAULT", help="What goes wrong; see --list. Or `random`.")
+    ] = "",
     ranks: Annotated[
         list[int] | None,
         typer.Option("--rank", metavar="N", help="Whom it hits, again for more; else all."),
@@ -38,7 +41,10 @@ def command(
     where: Annotated[
         str, typer.Option("--where", metavar="PLACE", help="Of a hang: step, data or backward.")
     ] = "step",
-    seed: Annotated[int, typer.Option("--seed", help="Chooses what a bit-flip hits.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Chooses what a bit-flip hits, or the series.")] = 0,
+    every: Annotated[
+        str, typer.Option("--every", metavar="TIME", help="Of a series: how often something happens.")
+    ] = "30s",
     peer: Annotated[
         int | None, typer.Option("--peer", metavar="N", help="Of a slow link: the rank at its other end.")
     ] = None,
@@ -64,6 +70,9 @@ def command(
         return
     if not job or not fault:
         raise UsageError("A job and a fault are needed", hint="`loom inject --list` shows the faults")
+    if fault == "random":
+        _series(job, seed, parse_span(lasting or "5m", "--for"), parse_span(every, "--every"), as_json)
+        return
     made = api().inject(
         job,
         {
@@ -82,3 +91,41 @@ def command(
     else:
         hit = ", ".join(map(str, made["ranks"]))
         print(f"{made['kind']} injected into rank {hit} of {job} ({made['name']})")
+
+
+def _series(job: str, seed: int, lasting_s: float, every_s: float, as_json: bool) -> None:
+    """One fault after another. One that is refused, because its rank is just being replaced, is passed over."""
+    import time
+
+    from torchloom.chaos.injections import series
+    from torchloom.cli import output
+    from torchloom.errors import Conflict, TimedOut
+
+    client, began = api(), time.monotonic()
+    plan = series(seed, client.job(job)["world_size"], lasting_s, every_s)
+    for one in plan:
+        time.sleep(max(0.0, began + one.after_s - time.monotonic()))
+        fault, said = one.fault, ""
+        try:
+            client.inject(
+                job,
+                {
+                    "kind": fault.kind,
+                    "ranks": list(one.ranks),
+                    "amount": fault.amount,
+                    "duration_s": fault.duration_s,
+                    "where": fault.where,
+                    "seed": fault.seed,
+                    "peer": fault.peer,
+                },
+            )
+        except (Conflict, TimedOut) as error:
+            said = str(error)
+        if as_json:
+            output.show_line({"after_s": one.after_s, "what": one.describe(), "refused": said})
+        else:
+            print(
+                f"{one.after_s:7.1f} s  {one.describe()}{f' – refused: {said}' if said else ''}", flush=True
+            )
+    if not as_json:
+        print(f"{len(plan)} faults; `loom incidents {job}` shows what was told of them")
