@@ -125,6 +125,7 @@ def test_two_ranks_cannot_tell_the_link_from_its_ends() -> None:
     story.ask(kind=Kind.PROBE)
     carry(story, measured(slow_sender=0, ranks=(0, 1)))
     assert "may be the link or either end" in story.incident().verdict
+    assert "probed" not in story.incident().decision, "it was, just now"
 
 
 def test_a_probe_that_cannot_be_made_is_told_in_the_incident() -> None:

@@ -6,10 +6,12 @@ import random
 from itertools import permutations
 
 import pytest
-from detect_windows import SECOND, reduce, window
+from detect_windows import window
 
-from torchloom.core.detect.matrix import delays_from_rings, judge_links
-from torchloom.core.detect.window import GroupPosition
+from torchloom.core.detect.attribute import slower_job, transfers
+from torchloom.core.detect.matrix import delays_from_training, judge_links
+from torchloom.core.detect.slow import Trigger
+from torchloom.model.windows import GroupPosition, PairTimes, RankWindow, StepTimes
 
 
 def delays(n: int, slow: dict[str, int | tuple[int, int]], seed: int = 0) -> dict[tuple[int, int], float]:
@@ -38,12 +40,27 @@ def test_two_ranks_cannot_tell_the_link_from_its_ends() -> None:
     assert judge_links({(0, 1): 1.1, (1, 0): 1.0}) == []
 
 
-def test_training_itself_fills_the_matrix() -> None:
-    """The receiver was early by 3 s; the sender's second is the transfer."""
-    sent = reduce(7, 3, op="send", group="pp", peer=1, finished_ns=998 * SECOND)
-    got = reduce(7, 6, op="recv", group="pp", peer=0, finished_ns=998 * SECOND)
-    windows = [
-        window(4, collectives=(sent,), groups=(GroupPosition("pp", 2, 0, 0, 0),)),
-        window(9, collectives=(got,), groups=(GroupPosition("pp", 2, 1, 0, 0),)),
-    ]
-    assert delays_from_rings(windows) == {(4, 9): 1.0 * SECOND}
+def sending(rank: int, send_ms: float, recv_ms: float, wait_ms: float = 0.0) -> RankWindow:
+    """Ranks 4 and 9 are 0 and 1 of a group; 4 sends, 9 receives, twice a step."""
+    me = 0 if rank == 4 else 1
+    pair = PairTimes("pp", 1 - me, round(send_ms * 1e6), round(recv_ms * 1e6), 2)
+    steps = tuple(StepTimes(n, round((20 + wait_ms) * 1e6), 0, round(wait_ms * 1e6)) for n in range(1, 9))
+    return window(rank, pairs=(pair,), groups=(GroupPosition("pp", 2, me, 0, 0),), steps=steps)
+
+
+def test_training_itself_shows_what_transfers_take() -> None:
+    """The receiver was early by 3 ms; what the sender took is the transfer. Nobody sends the other way."""
+    found = delays_from_training([sending(4, 1.0, 0.0), sending(9, 0.0, 4.0)])
+    assert found == {(4, 9): pytest.approx(0.002)}
+    assert delays_from_training([sending(4, 1.0, 0.0)]) == {}
+
+
+def test_a_pipeline_whose_sends_became_slow_is_told_with_the_pair() -> None:
+    before = transfers([sending(4, 1.0, 0.0), sending(9, 0.0, 4.0)])
+    windows = [sending(4, 11.0, 0.0, 20), sending(9, 0.0, 14.0, 20)]
+    slower = Trigger(alarmed=True, baseline_s=0.02, now_s=0.04, above=30)
+    (found,) = slower_job(windows, slower, before)
+    assert (found.kind, found.ranks) == ("communication-slow", (4, 9))
+    assert "transfers from rank 4 to rank 9 take 20 ms longer" in found.sentence
+    (alike,) = slower_job([sending(4, 1.0, 0.0, 20), sending(9, 0.0, 24.0, 20)], slower, before)
+    assert alike.kind == "global-slowdown", "a stage that computes longer is no slow link"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -26,6 +26,7 @@ from torchloom.model.windows import (
     Broken,
     Collective,
     GroupPosition,
+    PairTimes,
     PartHash,
     ProcessFacts,
     RankWindow,
@@ -57,6 +58,8 @@ class _Past:
     steps: deque[StepTimes] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
     waits: dict[int, deque[int]] = field(default_factory=dict)
     """Per group (by key), how long the newest steps waited in it."""
+    pairs: dict[tuple[int, int, str], deque[tuple[int, int]]] = field(default_factory=dict)
+    """Per group, peer and `send` or `recv`: the shortest of each of the newest steps, and how many."""
     looks: int = 0
     next_record: int = 1
     counted: deque[tuple[int, kernel.Counts]] = field(default_factory=lambda: deque(maxlen=_COUNTED_LOOKS))
@@ -125,6 +128,7 @@ class Windows:
                 )
                 for key, g in groups.items()
             ),
+            pairs=_pairs(past, names),
             collectives=tuple(record(c, names.get(c.group, "")) for c in under_way),
             process=self._facts(worker, past, steps),
             values=_values(box, past),
@@ -198,15 +202,32 @@ def _read_steps(box: Box, past: _Past, newest: int) -> tuple[StepTimes, ...]:
 
 def _step_times(step: Step, mine: Sequence[blackbox.Collective], past: _Past) -> StepTimes:
     by_group: dict[int, list[Collective]] = {}
+    with_peer: dict[tuple[int, int, str], list[int]] = {}
     plain = []
     for c in mine:
         made = record(c, "")
         plain.append(made)
         if made.op not in PAIRWISE:
             by_group.setdefault(c.group, []).append(made)
+        elif made.peer is not None and made.finished_ns and made.completion != "none" and not made.failed:
+            took = made.finished_ns - made.entered_ns
+            with_peer.setdefault((c.group, made.peer, made.op), []).append(took)
     for key, some in by_group.items():
         past.waits.setdefault(key, deque(maxlen=STEPS_KEPT)).append(waited_ns(some))
+    for whom, took_ns in with_peer.items():
+        kept = past.pairs.setdefault(whom, deque(maxlen=STEPS_KEPT))
+        kept.append((min(took_ns), len(took_ns)))
     return StepTimes(step.seq, step.step_ns, step.data_wait_ns, waited_ns(plain))
+
+
+def _pairs(past: _Past, names: Mapping[int, str]) -> tuple[PairTimes, ...]:
+    found = []
+    for key, peer in dict.fromkeys((key, peer) for key, peer, _ in past.pairs):
+        sends, recvs = past.pairs.get((key, peer, "send"), ()), past.pairs.get((key, peer, "recv"), ())
+        count = max(_typical(n for _, n in sends), _typical(n for _, n in recvs))
+        shortest = _typical(ns for ns, _ in sends), _typical(ns for ns, _ in recvs)
+        found.append(PairTimes(names.get(key, ""), peer, *shortest, count))
+    return tuple(found)
 
 
 def _per_step(counted: Sequence[tuple[int, kernel.Counts]]) -> tuple[int, int]:

@@ -128,7 +128,7 @@ def _is_known_better(incident: Incident, finding: Finding) -> bool:
     told = incident.finding
     if told is None or incident.links is None or finding.kind not in LINKS:
         return False
-    return bool(told.ranks) and not finding.ranks
+    return bool(told.ranks) and bool(finding.ask)
 
 
 def _act(turn: Turn, job: Job, incident: Incident, event: FindingMade, plan: Plan, choice: Choice) -> None:

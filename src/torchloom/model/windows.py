@@ -60,6 +60,19 @@ class GroupPosition(Struct, frozen=True, array_like=True):
     not in it, because what a pipeline waits for there is mostly work."""
 
 
+class PairTimes(Struct, frozen=True, array_like=True):
+    """Sends to and receives from one peer: the shortest of a step, in the median over the newest steps."""
+
+    group: str
+    peer: int
+    """Rank within the group."""
+    send_ns: int = 0
+    recv_ns: int = 0
+    """0: there was none."""
+    count: int = 1
+    """Of the more frequent kind, a step."""
+
+
 class StepTimes(Struct, frozen=True, array_like=True):
     """One completed step."""
 
@@ -137,6 +150,8 @@ class RankWindow(Struct, frozen=True, kw_only=True, omit_defaults=True):
     steps: tuple[StepTimes, ...] = ()
     """The newest, oldest first."""
     groups: tuple[GroupPosition, ...] = ()
+    pairs: tuple[PairTimes, ...] = ()
+    """Whom it sent to and received from lately."""
     collectives: tuple[Collective, ...] = ()
     """Oldest first: those under way, and on request the newest others."""
     process: ProcessFacts = ProcessFacts()

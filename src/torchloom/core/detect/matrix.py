@@ -34,27 +34,23 @@ class Polish(Struct, frozen=True):
     links: dict[Pair, float]
 
 
-def delays_from_rings(windows: Sequence[RankWindow]) -> dict[Pair, float]:
-    """Delays that training itself shows: of a send and the recv it met, the shorter one is the transfer."""
+def delays_from_training(windows: Sequence[RankWindow]) -> dict[Pair, float]:
+    """What the job's own sends and receives show, in seconds a step: of a send and the recv it meets, whoever
+    came last waited for the transfer only, so the shorter one is it. A send that the kernel takes into its
+    buffer is shorter still: these are lower bounds, and nobody is blamed for what a rank computed."""
     at = {(g.name, g.rank): w.rank for w in windows for g in w.groups}
-    sent: dict[tuple[str, int, int, int], float] = {}
-    got: dict[tuple[str, int, int, int], float] = {}
+    sent: dict[Pair, float] = {}
+    got: dict[Pair, float] = {}
     for window in windows:
-        mine = {g.name: g.rank for g in window.groups}
-        for c in window.collectives:
-            if c.peer is None or not c.finished_ns or c.group not in mine or c.completion == "none":
+        for pair in window.pairs:
+            other = at.get((pair.group, pair.peer))
+            if other is None:
                 continue
-            took = float(c.finished_ns - c.entered_ns)
-            if c.op == "send":
-                sent[c.group, mine[c.group], c.peer, c.group_seq] = took
-            elif c.op == "recv":
-                got[c.group, c.peer, mine[c.group], c.group_seq] = took
-    pairs: dict[Pair, list[float]] = {}
-    for key in sorted(sent.keys() & got.keys()):
-        a, b = at.get((key[0], key[1])), at.get((key[0], key[2]))
-        if a is not None and b is not None:
-            pairs.setdefault((a, b), []).append(min(sent[key], got[key]))
-    return {pair: median(values) for pair, values in pairs.items()}
+            if pair.send_ns:
+                sent[window.rank, other] = pair.send_ns * pair.count / 1e9
+            if pair.recv_ns:
+                got[other, window.rank] = pair.recv_ns * pair.count / 1e9
+    return {key: min(sent[key], got[key]) for key in sorted(sent.keys() & got.keys())}
 
 
 def polish(delays: Mapping[Pair, float], rounds: int = 12) -> Polish:
