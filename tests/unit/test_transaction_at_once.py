@@ -51,10 +51,14 @@ def test_a_change_is_confirmed_after_one_round() -> None:
     ] * 2
 
 
-def test_ranks_that_are_further_than_was_thought_are_asked() -> None:
+def test_ranks_that_are_further_than_was_thought_tell_where_they_are_and_then_are_asked() -> None:
     state = asked(position=10.3)
     told(state, S + MS, said(state, Said.TOO_LATE, 14)[0])
-    assert (state.stage, state.at_step, state.tries) == (Stage.PREPARING, 0, 2)
+    assert (state.stage, state.at_step, state.tries) == (Stage.ARMING, 16, 2)
+    told(state, S + 2 * MS, said(state, Said.TOO_LATE, 18)[0])
+    assert (state.stage, state.at_step, state.tries) == (Stage.PREPARING, 0, 3)
+    told(state, S + 50 * MS, *said(state, Said.PREPARED, 20))
+    assert state.at_step == 22, "what was guessed wrong does not make the lead longer"
 
 
 def test_paused_ranks_are_asked_because_they_do_not_come_to_a_later_step() -> None:
@@ -87,11 +91,11 @@ def test_another_generation_is_somewhere_else() -> None:
 
 
 def test_the_step_is_far_enough_for_both_messages_and_no_further() -> None:
-    assert arm_at_once(10.3, 0.0, 0.05, 0.0) == 12
-    assert arm_at_once(10.95, 0.0, 0.05, 0.0) == 13  # it would not arrive before the next boundary
-    assert arm_at_once(10.3, 0.1, 0.05, 0.0) == 14
-    assert arm_at_once(10.3, 0.0, 0.005, 0.0) == 15
-    assert arm_at_once(10.3, 0.0, 0.005, 0.03) == 22
+    assert arm_at_once(10.3, 0.0, 0.05, 0.01) == 12
+    assert arm_at_once(10.9, 0.0, 0.05, 0.01) == 13  # it would not arrive before the next boundary
+    assert arm_at_once(10.3, 0.1, 0.05, 0.01) == 14
+    assert arm_at_once(10.3, 0.0, 0.005, 0.01) == 16
+    assert arm_at_once(10.3, 0.0, 0.005, 0.03) == 25
     assert arm_at_once(10.3, 0.0, 20.0, 0.01) == 12
 
 
@@ -143,10 +147,21 @@ def test_a_rank_looks_at_the_store_and_arms() -> None:
 
 
 def test_a_rank_that_is_past_the_step_or_cannot_do_it_says_so() -> None:
-    rank = at(13, arm(12))
-    rank.saw({})
-    assert rank.answers[ID].said is Said.TOO_LATE and not rank.is_armed
+    for step in (13, 12):  # at its own step a rank would hold up one that has just gone past
+        rank = at(step, arm(12))
+        rank.saw({})
+        assert rank.answers[ID].said is Said.TOO_LATE and not rank.is_armed
     assert at(10, arm(12), "no such setting").answers[ID].said is Said.REFUSED
+
+
+def test_who_holds_up_nobody_is_armed_where_it_stands() -> None:
+    paused = at(12, arm(12), held=True)
+    paused.saw({})
+    assert paused.answers[ID].said is Said.ARMED
+    alone = Rank(1, 0, 1)
+    alone.arrive(12)
+    alone.receive(arm(12))
+    assert alone.answers[ID].said is Said.ARMED
 
 
 def test_a_paused_rank_aborts_what_is_for_a_step_it_does_not_come_to() -> None:

@@ -55,11 +55,15 @@ class Attempt:
         self.until_ns = self.until_ns or now_ns + timeout_ns
         return self.until_ns
 
-    def too_late(self, place: int, offset: int) -> str:
-        """Why a rank at that step cannot be armed any more, in the script's count; empty if it can."""
-        if self.at_step >= place:
+    def too_late(self, place: int, offset: int, alone: bool) -> str:
+        """Why a rank at that step cannot be armed any more, in the script's count; empty if it can.
+
+        A rank that waits holds up others in their next step. One that has gone past this very place could not
+        say so before the wait is over: so only those who need nobody are armed for where they stand.
+        """
+        if self.at_step >= place + (not alone):
             return ""
-        return f"step {self.at_step + offset} is past, this rank is at step {place + offset}"
+        return f"step {self.at_step + offset} is past or too near, this rank is at step {place + offset}"
 
     @property
     def is_between(self) -> bool:

@@ -17,6 +17,8 @@ SPARE = 1.25
 LONGEST_LEAD = 100_000
 AT_ONCE = frozenset({Kind.SET, Kind.PAUSE})
 """Kinds that need no answer before a step is named for them."""
+GUESSES = 2
+"""Tries of which that is done: who comes too late tells where it is."""
 FRESH_S = 1.0
 FRESH_STEPS = 50
 """Where the ranks are is foreseen no further than this from where they were seen …"""
@@ -48,23 +50,21 @@ def foreseen(state: Proposer, now_ns: int) -> int:
     """
     assert state.current is not None
     plain = state.current.kind in AT_ONCE and state.current.at_step is None
-    if not plain or state.tries > 1 or not state.position_ns:
+    if not plain or state.tries > GUESSES or not state.position_ns:
         return 0
-    return arm_at_once(
-        state.position, (now_ns - state.position_ns) / 1e9, state.pace_ns / 1e9, state.trip_ns / 1e9
-    )
+    trip_s = max(state.trip_ns / 1e9, USUAL_TRIP_S) * 2 ** (state.tries - 1)
+    return arm_at_once(state.position, (now_ns - state.position_ns) / 1e9, state.pace_ns / 1e9, trip_s)
 
 
 def arm_at_once(position: float, age_s: float, step_s: float, trip_s: float) -> int:
     """The step to arm for where the ranks were at `position` `age_s` ago; 0 if that is not to be foreseen.
 
-    The boundary of step n is at position n. ARM arrives after half a trip, is read at the next boundary, and
-    CONFIRM should be there one trip later.
+    The boundary of step n is at position n. ARM is read at the first boundary one trip from now, with some to
+    spare because an answer belongs to the trip, too; CONFIRM should be there one trip later.
     """
-    trip_s = max(trip_s, USUAL_TRIP_S)
     if step_s <= 0 or age_s > max(FRESH_S, step_s) or age_s > FRESH_STEPS * step_s or trip_s > LONGEST_TRIP_S:
         return 0
-    read_at = math.floor(position + (age_s + trip_s / 2) / step_s) + 1
+    read_at = math.floor(position + (age_s + trip_s) / step_s) + 1
     return read_at + math.ceil(SPARE * trip_s / step_s)
 
 

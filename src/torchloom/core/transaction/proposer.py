@@ -173,7 +173,7 @@ def _try(state: Proposer, now_ns: int, effects: list[Effect]) -> None:
     state.attempt, state.tries = state.attempt + 1, state.tries + 1
     state.withdrawn, state.reported_ns = "", 0
     state.at_step = foreseen(state, now_ns)
-    state.guessed = bool(state.at_step) or (state.guessed and state.tries > 1)
+    state.guessed = bool(state.at_step) + (state.guessed if state.tries > 1 else 0)
     _enter(state, Stage.ARMING if state.at_step else Stage.PREPARING, now_ns, effects)
 
 

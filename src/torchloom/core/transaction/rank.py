@@ -328,7 +328,8 @@ class Rank:
             self._answer(attempt, Said.PREPARED)
 
     def _arm(self, attempt: Attempt) -> None:
-        if late := attempt.too_late(self._place(attempt), self.offset or 0):
+        alone = self.world == 1 or self.held
+        if late := attempt.too_late(self._place(attempt), self.offset or 0, alone):
             self._close(attempt, Said.TOO_LATE, late)
         else:
             attempt.enter(Stage.ARMED)

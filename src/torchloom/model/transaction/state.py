@@ -73,8 +73,8 @@ class Proposer:
     """The newest of this generation, counted over all operations."""
     tries: int = 0
     """Attempts for the current operation."""
-    guessed: bool = False
-    """The first of them was armed at once: if it came to nothing, that says little about trips."""
+    guessed: int = 0
+    """Those of them that were armed at once: if they came to nothing, that says little about trips."""
     at_step: int = 0
     withdrawn: str = ""
     """After CONFIRM: why it was withdrawn. The ranks may still commit."""
