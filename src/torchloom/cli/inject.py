@@ -94,7 +94,7 @@ def command(
 
 
 def _series(job: str, seed: int, lasting_s: float, every_s: float, as_json: bool) -> None:
-    """One fault after another. One that is refused, because its rank is just being replaced, is passed over."""
+    """One fault after another. One that is refused, as its rank is just being replaced, is passed over."""
     import time
 
     from torchloom.chaos.injections import series
