@@ -26,16 +26,19 @@ MIXED = 3
 """Looks in a row at which a part differs while others agree, before ranks without a majority are said to
 differ."""
 REMEMBERED = 4096
+ALL: tuple[int, ...] = ()
+NOBODY: tuple[int, ...] = (-1,)
+"""The two usual cases need no list of thousands of ranks."""
 
 
 class Part(Struct, frozen=True, array_like=True):
     """What is known of one part of the parameters."""
 
     step: int
-    ranks: tuple[int, ...]
     together: tuple[int, ...]
-    """For each rank the lowest one it agrees with, as learned."""
-    hashes: tuple[int, ...]
+    """For each rank the place of the first one it agrees with, as learned; in short, `ALL` or `NOBODY`."""
+    digest: int
+    """Of all hashes."""
     agreed: int = 1
     changed: int = 0
     odd: int = 0
@@ -53,32 +56,54 @@ class Part(Struct, frozen=True, array_like=True):
 
 
 class Replicas(Struct, frozen=True):
-    """By table and part: plain data, kept by the caller."""
+    """Plain data, kept by the caller."""
 
     parts: dict[str, Part] = {}
+    """By table and part."""
+    ranks: dict[str, tuple[int, ...]] = {}
+    """By table, who told of it last."""
+    judged: dict[str, int] = {}
+    """By table, the newest step that was looked at."""
 
 
 def compare(windows: Sequence[RankWindow], known: Replicas) -> tuple[Replicas, list[Finding]]:
     """Take in what is new; what is odd now."""
-    parts = dict(known.parts)
-    looked = _looks(windows)
+    parts, ranks = dict(known.parts), dict(known.ranks)
+    looked = _looks(windows, known.judged)
+    judged = known.judged | {str(table): step for step, table, _ in sorted(looked)}
+    for (_, table, _), by_rank in looked.items():
+        who = tuple(sorted(by_rank))
+        if ranks.get(str(table)) != who:
+            ranks[str(table)] = who
+            parts = {name: part for name, part in parts.items() if _table(name) != str(table)}
     for step in sorted({step for step, *_ in looked}):
         _take_step(parts, {(t, p): h for (s, t, p), h in looked.items() if s == step}, step)
     while len(parts) > REMEMBERED:
         del parts[next(iter(parts))]
     if not parts:
         return known, []
-    return Replicas(parts), _findings(windows, parts)
+    return Replicas(parts, ranks, judged), _findings(windows, parts, ranks)
 
 
-def _looks(windows: Sequence[RankWindow]) -> dict[tuple[int, int, int], dict[int, int]]:
-    """(step, table, part) → hash by rank, where all ranks of that table have told."""
+def _table(name: str) -> str:
+    return name.partition("/")[0]
+
+
+def _looks(
+    windows: Sequence[RankWindow], judged: Mapping[str, int]
+) -> dict[tuple[int, int, int], dict[int, int]]:
+    """(step, table, part) → hash by rank, of new steps, where all ranks of that table have told."""
     found: dict[tuple[int, int, int], dict[int, int]] = {}
     ranks: dict[int, set[int]] = {}
     for window in windows:
-        if window.hashes:
-            ranks.setdefault(window.hashes[-1].table, set()).add(window.rank)
-        for one in window.hashes:
+        if not window.hashes:
+            continue
+        table = window.hashes[-1].table
+        ranks.setdefault(table, set()).add(window.rank)
+        done = judged.get(str(table), 0)
+        for one in reversed(window.hashes):
+            if one.step <= done:
+                break
             found.setdefault((one.step, one.table, one.part), {})[window.rank] = one.hash
     return {
         key: by_rank
@@ -87,81 +112,91 @@ def _looks(windows: Sequence[RankWindow]) -> dict[tuple[int, int, int], dict[int
     }
 
 
+def _agreement(hashes: Sequence[int]) -> tuple[int, ...]:
+    first: dict[int, int] = {}
+    labels = tuple(first.setdefault(value, place) for place, value in enumerate(hashes))
+    return ALL if len(first) == 1 else NOBODY if len(first) == len(hashes) else labels
+
+
+def _labels(together: tuple[int, ...], count: int) -> Sequence[int]:
+    return [0] * count if together == ALL else range(count) if together == NOBODY else together
+
+
 def _take_step(
     parts: dict[str, Part], looked: Mapping[tuple[int, int], Mapping[int, int]], step: int
 ) -> None:
     """All parts that were hashed after one step."""
     odd: list[str] = []
-    calm: set[int] = set()
+    calm: set[str] = set()
     for (table, part), by_rank in looked.items():
         name = f"{table}/{part}"
         before = parts.get(name)
         if before is not None and step <= before.step:
             continue
-        ranks = tuple(sorted(by_rank))
-        hashes = tuple(by_rank[rank] for rank in ranks)
-        now = tuple(next(r for r in ranks if by_rank[r] == by_rank[rank]) for rank in ranks)
+        hashes = [by_rank[rank] for rank in sorted(by_rank)]
+        now, digest = _agreement(hashes), sum(hashes)
         # The newest at the end: the oldest are forgotten first.
         parts.pop(name, None)
-        if before is None or before.ranks != ranks:
-            parts[name] = Part(step, ranks, now, hashes)
+        if before is None:
+            parts[name] = Part(step, now, digest)
         elif now == before.together:
-            changed = before.changed + (hashes != before.hashes)
-            parts[name] = Part(step, ranks, now, hashes, before.agreed + 1, changed)
+            changed = before.changed + (digest != before.digest)
+            parts[name] = Part(step, now, digest, before.agreed + 1, changed)
             if parts[name].settled:
-                calm.add(table)
-        elif before.settled and _apart(before.together, now):
+                calm.add(_table(name))
+        elif before.settled and _apart(before.together, now, len(hashes)):
             since = before.since or step
             parts[name] = replace(before, step=step, odd=before.odd + 1, since=since, now=now)
             odd.append(name)
         else:
-            parts[name] = Part(step, ranks, now, hashes)
+            parts[name] = Part(step, now, digest)
     for name in odd:
-        if int(name.partition("/")[0]) in calm:
+        if _table(name) in calm:
             parts[name] = replace(parts[name], mixed=parts[name].mixed + 1)
 
 
-def _apart(before: Sequence[int], now: Sequence[int]) -> bool:
+def _apart(before: tuple[int, ...], now: tuple[int, ...], count: int) -> bool:
     """Whether ranks that agreed do not any more."""
-    return any(
-        before[i] == before[j] and now[i] != now[j]
-        for i in range(len(before))
-        for j in range(i + 1, len(before))
-    )
+    seen: dict[int, int] = {}
+    pairs = zip(_labels(before, count), _labels(now, count), strict=True)
+    return any(seen.setdefault(was, label) != label for was, label in pairs)
 
 
-def _findings(windows: Sequence[RankWindow], parts: Mapping[str, Part]) -> list[Finding]:
+def _findings(
+    windows: Sequence[RankWindow], parts: Mapping[str, Part], ranks: Mapping[str, tuple[int, ...]]
+) -> list[Finding]:
     tables: dict[str, list[tuple[str, Part]]] = {}
     for name, part in parts.items():
-        tables.setdefault(name.partition("/")[0], []).append((name, part))
+        tables.setdefault(_table(name), []).append((name, part))
     found = []
-    for together in tables.values():
+    for table, together in tables.items():
         if sum(part.agreed for _, part in together if part.settled) < AGREED_IN_ALL:
             continue
         odd = [(name, part) for name, part in together if part.odd]
-        finding = _outvoted(windows, odd) or _at_odds(windows, odd)
+        finding = _outvoted(windows, odd, ranks[table]) or _at_odds(windows, odd, ranks[table])
         if finding is not None:
             found.append(finding)
     return found
 
 
-def _outvoted(windows: Sequence[RankWindow], odd: Sequence[tuple[str, Part]]) -> Finding | None:
+def _outvoted(
+    windows: Sequence[RankWindow], odd: Sequence[tuple[str, Part]], ranks: tuple[int, ...]
+) -> Finding | None:
     """Ranks that most of their replicas disagree with."""
     named: dict[int, list[tuple[str, Part]]] = {}
     for name, part in odd:
-        for rank in _minority(part):
+        for rank in _minority(part, ranks):
             named.setdefault(rank, []).append((name, part))
     if not named:
         return None
     sure = all(len(seen) > 1 or seen[0][1].odd > 1 for seen in named.values())
-    ranks = tuple(sorted(named))
     step = min(part.since for seen in named.values() for _, part in seen)
     guilty = [w for w in windows if w.rank in named]
-    others = [rank for _, part in odd[:1] for rank in part.ranks if rank not in named]
-    have = "has" if len(ranks) == 1 else "have"
+    others = [rank for rank in ranks if rank not in named]
+    have = "has" if len(named) == 1 else "have"
     return Finding(
         kind="divergence",
-        ranks=ranks,
+        ranks=tuple(sorted(named)),
         node=words.node_of(guilty),
         sentence=f"{words.whom(guilty)} {have} other parameters than {words.ranks_text(others)}, "
         f"at the latest since step {step}",
@@ -173,30 +208,31 @@ def _outvoted(windows: Sequence[RankWindow], odd: Sequence[tuple[str, Part]]) ->
     )
 
 
-def _minority(part: Part) -> list[int]:
+def _minority(part: Part, ranks: tuple[int, ...]) -> list[int]:
     """Of every set of replicas that broke up: those who are not with more than half of it."""
-    found = []
-    for first in set(part.together):
-        members = [i for i, lowest in enumerate(part.together) if lowest == first]
-        votes: dict[int, int] = {}
-        for i in members:
-            votes[part.now[i]] = votes.get(part.now[i], 0) + 1
-        usual = max(votes, key=lambda lowest: votes[lowest])
-        if len(votes) > 1 and 2 * votes[usual] > len(members):
-            found += [part.ranks[i] for i in members if part.now[i] != usual]
+    found: list[int] = []
+    sets: dict[int, dict[int, list[int]]] = {}
+    pairs = zip(ranks, _labels(part.together, len(ranks)), _labels(part.now, len(ranks)), strict=True)
+    for rank, was, label in pairs:
+        sets.setdefault(was, {}).setdefault(label, []).append(rank)
+    for votes in sets.values():
+        usual = max(votes.values(), key=len)
+        if len(votes) > 1 and 2 * len(usual) > sum(map(len, votes.values())):
+            found += [rank for some in votes.values() if some is not usual for rank in some]
     return found
 
 
-def _at_odds(windows: Sequence[RankWindow], odd: Sequence[tuple[str, Part]]) -> Finding | None:
+def _at_odds(
+    windows: Sequence[RankWindow], odd: Sequence[tuple[str, Part]], everybody: tuple[int, ...]
+) -> Finding | None:
     """Replicas that differ, and nobody can tell who is right."""
     for name, part in odd:
-        if part.mixed < MIXED or _minority(part):
+        if part.mixed < MIXED or _minority(part, everybody):
             continue
-        ranks = tuple(
-            rank
-            for rank, was in zip(part.ranks, part.together, strict=True)
-            if len({n for n, w in zip(part.now, part.together, strict=True) if w == was}) > 1
-        )
+        count = len(everybody)
+        was, now = _labels(part.together, count), _labels(part.now, count)
+        broken = {w for w in set(was) if len({n for n, v in zip(now, was, strict=True) if v == w}) > 1}
+        ranks = tuple(rank for rank, w in zip(everybody, was, strict=True) if w in broken)
         guilty = [w for w in windows if w.rank in ranks]
         return Finding(
             kind="divergence",
