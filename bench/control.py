@@ -211,7 +211,10 @@ def main() -> None:
             progress(name)
             rows.append(measure(name, args.changes))
     title = "Steering: from the request to the step that used it on every rank"
-    notes = ["goal_ms is three of the median steps and 100 ms", "contradicted must be 0"]
+    notes = [
+        "goal_ms is three of the median steps and 100 ms; contradicted must be 0",
+        f"the first {_WARM} changes are not counted; again: how many needed more than one try",
+    ]
     if rows:
         emit(title, rows, notes, args.json)
     if args.only in (None, COST):
