@@ -200,6 +200,31 @@ def test_a_checkpoint_is_an_operation(server: ApiServer, job: str) -> None:
     assert (Phase.CONFIRM, Kind.CHECKPOINT) in server.agents[0].steered[job].seen
 
 
+def test_links_are_measured_shown_and_kept_with_the_incident(server: ApiServer, job: str) -> None:
+    status, _, problem = server.request("GET", f"/jobs/{job}/links")
+    assert status == 404 and "loom probe" in problem["detail"]
+    assert server.request("POST", f"/jobs/{job}/probe", {"within_s": 100})[0] == 422
+    status, headers, made = server.request("POST", f"/jobs/{job}/probe", {"within_s": 0.2, "why": "slow"})
+    assert status == 202 and headers["location"].endswith(made["operation"])
+    view = ended(server, job, made["operation"])
+    assert (view["kind"], view["state"], view["changed"]) == ("probe", "applied", [])
+    assert view["values"] == {"within_s": 0.2}
+    links = server.request("GET", f"/jobs/{job}/links")[2]["links"]
+    assert links["verdict"] in view["reason"] and "from rank 0" in links["verdict"]
+    assert {(one["sender"], one["receiver"]): one["transfer_s"] for one in links["delays"]} == {
+        (0, 1): 0.2,
+        (1, 0): 0.001,
+    }
+    (incident,) = server.request("GET", f"/incidents?job={job}")[2]
+    detail = server.request("GET", f"/incidents/{incident['id']}")[2]
+    assert detail["links"] == links and not detail["open"]
+    alone = server.submit(world_size=1)
+    server.steer(alone, Ranks())
+    status, _, problem = server.request("POST", f"/jobs/{alone}/probe")
+    assert status == 409 and "one worker" in problem["detail"]
+    server.request("DELETE", f"/jobs/{alone}?force=true")
+
+
 def test_one_that_waits_is_followed_and_given_up(server: ApiServer, job: str) -> None:
     ranks = server.agents[0].steered[job]
     ranks.silent = True

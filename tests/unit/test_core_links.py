@@ -113,9 +113,7 @@ def test_what_a_person_measures_is_told_once_and_leaves_nothing_open() -> None:
     assert not story.job().findings and story.job().links is not None
     story.now_ns += 10 * S
     story.tell(slow_transfers())
-    assert incident.open and incident.kind == "communication-slow", (
-        "it came back, so it is found out anew"
-    )
+    assert incident.open and incident.kind == "communication-slow", "it came back, so it is found out anew"
     assert len(probes(story)) == 2
     story.check_replay()
 
