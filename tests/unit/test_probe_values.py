@@ -72,6 +72,8 @@ def test_metrics_are_written_now_and_then_and_alarms_at_once(view: View) -> None
         "step": 2,
         "at_ns": 3 * INTERVAL_NS,
         "values": {"loss": 0.5, "accuracy": 0.1},
+        "broken": [],
+        "peaks": {"loss": [1, 1.0]},
     }
     metrics.log({"loss": math.nan}, step=3, now_ns=3 * INTERVAL_NS + 1)
     assert text(view, METRICS)["values"]["loss"] == "NaN"

@@ -68,6 +68,7 @@ class _Past:
     values_version: int = -1
     values: dict[str, float] = field(default_factory=dict)
     values_step: int = 0
+    peaks: dict[str, tuple[int, float]] = field(default_factory=dict)
     broken: Broken | None = None
     hashed_step: int = 0
     """The newest step whose hashes were sent."""
@@ -133,6 +134,7 @@ class Windows:
             process=self._facts(worker, past, steps),
             values=_values(box, past),
             values_step=past.values_step,
+            peaks=past.peaks,
             broken=past.broken,
             hashes=_hashes(box, past, whole),
             offset=box.offset,
@@ -254,10 +256,21 @@ def _values(box: Box, past: _Past) -> dict[str, float]:
         told = numbers(found)
         past.values = {k: v for k, v in told.items() if k in ("loss", "grad_norm") or k.endswith("_loss")}
         past.broken = _broken(found)
+        past.peaks = _peaks(found)
         step = found.get("step") if isinstance(found, dict) else 0
         past.values_step = step if isinstance(step, int) else 0
         past.values_version = version
     return past.values
+
+
+def _peaks(found: object) -> dict[str, tuple[int, float]]:
+    told = found.get("peaks") if isinstance(found, dict) else None
+    made: dict[str, tuple[int, float]] = {}
+    for name, peak in told.items() if isinstance(told, dict) else ():
+        match peak:
+            case [int(step), int(value) | float(value)]:
+                made[str(name)] = (step, float(value))
+    return made
 
 
 def _broken(found: object) -> Broken | None:

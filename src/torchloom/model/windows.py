@@ -161,6 +161,9 @@ class RankWindow(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Newest metrics, for example loss and grad_norm."""
     values_step: int = 0
     """Completed steps when they were told; 0: not known."""
+    peaks: dict[str, tuple[int, float]] = {}
+    """The highest of each within the last second or two, and the completed steps at it: not every value is in
+    a window."""
     records: bool = True
     """Whether its collectives are recorded: without that its place among its peers is not known."""
     hashes: tuple[PartHash, ...] = ()

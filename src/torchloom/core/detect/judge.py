@@ -15,7 +15,7 @@ from torchloom.core.detect.attribute import slower_job, stragglers, transfers
 from torchloom.core.detect.crash import crashes, lost_nodes
 from torchloom.core.detect.desync import desync
 from torchloom.core.detect.hang import hangs
-from torchloom.core.detect.numerics import Curves, broken_values, spikes
+from torchloom.core.detect.numerics import Curves, broken_values, peaks_of, spikes
 from torchloom.core.detect.replicas import Replicas, compare
 from torchloom.core.detect.robust import median
 from torchloom.core.detect.slow import SlowLimits, Trigger, watch
@@ -126,7 +126,8 @@ def _numbers(windows: Sequence[RankWindow], memory: Memory) -> tuple[Memory, lis
         for name, value in window.values.items():
             told.setdefault(name, []).append(value)
     if told:
-        curves, jumped = spikes(memory.curves, step, {k: median(v) for k, v in told.items()})
+        newest = {k: median(v) for k, v in told.items()}
+        curves, jumped = spikes(memory.curves, step, newest, peaks_of(windows))
         return replace(memory, curves=curves), [*found, *jumped]
     return memory, found
 

@@ -28,6 +28,8 @@ class Curves(Struct, frozen=True):
 
     values: dict[str, tuple[float, ...]] = {}
     last_step: int = 0
+    told: dict[str, int] = {}
+    """The step of the newest spike of each: it is in the windows for a while."""
 
 
 OLD_STEPS = 200
@@ -76,23 +78,47 @@ def broken_values(
     ]
 
 
-def spikes(curves: Curves, step: int, values: Mapping[str, float]) -> tuple[Curves, list[Finding]]:
-    """Take the newest values (medians over ranks) of a step in."""
+def peaks_of(windows: Sequence[RankWindow]) -> dict[str, tuple[int, float]]:
+    """The highest values of late, where most ranks had theirs at the same step: (step, median)."""
+    found: dict[str, tuple[int, float]] = {}
+    for name in WATCHED:
+        at: dict[int, list[float]] = {}
+        for window in windows:
+            if name in window.peaks:
+                at.setdefault(window.peaks[name][0], []).append(window.peaks[name][1])
+        step = max(at, key=lambda s: (len(at[s]), s), default=0)
+        if step and 2 * len(at[step]) > len(windows):
+            found[name] = step, median(at[step])
+    return found
+
+
+def spikes(
+    curves: Curves,
+    step: int,
+    values: Mapping[str, float],
+    peaks: Mapping[str, tuple[int, float]] | None = None,
+) -> tuple[Curves, list[Finding]]:
+    """Take the newest values (medians over ranks) of a step in, and judge the highest since the last look."""
     if step <= curves.last_step:
         return curves, []
     kept = dict(curves.values)
     found = []
+    told = dict(curves.told)
     for name in WATCHED:
         value = values.get(name)
         if value is None or not isfinite(value):
             continue
         past = kept.get(name, ())
-        finding = _spike(name, step, curves.last_step, value, past)
+        at, highest = (peaks or {}).get(name, (step, value))
+        if highest < value or at <= told.get(name, 0):
+            at, highest = step, value
+        finding = _spike(name, at, min(curves.last_step, at - 1), highest, past)
         if finding is not None:
             found.append(finding)
+            told[name] = at
         # Spikes are learned too: medians ignore a few, and a level that stays is the new usual one.
         kept[name] = (*past, value)[-HISTORY:]
-    return Curves(kept, step), found
+    return Curves(kept, step, told), found
 
 
 def _spike(name: str, step: int, good_step: int, value: float, past: Sequence[float]) -> Finding | None:
