@@ -126,7 +126,8 @@ def precision(faults: Results, benign: Results) -> Rows:
 
 
 def _names(run: dict[str, Any], told: dict[str, Any]) -> bool:
-    return bool(run["size"] < CASES[run["case"]].names_from or told["ranks"] == run.get("between", [run["rank"]]))
+    right = run.get("between", [run["rank"]])
+    return bool(run["size"] < CASES[run["case"]].names_from or told["ranks"] == right)
 
 
 def healthy(benign: Results) -> Rows:

@@ -1,0 +1,103 @@
+"""Several hosts on one machine: network namespaces with a cable between every two. For tests; needs root.
+
+A host has one address (on its loopback device) and a veth pair to every other host, so that a limit on one
+device is a limit on one direction of one link. The kernel's `tbf` makes the limit; latency wants `netem`,
+which many kernels do not have. What is made is removed again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from typing import Any
+
+BURST_KB = 16
+QUEUE_MS = 400
+
+
+def why_not() -> str:
+    """Why hosts cannot be made here; empty if they can."""
+    if os.geteuid() != 0:
+        return "only root may make network namespaces"
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    return f"there is no {missing[0]}" if missing else ""
+
+
+class Hosts:
+    """Hosts 0 … count - 1, connected each with each. A context manager."""
+
+    def __init__(self, count: int, *, name: str = "loom", network: str = "10.77.0") -> None:
+        self.count = count
+        self._name = f"{name}{os.getpid() % 100_000}"
+        self._network = network
+        self._made: list[str] = []
+
+    def __enter__(self) -> Hosts:
+        try:
+            self._make()
+        except (OSError, subprocess.SubprocessError):
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove them; what still runs inside keeps its namespace until it ends."""
+        for space in self._made:
+            subprocess.run(["ip", "netns", "del", space], capture_output=True, check=False)
+        self._made.clear()
+
+    def address(self, host: int) -> str:
+        return f"{self._network}.{host + 1}"
+
+    def command(self, host: int, argv: Sequence[str]) -> list[str]:
+        """The command line that runs `argv` on a host."""
+        return ["ip", "netns", "exec", self._space(host), *argv]
+
+    def start(self, host: int, argv: Sequence[str], **more: Any) -> subprocess.Popen[Any]:
+        return subprocess.Popen(self.command(host, argv), **more)
+
+    def limit(self, sender: int, receiver: int, bytes_per_s: int) -> None:
+        """Let no more than this through in one direction of one link; 0: as much as there is."""
+        device = ["dev", self._device(sender, receiver)]
+        if not bytes_per_s:
+            undo = self.command(sender, ["tc", "qdisc", "del", *device, "root"])
+            subprocess.run(undo, capture_output=True, check=False)  # there may be none
+            return
+        shape = ["rate", f"{8 * bytes_per_s}bit", "burst", f"{BURST_KB}kb", "latency", f"{QUEUE_MS}ms"]
+        _run(self.command(sender, ["tc", "qdisc", "replace", *device, "root", "tbf", *shape]))
+
+    # -- making them ----------------------------------------------------------------------------
+    def _make(self) -> None:
+        for host in range(self.count):
+            _run(["ip", "netns", "add", self._space(host)])
+            self._made.append(self._space(host))
+            self._ip(host, "link", "set", "lo", "up")
+            self._ip(host, "addr", "add", f"{self.address(host)}/32", "dev", "lo")
+        for one, other in itertools.combinations(range(self.count), 2):
+            here, there = self._device(one, other), self._device(other, one)
+            peer = ["peer", "name", there, "netns", self._space(other)]
+            self._ip(one, "link", "add", here, "type", "veth", *peer)
+            for host, to in ((one, other), (other, one)):
+                device = self._device(host, to)
+                self._ip(host, "link", "set", device, "up")
+                source = ["src", self.address(host)]
+                self._ip(host, "route", "add", f"{self.address(to)}/32", "dev", device, *source)
+
+    def _space(self, host: int) -> str:
+        return f"{self._name}-{host}"
+
+    def _device(self, host: int, to: int) -> str:
+        return f"v{host}to{to}"
+
+    def _ip(self, host: int, *args: str) -> None:
+        _run(["ip", "-n", self._space(host), *args])
+
+
+def _run(command: Sequence[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True, timeout=20)
