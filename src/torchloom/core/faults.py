@@ -123,6 +123,8 @@ def check(fault: Fault, ranks: tuple[int, ...], world: int) -> Fault:
 
 
 def _check_peer(fault: Fault, ranks: tuple[int, ...], world: int) -> None:
+    if fault.kind == "slow-receiver" and set(ranks) == set(range(world)):
+        raise UsageError("Nobody is left to send to a slow receiver", hint="name one, for example --rank 1")
     if not KINDS[fault.kind].has_peer:
         if fault.peer is not None:
             raise UsageError(f"{fault.kind} has no peer", hint="only a slow link has one")
