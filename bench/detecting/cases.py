@@ -27,6 +27,8 @@ class Case:
     everybody: bool = False
     busy: bool = False
     """The workload computes for a part of its step instead of sleeping: contention needs that."""
+    warm_s: float = 0.0
+    """What is usual must be known first, and curves are looked at twice a second."""
     args: tuple[str, ...] = ()
     """Of the workload; `{rank}` is the culprit."""
 
@@ -73,7 +75,7 @@ CASES = {
             everybody=True,
         ),
         _case("nan", "nan", "not-a-number", names_from=NOBODY),
-        _case("gradient", "gradient", "spike", amounts=(1e4,), names_from=NOBODY, everybody=True),
+        _case("gradient", "gradient", "spike", amounts=(1e4,), names_from=NOBODY, everybody=True, warm_s=12),
         _case("bit-flip", "bit-flip", "divergence", names_from=3),
         _case("slow-sender", "slow-sender", "sender-slow", "communication-slow", **_NETWORK),
         _case("slow-receiver", "slow-receiver", "receiver-slow", "communication-slow", **_NETWORK),

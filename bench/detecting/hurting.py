@@ -58,6 +58,7 @@ def run(client: Client, listener: Listener, case: Case, size: int, seed: int, st
             if not wait_for(lambda: _trained(client, job, 60 + chance.randrange(20)), 120):
                 progress(f"  {job} did not get going")
                 return {**result, "type": "failed"}
+            time.sleep(case.warm_s)
             heard = listener.begin(job)
             result["step_s"] = statistics.median(w["step_s"] or 0.0 for w in client.job(job)["workers"])
             began = time.time()
