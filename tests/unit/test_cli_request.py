@@ -54,7 +54,7 @@ def test_limits_and_policy_of_the_command_line(tmp_path: Path) -> None:
     assert body["policy"] == {"dry_run": True, "rules": {"hang": {"certain": "report"}}}
 
 
-@pytest.mark.parametrize("text", ["dry_run = maybe", "[rules.hang]\ncertain = 'evict'", "colour = 1"])
+@pytest.mark.parametrize("text", ["dry_run = maybe", "[rules.hang]\ncertain = 'evct'", "colour = 1"])
 def test_a_policy_that_cannot_be_read_is_refused_with_its_name(tmp_path: Path, text: str) -> None:
     (tmp_path / "train.py").touch()
     (tmp_path / "bad.toml").write_text(text)
