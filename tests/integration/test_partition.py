@@ -260,6 +260,6 @@ async def _fence(nats_port: int, tmp_path: Path) -> None:
         new = on.processes()
 
         on.gate.open()
-        await until(lambda: on.node() is NodeState.READY and not on.weaver.fleet.outbox, "b is one of us again")
+        await until(lambda: on.node() is NodeState.READY and not on.weaver.fleet.outbox, "b is one of us")
         assert on.job.generation == 2 and all(is_alive(*one) for one in new) and on.processes() == new
         assert not broken(on.weaver.fleet)

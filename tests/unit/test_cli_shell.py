@@ -74,7 +74,7 @@ def test_home_and_context_hold_for_one_command(tmp_path: Path) -> None:
 
 
 def test_verbs_and_options_are_completed() -> None:
-    assert words("st") == ["status", "stop"]
+    assert words("st") == ["status", "stop", "stragglers"]
     assert words("wait", "--ti") == ["--timeout"]
     assert words("run", "--nproc") == ["--nproc-per-node"]
     assert words("wait", "--for", "comp") == ["completed"]
