@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from stack import Stack, wait_until
@@ -13,8 +14,9 @@ def test_a_training_job_gets_more_workers_and_a_node_that_is_heard_is_not_gone(
     job = stack.submit("train.py", str(tmp_path / "notes"), flags=("--max-workers", "3", "--standby", "1"))
     stack.wait_state(job, "running")
     wait_until(lambda: stack.status(job)["step"] >= 20, "20 steps")
-    out = stack.loom("scale", job, "3").stdout
-    assert f"{job} runs with 3 workers" in out
+    done = stack.loom("scale", job, "3")
+    assert f"{job} runs with 3 workers" in done.stdout
+    assert "not saved before" in done.stderr, "the script has no loom.Checkpoint"
     wait_until(lambda: stack.status(job)["step"] >= 5, "it trains")
     found = stack.status(job)
     assert (found["world_size"], found["generation"], found["restarts"]) == (3, 2, 0)
@@ -27,3 +29,14 @@ def test_a_training_job_gets_more_workers_and_a_node_that_is_heard_is_not_gone(
     refused = stack.loom("node", "gone", node["id"], check=5)
     assert "a host that is heard is not gone" in refused.stderr
     stack.loom("node", "gone", "nowhere", check=3)
+
+
+def test_what_was_trained_is_saved_before_a_job_gets_more_workers(stack: Stack) -> None:
+    stack.env |= {"CHECKPOINT_EVERY": "100000", "MAX_STEPS": "100000", "SLEEP_SEC": "0.02"}
+    example = ("--max-workers", "3", "-m", "torchloom.examples.char_gpt")
+    job = stack.loom("submit", "--nproc-per-node", "2", *example).stdout.split()[-1]
+    wait_until(lambda: stack.status(job)["step"] >= 20, "20 steps")
+    before = stack.status(job)["step"]
+    assert stack.loom("scale", job, "3").stderr == ""
+    restored = re.search(r"goes on after step (\d+), restored", stack.loom("logs", job).stdout)
+    assert restored is not None and int(restored[1]) >= before

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from torchloom.cli.options import JobArgument, JsonOption, api
 
+if TYPE_CHECKING:
+    from torchloom.client import Client
+
 EXAMPLES = (
-    ("loom checkpoint train-3f9a && loom scale train-3f9a 8", "without losing a step"),
-    ("loom scale train-3f9a 4 --no-wait", "return at once"),
+    ("loom scale train-3f9a 8", "save, then go on with 8 workers from there"),
+    ("loom scale train-3f9a 4 --no-save --no-wait", "from what was saved last, and return at once"),
 )
 
 SCALED_WITHIN_S = 300.0
@@ -21,10 +24,11 @@ SCALED_WITHIN_S = 300.0
 def command(
     job: JobArgument,
     workers: Annotated[int, typer.Argument(metavar="N", help="Workers it shall have.", min=1)],
+    save: Annotated[bool, typer.Option("--save/--no-save", help="Save first, if the script can.")] = True,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when all of them run.")] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Go on with N workers: ends the job at a step boundary, begins again from its newest checkpoint.
+    """Go on with N workers: saves, ends the job at a step boundary, begins again from its newest checkpoint.
 
     Within the --min-workers and --max-workers it was submitted with; refused when there is no room, before
     anything is stopped. Costs nothing of the restart budget.
@@ -34,6 +38,8 @@ def command(
     from torchloom.errors import JobFailed, TimedOut
 
     client = api()
+    if save:
+        _save(client, job, workers, quiet=as_json)
     accepted = client.scale(job, {"workers": workers})
     if not wait:
         if as_json:
@@ -60,3 +66,27 @@ def command(
         output.show_json(view)
     else:
         print(f"{job} runs with {workers} workers")
+
+
+def _save(client: Client, job: str, workers: int, quiet: bool) -> None:
+    """What would be trained again is saved before; a script that cannot goes on from what it saved itself.
+
+    A job that is not running has nothing to save, and one that has so many workers already stays as it is.
+    """
+    from torchloom.cli import changes
+    from torchloom.cli.checkpoint import wait_committed
+    from torchloom.errors import Conflict
+
+    before = client.summary(job)
+    if before["state"] != "running" or before["world_size"] == workers:
+        return
+    try:
+        asked = client.checkpoint_now(job, {"why": f"before it goes on with {workers} workers"})
+        view = changes.follow(client, job, asked["operation"], None, quiet)
+        why_not = changes.failure(view)
+    except Conflict as refused:
+        why_not = refused
+    if why_not is None:
+        wait_committed(client, view, quiet)
+    elif not quiet:
+        print(f"loom: not saved before: {why_not.message}", file=sys.stderr)
