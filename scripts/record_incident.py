@@ -1,6 +1,7 @@
 """Records a real incident as a replay test: runs a job, hurts a worker, and writes the event stream down.
 
     python scripts/record_incident.py tests/replay/recordings/NAME.jsonl [--fault kill] [--steps 40]
+    python scripts/record_incident.py tests/replay/recordings/NAME.jsonl --inject "mismatch --rank 1"
 
 Paths and the host's name are replaced, so that a recording says nothing about the machine it was made on.
 """
@@ -44,6 +45,20 @@ def until(condition: Any, timeout_s: float = 90) -> None:
         if time.monotonic() > end:
             raise SystemExit("the job did not get there in time")
         time.sleep(0.05)
+
+
+def injected(inject: str) -> None:
+    """A job of three workers and `loom inject` with these words, until what was told of it is over."""
+    script = REPOSITORY / "bench" / "workloads" / "watched.py"
+    job = loom("submit", "--name", "recorded", "--nproc-per-node", "3", str(script)).split()[-1]
+    until(lambda: min((w["steps"] or 0 for w in status(job)["workers"]), default=0) > 60)
+    loom("inject", job, *inject.split())
+    until(lambda: any(not i["open"] for i in json.loads(loom("incidents", job, "--json"))))
+    loom("stop", job)
+
+
+def status(job: str) -> Any:
+    return json.loads(loom("status", job, "--json"))
 
 
 def incident(notes: Path, fault: str, steps: int) -> None:
@@ -98,6 +113,7 @@ def main() -> None:
     )
     parser.add_argument("path", type=Path)
     parser.add_argument("--fault", choices=(*OUTSIDE, *ITSELF), default="kill")
+    parser.add_argument("--inject", default="", help="what follows `loom inject JOB`")
     parser.add_argument("--steps", type=int, default=40)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="loom-record-") as root:
@@ -110,7 +126,10 @@ def main() -> None:
         os.chdir("/")
         try:
             loom("up", "--port", "0")
-            incident(Path(root) / "notes", args.fault, args.steps)
+            if args.inject:
+                injected(args.inject)
+            else:
+                incident(Path(root) / "notes", args.fault, args.steps)
             count = asyncio.run(write(home, path))
         finally:
             subprocess.run([LOOM, "down", "--stop-jobs"], check=False, stdout=subprocess.DEVNULL)

@@ -103,3 +103,19 @@ def test_a_killed_worker_tells_its_story() -> None:
     assert incident.culprit == 1 and "SIGKILL" in incident.verdict
     line = incident.timeline
     assert line.fault_ns <= line.decided_ns <= line.stopped_ns <= line.spawned_ns <= line.first_step_ns
+
+
+def test_ranks_that_died_of_a_mismatch_at_once_were_told_as_disagreeing_and_the_odd_one_was_named() -> None:
+    fleet, _, _ = replay(next(p for p in RECORDINGS if p.stem == "injected-mismatch"))
+    job = fleet.jobs["recorded"]
+    incident = fleet.incidents[job.incidents[0]]
+    assert incident.kind == "desync" and incident.culprit == 1 and job.restarts == 1
+    assert "rank 1" in incident.verdict and "where ranks 0 and 2 called" in incident.verdict
+
+
+def test_a_circle_of_waiting_was_certain_and_ended() -> None:
+    fleet, _, _ = replay(next(p for p in RECORDINGS if p.stem == "injected-deadlock"))
+    job = fleet.jobs["recorded"]
+    incident = fleet.incidents[job.incidents[0]]
+    assert incident.kind == "ordering-deadlock" and job.restarts == 1
+    assert incident.decision.startswith("certain") and incident.timeline.first_step_ns

@@ -33,7 +33,11 @@ def disagreement(exits: Sequence[ExitReport]) -> Finding | None:
         if report.collectives
     ]
     found = desync(windows, Pace(), Limits()) if len(windows) > 1 else []
-    return replace(found[0], inputs={**found[0].inputs, "ends": len(windows)}) if found else None
+    if not found:
+        return None
+    # As they would be after a snapshot: numbers there are floats.
+    inputs = {k: v if isinstance(v, str) else float(v) for k, v in found[0].inputs.items()}
+    return replace(found[0], inputs={**inputs, "ends": float(len(windows))})
 
 
 def tell_disagreement(incident: Incident) -> bool:
