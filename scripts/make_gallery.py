@@ -39,6 +39,8 @@ class Page:
     """Any of these is worth a page."""
     workload: tuple[str, ...] = ()
     within_s: float = 60.0
+    warm_s: float = 0.0
+    """What is usual for a curve must be known before it is disturbed."""
 
 
 PAGES = (
@@ -84,7 +86,7 @@ PAGES = (
     ),
     Page("all-slow", "All workers become slower", ("slow", "--amount", "1.6"), ("global-slowdown",)),
     Page("nan", "A gradient is not a number", ("nan", "--rank", "1"), ("not-a-number",)),
-    Page("spike", "Gradients explode for one step", ("gradient", "--amount", "1e4"), ("spike",)),
+    Page("spike", "Gradients explode for one step", ("gradient", "--amount", "1e4"), ("spike",), warm_s=12),
     Page("bit-flip", "A bit of a parameter flips on one rank", ("bit-flip", "--rank", "2"), ("divergence",)),
 )
 
@@ -113,6 +115,7 @@ def make(page: Page, workers: int) -> str:
     try:
         if not until(lambda: _steps(job) >= 60, 120):
             return ""
+        time.sleep(page.warm_s)
         loom("inject", job, *page.inject)
         found = until(lambda: [i for i in read("incidents", job) if i["kind"] in page.kinds], page.within_s)
         if not found:
