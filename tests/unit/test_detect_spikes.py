@@ -60,3 +60,16 @@ def test_the_highest_value_stays_in_the_black_box_for_a_while() -> None:
         if 100 <= step <= 150:
             assert told["peaks"]["loss"] == [100, 50.0]
     assert told["peaks"]["loss"][1] == 1.0
+
+
+def test_the_highest_of_many_noisy_values_is_no_spike_though_little_is_known_of_the_curve() -> None:
+    said = 0
+    for seed in range(20):
+        chance = random.Random(seed)
+        curves = Curves()
+        for look in range(1, 120):
+            few = [abs(chance.gauss(0, 1)) + 0.05 for _ in range(12)]
+            peaks = {"grad_norm": (12 * look - few[::-1].index(max(few)), max(few))}
+            curves, found = spikes(curves, 12 * look, {"grad_norm": few[-1]}, peaks)
+            said += len(found)
+    assert said == 0

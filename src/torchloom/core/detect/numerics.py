@@ -18,6 +18,7 @@ SCORE = 6.0
 TIMES = 5.0
 LEAST_SCORE = 3.5
 """A curve that jumps about reaches any factor by chance, so it must be unusual for this one as well."""
+DOUBT = 10
 LEAST = 1.5
 """A value below this many times the usual is no spike, however quiet the curve was."""
 WATCHED = ("loss", "grad_norm")
@@ -127,7 +128,8 @@ def _spike(name: str, step: int, good_step: int, value: float, past: Sequence[fl
     logs = [log(v) for v in past]
     centre = median(logs)
     over = log(value) - centre
-    score = over / max(spread(logs, centre), 0.02)
+    # A spread learned from few values may be far too small, and of every step's value the highest is judged.
+    score = over / (max(spread(logs, centre), 0.02) * (1 + DOUBT / len(past)))
     if over < log(LEAST) or score <= (SCORE if over < log(TIMES) else LEAST_SCORE):
         return None
     return Finding(
