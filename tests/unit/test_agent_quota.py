@@ -32,7 +32,7 @@ def test_a_process_is_put_under_a_quota_and_back(sleeper: int) -> None:
         pytest.skip(str(refusal))
     assert "loom-fault-test" in group(sleeper)
     assert not quota.over
-    quota.lift()
+    assert quota.lift()
     assert group(sleeper) == before
 
 
@@ -52,4 +52,4 @@ def test_a_worker_that_has_ended_is_let_be(tmp_path: Path) -> None:
         process.kill()
         process.wait()
     assert quota.over
-    quota.lift()
+    assert quota.lift(), "nothing of it is left"

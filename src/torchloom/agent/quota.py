@@ -18,6 +18,7 @@ PERIOD_US = 20_000
 """Short against a training step: with the kernel's usual 100 ms a step would be either hit or not."""
 _ROOT = Path("/sys/fs/cgroup")
 _LOOK_S = 0.1
+_LOOKS_AT_ITS_END = 100
 
 
 class Quota:
@@ -52,13 +53,15 @@ class Quota:
         """The worker has ended, and its pid may be somebody else's."""
         return not is_alive(self._pid, self._ticks)
 
-    def lift(self) -> None:
-        """Back where it was. A worker that has ended needs nothing more."""
+    def lift(self) -> bool:
+        """Back where it was. A worker that has ended needs nothing more. Whether nothing of it is left: the
+        kernel keeps a group as long as somebody who ends is in it."""
         if not self.over:
             with contextlib.suppress(OSError):
                 (self._home / "cgroup.procs").write_text(str(self._pid))
         with contextlib.suppress(OSError):
             self._group.rmdir()
+        return not self._group.exists()
 
 
 async def hold(worker: Worker, quota: Quota, lasting_s: float) -> None:
@@ -70,7 +73,12 @@ async def hold(worker: Worker, quota: Quota, lasting_s: float) -> None:
     except TimeoutError:
         pass
     finally:
-        quota.lift()
+        gone = quota.lift()
+    for _ in range(_LOOKS_AT_ITS_END):
+        if gone:
+            return
+        await asyncio.sleep(_LOOK_S)
+        gone = quota.lift()
 
 
 def _group_of(pid: int, root: Path) -> tuple[Path, int]:
