@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,14 @@ from typing import Any
 import pytest
 from api_server import TOKEN, ApiServer, api_server
 from loom_home import LOOM, wait_for
+from msgspec.structs import replace
 from steered_ranks import OFFSET, Ranks
 
 from torchloom.model.checkpoints import CheckpointPlace
 from torchloom.model.events import CheckpointStoreOpened
+from torchloom.model.messages import WorkerPulse
 from torchloom.model.transaction.messages import Kind, Phase
+from torchloom.model.worker import WorkerRef
 
 
 @pytest.fixture(scope="module")
@@ -373,3 +377,22 @@ def test_completion_knows_settings_and_versions(server: ApiServer, job: str, tmp
     assert words("revert", job, "") == ["0"]
     assert words("restore", job, "--config", "") == ["keep", "revert"]
     assert words("set", "--timeout", "5s", job, "dr") == ["dropout="]
+
+
+def test_a_service_that_has_just_begun_refuses_no_setting_that_it_has_yet_to_hear_of(
+    server: ApiServer, job: str
+) -> None:
+    """Agents repeat settings and those of optimizers each in its own time: the second may come later."""
+    ranks = server.agents[0].steered[job]
+    whole, late = ranks.pulse, time.monotonic() + 2.0
+
+    def pulse(ref: WorkerRef, pid: int) -> WorkerPulse:
+        told = whole(ref, pid)
+        return told if time.monotonic() > late else replace(told, hyperparameters="")
+
+    ranks.pulse = pulse  # type: ignore[method-assign]
+    server.restart()
+    server.wait(lambda: len(server.weaver.pulse(job)) == 2)
+    status, plan = patch(server, job, {"values": {"lr": 0.25}})
+    assert status == 202, plan
+    assert ended(server, job, plan["operation"])["state"] == "applied"

@@ -67,13 +67,18 @@ def series(
 ) -> list[Injection]:
     """Faults for `lasting_s`, one about every `every_s`. What needs more ranks than there are is left out."""
     chance = random.Random(f"{seed} {world}")
-    possible = [kind for kind in kinds if world > 1 or not (KINDS[kind].everybody or KINDS[kind].has_peer)]
+    possible = [kind for kind in kinds if world > 1 or not _needs_others(kind)]
     found: list[Injection] = []
     now_s = chance.uniform(0, every_s)
     while possible and now_s < lasting_s:
         found.append(_draw(chance, chance.choice(possible), world, now_s))
         now_s += chance.uniform(0.5, 1.5) * every_s
     return found
+
+
+def _needs_others(kind: FaultKind) -> bool:
+    known = KINDS[kind]
+    return known.everybody or known.has_peer or kind == "slow-receiver"
 
 
 def _draw(chance: random.Random, kind: FaultKind, world: int, after_s: float) -> Injection:

@@ -71,6 +71,12 @@ def hears(pulses: Mapping[int, WorkerPulse]) -> bool:
     return bool(pulses) and all(pulse.settings for pulse in pulses.values())
 
 
+def told_all(pulses: Mapping[int, WorkerPulse]) -> bool:
+    """Whether every rank of a job that steps has told its settings and those of its optimizers: the two are
+    repeated each in its own time."""
+    return hears(pulses) and all(pulse.hyperparameters for pulse in pulses.values())
+
+
 def offset_of(pulses: Mapping[int, WorkerPulse]) -> int | None:
     """Training step minus step; None when it is not told, or not alike."""
     told = {pulse.offset for pulse in pulses.values()}

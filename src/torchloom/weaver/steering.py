@@ -31,6 +31,7 @@ from torchloom.weaver.knowledge import (
     offset_of,
     step_s_of,
     steps_of,
+    told_all,
 )
 from torchloom.weaver.live import LiveView
 from torchloom.weaver.position import position_of
@@ -234,7 +235,7 @@ class Steering(ABC):
         while (
             job.state is JobState.RUNNING
             and all(worker.first_step_at_ns for worker in job.workers)
-            and not hears(self._live.pulses(self.fleet, job.id))
+            and not told_all(self._live.pulses(self.fleet, job.id))
             and clock() < until
         ):
             await asyncio.sleep(0.05)
