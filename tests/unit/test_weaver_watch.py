@@ -225,3 +225,25 @@ def test_limits_that_the_owner_set() -> None:
     assert limits_of(HangLimits(heartbeat_timeout_s=5.0, hang_report_s=7.0)).hang.hang_cap_s == 7.0
     hang = limits_of(HangLimits(hang_report_s=7.0, hang_act_s=30.0)).hang
     assert (hang.hang_floor_s, hang.hang_cap_s, hang.hang_act_s, hang.start_act_s) == (7.0, 7.0, 30.0, 30.0)
+
+
+def test_nobody_waits_for_the_next_round_when_all_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows of every rank are looked at when the last one comes, and evidence is told when it comes."""
+    monkeypatch.setattr(module, "LOOK_EVERY_S", 1000.0)
+
+    async def scenario(scene: Scene) -> None:
+        await scene.answer()
+        await scene.hear(*(replace(w, steps_done=30) for w in STOPPED))
+        while not scene.said:
+            await asyncio.sleep(0.001)
+
+    scene = play(scenario)
+    (said,) = scene.said
+    assert isinstance(said, FindingMade) and "in save() at train.py:9" in said.finding.sentence
+
+    async def half(scene: Scene) -> None:
+        await scene.answer()
+        await scene.hear(replace(STOPPED[0], steps_done=30))
+        await asyncio.sleep(0.1)
+
+    assert play(half).said == []

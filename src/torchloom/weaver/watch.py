@@ -9,6 +9,7 @@ of the jobs (baselines.py).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -69,7 +70,11 @@ class _Watched:
     generation: int
     memory: Memory
     heard: dict[int, _Heard] = field(default_factory=dict)
-    news: bool = False
+    fresh: set[int] = field(default_factory=set)
+    """Ranks of which there is a window that was not looked at yet."""
+    urgent: bool = False
+    """Something else is new than windows: evidence that was waited for."""
+    looked_s: float = 0.0
     faults: dict[str, Seen] = field(default_factory=dict)
     evidence: dict[int, RankEvidence] = field(default_factory=dict)
     """Of those that hold the job up, as it came in."""
@@ -99,6 +104,7 @@ class Watch:
         self._baselines = Baselines(bus)
         self._led = False
         self._saved_s = 0.0
+        self._wake = asyncio.Event()
 
     # -- hearing ------------------------------------------------------------------------------------
     async def hear(self, message: Message) -> None:
@@ -128,7 +134,9 @@ class Watch:
             steps, hashes = _joined(before.window, window), _joined_hashes(before.window, window)
             window = replace(window, steps=steps, hashes=hashes)
         watched.heard[ref.rank] = _Heard(window, ref.incarnation, now_s)
-        watched.news = True
+        watched.fresh.add(ref.rank)
+        if len(watched.fresh) >= len(job.workers):
+            self._wake.set()  # nothing is gained by waiting: this is the newest of everybody
 
     def windows(self, id: str) -> list[RankWindow]:
         """The fresh ones of a job, whether or not all ranks were heard."""
@@ -152,7 +160,10 @@ class Watch:
         """Look at all jobs, for ever."""
         try:
             while True:
-                await asyncio.sleep(LOOK_EVERY_S)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_EVERY_S):
+                        await self._wake.wait()
+                self._wake.clear()
                 fleet = self._fleet()
                 for id in [id for id in self._jobs if id not in fleet.jobs or fleet.jobs[id].ended]:
                     self._forget(id)
@@ -205,12 +216,12 @@ class Watch:
 
     async def _look(self, job: Job, watched: _Watched) -> None:
         now_s = asyncio.get_running_loop().time()
-        if watched.generation != job.generation or not watched.news:
+        if watched.generation != job.generation or not _is_due(job, watched, now_s):
             return
         windows = self._windows(job, watched, now_s)
         if not windows:
             return
-        watched.news = False
+        watched.fresh, watched.urgent, watched.looked_s = set(), False, now_s
         watched.memory, found = judge(windows, watched.memory, limits_of(job.spec.limits))
         found = [f for f in found if f.kind not in BY_EVENTS]
         ready = self._ask_if_stuck(job, watched, found, now_s)
@@ -271,6 +282,8 @@ class Watch:
             if watched.stuck_s is not None:
                 watched.evidence |= found
                 watched.fresh_evidence |= found
+                watched.urgent = True
+                self._wake.set()
         finally:
             watched.asking = None
 
@@ -322,6 +335,14 @@ def limits_of(told: HangLimits) -> AllLimits:
     if told.hang_act_s is not None:
         hang = replace(hang, hang_act_s=told.hang_act_s, start_act_s=told.hang_act_s)
     return AllLimits(hang=hang)
+
+
+def _is_due(job: Job, watched: _Watched, now_s: float) -> bool:
+    """Whether to look now: at once when there is something new of every rank or evidence has come, else now
+    and then, so that a job on many hosts is not looked at for each of them."""
+    if watched.urgent or len(watched.fresh) >= len(job.workers):
+        return True
+    return bool(watched.fresh) and now_s - watched.looked_s >= LOOK_EVERY_S
 
 
 def _joined(before: RankWindow, now: RankWindow) -> tuple[StepTimes, ...]:
