@@ -73,7 +73,9 @@ def play(scenario: Callable[[Scene], Any]) -> Scene:
         scene = Scene(MemoryHub())
         looking = asyncio.create_task(scene.watch.run())
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(
+                60
+            ):  # only against a hang: a shared machine may stand still for a while
                 await scenario(scene)
         finally:
             looking.cancel()
