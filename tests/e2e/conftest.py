@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from forked import Forked, forked
+from probed import Warm
 from stack import Stack, wait_until
 from steered import Forks, Job, NearStore, Start
 
@@ -83,3 +84,18 @@ def ranks() -> Iterator[Forked]:
     """Starts ranks with nothing of torchloom around them."""
     with forked() as process:
         yield process
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+    forker = Warm(tmp_path_factory.mktemp("warm"))
+    yield forker
+    assert forker.process.stdin is not None and forker.process.stdout is not None
+    forker.process.stdin.close()
+    forker.process.wait(timeout=30)
+    forker.process.stdout.close()
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Path:
+    return tmp_path / "box"

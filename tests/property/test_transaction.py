@@ -7,7 +7,9 @@ import random
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transaction_world import ACTIONS, MOST, SHARP, WEIGHTS, World
+from transaction_checks import check_end
+from transaction_weights import MOST, SHARP, WEIGHTS
+from transaction_world import ACTIONS, World
 
 NAMES = [name for name in ACTIONS for _ in range(WEIGHTS.get(name, 1))]
 SHARP_NAMES = [name for name, weight in SHARP.items() for _ in range(weight)]
@@ -26,7 +28,7 @@ def live_through(world: World, history: History) -> None:
     for action, number in history:
         world.act(action, number)
     world.calm()
-    world.check_end()
+    check_end(world)
 
 
 def sharp_history(seed: int) -> History:

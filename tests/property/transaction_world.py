@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from transaction_checks import check_safe, check_told
 from transaction_ranks import CONTROL_TIMEOUT_NS, VOTE_TIMEOUT_NS, Store, Worker
 
 from torchloom.core.transaction import proposer
@@ -90,7 +91,7 @@ class World:
                 assert outcome.version not in self.told, "told twice"
                 assert outcome.reason and outcome.how is not How.DIVERGED, outcome
                 self.told[outcome.version] = outcome
-                self.check_told(outcome)
+                check_told(self, outcome)
                 kind = self.requested[outcome.version].kind
                 if outcome.how is How.APPLIED and kind in (Kind.PAUSE, Kind.RESUME):
                     self.paused = kind is Kind.PAUSE
@@ -168,7 +169,7 @@ class World:
     def act(self, action: str, number: int) -> None:
         ACTIONS[action](self, number)
         self.notice_ends()
-        self.check_safe()
+        check_safe(self)
 
     def advance(self, number: int) -> None:
         worker = self.workers[number % self.size]
@@ -345,43 +346,7 @@ class World:
     def bus(self, number: int) -> None:
         self.bus_away = number % 3 == 0
 
-    # -- checks ---------------------------------------------------------------------------------
-    def of_generation(self, generation: int) -> list[Worker]:
-        return [w for w in [*self.past, *self.workers] if w.machine.generation == generation]
-
-    def check_safe(self) -> None:
-        """For every attempt: of the ranks done with it or past its step, all apply it there or none."""
-        for attempt, at_step in self.at_step.items():
-            verdicts = set()
-            kind = self.requested[attempt.version].kind
-            for worker in self.of_generation(attempt.generation):
-                past = worker.has_passed(kind, at_step)
-                if past and not (worker.step == at_step and not worker.alive):
-                    verdicts.add(attempt in worker.in_force)
-                elif attempt in worker.resolved:
-                    verdicts.add(worker.resolved[attempt])
-                assert worker.in_force.get(attempt, at_step) == at_step, f"{attempt} at another step"
-            assert len(verdicts) < 2, f"{attempt} at step {at_step}: some ranks apply it and some do not"
-        for worker in self.workers:
-            versions = [attempt.version for attempt in worker.in_force]
-            assert len(versions) == len(set(versions)), "one change was applied twice"
-            strange = [a for a in worker.in_force if a.generation != worker.machine.generation]
-            assert not strange, "a change of another generation was applied"
-
-    def check_told(self, outcome: Outcome) -> None:
-        """What is told agrees with what the workers did, then and for ever (see check_end)."""
-        workers = self.of_generation(outcome.generation)
-        version = self.carrier.get(outcome.version, outcome.version)
-        applied = [w for w in workers if any(w.resolved.get(a) for a in _of(w, version))]
-        if outcome.how is How.APPLIED:
-            assert applied, "told as applied, and no rank did"
-            wanted = self.requested[outcome.version].training_step
-            assert wanted in (None, outcome.at_step + self.offset(outcome.generation)), "at another step"
-            assert all(outcome.at_step in (w.in_force[a] for a in _of(w, version)) for w in applied)
-        else:
-            # One that died right then may have; nobody who lives, and nobody whose box says so, has.
-            assert not [w for w in applied if w.alive], "told as not applied, and a rank did"
-
+    # -- peace ----------------------------------------------------------------------------------
     def calm(self) -> None:
         """From now on everything works: every operation must come to its told end."""
         self.bus_away, self.store.away, self.store.moods = False, False, []
@@ -401,19 +366,7 @@ class World:
             self.pass_time(2)
             self.tick(0)
             self.notice_ends()
-            self.check_safe()
-
-    def check_end(self) -> None:
-        missing = set(self.requested) - set(self.told)
-        assert not missing, f"{missing} never came to an end: {self.weaver.reason}, {self.weaver.queue}"
-        assert self.weaver.stage is Stage.IDLE
-        self.check_safe()
-        for outcome in self.told.values():
-            self.check_told(outcome)
-
-
-def _of(worker: Worker, version: int) -> list[AttemptId]:
-    return [attempt for attempt in worker.in_force if attempt.version == version]
+            check_safe(self)
 
 
 ACTIONS: dict[str, Callable[[World, int], None]] = {
@@ -444,45 +397,3 @@ ACTIONS: dict[str, Callable[[World, int], None]] = {
     "replace weaver": World.replace_weaver,
     "make odd": World.make_odd,
 }
-WEIGHTS = {
-    "advance": 30,
-    "advance all": 8,
-    "pass time": 14,
-    "request": 8,
-    "deliver mail": 20,
-    "double mail": 3,
-    "lose mail": 5,
-    "read box": 12,
-    "deliver answer": 12,
-    "double answer": 3,
-    "lose answer": 3,
-    "exchange": 14,
-    "round": 8,
-    "hurry": 14,
-    "tick": 6,
-    "progress": 2,
-    "kill worker": 2,
-    "report end": 3,
-    "store away": 2,
-    "store moody": 3,
-    "bus": 2,
-    "replace weaver": 3,
-}
-"""For histories of every kind."""
-SHARP = {
-    "advance": 24,
-    "pass time": 12,
-    "deliver mail": 16,
-    "lose mail": 3,
-    "read box": 3,
-    "deliver answer": 3,
-    "cancel": 4,
-    "kill worker": 1,
-    "report end": 2,
-    "store moody": 3,
-    "replace weaver": 1,
-    "make odd": 1,
-}
-"""For what happens once all are armed: the ranks decide, and everything around them goes wrong."""
-MOST = 7 * 5 * 8 * 2 * 12
-"""Numbers below this steer every choice that an action has."""
