@@ -106,6 +106,7 @@ async def serve(
             host.reporter.say(NodeLeft(node=node), f"{host.session}.left")
             if not await host.reporter.drain(_GOODBYE_WITHIN_S):
                 log.warning("%d events could not be delivered before the end", host.reporter.waiting)
+        watch.look_away()  # an end that is seen while the tasks end would begin one that nobody waits for
         await tasks.cancel()
         keep = not clean or (keep_spawners is not None and keep_spawners.is_set())
         await host.spawners.close(quit_unused=not keep)

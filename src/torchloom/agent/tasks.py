@@ -25,6 +25,8 @@ class Tasks:
         task = asyncio.create_task(self._guard(work, name), name=name)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+        # A task that is cancelled before its first turn has not begun its work, and nobody else would.
+        task.add_done_callback(lambda _: work.close())
         return task
 
     def keep(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:

@@ -166,19 +166,25 @@ class Watch:
         else:
             self._tasks.start(look(), f"end of process {process.pid}")
 
+    def look_away(self) -> None:
+        """See no end any more: whoever cleans up after this agent tells it."""
+        loop = asyncio.get_running_loop()
+        for process in self._processes():
+            if process.fd >= 0:
+                loop.remove_reader(process.fd)
+
     def close(self) -> None:
         """Let go of all processes; they go on."""
-        loop = asyncio.get_running_loop()
-        for process in [w.process for w in self._host.workers.values()] + [
-            s.process for s in self._host.stores.values()
-        ]:
-            if process is not None:
-                if process.fd >= 0:
-                    loop.remove_reader(process.fd)
-                process.close()
+        self.look_away()
+        for process in self._processes():
+            process.close()
         for worker in self._host.workers.values():
             if worker.box is not None:
                 worker.box.close()
+
+    def _processes(self) -> list[Process]:
+        held = [w.process for w in self._host.workers.values()]
+        return [p for p in held if p is not None] + [s.process for s in self._host.stores.values()]
 
 
 def exit_event(node: str, worker: Worker, found: Exit, at_ns: int, end: EndRecord | None) -> WorkerExited:
