@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 
 from torchloom.api.ports import Control
 from torchloom.api.sse import COMMENT, KEEP_ALIVE_S, event
@@ -17,6 +17,9 @@ from torchloom.model.messages import LogPiece
 
 PIECE_BYTES = 960 * 1024
 """The most an agent gives at once."""
+PART_BYTES = 8 * 1024
+"""A piece is told in events about so long, each with its place: only whole events count for a client that
+comes back, and through a connection that is cut again and again a long one would never get."""
 AHEAD_FROM_BYTES = PIECE_BYTES // 4
 """A piece at least so long is followed by more, so more is asked for ahead."""
 POLL_S = 0.05
@@ -45,6 +48,23 @@ def format_id(places: dict[int, int]) -> str:
 def matching(text: str, grep: str) -> str:
     """The lines that contain a text. Not a pattern: a pattern could be made to take for ever."""
     return "".join(line for line in text.splitlines(keepends=True) if grep in line)
+
+
+def parts(data: bytes, most: int, whole_lines: bool) -> Iterator[bytes]:
+    """Cut a piece at line ends; a line that is too long also between characters, if that may be."""
+    start = 0
+    while len(data) - start > most:
+        end = data.rfind(b"\n", start, start + most) + 1
+        if not end and whole_lines:
+            end = data.find(b"\n", start + most) + 1 or len(data)
+        elif not end:
+            end = start + most
+            while end > start + most - 3 and data[end] & 0xC0 == 0x80:
+                end -= 1
+        yield data[start:end]
+        start = end
+    if start < len(data) or not data:
+        yield data[start:]
 
 
 class LogStream:
@@ -141,7 +161,7 @@ class LogStream:
         return piece
 
     def _take(self, rank: int, piece: LogPiece | None, now: float) -> tuple[bool, bytes]:
-        """Account for a piece of a rank's log: whether there was anything new, and the event to send."""
+        """Account for a piece of a rank's log: whether there was anything new, and the events to send."""
         first = rank in self._skip_first
         if piece is not None:
             self._places[rank] = piece.next_offset
@@ -154,10 +174,18 @@ class LogStream:
             return False, b""
         if len(piece.data) >= AHEAD_FROM_BYTES:
             self._ahead[rank] = asyncio.create_task(self._read(rank, piece.next_offset))
-        text = piece.data.decode(errors="replace")
-        if self._grep:
-            text = matching(text, self._grep)
-            if not text and not piece.lost_bytes:
-                return True, b""
-        body = {"rank": rank, "text": text, "lost_bytes": piece.lost_bytes}
-        return True, event("log", body, self._id())
+        return True, b"".join(self._tell(rank, piece))
+
+    def _tell(self, rank: int, piece: LogPiece) -> Iterator[bytes]:
+        lost = piece.lost_bytes
+        most = max(PART_BYTES, 4 * len(self._id()))  # the places of many ranks take room themselves
+        self._places[rank] = piece.offset
+        for part in parts(piece.data, most, whole_lines=bool(self._grep)):
+            self._places[rank] += len(part)
+            text = part.decode(errors="replace")
+            if self._grep:
+                text = matching(text, self._grep)
+            if text or lost:
+                yield event("log", {"rank": rank, "text": text, "lost_bytes": lost}, self._id())
+                lost = 0
+        self._places[rank] = piece.next_offset
