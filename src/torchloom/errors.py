@@ -58,6 +58,8 @@ class UsageError(LoomError):
     """The command, script or setting makes no sense as given."""
 
     exit_code = 2
+    field: str = ""
+    """Which field of a request it is about, where the control service said so."""
 
 
 class BusUnsuitable(UsageError):

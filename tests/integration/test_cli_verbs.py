@@ -100,6 +100,14 @@ def test_no_error_is_a_stack_trace(loom: LoomHome, job: str) -> None:
         assert error and "Traceback" not in error
 
 
+def test_mistakes_are_told_in_the_words_of_the_command_line(loom: LoomHome, job: str) -> None:
+    nobody = with_env(loom, LOOM_ADDRESS="127.0.0.1:9")
+    said = nobody.loom("probe", job, "--within", "5h", code=2).stderr
+    assert said == "loom: --within is 0.05 s to 30 s, not 5h\n", "before anybody is asked"
+    said = loom.loom("stop", job, "--grace", "-3", code=2).stderr
+    assert said == "loom: --grace must be at least 0.\n"
+
+
 def test_filters(loom: LoomHome, job: str) -> None:
     assert loom.loom("ps", "-q", "-l", "team=vision").stdout.split() == [job]
     assert loom.loom("ps", "-q", "-l", "team").stdout.split() == [job]

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from torchloom.cli.wording import option_of, sentence
 from torchloom.client import Client, Endpoint, NotAnswering, Unavailable
 from torchloom.client.transport import encode_query, problem_error, read_events
 from torchloom.errors import Conflict, LoomError, NotAllowed, NotFound, TimedOut, UsageError
@@ -97,6 +98,17 @@ def test_problems_are_errors_of_ours(
         client.nodes()
 
 
+def test_a_mistake_in_a_field_is_told_in_the_words_of_the_command_line() -> None:
+    said = {"type": "urn:torchloom:usage", "detail": "limits.hang_act_s must be more than 0."}
+    error = problem_error(422, json.dumps(said | {"field": "limits.hang_act_s"}).encode())
+    assert isinstance(error, UsageError) and error.field == "limits.hang_act_s"
+    assert sentence(error) == "--hang-act must be more than 0."
+    assert str(error) == "limits.hang_act_s must be more than 0.", "for whoever calls the API"
+    assert option_of("ranks.3") == "--rank"
+    assert option_of("policy.cooldown_s") == "policy.cooldown_s", "in a file it is called so"
+    assert sentence(problem_error(422, json.dumps(said).encode())) == said["detail"]
+
+
 def test_what_is_no_problem_document_is_an_error_too() -> None:
     for data in (b"", b"<html>", b"[]", b'{"type": 1}'):
         assert "502" in str(problem_error(502, data))
@@ -106,6 +118,22 @@ def test_a_service_that_catches_up_is_asked_again(server: Server, client: Client
     busy = (503, "application/problem+json", problem("unavailable"))
     server.reply = lambda count: busy if count < 3 else (200, "application/json", b"[]")
     assert client.nodes() == [] and len(server.asked) == 3
+
+
+def test_a_service_that_stays_busy_is_asked_ever_more_seldom(server: Server, client: Client) -> None:
+    server.reply = lambda _: (503, "application/problem+json", problem("unavailable"))
+    client.timeout_s = 1.0
+    with pytest.raises(Unavailable):
+        client.nodes()
+    # 0.05, 0.1, 0.2, 0.4, 0.8 … s, each of them by chance half as long: not more than so often in a second.
+    assert 2 <= len(server.asked) <= 8
+
+
+def test_what_the_service_asks_for_is_heeded() -> None:
+    busy = problem("unavailable")
+    assert [problem_error(503, busy, said).retry_after_s for said in ("2", "0", "", "Wed", "86400")] == [  # type: ignore[attr-defined]
+        *(2.0, 0.0, 1.0, 1.0, 2.0)
+    ]
 
 
 def test_what_changes_something_is_sent_once(server: Server, client: Client) -> None:

@@ -12,11 +12,12 @@ from torchloom.api.jobs import Key
 from torchloom.api.link_schemas import LinkMatrixView, link_matrix_view
 from torchloom.api.ports import Control
 from torchloom.api.steering_schemas import OperationAccepted, ReasonRequest
+from torchloom.core.tournament import LONGEST_PROBE_S, SHORTEST_PROBE_S
 from torchloom.errors import NotFound
 
 
 class ProbeRequest(ReasonRequest):
-    within_s: float = Field(default=1.0, ge=0.05, le=30)
+    within_s: float = Field(default=1.0, ge=SHORTEST_PROBE_S, le=LONGEST_PROBE_S)
     """The longest that ranks may measure; training stands still meanwhile."""
 
 

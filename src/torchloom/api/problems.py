@@ -34,6 +34,24 @@ _STATUS: tuple[tuple[type[LoomError], int, str], ...] = (
 )
 """First match wins, so a class stands before its parent."""
 
+_WORDS = {
+    "less_than_equal": "must be at most {le}",
+    "less_than": "must be less than {lt}",
+    "greater_than_equal": "must be at least {ge}",
+    "greater_than": "must be more than {gt}",
+    "missing": "is missing",
+    "extra_forbidden": "is not known here",
+    "string_too_long": "is longer than {max_length} characters",
+    "string_too_short": "is shorter than {min_length} characters",
+    "int_type": "is not a whole number",
+    "int_from_float": "is not a whole number",
+    "float_type": "is not a number",
+    "finite_number": "is not a finite number",
+    "bool_type": "is neither true nor false",
+    "string_type": "is not a text",
+}
+"""What is wrong with a field, by pydantic's name of it; others keep its own words."""
+
 _PLAIN = {400: "usage", 401: "not-allowed", 403: "not-allowed", 404: "not-found", 405: "usage", 413: "usage"}
 
 
@@ -89,4 +107,11 @@ def describe_invalid(error: RequestValidationError) -> tuple[str, str]:
     where = ".".join(
         str(part)[:64] for part in first["loc"] if part not in ("body", "query", "path", "header")
     )
-    return where, f"{where or 'The request'}: {first['msg']}."
+    said = _WORDS.get(first["type"])
+    if said is None:
+        return where, f"{where or 'The request'}: {first['msg']}."
+    return where, f"{where or 'The request'} {said.format_map(_plain(first.get('ctx', {})))}."
+
+
+def _plain(limits: dict[str, object]) -> dict[str, object]:
+    return {name: f"{value:g}" if isinstance(value, float) else value for name, value in limits.items()}

@@ -54,7 +54,7 @@ def command(
     """Make something go wrong on purpose, to see what is told and done about it. Needs an admin's token."""
     from torchloom.cli import output
     from torchloom.cli.states import check
-    from torchloom.core.faults import KINDS, kind_of
+    from torchloom.core.faults import KINDS, LONGEST_S, kind_of
     from torchloom.durations import parse_span
     from torchloom.errors import UsageError
     from torchloom.model.faults import FaultPlace
@@ -79,7 +79,7 @@ def command(
             "kind": kind_of(fault),
             "ranks": ranks or [],
             "amount": amount,
-            "duration_s": parse_span(lasting, "--for") if lasting else 0.0,
+            "duration_s": parse_span(lasting, "--for", 0.0, LONGEST_S) if lasting else 0.0,
             "at_step": at_step,
             "where": check([where], FaultPlace, "--where")[0],
             "seed": seed,

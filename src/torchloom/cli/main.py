@@ -37,7 +37,9 @@ def run(argv: list[str]) -> int:
     try:
         return _run(argv)
     except LoomError as error:
-        print(f"loom: {error}", file=sys.stderr)
+        from torchloom.cli.wording import sentence
+
+        print(f"loom: {sentence(error)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130

@@ -42,11 +42,13 @@ def command(
     hosts over connections of its own.
     """
     from torchloom.cli import changes, output
+    from torchloom.core.tournament import LONGEST_PROBE_S, SHORTEST_PROBE_S
     from torchloom.durations import parse_span
 
+    within_s = parse_span(within, "--within", SHORTEST_PROBE_S, LONGEST_PROBE_S)
     client = api()
     if not last:
-        accepted = client.probe(job, {"within_s": parse_span(within, "--within"), "why": why})
+        accepted = client.probe(job, {"within_s": within_s, "why": why})
         view = changes.follow(client, job, accepted["operation"], timeout, quiet=as_json)
         error = changes.failure(view)
         if error is not None:

@@ -22,6 +22,9 @@ PREFIX = "/api/v1"
 TIMEOUT_S = 20.0
 PATIENCE_S = 5.0
 """How long a service that is still catching up is asked again."""
+FIRST_PAUSE_S = 0.025
+RETRY_AFTER_S, LONGEST_PAUSE_S = 1.0, 2.0
+"""Between two questions to a service that says nothing about it, and at most."""
 
 
 class NotAnswering(TimedOut):
@@ -30,6 +33,9 @@ class NotAnswering(TimedOut):
 
 class Unavailable(TimedOut):
     """The service is there and cannot say now: it is catching up, or without its bus."""
+
+    retry_after_s: float = RETRY_AFTER_S
+    """When it wants to be asked again."""
 
 
 _KINDS: dict[str, type[LoomError]] = {
@@ -80,13 +86,19 @@ class Transport:
     ) -> Any:
         """One answer, decoded. What only reads is asked again while the service is catching up."""
         deadline = time.monotonic() + min(self.timeout_s, PATIENCE_S)
+        pause_s = FIRST_PAUSE_S
         while True:
             try:
                 return self._answer(method, path, query or {}, body, headers or {})
-            except Unavailable:
+            except Unavailable as error:
                 if method != "GET" or time.monotonic() > deadline:
                     raise
-            time.sleep(0.05)
+                # Soon at first, as most services are back in a moment; then as seldom as this one asks for.
+                # By chance, as everybody else who was sent away waits too.
+                pause_s = min(pause_s * 2, error.retry_after_s)
+            from random import uniform  # here: it takes a while to import, and most commands never wait
+
+            time.sleep(pause_s * uniform(0.5, 1.5))
 
     def stream(
         self,
@@ -119,7 +131,7 @@ class Transport:
         except (OSError, http.client.HTTPException) as error:
             raise self._away() from error
         if response.status >= 400:
-            raise problem_error(response.status, data)
+            raise problem_error(response.status, data, response.headers.get("Retry-After", ""))
         self.next_cursor = response.headers.get("X-Next-Cursor", "")
         if not data:
             return None
@@ -209,14 +221,19 @@ def read_events(lines: Iterator[bytes] | http.client.HTTPResponse) -> Iterator[E
             data = f"{data}\n{value}" if data else value
 
 
-def problem_error(status: int, data: bytes) -> LoomError:
+def problem_error(status: int, data: bytes, retry_after: str = "") -> LoomError:
     """The error class that the server's problem document names."""
     try:
         found = json.loads(data)
         kind, detail = str(found["type"]).rpartition(":")[2], str(found["detail"])
     except (ValueError, KeyError, TypeError):
         return LoomError(f"torchloom answered with HTTP status {status} and no reason.")
-    return _KINDS.get(kind, LoomError)(detail)
+    error = _KINDS.get(kind, LoomError)(detail)
+    if isinstance(error, UsageError):
+        error.field = str(found.get("field", ""))
+    if isinstance(error, Unavailable) and retry_after.isdecimal():
+        error.retry_after_s = min(float(retry_after), LONGEST_PAUSE_S)
+    return error
 
 
 def _who() -> str:

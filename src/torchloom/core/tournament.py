@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 Pair = tuple[int, int]
+SHORTEST_PROBE_S, LONGEST_PROBE_S = 0.05, 30.0
+"""What may be asked for as the time that ranks measure: training stands still meanwhile."""
 MOST_ROUNDS = 31
 """Of a large job not every pair is measured: so many others per rank are enough to tell ends from links."""
 

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from torchloom.core.tournament import partners
+from torchloom.core.tournament import LONGEST_PROBE_S, partners
 from torchloom.core.transaction.decision import decision_key
 from torchloom.model.transaction.messages import AttemptId, Changed
 from torchloom.probe.meeting import Measured, left_s, receive_exactly, receive_from, send_to
@@ -30,7 +30,6 @@ from torchloom.probe.registers import Registers, StoreSilent
 from torchloom.probe.stopping import Interrupted, is_ours, nap
 
 WITHIN_S = 1.0
-LONGEST_S = 30.0
 PASSES = 4
 """Every pair meets so often, and the faster time counts: a rank may have been without a CPU for a moment."""
 LOOK_S = 0.002
@@ -81,7 +80,7 @@ class Links:
         """One row per rank that was met: `from>to`, delay and time for a megabyte in nanoseconds. Never
         fails: the other ranks do not depend on what this one could measure."""
         asked_s = values.get("within_s", WITHIN_S)
-        within_s = min(float(asked_s), LONGEST_S) if isinstance(asked_s, int | float) else WITHIN_S
+        within_s = min(float(asked_s), LONGEST_PROBE_S) if isinstance(asked_s, int | float) else WITHIN_S
         until_ns = time.monotonic_ns() + int(within_s * 1e9)
         meetings: _Meetings | None = None
         why = "nobody was met in time"

@@ -1,0 +1,63 @@
+"""What the service says about a field of a request, in the words of the command line.
+
+Owns the table from fields to options. A field that no option made (an API that is newer, a policy file) keeps
+its own name.
+"""
+
+from __future__ import annotations
+
+from torchloom.errors import LoomError, UsageError
+
+_OPTIONS = {
+    "checkpoint.directory": "CHECKPOINT_DIR",
+    "checkpoint.every": "CHECKPOINT_EVERY",
+    "cwd": "the present directory",
+    "duration_s": "--for",
+    "env": "the environment",
+    "expected_steps": "--expect-steps",
+    "grace_s": "--grace",
+    "interpreter": "--python",
+    "labels": "--label",
+    "limits.hang_act_s": "--hang-act",
+    "limits.hang_report_s": "--hang-report",
+    "limits.heartbeat_timeout_s": "HEARTBEAT_TIMEOUT",
+    "nodes": "--nnodes",
+    "older_than_s": "--older-than",
+    "program.args": "the script's arguments",
+    "program.target": "the script",
+    "ranks": "--rank",
+    "step": "the step",
+    "stop_grace_s": "--shutdown-timeout",
+    "values": "the settings",
+    "version": "the version",
+    "within_s": "--within",
+    "workers": "the number of workers",
+    "workers_per_node": "--nproc-per-node",
+    **{
+        name: "--" + name.replace("_", "-")
+        for name in (
+            *("amount", "at_step", "max_restarts", "max_steps", "max_workers", "min_workers", "name"),
+            *("peer", "preload", "seed", "standby", "why"),
+        )
+    },
+}
+
+
+def sentence(error: LoomError) -> str:
+    """The error as a person at a shell reads it."""
+    text = str(error)
+    field = error.field if isinstance(error, UsageError) else ""
+    if not field or not text.startswith(field):
+        return text
+    said = option_of(field) + text.removeprefix(field)
+    return said[:1].upper() + said[1:]
+
+
+def option_of(field: str) -> str:
+    """The option that a field comes from; of `ranks.3` that of `ranks`."""
+    name = field
+    while name:
+        if name in _OPTIONS:
+            return _OPTIONS[name]
+        name = name.rpartition(".")[0]
+    return field
