@@ -10,13 +10,13 @@ import asyncio
 import contextlib
 from pathlib import Path
 
+from torchloom.agent.cgroups import ROOT, cpu_group
 from torchloom.agent.host import Worker
 from torchloom.agent.process import is_alive, start_ticks
 from torchloom.errors import Conflict
 
 PERIOD_US = 20_000
 """Short against a training step: with the kernel's usual 100 ms a step would be either hit or not."""
-_ROOT = Path("/sys/fs/cgroup")
 _LOOK_S = 0.1
 _LOOKS_AT_ITS_END = 100
 
@@ -24,11 +24,17 @@ _LOOKS_AT_ITS_END = 100
 class Quota:
     """One worker under a quota, from `__init__` to `lift`."""
 
-    def __init__(self, pid: int, percent: float, name: str, root: Path = _ROOT) -> None:
+    def __init__(self, pid: int, percent: float, name: str, root: Path = ROOT) -> None:
         """Raises Conflict where the host does not let us."""
         quota_us = max(1000, int(PERIOD_US * percent / 100))
         self._pid, self._ticks = pid, start_ticks(pid)
-        self._home, version = _group_of(pid, root)
+        found = cpu_group(pid, root)
+        if found is None:
+            raise Conflict(
+                "the worker does not run any more, or this host has no cgroups",
+                hint="the fault `contention` needs none",
+            )
+        self._home, version = found
         self._group = self._home / f"loom-fault-{name}"
         try:
             if version == 2 and "cpu" not in (self._home / "cgroup.subtree_control").read_text().split():
@@ -79,19 +85,3 @@ async def hold(worker: Worker, quota: Quota, lasting_s: float) -> None:
             return
         await asyncio.sleep(_LOOK_S)
         gone = quota.lift()
-
-
-def _group_of(pid: int, root: Path) -> tuple[Path, int]:
-    """The group whose cpu controller rules a process, and the version of cgroups."""
-    try:
-        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
-    except OSError as error:
-        raise Conflict("the worker does not run any more") from error
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if "cpu" in controllers.split(","):
-            return root / "cpu" / path.lstrip("/"), 1
-    for line in lines:
-        if line.startswith("0::"):
-            return root / line[3:].lstrip("/"), 2
-    raise Conflict("this host has no cgroups", hint="the fault `contention` needs none")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from torchloom.agent import kernel, words
+from torchloom.agent import cgroups, kernel, words
 from torchloom.agent.boxes import Box, is_under_way
 from torchloom.agent.collectives import record
 from torchloom.agent.evidence import Samples
@@ -64,6 +64,8 @@ class _Past:
     next_record: int = 1
     counted: deque[tuple[int, kernel.Counts]] = field(default_factory=lambda: deque(maxlen=_COUNTED_LOOKS))
     """Completed steps, and the kernel's counts at that time."""
+    throttled: deque[tuple[int, str, int]] = field(default_factory=lambda: deque(maxlen=_COUNTED_LOOKS))
+    """Completed steps, the cgroup, and what its quota has cost it until then."""
     state: str = "R"
     values_version: int = -1
     values: dict[str, float] = field(default_factory=dict)
@@ -149,6 +151,8 @@ class Windows:
             if counted is not None:
                 past.counted.append((steps, counted))
             state = counted.state if counted is not None else "X"
+            if (held_back := cgroups.throttled(worker.pid)) is not None:
+                past.throttled.append((steps, *held_back))
         else:
             state = kernel.state_of(worker.pid) or "X"
         # Stopped in two looks one after the other: a debugger or a snapshot may stop it for a moment.
@@ -160,6 +164,7 @@ class Windows:
             state="S" if state in "XZ" else state,  # its end is told as an event, by whoever sees it
             cpu_ns_per_step=cpu,
             run_delay_ns_per_step=delay,
+            throttled_ns_per_step=_throttled_per_step(past.throttled),
             unchanged_ns=sample.unchanged_ns,
             unchanged_samples=sample.samples,
             waits_on=sample.waits_on,
@@ -241,6 +246,15 @@ def _per_step(counted: Sequence[tuple[int, kernel.Counts]]) -> tuple[int, int]:
         return 0, 0
     steps = now - before
     return max(0, new.cpu_ns - old.cpu_ns) // steps, max(0, new.run_delay_ns - old.run_delay_ns) // steps
+
+
+def _throttled_per_step(seen: Sequence[tuple[int, str, int]]) -> int:
+    """Since the process has been in its present cgroup, over the last seconds."""
+    if not seen:
+        return 0
+    now, group, total = seen[-1]
+    before, least = next((steps, ns) for steps, name, ns in seen if name == group)
+    return max(0, total - least) // (now - before) if now > before else 0
 
 
 def _typical(waits: Iterable[int]) -> int:

@@ -96,6 +96,8 @@ class ProcessFacts(Struct, frozen=True, omit_defaults=True):
     cpu_ns_per_step: int = 0
     run_delay_ns_per_step: int = 0
     """Time in which it wanted a CPU and had none: run queue (schedstat) and cgroup throttling."""
+    throttled_ns_per_step: int = 0
+    """The part of it, at least, in which a quota of its cgroup kept it from running."""
     unchanged_ns: int = 0
     """For how long stack, CPU time, I/O and network counters have all stayed the same, children's too."""
     unchanged_samples: int = 0

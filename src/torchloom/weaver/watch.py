@@ -222,7 +222,8 @@ class Watch:
         if not windows:
             return
         watched.fresh, watched.urgent, watched.looked_s = set(), False, now_s
-        watched.memory, found = judge(windows, watched.memory, limits_of(job.spec.limits))
+        limits, settings = limits_of(job.spec.limits), _settings(job, windows)
+        watched.memory, found = judge(windows, watched.memory, limits, settings=settings)
         found = [f for f in found if f.kind not in BY_EVENTS]
         ready = self._ask_if_stuck(job, watched, found, now_s)
         faults, say, ended = choose(
@@ -360,6 +361,12 @@ def _joined_hashes(before: RankWindow, now: RankWindow) -> tuple[PartHash, ...]:
     fresh = {(h.step, h.part) for h in now.hashes}
     kept = [h for h in before.hashes if (h.step, h.part) not in fresh]
     return tuple(sorted([*kept, *now.hashes], key=lambda h: (h.step, h.part)))[-HASHES_KEPT:]
+
+
+def _settings(job: Job, windows: Sequence[RankWindow]) -> int:
+    """How many changes of its config are in force."""
+    done = [w.steps_done + w.offset for w in windows if w.offset is not None]
+    return sum(not done or entry.step <= max(done) for entry in job.schedule)
 
 
 def _named(job: Job, finding: Finding) -> list[Worker]:

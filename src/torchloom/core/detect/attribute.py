@@ -13,7 +13,7 @@ from torchloom.core.detect import words
 from torchloom.core.detect.cost import Cost, what_if
 from torchloom.core.detect.matrix import delays_from_training
 from torchloom.core.detect.robust import median
-from torchloom.core.detect.slow import SETTLED, Late, SlowLimits, Trigger, localise, unevenness
+from torchloom.core.detect.slow import SETTLED, Late, SlowLimits, Trigger, held_back, localise, unevenness
 from torchloom.core.detect.window import RankWindow, by_role
 from torchloom.core.tournament import Pair
 from torchloom.model.findings import Evidence, Finding, FindingKind
@@ -30,7 +30,7 @@ def stragglers(windows: Sequence[RankWindow], limits: SlowLimits) -> list[Findin
     """Findings for every late rank, and for roles in which a different rank is late every time."""
     found: list[Finding] = []
     for peers in by_role(windows).values():
-        late = localise(peers, limits)
+        late = localise(peers, limits) or held_back(peers, limits)
         by_rank = {w.rank: w for w in peers}
         together = what_if(peers, [one.rank for one in late], late[0].steps if late else 1)
         if together.share < limits.matters or _one_group(peers, {one.rank for one in late}):
@@ -66,10 +66,18 @@ def _explain(window: RankWindow, late: Late, calm: Sequence[RankWindow], cost: C
     caused = own_delay * more_cpu / max(1.0, own)
     delay = own_delay - _median([w.process.run_delay_ns_per_step for w in calm]) - caused
     cpu = more_cpu + caused
+    throttled = window.process.throttled_ns_per_step - _median(
+        [w.process.throttled_ns_per_step for w in calm]
+    )
     work = window.work_per_step / max(1e-9, _median([w.work_per_step for w in calm])) if calm else 0.0
     more, whole = late.excess_ns / 1e9, max(1.0, late.excess_ns)
     kind: FindingKind
-    if data >= max(delay, EXPLAINS_A_RANK * whole):
+    if throttled >= max(data, EXPLAINS_A_RANK * whole):
+        kind, why = (
+            "host-contention",
+            f"the CPU quota of its cgroup stops it for {words.lasting(throttled / 1e9)}",
+        )
+    elif data >= max(delay, EXPLAINS_A_RANK * whole):
         kind, why = "data-slow", f"it waits {words.lasting(data / 1e9)} longer for data"
     elif window.work_per_step and work > 1 and log(work) >= EXPLAINS * log(late.ratio):
         kind, why = "data-imbalance", f"it gets {work:.2f}× the work of its peers"
@@ -101,6 +109,7 @@ def _explain(window: RankWindow, late: Late, calm: Sequence[RankWindow], cost: C
             "data_s": data / 1e9,
             "cpu_s": cpu / 1e9,
             "run_delay_s": delay / 1e9,
+            "throttled_s": throttled / 1e9,
             "cost": cost.share,
             "lost_steps_per_s": cost.lost_steps_per_s,
         },

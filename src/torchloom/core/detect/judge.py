@@ -26,6 +26,9 @@ from torchloom.model.findings import Finding
 LOCALISE_EVERY = 4
 """Steps between two looks for stragglers: a look costs most of all, and nobody is in a hurry."""
 
+WHOLE_JOB = frozenset({"communication-slow", "global-slowdown"})
+"""Slowness that is seen against what was usual before, and not against other ranks."""
+
 
 class Held(Struct, frozen=True):
     """A rank that others wait for, or that announced a phase: learned from when it ends by itself."""
@@ -55,6 +58,10 @@ class Memory(Struct, frozen=True):
     localised_step: int = 0
     slow: tuple[Finding, ...] = ()
     """What the last look for slowness found."""
+    settings: int | None = None
+    """The version of the job's settings."""
+    changed_step: int | None = None
+    """Completed steps when it changed last."""
 
 
 class AllLimits(Struct, frozen=True):
@@ -69,10 +76,15 @@ def judge(
     *,
     unheard: Collection[str] = (),
     ranks_of: dict[str, tuple[int, ...]] | None = None,
+    settings: int = 0,
 ) -> tuple[Memory, list[Finding]]:
-    """What is wrong now. `unheard` are nodes without heartbeats, with their ranks in `ranks_of`."""
+    """What is wrong now. `unheard` are nodes without heartbeats, with their ranks in `ranks_of`. `settings`
+    is the version of what people set while the job runs: it may make steps longer for good."""
     if not windows:
         return memory, lost_nodes(unheard, ranks_of or {})
+    if settings != memory.settings:
+        changed = memory.trigger.last_step if memory.settings is not None else None
+        memory = replace(memory, settings=settings, changed_step=changed)
     memory = _learn(windows, memory, limits)
     memory, found = _numbers(windows, memory)
     found += lost_nodes(unheard, ranks_of or {})
@@ -105,14 +117,24 @@ def _learn(windows: Sequence[RankWindow], memory: Memory, limits: AllLimits) -> 
         return memory
     trigger = memory.trigger
     times = [median(fresh[s]) for s in steps]
+    lasts = _lasts(memory, limits.slow)
     for step, step_s in zip(steps, times, strict=True):
-        trigger = watch(trigger, step, step_s, limits.slow)
+        trigger = watch(trigger, step, step_s, limits.slow, lasts)
     usual = memory.transfers_ns
     if trigger.total == 0.0:
         now = transfers(windows)
         usual = {g: 0.8 * usual[g] + 0.2 * t if g in usual else t for g, t in now.items()}
     pace = with_steps(memory.pace, times, steps[-1])
     return replace(memory, pace=pace, trigger=trigger, transfers_ns=usual)
+
+
+def _lasts(memory: Memory, limits: SlowLimits) -> bool:
+    """Whether the job was found to be slower, which must not become usual meanwhile. Where somebody changed
+    the settings just before or since then, it may be meant so."""
+    if not any(f.kind in WHOLE_JOB for f in memory.slow):
+        return False
+    began = memory.trigger.last_step - memory.trigger.above
+    return memory.changed_step is None or began > memory.changed_step + limits.forget_steps
 
 
 def _numbers(windows: Sequence[RankWindow], memory: Memory) -> tuple[Memory, list[Finding]]:

@@ -45,8 +45,16 @@ class SlowLimits(Struct, frozen=True, kw_only=True):
     """A rank must be late in this share of the steps."""
     matters: float = 0.03
     """What a rank takes more than its peers must be at least this share of the step."""
+    throttled: float = 0.1
+    """A quota that takes this share of a step from one rank is seen …"""
+    throttled_score: float = 1.5
+    """… and, being exact, needs far less of a difference in times: on a host where all wait for a core the
+    times of healthy ranks differ a lot."""
     forget_steps: int = 200
-    """After so many steps a slower pace counts as the usual one."""
+    """After so many steps a slower pace counts as the usual one …"""
+    forget_s: float = 1800.0
+    """… and while it is told of only after this long, too: what is wrong does not become usual, but what was
+    told wrongly must not keep a job from being known for ever."""
 
 
 class Trigger(Struct, frozen=True):
@@ -61,10 +69,15 @@ class Trigger(Struct, frozen=True):
     alarmed: bool = False
     baseline_s: float = 0.0
     now_s: float = 0.0
+    unfound: int = 0
+    """Steps in a row with a positive sum and nothing to tell."""
+    slow_s: float = 0.0
+    """How long all steps in a row with a positive sum took."""
 
 
-def watch(trigger: Trigger, step: int, step_s: float, limits: SlowLimits) -> Trigger:
-    """Take one more step of the job (its time is the median over ranks) into account."""
+def watch(trigger: Trigger, step: int, step_s: float, limits: SlowLimits, found: bool = False) -> Trigger:
+    """Take one more step of the job (its time is the median over ranks) into account. `found` says that the
+    job was found to be slower at the last look."""
     if step <= trigger.last_step or step_s <= 0:
         return trigger
     y = log(step_s)
@@ -82,7 +95,10 @@ def watch(trigger: Trigger, step: int, step_s: float, limits: SlowLimits) -> Tri
     gain = min(y - usual, max(3 * sigma, 0.15))
     # In a job whose steps vary by themselves a fixed drift would let chance add up.
     total = max(0.0, trigger.total + gain - max(limits.drift, doubt * sigma))
-    if total == 0.0 or trigger.above > limits.forget_steps:
+    # No higher than a few alarms: what lasted for long must not take as long to be over.
+    total = min(total, 4 * max(limits.alarm, limits.alarm_sigmas * sigma))
+    unfound, slow_s = 0 if found else trigger.unfound + 1, trigger.slow_s + step_s
+    if total == 0.0 or _is_usual(unfound, trigger.above, slow_s, limits):
         kept = healthy if total == 0.0 else trigger.excesses
         return Trigger((*kept, y)[-limits.baseline_steps :], last_step=step)
     # The baseline stands still while the sum is positive, or it would learn the slowness.
@@ -98,7 +114,23 @@ def watch(trigger: Trigger, step: int, step_s: float, limits: SlowLimits) -> Tri
         # A slower job has slower fast steps as well; a run of long batches or garbage collections has not.
         and _fast(recent) - _fast(healthy) > log(1 + limits.excess) / 2
     )
-    return Trigger(healthy, total, trigger.above + 1, excesses, step, alarmed, exp(usual), exp(now))
+    return Trigger(
+        healthy,
+        total,
+        trigger.above + 1,
+        excesses,
+        step,
+        alarmed,
+        exp(usual),
+        exp(now),
+        unfound,
+        slow_s,
+    )
+
+
+def _is_usual(unfound: int, above: int, slow_s: float, limits: SlowLimits) -> bool:
+    """Whether a slower pace has lasted for so long that it counts as the usual one."""
+    return unfound > limits.forget_steps or (slow_s > limits.forget_s and above > limits.forget_steps)
 
 
 def _fast(values: Sequence[float]) -> float:
@@ -138,6 +170,18 @@ def localise(windows: Sequence[RankWindow], limits: SlowLimits) -> list[Late]:
         if found:
             return found
     return []
+
+
+def held_back(windows: Sequence[RankWindow], limits: SlowLimits) -> list[Late]:
+    """Late ranks that a CPU quota stops, and their peers not, or less."""
+    quotas = {w.rank: w.process.throttled_ns_per_step for w in windows}
+    if not any(quotas.values()) or len(quotas) < 2:
+        return []
+    step_ns = median([s.step_ns for w in windows for s in w.steps] or [0])
+    others = {rank: median([t for r, t in quotas.items() if r != rank]) for rank in quotas}
+    stopped = {rank for rank, t in quotas.items() if t - others[rank] > limits.throttled * step_ns}
+    loose = replace(limits, score=limits.throttled_score, often=0.5)
+    return [one for one in _localise(windows, loose, MAX_STEPS) if one.rank in stopped]
 
 
 def _localise(windows: Sequence[RankWindow], limits: SlowLimits, newest: int) -> list[Late]:
