@@ -31,7 +31,7 @@ def bare(home: Path) -> Iterator[Stack]:
         yield stack
     finally:
         stack.loom("down", "--stop-jobs", check=None)
-    wait_until(lambda: not stack.leftovers(), f"nothing left: {stack.leftovers()}", timeout_s=20)
+    wait_until(lambda: not stack.leftovers(), f"nothing left: {stack.leftovers()}")
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
     yield forker
     assert forker.process.stdin is not None and forker.process.stdout is not None
     forker.process.stdin.close()
-    forker.process.wait(timeout=30)
+    forker.process.wait(timeout=120)
     forker.process.stdout.close()
 
 

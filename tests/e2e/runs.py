@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 from typing import Any, Protocol
 
-from stack import Stack, wait_until
+from stack import HANG_S, Stack, wait_until
 
 
 class Store(Protocol):
@@ -27,7 +27,7 @@ class Run:
         command = (str(out), "--steps", str(steps), *args)
         self.job = stack.submit("identical.py", *command, workers=world, flags=("--max-restarts", "50"))
 
-    def finish(self, timeout_s: float = 150) -> dict[str, Any]:
+    def finish(self, timeout_s: float = HANG_S) -> dict[str, Any]:
         status = self.stack.wait_state(self.job, "completed", "failed", timeout_s=timeout_s)
         assert status["state"] == "completed", f"{status}\n{self.stack.loom('logs', self.job).stdout[-3000:]}"
         return status
@@ -59,7 +59,7 @@ class Run:
         def there() -> bool:
             return any(s >= step for _, s, _, _ in self.lines(self.world - 1))
 
-        wait_until(there, f"step {step}", timeout_s=90)
+        wait_until(there, f"step {step}")
 
     def kill_worker(self, rank: int) -> None:
         """SIGKILL the newest process of a rank and wait for the next one's first step."""
@@ -74,7 +74,7 @@ class Run:
     def wait_next(self, rank: int, generation: int) -> None:
         """Wait for the first step after that generation."""
         try:
-            wait_until(lambda: self.lines(rank)[-1][0] > generation, "it goes on", timeout_s=60)
+            wait_until(lambda: self.lines(rank)[-1][0] > generation, "it goes on")
         except AssertionError as error:
             log = self.stack.loom("logs", self.job, check=None).stdout
             raise AssertionError(f"{error}\n{self.stack.try_status(self.job)}\n{log[-3000:]}") from error

@@ -13,7 +13,8 @@ from torchloom.client import Client, Endpoint, NotAnswering
 from torchloom.errors import LoomError, NotAllowed, NotFound, TimedOut
 from torchloom.home import Home
 
-READY_WITHIN_S = 20.0
+READY_WITHIN_S = 60.0
+"""A supervisor that gives up says so long before; this is for a host that has no time for us."""
 LOOK_EVERY_S = 0.02
 
 
