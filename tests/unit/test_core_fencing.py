@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from core_story import KILLED, S, Story, only
+from core_story import FAILED, KILLED, S, Story, lost_peer, only
 from msgspec.structs import replace
 
 from torchloom.core.detect.silence import fenced_nodes
@@ -51,6 +51,44 @@ def test_the_workers_count_as_ended_and_the_job_recovers_elsewhere() -> None:
     story.exit(0, KILLED, steps=50)
     story.bring_up()
     assert [w.node for w in story.job().workers] == ["a", "c"] and story.state() is JobState.RUNNING
+    story.check_replay()
+
+
+def test_a_rank_that_lost_its_peer_before_is_not_to_blame_and_it_is_one_incident() -> None:
+    story = Story(a=1, b=1, c=1)
+    story.run(workers=1, nodes=2, policy=Policy(self_fence_s=20.0))
+    story.now_ns += 60 * S
+    story.exit(0, FAILED, end=lost_peer(), steps=50)
+    story.tell(NodeUnreachable(node="b", silent_s=3.5))
+    assert story.job().incidents == ["j.1"] and story.incident().kind == "crash"
+    assert "b has been silent for 3.5 s; rank 1 there may well go on" in story.job().reason
+    fenced(story)
+    incident = story.incident()
+    assert (incident.kind, incident.node, incident.culprit) == ("node-lost", "b", None)
+    assert incident.verdict.endswith(
+        "rank 1 has ended there; rank 0 followed because their peer was gone"
+    )  # fmt: skip
+    assert story.job().restarts == 1 and not story.job().restarts_by_rank
+    story.bring_up()
+    assert [w.node for w in story.job().workers] == ["a", "c"] and incident.open
+    story.first_step(0)
+    assert not incident.open and incident.timeline.first_step_ns
+    story.check_replay()
+
+
+def test_a_peer_whose_node_is_heard_again_tells_itself_how_it_ended() -> None:
+    story = Story(a=1, b=1)
+    story.run(workers=1, nodes=2)
+    story.now_ns += 60 * S
+    story.exit(0, FAILED, end=lost_peer(), steps=50)
+    story.tell(NodeUnreachable(node="b", silent_s=3.5))
+    story.tell(NodeReachable(node="b"))
+    story.exit(1, KILLED, steps=50, at_s=10.0)
+    incident = story.incident()
+    assert (incident.kind, incident.culprit) == ("crash", 1) and "SIGKILL" in incident.verdict
+    story.bring_up()
+    story.first_step(0)
+    assert not incident.open and incident.timeline.first_step_ns and story.job().incidents == ["j.1"]
     story.check_replay()
 
 

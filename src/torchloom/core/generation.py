@@ -33,7 +33,7 @@ def start_generation(turn: Turn, job: Job, reason: str) -> None:
         job.reason = why
         return
     move_job(turn, job, JobState.STARTING, f"{reason}; {why}" if why else reason)
-    close_findings(turn, job, "its generation ended")
+    close_findings(turn, job, "its generation ended", keep=job.incident)
     job.generation += 1
     job.generation_at_ns = turn.now_ns
     job.started_at_ns = job.started_at_ns or turn.now_ns

@@ -6,14 +6,17 @@ closed when the node is heard again. Only a person's word makes it a loss, becau
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from torchloom.core.budget import made_progress, plan_restart
+from torchloom.core.culprit import secondary_note
 from torchloom.core.detect.words import lasting, ranks_text
 from torchloom.core.ending import end_generation, open_incident, worker_exited
 from torchloom.core.incidents import close
 from torchloom.core.numbers import goodput
 from torchloom.core.turn import Turn
 from torchloom.model.events import NodeGone, NodeUnreachable, WorkerExited
-from torchloom.model.fleet import Fleet, Incident, Job, JobState, Node, NodeState, Worker
+from torchloom.model.fleet import ExitReport, Fleet, Incident, Job, JobState, Node, NodeState, Worker
 from torchloom.model.worker import Exit
 
 HEARD = "it was heard again, and nothing was restarted because of it,"
@@ -29,12 +32,27 @@ def say_silent(turn: Turn, node: Node, event: NodeUnreachable) -> None:
             continue
         what = f"{node.id} has been silent for {lasting(event.silent_s)}; {_named(_lost(job, node))} there "
         what += "may well go on"
+        waiting = _left_alone(turn, job)
+        if waiting is not None:  # one fault, one incident: its peer may have gone with the node
+            waiting.node, waiting.verdict = node.id, f"{waiting.verdict}; {what}"
+            job.reason = f"{waiting.verdict}; {waiting.decision}"
+            job.silent[node.id] = waiting.id
+            continue
         incident = _reopened(turn, job, node) or _opened(turn, job, node, event.silent_s)
         incident.verdict = what
         incident.decision = (
             f"reported only, because unreachable is not dead; if its host is gone: `loom node gone {node.id}`"
         )
         job.silent[node.id] = incident.id
+
+
+def _left_alone(turn: Turn, job: Job) -> Incident | None:
+    """The recovery under way, if all that is known of its cause is that a rank lost its peer."""
+    incident = turn.fleet.incidents.get(job.incident)
+    if job.state is not JobState.RECOVERING or incident is None or incident.kind != "crash":
+        return None
+    followed = incident.culprit is not None and _followed(incident.exits[0])
+    return incident if followed and not incident.node else None
 
 
 def _opened(turn: Turn, job: Job, node: Node, silent_s: float) -> Incident:
@@ -95,6 +113,8 @@ def lose_workers(turn: Turn, node: Node, event: NodeGone) -> None:
             heard_ns = said.timeline.first_sign_ns
         if job.state in (JobState.STARTING, JobState.RUNNING):
             _recover(turn, job, node, event, lost, said, heard_ns)
+        elif said is not None and said.id == job.incident:
+            _was_the_cause(turn, job, node, event, lost, said)
         node.lost += [worker.ref for worker in lost]
         for worker in lost:
             ran_ns = heard_ns - worker.started_at_ns if worker.started_at_ns else 0
@@ -122,20 +142,41 @@ def _recover(
 ) -> None:
     """No rank is to blame, and what was said about the silence becomes the incident of the loss."""
     incident = said or _opened(turn, job, node, 0.0)
-    have = "has" if len(lost) == 1 else "have"
-    incident.verdict = f"{event.by} confirmed that {node.id} is gone; {_named(lost)} {have} gone with it"
-    if event.fenced:
-        fence_s = job.spec.policy.self_fence_s or 0.0
-        incident.verdict = (
-            f"{node.id} has been silent for more than {lasting(fence_s)}, after which it ends the workers of "
-            f"this job (self_fence_s); {_named(lost)} {have} ended there"
-        )
+    incident.verdict = _loss(job, node, event, lost)
     incident.timeline.decided_ns = turn.now_ns
     ran_s = max(0, heard_ns - job.generation_at_ns) / 1e9
     progress = made_progress(job.spec.restarts, event.steps.get(job.id, 0), ran_s)
     job.plan = plan_restart(job, None, progress, turn.chance)
     gone = "cannot be reached" if event.fenced else "is gone"
     end_generation(turn, job, incident, f"{node.id} {gone}, so generation {job.generation} cannot go on")
+
+
+def _was_the_cause(
+    turn: Turn, job: Job, node: Node, event: NodeGone, lost: list[Worker], incident: Incident
+) -> None:
+    """Ranks elsewhere died first, of the connection: they followed, and no rank is to blame."""
+    assert job.plan is not None
+    incident.kind, incident.culprit = "node-lost", None
+    incident.exits = [replace(one, secondary=True) if _followed(one) else one for one in incident.exits]
+    incident.verdict = _loss(job, node, event, lost) + secondary_note(incident.exits)
+    job.plan = plan_restart(job, None, job.plan.progress, turn.chance)
+    incident.decision = job.plan.reason
+    job.reason = f"{incident.verdict}; {job.plan.reason}"
+
+
+def _followed(report: ExitReport) -> bool:
+    return report.end is not None and report.end.connection_lost
+
+
+def _loss(job: Job, node: Node, event: NodeGone, lost: list[Worker]) -> str:
+    have = "has" if len(lost) == 1 else "have"
+    if not event.fenced:
+        return f"{event.by} confirmed that {node.id} is gone; {_named(lost)} {have} gone with it"
+    fence_s = job.spec.policy.self_fence_s or 0.0
+    return (
+        f"{node.id} has been silent for more than {lasting(fence_s)}, after which it ends the workers of "
+        f"this job (self_fence_s); {_named(lost)} {have} ended there"
+    )
 
 
 def _lost(job: Job, node: Node) -> list[Worker]:
