@@ -6,6 +6,7 @@ from detect_windows import stepping
 
 from torchloom.core.detect.attribute import stragglers
 from torchloom.core.detect.slow import SlowLimits
+from torchloom.model.findings import Finding
 from torchloom.model.windows import ProcessFacts
 
 STEPS = 16
@@ -30,3 +31,23 @@ def test_a_long_computation_waits_longer_for_a_cpu_than_short_ones_and_is_still_
 
 def test_who_computes_as_much_as_its_peers_is_held_up_by_its_host() -> None:
     assert kind_of_the_late_one(cpu_ms=5.4, delay_ms=97) == "host-contention"
+
+
+def all_wait_for_a_core(late: ProcessFacts) -> list[Finding]:
+    """Two ranks that wait 90 ms for a core in a step of 150 ms, of which one has taken 24 ms longer."""
+    usual = ProcessFacts(cpu_ns_per_step=22_000_000, run_delay_ns_per_step=90_000_000)
+    one = stepping(0, [0.11] * STEPS, step_s=0.15, process=usual)
+    return stragglers([one, stepping(1, [0.134] * STEPS, step_s=0.15, process=late)], SlowLimits())
+
+
+def test_where_all_wait_for_a_core_chance_is_nobodys_fault() -> None:
+    for cpu_ms, delay_ms in ((22, 90), (25.5, 92), (21, 80)):
+        facts = ProcessFacts(cpu_ns_per_step=round(cpu_ms * 1e6), run_delay_ns_per_step=round(delay_ms * 1e6))
+        assert all_wait_for_a_core(facts) == []
+
+
+def test_there_too_it_is_told_who_computes_more_or_waits_longer() -> None:
+    more = ProcessFacts(cpu_ns_per_step=36_000_000, run_delay_ns_per_step=98_000_000)
+    longer = ProcessFacts(cpu_ns_per_step=22_000_000, run_delay_ns_per_step=112_000_000)
+    assert [f.kind for f in all_wait_for_a_core(more)] == ["compute-slow"]
+    assert [f.kind for f in all_wait_for_a_core(longer)] == ["host-contention"]

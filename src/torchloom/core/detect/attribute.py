@@ -21,7 +21,9 @@ from torchloom.model.findings import Evidence, Finding, FindingKind
 EXPLAINS = 0.5
 EXPLAINS_A_RANK = 0.35
 SAME_CPU = 0.1
-"""CPU times of ranks that do the same differ by this much; cold caches alone may cost it."""
+"""CPU times of ranks that do the same differ by this much; cold caches alone may cost it …"""
+SAME_CPU_IF_CROWDED = 0.25
+"""… and by this much where all of them wait for a core for longer than one of them is late."""
 UNEVEN_SPREAD = 0.08
 UNEVEN_LOSS = 0.15
 
@@ -37,7 +39,7 @@ def stragglers(windows: Sequence[RankWindow], limits: SlowLimits) -> list[Findin
             late = []  # without them the job would be no faster, or it is what they share that is slow
         calm = [w for w in peers if w.rank not in {one.rank for one in late}]
         for one in late:
-            found.append(_explain(by_rank[one.rank], one, calm, together))
+            found += _explain(by_rank[one.rank], one, calm, together)
         if not late:
             found += _uneven(peers)
     return found
@@ -52,7 +54,8 @@ def _one_group(peers: Sequence[RankWindow], late: set[int]) -> bool:
     return len(late) > 2 and any(late <= m and 2 * len(late) > len(m) for m in members.values())
 
 
-def _explain(window: RankWindow, late: Late, calm: Sequence[RankWindow], cost: Cost) -> Finding:
+def _explain(window: RankWindow, late: Late, calm: Sequence[RankWindow], cost: Cost) -> list[Finding]:
+    """One finding; none where nothing sets the rank apart but chance on a crowded host."""
     steps = late.steps
     data = _median([s.data_wait_ns for s in window.steps[-steps:]]) - _median(
         [s.data_wait_ns for w in calm for s in w.steps[-steps:]]
@@ -62,9 +65,12 @@ def _explain(window: RankWindow, late: Late, calm: Sequence[RankWindow], cost: C
     # its CPU time. Contention alone does not make anybody compute more.
     own, own_delay = window.process.cpu_ns_per_step, window.process.run_delay_ns_per_step
     calm_cpu = _median([w.process.cpu_ns_per_step for w in calm])
-    more_cpu = own - calm_cpu if own - calm_cpu > SAME_CPU * calm_cpu else 0.0
+    calm_delay = _median([w.process.run_delay_ns_per_step for w in calm])
+    crowded = calm_delay >= late.excess_ns
+    same = SAME_CPU_IF_CROWDED if crowded else SAME_CPU
+    more_cpu = own - calm_cpu if own - calm_cpu > same * calm_cpu else 0.0
     caused = own_delay * more_cpu / max(1.0, own)
-    delay = own_delay - _median([w.process.run_delay_ns_per_step for w in calm]) - caused
+    delay = own_delay - calm_delay - caused
     cpu = more_cpu + caused
     throttled = window.process.throttled_ns_per_step - _median(
         [w.process.throttled_ns_per_step for w in calm]
@@ -85,35 +91,39 @@ def _explain(window: RankWindow, late: Late, calm: Sequence[RankWindow], cost: C
         kind, why = "host-contention", f"it wants a CPU and has none for {words.lasting(delay / 1e9)}"
     elif window.device.startswith("GPU") or cpu >= EXPLAINS_A_RANK * whole:
         kind, why = "compute-slow", "its computation takes longer"
+    elif crowded:
+        return []  # all wait for a core, and it does not wait longer than they: no one's fault
     else:
         kind, why = "host-contention", "neither data nor computation explains it, so its host holds it up"
-    return Finding(
-        kind=kind,
-        ranks=(window.rank,),
-        node=window.node,
-        sentence=f"{words.who(window)} takes {late.ratio:.2f}× the time of its peers "
-        f"({words.lasting(more)} a step more): {why}; this costs {cost.lost_steps_per_s:.3g} steps/s, "
-        f"{cost.share:.0%} of the job's speed",
-        confidence=min(0.99, 0.7 + 0.05 * (late.score / 6) + 0.2 * (late.share - 0.6) / 0.4),
-        certainty="slowness is reported, never certain",
-        evidence=(
-            Evidence(
-                window.rank,
-                f"late in {late.share:.0%} of {steps} steps, {late.score:.0f} robust standard deviations",
+    return [
+        Finding(
+            kind=kind,
+            ranks=(window.rank,),
+            node=window.node,
+            sentence=f"{words.who(window)} takes {late.ratio:.2f}× the time of its peers "
+            f"({words.lasting(more)} a step more): {why}; this costs {cost.lost_steps_per_s:.3g} steps/s, "
+            f"{cost.share:.0%} of the job's speed",
+            confidence=min(0.99, 0.7 + 0.05 * (late.score / 6) + 0.2 * (late.share - 0.6) / 0.4),
+            certainty="slowness is reported, never certain",
+            evidence=(
+                Evidence(
+                    window.rank,
+                    f"late in {late.share:.0%} of {steps} steps, {late.score:.0f} robust standard deviations",
+                ),
             ),
-        ),
-        inputs={
-            "ratio": late.ratio,
-            "score": late.score,
-            "excess_s": more,
-            "data_s": data / 1e9,
-            "cpu_s": cpu / 1e9,
-            "run_delay_s": delay / 1e9,
-            "throttled_s": throttled / 1e9,
-            "cost": cost.share,
-            "lost_steps_per_s": cost.lost_steps_per_s,
-        },
-    )
+            inputs={
+                "ratio": late.ratio,
+                "score": late.score,
+                "excess_s": more,
+                "data_s": data / 1e9,
+                "cpu_s": cpu / 1e9,
+                "run_delay_s": delay / 1e9,
+                "throttled_s": throttled / 1e9,
+                "cost": cost.share,
+                "lost_steps_per_s": cost.lost_steps_per_s,
+            },
+        )
+    ]
 
 
 def _uneven(peers: Sequence[RankWindow]) -> list[Finding]:
