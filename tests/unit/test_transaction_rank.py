@@ -161,6 +161,22 @@ def test_with_a_dead_store_nothing_is_prepared() -> None:
     assert said(rank) is Said.REFUSED and rank.next(S) == Pass()
 
 
+def test_a_store_that_answered_lately_is_not_asked_whether_it_can_be_reached() -> None:
+    def another(number: int) -> Mail:
+        return Mail(Phase.ARM, Proposal(AttemptId(3, number, 1), Kind.SET, {"lr": 0.2}), 20)
+
+    rank = armed()
+    rank.receive(mail(Phase.CONFIRM))
+    assert isinstance(rank.next(1 * S), CompareSet)
+    rank.store_said(KEY, "COMMIT")
+    assert isinstance(rank.next(2 * S - 1), Run)
+    rank.ran()
+    rank.receive(another(8))
+    assert rank.next(2 * S - 1) == Pass() and said(rank, AttemptId(3, 8, 1)) is Said.ARMED
+    rank.receive(another(9))
+    assert isinstance(rank.next(2 * S), Look), "heard of it when it was asked, a second ago"
+
+
 def test_two_phases_end_well_when_all_votes_are_good() -> None:
     rank = armed(two_phase=True)
     rank.receive(mail(Phase.CONFIRM))

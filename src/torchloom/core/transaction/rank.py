@@ -14,18 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torchloom.core.transaction.actions import (
-    CompareSet,
-    Do,
-    EndWorker,
-    Hold,
-    Look,
-    Pass,
-    Run,
-    StopScript,
-    Undo,
-    Wait,
-)
+from torchloom.core.transaction import actions
 from torchloom.core.transaction.attempt import NEVER_BETWEEN, Attempt, Stage
 from torchloom.core.transaction.decision import (
     ABORT,
@@ -46,8 +35,9 @@ ATTEMPTS_KEPT = 8
 WHY_CHARS = 4000
 """How much of a traceback an answer holds; the answers share one blob of the black box."""
 STORE_TIMEOUT_NS = 10_000_000_000
-"""How long the store may fail before a rank that depends on its answer ends. Not the control plane: the store
-belongs to the job, and its own collectives would wait far longer for it."""
+"""How long the job's store (not the control plane) may fail before a rank that needs its answer ends."""
+HEARD_NS = 1_000_000_000
+"""A store that answered so lately is not asked first whether it can be reached."""
 
 
 class Rank:
@@ -77,6 +67,7 @@ class Rank:
         self._leaving = False
         self._waited_until_ns = 0
         """The limit of waiting for mail at this boundary, however many attempts are due here."""
+        self._asked_ns = self._heard_ns = -HEARD_NS
 
     # -- what happens ---------------------------------------------------------------------------
     def arrive(self, step: int, step_ns: int = 0, *, between: bool = False) -> None:
@@ -128,6 +119,7 @@ class Rank:
 
     def store_said(self, key: str, value: str) -> None:
         """The value that `compare_set` brought back: the first writer's."""
+        self._heard_ns = self._asked_ns
         attempt = self._busy()
         if attempt is None:
             return
@@ -159,6 +151,7 @@ class Rank:
             return
         name = attempt.proposal.attempt
         if attempt.stage is Stage.ASKED:
+            self._heard_ns = self._asked_ns
             self._prepared(attempt)
         elif attempt.stage is Stage.WAITING and decision_key(name) in found:
             self._decided(attempt, found[decision_key(name)])
@@ -216,18 +209,18 @@ class Rank:
         return [a for a in self._attempts.values() if Stage.ARMED <= a.stage < Stage.CLOSED]
 
     # -- what to do -----------------------------------------------------------------------------
-    def next(self, now_ns: int) -> Do:
+    def next(self, now_ns: int) -> actions.Do:
         """The next thing this rank must do at this boundary (or, after `leave`, before it goes)."""
         while not self.broken:
             if self.stopped and not self._leaving:
-                return StopScript()
+                return actions.StopScript()
             attempt = self._busy()
             if attempt is None:
-                return Hold() if self.held and not self._on_its_way() else Pass()
+                return actions.Hold() if self.held and not self._on_its_way() else actions.Pass()
             do = self._go_on(attempt, now_ns)
             if do is not None:
                 return do
-        return EndWorker(self.broken)
+        return actions.EndWorker(self.broken)
 
     def _busy(self) -> Attempt | None:
         """The attempt to work on: the oldest that is due here, else one whose PREPARE is to be answered."""
@@ -253,14 +246,17 @@ class Rank:
         """Whether the ranks have decided on something that is done at the next place and not here."""
         return any(attempt.stage >= Stage.RUNNING for attempt in self._armed())
 
-    def _go_on(self, attempt: Attempt, now_ns: int) -> Do | None:
+    def _go_on(self, attempt: Attempt, now_ns: int) -> actions.Do | None:
         """One move of the attempt; None when it changed its stage and must be looked at again."""
         if self._leaving:
             return self._go_away(attempt, now_ns)
         proposal, name = attempt.proposal, attempt.proposal.attempt
         match attempt.stage:
+            case Stage.ASKED if now_ns < self._heard_ns + HEARD_NS:
+                self._prepared(attempt)
             case Stage.ASKED:
-                return Look((decision_key(name),), attempt.until(now_ns, proposal.control_timeout_ns))
+                self._asked_ns = now_ns
+                return actions.Look((decision_key(name),), attempt.until(now_ns, proposal.control_timeout_ns))
             case Stage.ARMED:
                 attempt.enter(Stage.WAITING)
             case Stage.WAITING:
@@ -274,7 +270,7 @@ class Rank:
                     timed_out=now_ns >= until_ns,
                 )
                 if not attempt.proposing:
-                    return Wait(until_ns, () if self.world == 1 else (decision_key(name),))
+                    return actions.Wait(until_ns, () if self.world == 1 else (decision_key(name),))
                 attempt.enter(Stage.DECIDING)
             case Stage.DECIDING:
                 return self._ask(attempt, attempt.store_key, attempt.proposing, now_ns)
@@ -282,7 +278,7 @@ class Rank:
                 self.ran(NEVER_BETWEEN)  # decided while paused, and the script went past the place
             case Stage.RUNNING:
                 attempt.has_run = True
-                return Run(proposal)
+                return actions.Run(proposal)
             case Stage.VOTING:
                 return self._ask(attempt, vote_key(name, self.rank), vote(attempt.trouble), now_ns)
             case Stage.COUNTING:
@@ -291,17 +287,17 @@ class Rank:
                 attempt.proposing, attempt.why = to_settle(attempt.votes, self.world, timed_out=timed_out)
                 if not attempt.proposing:
                     votes = (vote_key(name, rank) for rank in range(self.world))
-                    return Wait(until_ns, (settlement_key(name), *votes))
+                    return actions.Wait(until_ns, (settlement_key(name), *votes))
                 attempt.enter(Stage.SETTLING)
             case Stage.SETTLING:
                 return self._ask(attempt, attempt.store_key, attempt.proposing, now_ns)
             case Stage.UNDOING:
-                return Undo(proposal)
+                return actions.Undo(proposal)
             case _:
                 raise AssertionError(f"nothing is to be done for an attempt that is {attempt.stage.name}")
         return None
 
-    def _go_away(self, attempt: Attempt, now_ns: int) -> Do | None:
+    def _go_away(self, attempt: Attempt, now_ns: int) -> actions.Do | None:
         """Leave without being waited for: whoever is to come finds ABORT, unless it is decided already."""
         if self.world == 1:
             self._close(attempt, Said.LEFT, "the script ended")
@@ -311,11 +307,11 @@ class Rank:
             attempt.enter(Stage.DECIDING)
         return self._ask(attempt, attempt.store_key, attempt.proposing, now_ns)
 
-    def _ask(self, attempt: Attempt, key: str, value: str, now_ns: int) -> Do | None:
+    def _ask(self, attempt: Attempt, key: str, value: str, now_ns: int) -> actions.Do | None:
         """Propose a value in the store. A world of one has no store, and nobody to disagree with."""
-        until_ns = attempt.until(now_ns, STORE_TIMEOUT_NS)
+        until_ns, self._asked_ns = attempt.until(now_ns, STORE_TIMEOUT_NS), now_ns
         if self.world > 1:
-            return CompareSet(key, value, until_ns)
+            return actions.CompareSet(key, value, until_ns)
         self.store_said(key, value)
         return None
 
