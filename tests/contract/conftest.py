@@ -16,7 +16,7 @@ from torchloom.bus.memory import MemoryBus, MemoryHub
 from torchloom.bus.nats import NatsBus
 from torchloom.bus.protocol import Bus
 
-TEST_TIMEOUT_S = 60
+TEST_TIMEOUT_S = 240
 
 
 class Stage(Protocol):

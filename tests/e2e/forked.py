@@ -76,7 +76,7 @@ def forked() -> Iterator[Forked]:
     finally:
         assert process.stdin
         process.stdin.close()
-        process.wait(60)
+        process.wait(120)
 
 
 def _serve() -> None:

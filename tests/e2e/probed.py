@@ -112,7 +112,7 @@ class Warm:
         return self.outcome(self.order(spec, cwd, **variables))
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 60) -> None:
+def wait_for(condition: Callable[[], bool], timeout_s: float = 150) -> None:
     import time
 
     limit = time.monotonic() + timeout_s

@@ -64,7 +64,7 @@ class Stack:
 
     # -- commands -------------------------------------------------------------------------------------
     def loom(
-        self, *args: str, check: int | None = 0, timeout: float = 120
+        self, *args: str, check: int | None = 0, timeout: float = 240
     ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [str(BIN / "loom"), *args], env=self.env, capture_output=True, text=True, timeout=timeout

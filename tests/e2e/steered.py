@@ -73,7 +73,7 @@ class Forks:
     def close(self) -> None:
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.close()
-        self.process.wait(timeout=30)
+        self.process.wait(timeout=120)
         self.process.stdout.close()
 
 
@@ -203,7 +203,7 @@ class Job:
     def answers(self, rank: int) -> tuple[Answer, ...]:
         return unpack_answers(self.views[rank].read_blob(ANSWERS) or b"")
 
-    def until(self, condition: Callable[[], object], within_s: float = 60.0) -> None:
+    def until(self, condition: Callable[[], object], within_s: float = 150.0) -> None:
         give_up = time.monotonic() + within_s
         while not condition():
             if time.monotonic() > give_up or (
@@ -255,7 +255,7 @@ class Job:
         logs = sorted(self.directory.glob(f"log.g{self.generation}.*"))
         return "\n".join(f"{log.name}: {log.read_text()[-3000:]}" for log in logs)
 
-    def wait_for_end(self, within_s: float = 60.0) -> list[int]:
+    def wait_for_end(self, within_s: float = 150.0) -> list[int]:
         self.until(lambda: len(self.codes) == self.world, within_s)
         return [self.codes[rank] for rank in range(self.world)]
 

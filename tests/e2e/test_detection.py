@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stack import Stack, wait_until
+from stack import HANG_S, Stack, wait_until
 
 CALM = 'dry_run = true\n[rules.compute-slow]\nlikely = "report"\n'
 
@@ -25,7 +25,7 @@ def stack() -> Iterator[Stack]:
             yield made
         finally:
             made.down()
-        wait_until(lambda: not made.leftovers(), f"nothing left: {made.leftovers()}", timeout_s=20)
+        wait_until(lambda: not made.leftovers(), f"nothing left: {made.leftovers()}")
 
 
 class Faulty:
@@ -48,7 +48,7 @@ class Faulty:
         return sum(line.split()[1:2] == [str(rank)] for line in text.splitlines())
 
     def wait_steps(self, count: int) -> None:
-        wait_until(lambda: self.steps() >= count, f"{count} steps: {self.stack.logs()}", timeout_s=90)
+        wait_until(lambda: self.steps() >= count, f"{count} steps: {self.stack.logs()}")
 
     def pid(self, rank: int) -> int:
         return int(self.stack.status(self.job)["workers"][rank]["pid"])
@@ -56,7 +56,7 @@ class Faulty:
     def incidents(self) -> list[dict[str, Any]]:
         return list(self.stack.json("incidents", self.job))
 
-    def wait_incident(self, *kinds: str, timeout_s: float = 60.0, **wanted: Any) -> dict[str, Any]:
+    def wait_incident(self, *kinds: str, timeout_s: float = HANG_S, **wanted: Any) -> dict[str, Any]:
         """The first incident of these kinds with these values, with everything that is kept of it."""
 
         def look() -> dict[str, Any] | None:
@@ -74,7 +74,7 @@ class Faulty:
 
     def goes_on(self) -> None:
         before = self.steps()
-        wait_until(lambda: self.steps() > before + 5, "it goes on", timeout_s=60)
+        wait_until(lambda: self.steps() > before + 5, "it goes on")
 
 
 def rank_of(incident: dict[str, Any], rank: int) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def test_a_pause_nobody_announced_is_told_at_most(stack: Stack) -> None:
 
 def test_a_slow_rank_is_named_with_its_cost_and_only_reported(stack: Stack) -> None:
     with Faulty(stack, "slow") as run:
-        found = run.wait_incident("compute-slow", timeout_s=100, culprit=1)
+        found = run.wait_incident("compute-slow", culprit=1)
         assert "the time of its peers" in found["verdict"] and "steps/s" in found["verdict"]
         assert found["decision"] == "reported only" and stack.status(run.job)["restarts"] == 0
 

@@ -13,7 +13,7 @@ def train(stack: Stack, out: Path, *lives: tuple[int, int]) -> list[tuple[int, f
     out.mkdir()
     for world, until in lives:
         job = stack.submit("elastic.py", str(out), "--until", str(until), workers=world)
-        status = stack.wait_state(job, "completed", "failed", timeout_s=150)
+        status = stack.wait_state(job, "completed", "failed")
         assert status["state"] == "completed", stack.loom("logs", job).stdout[-3000:]
     rows = [line.split() for line in (out / "loss").read_text().splitlines()]
     return [(int(step), float(loss), float(factor)) for step, loss, factor in rows]

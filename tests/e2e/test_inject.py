@@ -9,8 +9,6 @@ import psutil
 import pytest
 from stack import Stack, wait_until
 
-pytestmark = pytest.mark.timeout(180)
-
 
 class Job:
     """A running job of 2 workers that notes its steps."""

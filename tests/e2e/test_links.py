@@ -5,10 +5,7 @@ from __future__ import annotations
 from itertools import permutations
 from typing import Any
 
-import pytest
 from stack import Stack, wait_until
-
-pytestmark = pytest.mark.timeout(300)
 
 
 def steps(stack: Stack, job: str) -> int:
@@ -18,7 +15,7 @@ def steps(stack: Stack, job: str) -> int:
 def test_a_slow_link_is_found_between_the_ranks_it_lies_between(stack: Stack) -> None:
     job = stack.submit("wide.py", workers=4)
     stack.wait_state(job, "running")
-    wait_until(lambda: steps(stack, job) >= 80, "the usual pace is known", timeout_s=120)
+    wait_until(lambda: steps(stack, job) >= 80, "the usual pace is known")
     before = stack.json("probe", job)["links"]
     pairs = {(one["sender"], one["receiver"]) for one in before["delays"]}
     assert pairs == set(permutations(range(4), 2))
@@ -29,7 +26,7 @@ def test_a_slow_link_is_found_between_the_ranks_it_lies_between(stack: Stack) ->
         found = [stack.json("incident", one["id"]) for one in stack.json("incidents", job)]
         return next((one for one in found if one["kind"] == "link-slow"), None)
 
-    incident = wait_until(told, f"the link is named: {stack.json('incidents', job)}", timeout_s=120)
+    incident = wait_until(told, f"the link is named: {stack.json('incidents', job)}")
     assert incident["finding"]["ranks"] == [0, 3] and "rank 0" in incident["verdict"]
     slowest = max(incident["links"]["delays"], key=lambda one: one["transfer_s"])
     assert (slowest["sender"], slowest["receiver"]) == (0, 3)

@@ -7,10 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-import pytest
 from stack import Stack, wait_until
-
-pytestmark = pytest.mark.timeout(240)
 
 SEED = "153"
 """With it the poisoned sample is one of step 29."""
@@ -37,7 +34,7 @@ class Notes:
         return min((self.rows(rank)[-1][0] if self.rows(rank) else 0) for rank in (0, 1))
 
     def wait(self, step: int) -> None:
-        wait_until(lambda: self.last() >= step, f"step {step}, at {self.last()}", timeout_s=90)
+        wait_until(lambda: self.last() >= step, f"step {step}, at {self.last()}")
 
 
 def incident(stack: Stack, job: str, kind: str, **wanted: Any) -> dict[str, Any]:
@@ -75,7 +72,7 @@ def test_a_nan_is_rolled_back_and_the_batch_that_caused_it_is_left_out_for_good(
     before = len(notes.rows(0))
     stack.loom("restore", job, "--step", "10")
     wait_until(lambda: any(step == 11 for step, _, _ in notes.rows(0)[before:]), "it is back at step 11")
-    wait_until(lambda: notes.rows(0)[-1][0] >= 45 > 11, "it goes past it", timeout_s=90)
+    wait_until(lambda: notes.rows(0)[-1][0] >= 45 > 11, "it goes past it")
     later = notes.rows(0)[before:]
     start = next(n for n, (step, _, _) in enumerate(later) if step == 11)
     assert all(math.isfinite(loss) for _, _, loss in later[start:])
@@ -86,7 +83,7 @@ def test_a_policy_pauses_a_real_job_until_somebody_lets_it_go_on(stack: Stack, t
     policy = tmp_path / "policy.toml"
     policy.write_text('[rules.not-a-number]\ncertain = "pause"\n')
     job = stack.submit("faulty.py", str(tmp_path / "notes"), "nan", flags=("--policy", str(policy)))
-    wait_until(lambda: stack.status(job).get("paused"), f"paused: {stack.status(job)}", timeout_s=90)
+    wait_until(lambda: stack.status(job).get("paused"), f"paused: {stack.status(job)}")
     told = incident(stack, job, "not-a-number")
     assert f"`loom resume {job}` lets it go on" in told["decision"] or told["decision"].startswith("paused")
     steps = len((tmp_path / "notes").read_text().splitlines())

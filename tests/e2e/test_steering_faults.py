@@ -92,7 +92,7 @@ def test_a_kill_in_the_midst_of_a_change(stack: Stack, tmp_path: Path, part: str
         def ended(id: str = operation) -> bool:
             return any(o["id"] == id and o["ended"] for o in operations(client, job))
 
-        wait_until(ended, f"the outcome of change {number}", timeout_s=120)
+        wait_until(ended, f"the outcome of change {number}")
         stack.wait_state(job, "running")
         values.wait_more(5)
     told = {o["id"]: o for o in operations(client, job)}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stack import Stack, wait_until
+from stack import HANG_S, Stack, wait_until
 
 
 class Steps:
@@ -27,7 +27,7 @@ class Steps:
     def pids(self) -> set[int]:
         return {pid for pid, _, _ in self.read()}
 
-    def wait_more(self, more: int = 20, timeout_s: float = 60) -> None:
+    def wait_more(self, more: int = 20, timeout_s: float = HANG_S) -> None:
         """Wait until every rank has completed `more` further steps."""
         before = {rank: sum(r == rank for _, r, _ in self.read()) for rank in (0, 1)}
         wait_until(
@@ -97,7 +97,7 @@ def test_a_script_that_always_crashes_fails_with_the_reason_and_never_loops(
     stack: Stack, steps: Steps
 ) -> None:
     job = stack.submit("train.py", str(steps.path), "--crash-at", "1", "--crash-how", "exit")
-    status = stack.wait_state(job, "failed", timeout_s=120)
+    status = stack.wait_state(job, "failed")
     assert "code 17" in status["reason"] and "no progress" in status["reason"]
     assert status["restarts"] == 3
     log = stack.loom("logs", job).stdout

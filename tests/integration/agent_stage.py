@@ -169,7 +169,7 @@ def sh(text: str) -> Program:
     return Program("command", "sh", ("-c", text))
 
 
-async def until(check: Callable[[], Any], timeout_s: float = 30.0) -> Any:
+async def until(check: Callable[[], Any], timeout_s: float = 120.0) -> Any:
     """Wait for a condition."""
     give_up = time.monotonic() + timeout_s
     while not (found := check()):

@@ -19,7 +19,7 @@ from torchloom.home import Home
 LOOM = str(Path(sys.executable).parent / "loom")
 
 
-def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 150.0) -> Any:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         found = condition()
@@ -54,7 +54,7 @@ class LoomHome:
 
     def loom(self, *args: str, code: int = 0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         process = self.start(*args, cwd=cwd)
-        out, err = process.communicate(timeout=90)
+        out, err = process.communicate(timeout=240)
         assert process.returncode == code, f"{args}: {process.returncode}\n{out}\n{err}\n{self.logs()}"
         return subprocess.CompletedProcess(args, process.returncode, out, err)
 
@@ -93,7 +93,7 @@ class LoomHome:
         """One bare HTTP request: status, headers, decoded body."""
         port = json.loads((self.home.parts_dir / "plan.json").read_bytes())["port"]
         given = self.home.token_file.read_text().strip() if token is None else token
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         sent = {"Authorization": f"Bearer {given}"} | {k.replace("_", "-"): v for k, v in headers.items()}
         try:
             connection.request(method, path, body, sent)

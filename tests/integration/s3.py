@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-START_LIMIT_S = 60.0
+START_LIMIT_S = 150.0
 GRPC_OFFSET = 10_000
 """The server listens for its own parts at each port plus this."""
 PARTS = ("master.port", "volume.port", "filer.port", "s3.port", "admin.port")

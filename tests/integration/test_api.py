@@ -22,7 +22,7 @@ def loom() -> Iterator[LoomHome]:
             yield made
         finally:
             made.loom("down", "--stop-jobs")
-        wait_for(lambda: not made.leftovers(), f"nothing left: {made.leftovers()}", timeout_s=20)
+        wait_for(lambda: not made.leftovers(), f"nothing left: {made.leftovers()}")
 
 
 @pytest.fixture(scope="module")

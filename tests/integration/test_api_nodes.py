@@ -37,7 +37,7 @@ def running(server: ApiServer, job: str, workers: int) -> None:
         known = server.weaver.fleet.jobs[job]
         return known.state == "running" and len(known.workers) == workers
 
-    server.wait(so, timeout_s=30)
+    server.wait(so)
 
 
 def test_a_host_is_gone_when_a_person_says_so_and_nobody_hears_it(server: ApiServer) -> None:

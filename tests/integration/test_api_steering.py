@@ -319,7 +319,7 @@ def loom(server: ApiServer, home: Path, *words: str, code: int = 0) -> subproces
         "LOOM_TOKEN": TOKEN,
         "NO_COLOR": "1",
     }
-    done = subprocess.run([LOOM, *words], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([LOOM, *words], env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
 

@@ -66,7 +66,7 @@ class Scene:
     async def saved(self, step: int) -> None:
         await until(
             lambda: (known := self.job.checkpoints) and known.saved and known.saved.step == step and known,
-            timeout_s=60,
+            timeout_s=120,
         )
 
     async def ask_to_save(self, step: int) -> None:
@@ -247,7 +247,7 @@ def test_a_damaged_state_is_passed_over_and_told(tmp_path: Path) -> None:
         await scene.saved(30)
         scene.shard("step-30.g1").unlink()
         os.kill(scene.job.workers[0].pid, 9)
-        await until(lambda: scene.known.restored == "step-20.g1", timeout_s=60)
+        await until(lambda: scene.known.restored == "step-20.g1")
         found = await until(
             lambda: [i for i in scene.weaver.fleet.incidents.values() if i.kind == "checkpoint-damaged"]
         )

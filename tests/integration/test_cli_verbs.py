@@ -25,7 +25,7 @@ def loom() -> Iterator[LoomHome]:
             yield made
         finally:
             made.loom("down", "--stop-jobs")
-        wait_for(lambda: not made.leftovers(), f"nothing left: {made.leftovers()}", timeout_s=20)
+        wait_for(lambda: not made.leftovers(), f"nothing left: {made.leftovers()}")
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +164,7 @@ def test_events_are_followed_until_interrupted(loom: LoomHome, job: str) -> None
 
         wait_for(heard, "an event of a job")
         follower.send_signal(signal.SIGINT)
-        follower.wait(timeout=20)
+        follower.wait(timeout=120)
     finally:
         follower.kill()
         follower.communicate()

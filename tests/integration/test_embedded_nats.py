@@ -137,7 +137,7 @@ def test_stop_ends_a_server_of_another_process_and_a_stopped_one(server: Embedde
     other = EmbeddedNats(server.directory, "n1")
     other.stop(timeout_s=0.5)
     other.stop()
-    assert process.wait(10) == -signal.SIGKILL
+    assert process.wait(60) == -signal.SIGKILL
 
 
 def test_homes_do_not_all_want_the_same_port(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def measure(hosts: Hosts, store: Path, attempt: int) -> list[tuple[str, tuple[in
         )
         for rank in range(hosts.count)
     ]
-    told = [tuple(map(tuple, json.loads(one.communicate(timeout=60)[0]))) for one in running]
+    told = [tuple(map(tuple, json.loads(one.communicate(timeout=240)[0]))) for one in running]
     found = rows(told)
     assert {(one.sender, one.receiver) for one in found} == set(permutations(range(4), 2))
     return [(finding.kind, finding.ranks) for finding in judge(found, {})]

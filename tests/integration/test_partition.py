@@ -32,7 +32,7 @@ from torchloom.model.policy import Policy
 from torchloom.weaver.service import Weaver
 
 SLEEPER = "import time\nwhile True: time.sleep(0.1)\n"
-WITHIN_S = 90.0
+WITHIN_S = 150.0
 
 
 async def until(condition: Callable[[], Any], what: str, within_s: float = WITHIN_S) -> Any:
@@ -113,7 +113,7 @@ async def fleet(port: int, work: Path) -> AsyncIterator[Fleet]:
         finally:
             gate.open()
             stop.set()
-            await asyncio.wait(tasks, timeout=20)
+            await asyncio.wait(tasks, timeout=60)
             for one in buses:
                 await one.close()
             gate.close()

@@ -58,7 +58,7 @@ class Terminal:
             self.raw += piece
         return _CODES.sub("", self.raw)
 
-    def wait_text(self, text: str, timeout_s: float = 60.0) -> None:
+    def wait_text(self, text: str, timeout_s: float = 150.0) -> None:
         end = time.monotonic() + timeout_s
         while text not in self.read():
             assert time.monotonic() < end, f"{text!r} did not come:\n{self.read()[-3000:]}"
@@ -83,7 +83,7 @@ def loom() -> Iterator[LoomHome]:
             yield made
         finally:
             made.loom("down", "--stop-jobs")
-        wait_for(lambda: not made.leftovers(), f"nothing left: {made.leftovers()}", timeout_s=20)
+        wait_for(lambda: not made.leftovers(), f"nothing left: {made.leftovers()}")
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ def bare() -> Iterator[LoomHome]:
             yield loom
         finally:
             loom.loom("down", "--stop-jobs")
-        wait_for(lambda: not loom.leftovers(), f"nothing left: {loom.leftovers()}", timeout_s=20)
+        wait_for(lambda: not loom.leftovers(), f"nothing left: {loom.leftovers()}")
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_a_second_up_finds_the_first(up: LoomHome) -> None:
 
 def test_of_two_at_once_one_wins(bare: LoomHome) -> None:
     both = [bare.start("up", "--port", "0") for _ in range(2)]
-    said = [process.communicate(timeout=60) for process in both]
+    said = [process.communicate(timeout=240) for process in both]
     assert [process.returncode for process in both] == [0, 0], said
     assert sum("already" in out for out, _ in said) == 1, said
     supervisors = [command for command in bare.processes() if "cli.supervisor" in command]
@@ -155,7 +155,7 @@ def test_in_the_foreground_sigterm_ends_it(bare: LoomHome) -> None:
     wait_for(lambda: (bare.home.parts_dir / "plan.json").exists(), "it runs")
     wait_for(lambda: bare.pid("weaver") and bare.request("GET", "/health")[2]["ready"], "it answers")
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=240)
     assert process.returncode == 0
     assert not bare.leftovers()
 
@@ -166,7 +166,7 @@ def test_sigterm_ends_parts_that_still_wait_for_the_bus(bare: LoomHome) -> None:
     os.kill(nats, signal.SIGSTOP)  # as slow as a machine can be
     wait_for(lambda: bare.pid("weaver") and bare.pid("agent"), "the others too")
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=240)
     assert process.returncode == 0
     assert not bare.leftovers()
 

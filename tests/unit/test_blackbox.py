@@ -58,7 +58,7 @@ def writing(path: Path, view: bb.View, what: str) -> Iterator[None]:
             yield
     finally:
         view.set_header(bb.Header.LIFE, bb.Life.ENDED)
-        writer.wait(30)
+        writer.wait(120)
 
 
 def test_ten_million_words_are_never_half_written(path: Path, view: bb.View) -> None:

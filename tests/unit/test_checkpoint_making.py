@@ -36,11 +36,11 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     opened = threading.Event()
 
     def file_backed(path: Path, size: int) -> region.Region:
-        assert opened.wait(60)
+        assert opened.wait(120)
         return region.file_backed(path, size)
 
     def anonymous(size: int) -> region.Region:
-        assert opened.wait(60)
+        assert opened.wait(120)
         return region.anonymous(size)
 
     monkeypatch.setattr(memory, "file_backed", file_backed)

@@ -103,7 +103,7 @@ def test_room_taken_by_living_writers_is_waited_for_and_that_of_dead_ones_is_not
         waiting.start()
         time.sleep(0.1)
         assert waiting.is_alive()
-    waiting.join(20)
+    waiting.join(120)
     assert not waiting.is_alive() and [path.read_bytes() for path in shards(cache)] == [b"another"]
 
 
@@ -113,7 +113,7 @@ def test_many_at_once_fetch_once(tmp_path: Path) -> None:
     for reader in readers:
         reader.start()
     for reader in readers:
-        reader.join(20)
+        reader.join(120)
     assert len(fetched) == 1
 
 
@@ -134,7 +134,7 @@ def test_many_writers_never_trip_over_each_others_files(tmp_path: Path) -> None:
     for writer in writers:
         writer.start()
     for writer in writers:
-        writer.join(60)
+        writer.join(120)
     assert failed == [] and len(shards(cache)) == 360
 
 

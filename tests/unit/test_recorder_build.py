@@ -49,7 +49,7 @@ def start() -> subprocess.Popen[str]:
 
 def test_several_at_once_build_it_once(kept: Path, tmp_path: Path) -> None:
     builders = [start() for _ in range(3)]
-    told = sorted(builder.communicate(timeout=120)[0] for builder in builders)
+    told = sorted(builder.communicate(timeout=300)[0] for builder in builders)
     assert [builder.returncode for builder in builders] == [0, 0, 0]
     assert sum("already there" in line for line in told) == 2
     assert sum(line.startswith("native recorder built: ") for line in told) == 1
@@ -72,7 +72,7 @@ def test_several_at_once_build_it_once(kept: Path, tmp_path: Path) -> None:
 def test_without_a_compiler_the_fallback_is_named(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     builder = start()
-    told, _ = builder.communicate(timeout=60)
+    told, _ = builder.communicate(timeout=240)
     assert builder.returncode == 0
     assert told.count("\n") == 1
     assert "no C++ compiler" in told and "Python fallback" in told

@@ -108,7 +108,7 @@ async def running(hub: MemoryHub, name: str) -> AsyncIterator[Weaver]:
 
 
 async def until(weaver: Weaver, condition: object, what: str) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while not condition():  # type: ignore[operator]
             await weaver.changed(weaver.fleet.seq, 0.05)
     assert condition(), what  # type: ignore[operator]
