@@ -38,9 +38,9 @@ def told(windows: list[RankWindow]) -> list[Finding]:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_rank_under_a_quota_is_told_where_everybody_waits_for_a_core(seed: int) -> None:
-    (found,) = told(crowded(seed, {2: 25.0}, ratio=1.45))
+    (found,) = told(crowded(seed, {2: 12.0}, ratio=1.3))
     assert (found.kind, found.ranks) == ("host-contention", (2,))
-    assert "the CPU quota of its cgroup stops it for 25 ms" in found.sentence
+    assert "the CPU quota of its cgroup stops it for 12 ms" in found.sentence
     assert not found.certain and not found.may_act
 
 

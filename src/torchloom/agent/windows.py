@@ -44,6 +44,7 @@ STEPS_KEPT = 32
 _STEPS_A_LOOK = 16
 _RECORDS_A_LOOK = 256
 _UNDER_WAY_AMONG = 64
+_GROUPS_A_STEP = 4
 _WORKERS_A_MESSAGE = 64
 _ALL_STEPS_EVERY = 8
 """Looks after which all steps kept are sent again: a message may have been lost, or the weaver be new."""
@@ -108,8 +109,9 @@ class Windows:
         past = self._past.setdefault(worker.ref, _Past())
         past.looks += 1
         steps = box.progress(Progress.STEPS)
-        fresh = _read_steps(box, past, steps)
         groups = box.view.groups()
+        # Steps after groups: every group of a step is in the table then.
+        fresh = _read_steps(box, past, steps, {key: place for place, key in enumerate(groups)})
         names = {key: words.group_name(group.name) for key, group in groups.items()}
         under_way = _under_way(box)
         name = box.view.read_blob(blackbox.PHASE_NAME) or b""
@@ -182,7 +184,7 @@ def _under_way(box: Box) -> list[blackbox.Collective]:
     return [c for c in box.view.collectives(_UNDER_WAY_AMONG) if is_under_way(c)]
 
 
-def _read_steps(box: Box, past: _Past, newest: int) -> tuple[StepTimes, ...]:
+def _read_steps(box: Box, past: _Past, newest: int, places: Mapping[int, int]) -> tuple[StepTimes, ...]:
     """Steps completed since the last look, with what they waited; those not fully readable are left out."""
     seen = past.steps[-1].step if past.steps else 0
     if newest <= seen:
@@ -200,14 +202,16 @@ def _read_steps(box: Box, past: _Past, newest: int) -> tuple[StepTimes, ...]:
         # A recorder that samples records some steps whole and others not at all.
         if len(mine) < step.collectives or (not mine and box.progress(Progress.COLLECTIVES_SKIPPED)):
             continue
-        found.append(_step_times(step, mine, past))
+        found.append(_step_times(step, mine, past, places))
         past.next_record = max(past.next_record, mine[-1].seq + 1) if mine else past.next_record
     past.next_record = max(past.next_record, first)
     past.steps.extend(found)
     return tuple(found)
 
 
-def _step_times(step: Step, mine: Sequence[blackbox.Collective], past: _Past) -> StepTimes:
+def _step_times(
+    step: Step, mine: Sequence[blackbox.Collective], past: _Past, places: Mapping[int, int]
+) -> StepTimes:
     by_group: dict[int, list[Collective]] = {}
     with_peer: dict[tuple[int, int, str], list[int]] = {}
     plain = []
@@ -224,7 +228,14 @@ def _step_times(step: Step, mine: Sequence[blackbox.Collective], past: _Past) ->
     for whom, took_ns in with_peer.items():
         kept = past.pairs.setdefault(whom, deque(maxlen=STEPS_KEPT))
         kept.append((min(took_ns), len(took_ns)))
-    return StepTimes(step.seq, step.step_ns, step.data_wait_ns, waited_ns(plain))
+    counted = sorted(
+        (places[key], some[-1].group_seq)
+        for key, some in by_group.items()
+        if key in places and all(c.exact and c.group_seq for c in some)
+    )
+    return StepTimes(
+        step.seq, step.step_ns, step.data_wait_ns, waited_ns(plain), tuple(counted[:_GROUPS_A_STEP])
+    )
 
 
 def _pairs(past: _Past, names: Mapping[int, str]) -> tuple[PairTimes, ...]:

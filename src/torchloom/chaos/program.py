@@ -167,7 +167,9 @@ def rank_program(rank: int, shape: Shape, fault: Fault | None, benign: Benign, s
                 yield Enter(tp, "all_reduce", _ACTIVATION)
             if before >= 0:
                 yield Send(before)
-        yield Enter(dp, "all_reduce", _LARGE, False)
+        skips = now and mine is not None and mine.kind == "skip"
+        if not skips:
+            yield Enter(dp, "all_reduce", _LARGE, False)
         yield piece(1 / 6)
         if now and mine and mine.kind == "hang":
             yield _STUCK[mine.stuck]
@@ -179,9 +181,11 @@ def rank_program(rank: int, shape: Shape, fault: Fault | None, benign: Benign, s
             yield Enter("world", "barrier", 0)
         odd = now and mine is not None and mine.kind == "desync"
         stalls = now and fault is not None and fault.kind == "stall" and dp == _dp_of(shape, fault.rank)
-        yield Enter(dp, "all_reduce", _SMALL if odd else _LARGE, False, stalls)
+        if not skips:
+            yield Enter(dp, "all_reduce", _SMALL if odd else _LARGE, False, stalls)
         yield Join()
-        if step % 10 == 0:
+        # After a skipped reduction this one would be a circle of waiting, which is another fault.
+        if step % 10 == 0 and (fault is None or fault.kind != "skip"):
             yield Enter("world", "all_reduce", _SMALL)
         yield piece(0.02)
         yield EndStep(data if p == 0 else 0.0, cpu, late)

@@ -24,6 +24,7 @@ FaultKind = Literal[
     "nan",
     "spike",
     "diverge",
+    "skip",
     "never-starts",
 ]
 Stuck = Literal["stopped", "lock", "loop", "read", "disk"]
@@ -47,11 +48,23 @@ EXPECTED = {
     "nan": {"not-a-number"},
     "spike": {"spike"},
     "diverge": {"divergence"},
+    "skip": {"divergence"},
     "never-starts": {"no-progress"},
 }
 """The classes of finding that are right for each fault. Links are told apart by probes afterwards."""
 NAMES_A_RANK = frozenset(
-    {"crash", "hang", "desync", "slow-compute", "slow-data", "slow-host", "heavy-rank", "nan", "diverge"}
+    {
+        "crash",
+        "hang",
+        "desync",
+        "slow-compute",
+        "slow-data",
+        "slow-host",
+        "heavy-rank",
+        "nan",
+        "diverge",
+        "skip",
+    }
 )
 FOUND_BY_PROBES = {"slow-link": "link-slow", "slow-sender": "sender-slow", "slow-receiver": "receiver-slow"}
 

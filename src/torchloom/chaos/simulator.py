@@ -209,7 +209,10 @@ class Simulation:
         me.active = at
         records = [self._shown(me, r) for r in me.this_step]
         took = round((at - me.step_began) * 1e9)
-        me.steps.append(StepTimes(me.done, took, round(action.data_wait_s * 1e9), waited_ns(records)))
+        used = {r.group for r in records if r.op not in ("send", "recv")}
+        made = tuple((place, me.entered[name]) for place, name in enumerate(me.groups) if name in used)
+        data_ns = round(action.data_wait_s * 1e9)
+        me.steps.append(StepTimes(me.done, took, data_ns, waited_ns(records), made))
         for name in me.groups:
             own = [r for r in records if r.group == name and r.op not in ("send", "recv")]
             me.waits.setdefault(name, deque(maxlen=8)).append(waited_ns(own))

@@ -81,6 +81,9 @@ class StepTimes(Struct, frozen=True, array_like=True):
     data_wait_ns: int
     wait_ns: int
     """`waited_ns` of all collectives of the step."""
+    made: tuple[tuple[int, int], ...] = ()
+    """For groups used in the step: their place in `RankWindow.groups`, and how many collectives the rank had
+    entered there by the end of the step. Sends and recvs are not counted."""
 
     @property
     def own_ns(self) -> int:

@@ -32,11 +32,14 @@ def stragglers(windows: Sequence[RankWindow], limits: SlowLimits) -> list[Findin
     """Findings for every late rank, and for roles in which a different rank is late every time."""
     found: list[Finding] = []
     for peers in by_role(windows).values():
-        late = localise(peers, limits) or held_back(peers, limits)
+        late, stopped = localise(peers, limits), held_back(peers, limits)
         by_rank = {w.rank: w for w in peers}
         together = what_if(peers, [one.rank for one in late], late[0].steps if late else 1)
         if together.share < limits.matters or _one_group(peers, {one.rank for one in late}):
             late = []  # without them the job would be no faster, or it is what they share that is slow
+        late += [one for one in stopped if one.rank not in {other.rank for other in late}]
+        if stopped:
+            together = what_if(peers, [one.rank for one in late])
         calm = [w for w in peers if w.rank not in {one.rank for one in late}]
         for one in late:
             found += _explain(by_rank[one.rank], one, calm, together)

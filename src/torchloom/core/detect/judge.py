@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from torchloom.core.detect.attribute import slower_job, stragglers, transfers
+from torchloom.core.detect.counts import Tally, count
 from torchloom.core.detect.crash import crashes, lost_nodes
 from torchloom.core.detect.desync import desync
 from torchloom.core.detect.hang import hangs
@@ -53,6 +54,8 @@ class Memory(Struct, frozen=True):
     broken_runs: dict[int, int] = {}
     """By rank, the last run of values that are no numbers."""
     replicas: Replicas = Replicas()
+    tallies: dict[str, Tally] = {}
+    """By group, how many collectives its ranks have made."""
     transfers_ns: dict[str, float] = {}
     held: dict[int, Held] = {}
     localised_step: int = 0
@@ -140,8 +143,10 @@ def _lasts(memory: Memory, limits: SlowLimits) -> bool:
 def _numbers(windows: Sequence[RankWindow], memory: Memory) -> tuple[Memory, list[Finding]]:
     runs, found = broken_values(windows, memory.broken_runs)
     replicas, differing = compare(windows, memory.replicas)
-    memory = replace(memory, broken_runs=runs, replicas=replicas)
-    found += differing
+    tallies, behind = count(windows, memory.tallies)
+    memory = replace(memory, broken_runs=runs, replicas=replicas, tallies=tallies)
+    # Who left something out explains why replicas differ.
+    found += [*behind, *differing]
     step = max(w.values_step for w in windows) or memory.trigger.last_step
     told: dict[str, list[float]] = {}
     for window in windows:

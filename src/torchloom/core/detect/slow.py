@@ -45,11 +45,9 @@ class SlowLimits(Struct, frozen=True, kw_only=True):
     """A rank must be late in this share of the steps."""
     matters: float = 0.03
     """What a rank takes more than its peers must be at least this share of the step."""
-    throttled: float = 0.1
-    """A quota that takes this share of a step from one rank is seen …"""
-    throttled_score: float = 1.5
-    """… and, being exact, needs far less of a difference in times: on a host where all wait for a core the
-    times of healthy ranks differ a lot."""
+    throttled: float = 0.05
+    """A quota that takes this share of a step from one rank is exact evidence. It needs no more of a
+    difference in times than `matters`: where all wait for a core, those of healthy ranks differ a lot."""
     forget_steps: int = 200
     """After so many steps a slower pace counts as the usual one …"""
     forget_s: float = 1800.0
@@ -180,8 +178,25 @@ def held_back(windows: Sequence[RankWindow], limits: SlowLimits) -> list[Late]:
     step_ns = median([s.step_ns for w in windows for s in w.steps] or [0])
     others = {rank: median([t for r, t in quotas.items() if r != rank]) for rank in quotas}
     stopped = {rank for rank, t in quotas.items() if t - others[rank] > limits.throttled * step_ns}
-    loose = replace(limits, score=limits.throttled_score, often=0.5)
-    return [one for one in _localise(windows, loose, MAX_STEPS) if one.rank in stopped]
+    peers = [w for w in windows if w.rank not in stopped]
+    late = [_behind(w, peers, limits) for w in windows if w.rank in stopped and peers]
+    return [one for one in late if one is not None]
+
+
+def _behind(window: RankWindow, peers: Sequence[RankWindow], limits: SlowLimits) -> Late | None:
+    """One rank against the middle of others, for whom there is other evidence than times."""
+    own = own_times([window, *peers])
+    mine = own.pop(window.rank)
+    if len(mine) < MIN_STEPS:
+        return None
+    middles = [median([max(1, times[s]) for times in own.values()]) for s in range(len(mine))]
+    above = [log(max(1, t) / m) for t, m in zip(mine, middles, strict=True)]
+    excess = median([t - m for t, m in zip(mine, middles, strict=True)])
+    share = sum(v > 0 for v in above) / len(above)
+    step_ns = median([s.step_ns for s in window.steps[-len(mine) :]])
+    if excess < limits.matters * step_ns or share < 0.5:
+        return None
+    return Late(window.rank, exp(median(above)), 0.0, excess, share, len(mine))
 
 
 def _localise(windows: Sequence[RankWindow], limits: SlowLimits, newest: int) -> list[Late]:
