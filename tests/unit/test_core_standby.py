@@ -54,6 +54,23 @@ def test_a_lost_node_is_replaced_by_the_spare_and_who_stays_keeps_its_ranks() ->
     story.check_replay()
 
 
+def test_who_waited_longer_without_a_spare_does_not_keep_its_owner_waiting() -> None:
+    story = Story(a=2, b=2, c=2)
+    story.run(workers=2, nodes=2, standby=1)
+    assert story.job().spares == ["c"]
+    story.submit("other", workers=2, nodes=2)
+    story.tell(NodeUnreachable(node="b", silent_s=3.5))
+    lose(story, "a")
+    story.tell(NodeGone(node="b", by="ann", steps={"j": 50}))
+    story.end_rest(KILLED)
+    while story.fleet.timers:
+        story.fire()
+    assert story.state() is JobState.WAITING and story.job().spares == ["c"]
+    story.join("d", 2)
+    assert story.state("other") is JobState.WAITING, "c is kept for j"
+    assert story.state() is JobState.STARTING, "on d and on its own c"
+
+
 def test_a_spare_that_cannot_be_heard_is_replaced_by_another() -> None:
     story = Story(a=2, b=2, c=2)
     story.run(workers=2, standby=1)

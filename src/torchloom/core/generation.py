@@ -263,7 +263,8 @@ def retry_waiting(turn: Turn) -> None:
             job.reason = held_up
             continue
         shape = (job.spec.nodes, job.spec.workers_per_node)
-        rigid = job.spec.min_workers is None and not job.target
+        # What was refused to one is refused to all of its shape, but not to who has places of its own.
+        rigid = job.spec.min_workers is None and not job.target and not job.spares
         if rigid and shape in refused:  # room only shrinks during this pass
             job.reason = refused[shape]
             continue
