@@ -79,6 +79,9 @@ def test_a_drained_node_keeps_what_runs_and_gets_nothing_new_until_it_is_opened(
     running(server, job, 4)
     status, _, told = server.request("POST", "/nodes/n2/drain", {"why": "fan broken"})
     assert status == 200 and told["drained"].endswith(": fan broken") and told["workers"] == 2
+    (one,) = told["leaving"]
+    assert one["job"] == job and one["stays"] and "may not shrink" in one["note"]
+    assert server.request("POST", "/nodes/n2/drain", {"keep": True})[2]["leaving"] == []
     assert server.request("POST", "/nodes/nowhere/drain", {})[0] == 404
     assert view(server, job)["state"] == "running"
     waiting = server.submit(workers_per_node=2, nodes=2)

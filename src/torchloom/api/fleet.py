@@ -37,14 +37,19 @@ def routes(control: Control) -> APIRouter:
 
     @router.post("/nodes/{node}/drain", operation_id="drainNode")
     async def drain_node(node: str, body: DrainRequest, request: Request) -> NodeView:
-        """Place no new workers there until it is opened again. What runs there goes on."""
-        await control.node_drained(node, caller(request), body.why, open=False)
+        """Place no new workers there until it is opened again, and let what runs there go on elsewhere:
+        saved, ended at a step boundary, begun again from there, at no cost to its restarts.
+
+        What has no room elsewhere or cannot be saved stays and trains on; `leaving` says why. `force` moves
+        also what cannot be saved; `keep` moves nothing.
+        """
+        await control.node_drained(node, caller(request), body.why, keep=body.keep, force=body.force)
         return views.node_view(control.fleet, control.fleet.nodes[node], control.node_seen(node))
 
     @router.post("/nodes/{node}/open", operation_id="openNode")
     async def open_node(node: str, request: Request) -> NodeView:
         """Allow workers on a node that was drained, and to jobs that a policy moved away from it."""
-        await control.node_drained(node, caller(request), "", open=True)
+        await control.node_opened(node, caller(request))
         return views.node_view(control.fleet, control.fleet.nodes[node], control.node_seen(node))
 
     @router.get("/incidents", operation_id="incidents")

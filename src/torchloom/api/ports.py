@@ -140,8 +140,13 @@ class Control(Protocol):
         """Take a person's word that the host of a silent node is gone; Conflict while the node is heard."""
         ...
 
-    async def node_drained(self, node: str, by: str, why: str, *, open: bool) -> None:
-        """Place no new workers on a node, or (`open`) allow them again. What runs there goes on."""
+    async def node_drained(self, node: str, by: str, why: str, *, keep: bool, force: bool) -> None:
+        """Place no new workers on a node. What runs there moves, saved before; with `keep` nothing does, with
+        `force` also what cannot be saved."""
+        ...
+
+    async def node_opened(self, node: str, by: str) -> None:
+        """Allow workers on a drained node again."""
         ...
 
     async def inject(

@@ -441,6 +441,16 @@ class DeviceMap(BaseModel):
     workers: list[WorkerDevices]
 
 
+class LeavingView(BaseModel):
+    """A job that is to leave a drained node."""
+
+    job: str
+    note: str
+    """How far that is, or why it cannot leave."""
+    stays: bool
+    """It cannot leave as things are."""
+
+
 class NodeView(BaseModel):
     id: str
     state: str
@@ -451,6 +461,8 @@ class NodeView(BaseModel):
     workers: int
     drained: str
     """Who wants no new workers there, and why; empty: they may be placed there."""
+    leaving: list[LeavingView]
+    """Jobs that still have workers there and are to leave."""
     spare: dict[str, int]
     """Slots that are kept free, by the job they are on standby for."""
     devices: list[DeviceView]
@@ -462,6 +474,10 @@ class DrainRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     why: str = Field(default="", max_length=500)
+    keep: bool = False
+    """What runs there goes on where it is."""
+    force: bool = False
+    """Move also what cannot be saved before: it goes on from its newest checkpoint."""
 
 
 class JobChangeView(BaseModel):

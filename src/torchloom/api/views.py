@@ -16,6 +16,7 @@ from torchloom.api.schemas import (
     IncidentView,
     JobDetail,
     JobSummary,
+    LeavingView,
     NodeView,
     ReplicaView,
     TimelineView,
@@ -340,6 +341,11 @@ def node_view(fleet: Fleet, node: Node, seen_s: float | None) -> NodeView:
         max_workers=node.inventory.max_workers,
         workers=len(here),
         drained=node.drained,
+        leaving=[
+            LeavingView(job=name, note=job.leaving.note, stays=job.leaving.stays)
+            for name in fleet.leaving
+            if (job := fleet.jobs[name]).leaving is not None and node.drained and name in node.jobs
+        ],
         spare=dict(node.spare),
         devices=[device_view(device) for device in node.inventory.devices],
         seen_s=seen_s,

@@ -444,7 +444,13 @@ class Operations(Transport):
         return found
 
     def drain_node(self, node: str, body: DrainRequest) -> NodeView:
-        """Place no new workers there until it is opened again. What runs there goes on."""
+        """Place no new workers there until it is opened again, and let what runs there go on elsewhere:
+        saved, ended at a step boundary, begun again from there, at no cost to its restarts.
+
+        What has no room elsewhere or cannot be saved stays and trains on; `leaving` says why. `force`
+        moves
+        also what cannot be saved; `keep` moves nothing.
+        """
         found: NodeView = self.request("POST", f"/nodes/{quote(node, safe='')}/drain", body=body)
         return found
 

@@ -139,6 +139,8 @@ class DifferenceView(TypedDict):
 
 class DrainRequest(TypedDict):
     why: NotRequired[str]
+    keep: NotRequired[bool]
+    force: NotRequired[bool]
 
 
 class EntryView(TypedDict):
@@ -482,6 +484,14 @@ class JobTelemetry(TypedDict):
     workers: list[BoxView]
 
 
+class LeavingView(TypedDict):
+    """A job that is to leave a drained node."""
+
+    job: str
+    note: str
+    stays: bool
+
+
 class LimitsBody(TypedDict):
     heartbeat_timeout_s: NotRequired[float | None]
     hang_report_s: NotRequired[float | None]
@@ -548,6 +558,7 @@ class NodeView(TypedDict):
     max_workers: int
     workers: int
     drained: str
+    leaving: list[LeavingView]
     spare: dict[str, int]
     devices: list[DeviceView]
     seen_s: float | None

@@ -9,7 +9,7 @@ until a person says so.
 from __future__ import annotations
 
 from torchloom.core.lifecycle import move_job
-from torchloom.core.sizing import room_elsewhere, unit, wanted
+from torchloom.core.sizing import room_elsewhere, unit, wanted, why_no_room
 from torchloom.core.stopping import end_at_boundary
 from torchloom.core.turn import Turn
 from torchloom.model.events import FindingMade, WorkerProgress
@@ -28,16 +28,7 @@ def why_not(fleet: Fleet, job: Job, finding: Finding, action: Action) -> str:
         return f"{len(finding.ranks)} of {len(job.workers)} ranks are named, which is no node's fault"
     if action == "promote" and not [spare for spare in job.spares if spare != finding.node]:
         return "it has no standby place on another node"
-    room, need = room_elsewhere(fleet, job, finding.node), wanted(job)
-    if room >= need:
-        return ""
-    least = job.spec.min_workers
-    whole = room // unit(job.spec) * unit(job.spec)
-    if least is None:
-        return f"other nodes have room for {room} of its {need} workers, and it may not shrink (min_workers)"
-    if whole < least:
-        return f"other nodes have room for {whole} workers, and it needs at least {least}"
-    return ""
+    return why_no_room(fleet, job, finding.node)
 
 
 def how(fleet: Fleet, job: Job, finding: Finding) -> str:

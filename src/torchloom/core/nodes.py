@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from torchloom.core.draining import drain_jobs
 from torchloom.core.ending import open_incident, start_did_fail, store_lost_at_start, worker_exited
 from torchloom.core.generation import (
     close_done_starts,
@@ -196,7 +197,7 @@ def node_left(turn: Turn, event: NodeLeft) -> None:
 
 
 def node_drained(turn: Turn, event: NodeDrained) -> None:
-    """From now on no worker is placed there, or again; nothing that runs is touched."""
+    """From now on no worker is placed there, or again."""
     node = turn.fleet.nodes.get(event.node)
     if node is None:
         return
@@ -206,6 +207,7 @@ def node_drained(turn: Turn, event: NodeDrained) -> None:
             job.avoid.pop(node.id, None)
     else:
         node.drained, turn.seats_changed = f"{event.by}: {event.why}" if event.why else event.by, True
+        drain_jobs(turn, node, event)
 
 
 def node_gone(turn: Turn, event: NodeGone) -> None:

@@ -199,6 +199,8 @@ def _words(event: Event) -> tuple[Topic, str]:
             return "node", f"the agent of {event.node} was stopped"
         case NodeDrained():
             what = "is open for workers again" if event.open else "is drained"
+            if event.move:
+                what += ", and its jobs are to leave it"
             return "node", f"{event.node} {what}, by {event.by}" + (f": {event.why}" if event.why else "")
         case NodeGone() if event.fenced:
             return "node", f"{event.node} has ended its workers of {', '.join(event.fenced)} by now"

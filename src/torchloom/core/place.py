@@ -98,7 +98,10 @@ def _why_not(fleet: Fleet, spec: JobSpec, fitting: int) -> str:
     ready = sum(1 for n in fleet.nodes.values() if n.state is NodeState.READY)
     if ready == 0:
         return "no node is connected; start an agent (`loom up` or `loom agent`)"
+    drained = [n.id for n in fleet.nodes.values() if n.state is NodeState.READY and n.drained]
+    names = ", ".join(drained[:4]) + (" …" if len(drained) > 4 else "")
+    not_used = f" ({names} {'is' if len(drained) == 1 else 'are'} drained)" if drained else ""
     return (
         f"{spec.nodes} node(s) with room for {spec.workers_per_node} more workers are needed, "
-        f"{fitting} of {ready} connected have it; it starts when there is room"
+        f"{fitting} of {ready} connected have it{not_used}; it starts when there is room"
     )

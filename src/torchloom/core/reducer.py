@@ -12,6 +12,7 @@ from torchloom.core.checkpoints import (
     store_opened,
 )
 from torchloom.core.consequences import follow_outcomes
+from torchloom.core.draining import follow_leaving
 from torchloom.core.ending import start_did_fail, worker_exited
 from torchloom.core.faults import fault_injected
 from torchloom.core.findings import finding_ended, finding_made, recovered
@@ -121,6 +122,9 @@ def apply(fleet: Fleet, envelope: Envelope, seq: int, now_ns: int) -> list[Effec
     turn = Turn(fleet, seq, fleet.now_ns, envelope.id)
     _dispatch(turn, envelope.body)
     follow_outcomes(turn)
+    if fleet.leaving:
+        follow_leaving(turn)
+        follow_outcomes(turn)
     if turn.room_appeared:
         retry_waiting(turn)
     if (turn.room_appeared or turn.seats_changed) and keep_spares(turn):

@@ -83,6 +83,17 @@ def room_elsewhere(fleet: Fleet, job: Job, node: str) -> int:
     return len(_packed(fleet, job, wanted(job), with_own=True, without=node))
 
 
+def why_no_room(fleet: Fleet, job: Job, without: str = "") -> str:
+    """Why the job cannot go on without this node and those that are drained; empty if it can."""
+    room, need, least = room_elsewhere(fleet, job, without), wanted(job), job.spec.min_workers
+    whole = room // unit(job.spec) * unit(job.spec)
+    if room >= need or (least is not None and whole >= least):
+        return ""
+    if least is None:
+        return f"other nodes have room for {room} of its {need} workers, and it may not shrink (min_workers)"
+    return f"other nodes have room for {whole} workers, and it needs at least {least}"
+
+
 def _packed(fleet: Fleet, job: Job, most: int, with_own: bool = False, without: str = "") -> list[str]:
     """As many ranks as fit, up to `most`: on nodes that held the job before, then on the emptiest.
 

@@ -172,11 +172,17 @@ class NodeGone(EventBase, frozen=True, kw_only=True, tag="node-gone"):
 
 
 class NodeDrained(EventBase, frozen=True, kw_only=True, tag="node-drained"):
-    """A person wants no new workers on a node, or allows them again. What runs there goes on."""
+    """A person wants no new workers on a node, or allows them again."""
 
     node: str
     by: str
     why: str = ""
+    move: bool = False
+    """What runs there is to go on elsewhere; otherwise it goes on where it is."""
+    force: bool = False
+    """Also what cannot be saved before."""
+    step_s: dict[str, float] = {}
+    """How long a step takes, by job with workers there, as far as it is known."""
     open: bool = False
     """Workers may be placed there again."""
 

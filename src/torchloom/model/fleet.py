@@ -193,6 +193,26 @@ class Restore(Struct, frozen=True, kw_only=True):
     """Generation at the time of the request: a later one carries it out."""
 
 
+class Leaving(Struct, kw_only=True):
+    """A job that is to leave a drained node, and how far that is; kept by core.draining."""
+
+    node: str
+    by: str
+    why: str
+    force: bool = False
+    step_s: float = 0.0
+    operation: str = ""
+    """The checkpoint that was asked for."""
+    saved: str = ""
+    """The checkpoint, once it is committed."""
+    unsaved: str = ""
+    """Why there is none and will be none."""
+    note: str = ""
+    """Where it stands, in words."""
+    stays: bool = False
+    """It cannot leave as things are."""
+
+
 STEERING = Limits(resend_s=0.0, await_first_step=True)
 """The outbox repeats what is open, and before the first step nobody could answer."""
 
@@ -248,6 +268,7 @@ class Job(Struct, kw_only=True):
     """What findings led to, the newest ones."""
     avoid: dict[str, str] = field(default_factory=dict)
     """Nodes that it left because of a finding, and why; used only if there is no other place."""
+    leaving: Leaving | None = None
     spares: list[str] = field(default_factory=list)
     """Nodes that keep a spare place for it; kept by core.standby."""
     target: int = 0
@@ -340,6 +361,8 @@ class Fleet(Struct, kw_only=True):
     """Ids of the effects in the outbox, by the jobs they are about; kept by core.turn."""
     standby: dict[str, None] = field(default_factory=dict)
     """Jobs that want spare places; kept by core.jobs."""
+    leaving: dict[str, None] = field(default_factory=dict)
+    """Jobs that are to leave a drained node; kept by core.draining."""
     waiting: dict[str, None] = field(default_factory=dict)
     """Jobs that wait for room, longest first; kept by core.lifecycle."""
     keys: dict[str, Submission] = field(default_factory=dict)

@@ -71,11 +71,30 @@ class NodeWords(ABC):
         if self.fleet.nodes[node].state is not NodeState.GONE:
             raise Conflict(f"{node} was heard in this very moment, so it is not gone.")
 
-    async def node_drained(self, node: str, by: str, why: str, *, open: bool) -> None:
+    async def node_drained(self, node: str, by: str, why: str, *, keep: bool, force: bool) -> None:
+        """Place no new workers on a node; what runs there goes on elsewhere unless it is to be kept."""
+        self._check_node(node)
+        event = NodeDrained(
+            node=node, by=by, why=why, move=not keep, force=force, step_s=self._step_s_on(node)
+        )  # fmt: skip
+        await self._say("node", event)
+
+    async def node_opened(self, node: str, by: str) -> None:
+        self._check_node(node)
+        await self._say("node", NodeDrained(node=node, by=by, open=True))
+
+    def _check_node(self, node: str) -> None:
         self._check_ready()
         if node not in self.fleet.nodes:
             raise NotFound(f"There is no node {node[:64]!r}; `loom nodes` lists them.")
-        await self._say("node", NodeDrained(node=node, by=by, why=why, open=open))
+
+    def _step_s_on(self, node: str) -> dict[str, float]:
+        found = {}
+        for job in sorted(self.fleet.nodes[node].jobs):
+            progress = self._live.progress(self.fleet, job)
+            if progress:
+                found[job] = max(one.step_s for one in progress)
+        return found
 
     def _steps_on(self, node: str) -> dict[str, int]:
         found = {}
