@@ -34,10 +34,31 @@ def bare(home: Path) -> Iterator[Stack]:
     wait_until(lambda: not stack.leftovers(), f"nothing left: {stack.leftovers()}")
 
 
+@pytest.fixture(scope="module")
+def lasting() -> Iterator[Path]:
+    """The home of the stack that all tests of a file use. At the end nothing of it may be left."""
+    with tempfile.TemporaryDirectory(prefix="loom-e2e-") as root:
+        stack = Stack(Path(root) / "home")
+        try:
+            yield stack.home.root
+        finally:
+            stack.loom("down", "--stop-jobs", check=None)
+        wait_until(lambda: not stack.leftovers(), f"nothing left: {stack.leftovers()}")
+
+
 @pytest.fixture
-def stack(bare: Stack) -> Stack:
-    bare.up()
-    return bare
+def stack(lasting: Path) -> Iterator[Stack]:
+    """One that is up, without a job that runs, and with variables of its own. To start one takes seconds, so
+    it is the one of the test before; a test may end any part of it, or all."""
+    stack = Stack(lasting)
+    stack.stay_up()
+    try:
+        yield stack
+        stack.stay_up()
+        stack.end_jobs()
+    except BaseException:
+        stack.loom("down", "--stop-jobs", check=None)
+        raise
 
 
 @pytest.fixture

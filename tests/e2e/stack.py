@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -14,9 +15,9 @@ from typing import Any
 
 import psutil
 
-from torchloom.client import Client, Endpoint
+from torchloom.client import Client, Endpoint, NotAnswering, Unavailable
 from torchloom.client.endpoint import local_url
-from torchloom.errors import LoomError
+from torchloom.errors import Conflict, LoomError
 from torchloom.home import Home
 
 BIN = Path(sys.executable).parent
@@ -81,6 +82,16 @@ class Stack:
         to start one takes half a second of a core."""
         if verb not in READ or any(arg.startswith("-") for arg in args):
             return json.loads(self.loom(verb, *args, "--json").stdout)
+
+        def answer() -> tuple[Any] | None:
+            try:
+                return (self._ask(verb, *args),)
+            except (NotAnswering, Unavailable):
+                return None
+
+        return wait_until(answer, f"an answer to {verb} {args}")[0]
+
+    def _ask(self, verb: str, *args: str) -> Any:
         with self.client() as client:
             return READ[verb](client, *args)
 
@@ -92,6 +103,20 @@ class Stack:
 
     def down(self) -> None:
         self.loom("down", "--stop-jobs")
+
+    def stay_up(self) -> None:
+        """Up, unless all of it is."""
+        parts = ("supervisor", "nats", "weaver", "agent")
+        if not all(psutil.pid_exists(self.try_part_pid(part)) and self.try_part_pid(part) for part in parts):
+            self.up()
+
+    def end_jobs(self) -> None:
+        """What runs is killed, so that the next test has the machine for itself."""
+        for job in self.json("ps"):
+            if not job["ended"]:
+                with self.client() as client, contextlib.suppress(Conflict):
+                    client.stop(job["id"], {"kill": True})
+        wait_until(lambda: all(job["ended"] for job in self.json("ps")), "all jobs have ended")
 
     def submit(self, script: str, *args: str, workers: int = 2, flags: tuple[str, ...] = ()) -> str:
         path = script if os.path.isabs(script) else str(SCRIPTS / script)
@@ -105,9 +130,10 @@ class Stack:
     def try_status(self, job: str) -> dict[str, Any]:
         """Like status, but empty while the control service is away."""
         try:
-            return self.status(job)
+            found: dict[str, Any] = self._ask("status", job)
         except LoomError:
             return {}
+        return found
 
     def wait_state(self, job: str, *states: str, timeout_s: float = HANG_S) -> dict[str, Any]:
         try:

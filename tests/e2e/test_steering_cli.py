@@ -42,8 +42,8 @@ def out(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def job(stack: Stack, out: Path) -> str:
-    name = stack.submit("steerable.py", str(out), flags=("--name", "steerable"))
-    stack.loom("wait", name, "--for", "step=20", "--timeout", "90s")
+    name = stack.submit("steerable.py", str(out))
+    stack.loom("wait", name, "--for", "step=20", "--timeout", "150s")
     return name
 
 
@@ -120,7 +120,7 @@ def test_pause_save_go_back_and_end(stack: Stack, job: str, out: Path) -> None:
     assert "is past" in stack.loom("set", job, "max_steps=1", check=2).stderr
     stack.loom("set", job, f"max_steps={end}")
     stack.loom("resume", job)
-    assert "completed" in stack.loom("wait", job, "--timeout", "90s").stdout
+    assert "completed" in stack.loom("wait", job, "--timeout", "150s").stdout
     assert [rows(out, rank)[-1][0] for rank in (0, 1)] == [end, end]
     assert stack.loom("pause", job, check=5).stderr.startswith("loom: ")
     alike(out)

@@ -125,12 +125,10 @@ def test_workers_train_through_the_death_of_a_part(stack: Stack, steps: Steps, p
     assert after["restarts"] == 0 and faults(stack, job) == []
     steps.wait_more(10)
     assert steps.pids() == set(before.values()), "nothing was started twice"
-    wait_until(
-        lambda: stack.try_status(job)["workers"][0]["steps"] >= 50, "the state follows the steps again"
-    )
+    wait_until(lambda: stack.status(job)["workers"][0]["steps"] >= 50, "the state follows the steps again")
     # and the job can still be recovered and stopped
     os.kill(before[0], signal.SIGKILL)
-    wait_until(lambda: len(steps.pids()) == 4, "recovered after the part came back")
+    wait_until(lambda: len(steps.pids()) >= 4, "recovered after the part came back")
     stack.wait_state(job, "running")
     stack.loom("stop", job)
     assert stack.status(job)["state"] == "stopped"
