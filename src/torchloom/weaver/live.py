@@ -8,6 +8,8 @@ from torchloom.model.events import WorkerProgress
 from torchloom.model.fleet import Fleet
 from torchloom.model.messages import Telemetry, WorkerPulse
 
+STOOD_STILL_S = 1.0
+
 
 class LiveView:
     """Keeps what agents publish. Time comes as an argument so that tests need no clock."""
@@ -17,8 +19,10 @@ class LiveView:
         self.last_heard_s: dict[str, float] = {}
         self.expected_s = 0.0
         """Since when somebody here decides by it: what others heard before is not known."""
+        self._listened_s = 0.0
 
     def hear(self, telemetry: Telemetry, now_s: float) -> None:
+        self.listen(now_s)
         self.last_heard_s[telemetry.node] = now_s
         for pulse in telemetry.workers:
             ranks = self._pulses.setdefault(pulse.ref.job, {})
@@ -54,6 +58,14 @@ class LiveView:
         self.expected_s = now_s
         for node in fleet.nodes:
             self.last_heard_s.setdefault(node, now_s)
+
+    def listen(self, now_s: float) -> None:
+        """Called whenever the weaver runs. Between two calls that are far apart it stood still, or was itself
+        cut off: what was not heard meanwhile is no node's silence."""
+        missed_s, self._listened_s = now_s - self._listened_s, now_s
+        if missed_s > STOOD_STILL_S:
+            for node, heard_s in self.last_heard_s.items():
+                self.last_heard_s[node] = min(now_s, heard_s + missed_s)
 
     def forget(self, job: str) -> None:
         self._pulses.pop(job, None)

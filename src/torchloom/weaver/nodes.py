@@ -1,4 +1,4 @@
-"""What people say about nodes: checked with live knowledge, then said as an event. Decides nothing."""
+"""What people say about nodes, and what is heard of them: said as events. Decides nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from msgspec.structs import replace
 
 from torchloom.bus.protocol import Bus, Lease, Message
-from torchloom.core.detect.silence import fenced_nodes
+from torchloom.core.detect.silence import fenced_nodes, heard_again, silent_nodes
 from torchloom.errors import Conflict, NotFound
 from torchloom.model.events import Event, NodeDrained, NodeGone
 from torchloom.model.fleet import Fleet, NodeState
@@ -20,7 +20,7 @@ SILENT_LIMIT_S = 3.0
 
 
 class NodeWords(ABC):
-    """The part of the weaver that takes a person's word about a node."""
+    """The part of the weaver that hears nodes and takes a person's word about them."""
 
     fleet: Fleet
     _live: LiveView
@@ -47,8 +47,13 @@ class NodeWords(ABC):
             self._live.last_heard_s[node] = asyncio.get_running_loop().time()
             await self._bus.respond(message, b"heard")
 
-    async def _say_fenced(self, now_s: float) -> None:
-        """Workers that their own hosts had to end by now."""
+    async def _say_silence(self, now_s: float) -> None:
+        """Nodes that fell silent or are heard again, and workers that their own hosts had to end by now."""
+        heard_s = self._live.last_heard_s
+        for silent in silent_nodes(self.fleet, heard_s, now_s, SILENT_LIMIT_S):
+            await self._say("finding", silent)
+        for again in heard_again(self.fleet, heard_s, now_s, SILENT_LIMIT_S):
+            await self._say("finding", again)
         since_s = self._live.expected_s  # another weaver may have given leases until then
         heard = {node: max(at_s, since_s) for node, at_s in self._live.last_heard_s.items()}
         for gone in fenced_nodes(self.fleet, heard, now_s):

@@ -9,14 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 import uuid
 from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 
 from torchloom.bus.protocol import Bus, Message, Record
-from torchloom.core.detect.silence import heard_again, silent_nodes
 from torchloom.core.faults import KINDS as FAULTS
 from torchloom.core.faults import check as check_fault
 from torchloom.core.place import refusal
@@ -49,12 +47,13 @@ from torchloom.model.notice import Notice
 from torchloom.model.windows import RankWindow
 from torchloom.weaver import snapshot
 from torchloom.weaver.checkpoints import Catalogues
+from torchloom.weaver.clock import StreamClock, local_ns
 from torchloom.weaver.dispatch import Deposed, Dispatcher
 from torchloom.weaver.environment import Environments
 from torchloom.weaver.feed import Feed, tell
 from torchloom.weaver.knowledge import hears, steps_near
 from torchloom.weaver.live import LiveView
-from torchloom.weaver.nodes import SILENT_LIMIT_S, NodeWords
+from torchloom.weaver.nodes import NodeWords
 from torchloom.weaver.scaling import Scaling
 from torchloom.weaver.steering import Steering
 from torchloom.weaver.watch import Watch
@@ -76,6 +75,7 @@ class Weaver(Steering, NodeWords, Scaling):
         self.fleet = Fleet()
         self._bus = bus
         self._live = LiveView()
+        self._clock = StreamClock()
         self._environments = Environments(bus)
         self._catalogues = Catalogues(bus, self._environments)
         self._watch = Watch(
@@ -268,6 +268,8 @@ class Weaver(Steering, NodeWords, Scaling):
                     self._moved.notify_all()
 
     def _apply(self, record: Record) -> None:
+        self._clock.heard(record.at_ns, local_ns())
+        self._live.listen(asyncio.get_running_loop().time())
         if record.subject == subjects.DECISIONS:
             self._dispatcher.last_decision = max(self._dispatcher.last_decision, record.seq)
         try:
@@ -326,21 +328,18 @@ class Weaver(Steering, NodeWords, Scaling):
 
     async def _tick(self) -> None:
         """Timers, silent nodes, snapshots."""
+        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(TICK_S)
+            self._live.listen(loop.time())
             if not self.active or not self.ready:
                 continue
             try:
                 await self._fire_timers()
                 for near in steps_near(self.fleet, self._live):
                     await self._say("progress", near)
-                now = asyncio.get_running_loop().time()
-                heard = self._live.last_heard_s
-                for silent in silent_nodes(self.fleet, heard, now, SILENT_LIMIT_S):
-                    await self._say("finding", silent)
-                for again in heard_again(self.fleet, heard, now, SILENT_LIMIT_S):
-                    await self._say("finding", again)
-                await self._say_fenced(now)
+                self._live.listen(loop.time())
+                await self._say_silence(loop.time())
                 if self.fleet.seq - self._snapshot_seq >= SNAPSHOT_EVERY:
                     self._snapshot_seq = self.fleet.seq
                     await snapshot.save(self._bus, self.fleet)
@@ -348,9 +347,10 @@ class Weaver(Steering, NodeWords, Scaling):
                 log.info("the bus is away: %s", error)
 
     async def _fire_timers(self) -> None:
-        now_ns = time.time_ns()
+        now_ns = self._clock.now_ns(local_ns())
         for timer in [t for t in self.fleet.timers.values() if t.at_ns <= now_ns]:
-            await self._say("timer", TimerFired(timer=timer.id), event_id=f"t-{timer.id}-{timer.at_ns}")
+            # Under a new id each time: one that came too early to matter is set again for the same moment.
+            await self._say("timer", TimerFired(timer=timer.id))
 
     async def _hear(self, message: Message) -> None:
         try:

@@ -1,0 +1,32 @@
+"""The clock that stamps the stream, as it can be told from here. Timers are set by it, so they fire by it.
+
+It is the bus's, maybe on another host, and may differ from ours by any amount. A stamp is made before it
+arrives here, so the highest lead that was seen is the nearest to the truth, and never beyond it.
+"""
+
+from __future__ import annotations
+
+import time
+
+SET_BACK_NS = 10 * 10**9
+"""A stamp that is further behind than this was not long under way: that clock was set."""
+
+
+def local_ns() -> int:
+    """Goes on while the host is suspended, and nobody sets it."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+class StreamClock:
+    def __init__(self) -> None:
+        self._ahead_ns: int | None = None
+
+    def heard(self, stamp_ns: int, local_ns: int) -> None:
+        """A record with this stamp arrived."""
+        ahead_ns, known = stamp_ns - local_ns, self._ahead_ns
+        if known is None or ahead_ns > known or known - ahead_ns > SET_BACK_NS:
+            self._ahead_ns = ahead_ns
+
+    def now_ns(self, local_ns: int) -> int:
+        """What it shows, or a little less; our own before anything was heard."""
+        return time.time_ns() if self._ahead_ns is None else local_ns + self._ahead_ns
