@@ -8,9 +8,10 @@ from itertools import permutations
 import pytest
 from detect_windows import window
 
-from torchloom.core.detect.attribute import slower_job, transfers
+from torchloom.core.detect.attribute import slower_job
 from torchloom.core.detect.matrix import delays_from_training, judge_links
 from torchloom.core.detect.slow import Trigger
+from torchloom.core.detect.transfers import transfer_times
 from torchloom.model.windows import GroupPosition, PairTimes, RankWindow, StepTimes
 
 
@@ -56,7 +57,7 @@ def test_training_itself_shows_what_transfers_take() -> None:
 
 
 def test_a_pipeline_whose_sends_became_slow_is_told_with_the_pair() -> None:
-    before = transfers([sending(4, 1.0, 0.0), sending(9, 0.0, 4.0)])
+    before = transfer_times([sending(4, 1.0, 0.0), sending(9, 0.0, 4.0)])
     windows = [sending(4, 11.0, 0.0, 20), sending(9, 0.0, 14.0, 20)]
     slower = Trigger(alarmed=True, baseline_s=0.02, now_s=0.04, above=30)
     (found,) = slower_job(windows, slower, before)

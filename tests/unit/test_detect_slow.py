@@ -7,9 +7,10 @@ import random
 import pytest
 from detect_windows import SECOND, stepping, window
 
-from torchloom.core.detect.attribute import slower_job, stragglers, transfers
+from torchloom.core.detect.attribute import slower_job, stragglers
 from torchloom.core.detect.cost import Cost, per_rank, what_if, worth_it
 from torchloom.core.detect.slow import SlowLimits, Trigger, localise, watch
+from torchloom.core.detect.transfers import transfer_times
 from torchloom.core.detect.window import GroupPosition, ProcessFacts, RankWindow, by_role, waited_ns
 
 LIMITS = SlowLimits()
@@ -119,7 +120,7 @@ def test_every_50th_step_with_a_checkpoint_does_not_ring() -> None:
 def test_slower_transfers_are_told_from_a_slower_everybody() -> None:
     trigger = feed([*own(1, steps=100), *own(2, 1.5, steps=20)])
     windows = [window(r, groups=(GroupPosition("dp", 4, r, 9, 9, (200 + r) * 10**6),)) for r in range(4)]
-    assert transfers(windows) == {"dp": 200e6}
+    assert transfer_times(windows) == {"dp": 200e6}
     (slow,) = slower_job(windows, trigger, {"dp": 50e6})
     (alike,) = slower_job(windows, trigger, {"dp": 195e6})
     assert slow.kind == "communication-slow" and slow.ask == (0, 1, 2, 3)

@@ -6,16 +6,15 @@ in asynchronous collectives can be counted twice (see `waited_ns`). What nothing
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import log
 
 from torchloom.core.detect import words
 from torchloom.core.detect.cost import Cost, what_if
-from torchloom.core.detect.matrix import delays_from_training
 from torchloom.core.detect.robust import median
 from torchloom.core.detect.slow import SETTLED, Late, SlowLimits, Trigger, held_back, localise, unevenness
+from torchloom.core.detect.transfers import say, transfer_times, where
 from torchloom.core.detect.window import RankWindow, by_role
-from torchloom.core.tournament import Pair
 from torchloom.model.findings import Evidence, Finding, FindingKind
 
 EXPLAINS = 0.5
@@ -152,34 +151,24 @@ def _uneven(peers: Sequence[RankWindow]) -> list[Finding]:
 
 
 def slower_job(
-    windows: Sequence[RankWindow], trigger: Trigger, transfer_baseline_ns: dict[str, float]
+    windows: Sequence[RankWindow], trigger: Trigger, usual_ns: Mapping[str, float]
 ) -> list[Finding]:
-    """What to say when the job is slower and no rank is late: the communication, or everybody alike."""
+    """What to say when the job is slower and no rank is late: the communication, or everybody alike.
+    `usual_ns` is what transfers should take."""
     if not trigger.alarmed:
         return []
     excess_s = trigger.now_s - trigger.baseline_s
-    now = transfers(windows)
-    longer = {g: now[g] - before for g, before in transfer_baseline_ns.items() if g in now}
-    names = {_between(pair): pair for pair in delays_from_training(windows)}
+    now = transfer_times(windows)
+    longer = {g: now[g] - before for g, before in usual_ns.items() if g in now}
     worst = max(longer, key=lambda g: (longer[g], g), default="")
     pace = words.change(trigger.baseline_s, trigger.now_s)
     inputs: dict[str, float | str] = {"before_s": trigger.baseline_s, "now_s": trigger.now_s}
     if worst and longer[worst] / 1e9 >= EXPLAINS * excess_s:
-        pair = names.get(worst, ())
-        members = tuple(sorted(w.rank for w in windows if any(g.name == worst for g in w.groups)))
-        where = worst if pair else f"in group {worst}"
-        return [
-            Finding(
-                kind="communication-slow",
-                ranks=tuple(sorted(pair)),
-                sentence=f"steps went from {pace} because transfers {where} take "
-                f"{words.lasting(longer[worst] / 1e9)} longer and nobody is late; probe its links",
-                confidence=0.8,
-                certainty="slowness is reported, never certain",
-                ask=pair or members[:32],
-                inputs={**inputs, "group": worst, "longer_s": longer[worst] / 1e9},
-            )
-        ]
+        sentence = (
+            f"steps went from {pace} because transfers {where(windows, worst)} take "
+            f"{words.lasting(longer[worst] / 1e9)} longer and nobody is late"
+        )
+        return [say(windows, worst, sentence, longer[worst], inputs)]
     if trigger.above < SETTLED:
         return []
     return [
@@ -192,22 +181,6 @@ def slower_job(
             inputs=inputs,
         )
     ]
-
-
-def transfers(windows: Sequence[RankWindow]) -> dict[str, float]:
-    """Time a step that each group needs once everybody is there: the shortest wait among its ranks; and that
-    sends from one rank to another need."""
-    shortest: dict[str, float] = {}
-    for window in windows:
-        for group in window.groups:
-            if group.wait_ns:
-                shortest[group.name] = min(shortest.get(group.name, float("inf")), group.wait_ns)
-    between = {_between(pair): s * 1e9 for pair, s in delays_from_training(windows).items()}
-    return {**shortest, **between}
-
-
-def _between(pair: Pair) -> str:
-    return f"from rank {pair[0]} to rank {pair[1]}"
 
 
 def _median(values: Sequence[float]) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from torchloom.core.detect.attribute import slower_job, stragglers, transfers
+from torchloom.core.detect.attribute import slower_job, stragglers
 from torchloom.core.detect.counts import Tally, count
 from torchloom.core.detect.crash import crashes, lost_nodes
 from torchloom.core.detect.desync import desync
@@ -21,6 +21,7 @@ from torchloom.core.detect.replicas import Replicas, compare
 from torchloom.core.detect.robust import median
 from torchloom.core.detect.slow import SlowLimits, Trigger, watch
 from torchloom.core.detect.thresholds import EXCUSED, PLAIN, Limits, Pace, with_pause, with_steps
+from torchloom.core.detect.transfers import Level, expected_times, slow_transfers, watch_levels
 from torchloom.core.detect.window import RankWindow
 from torchloom.model.findings import Finding
 
@@ -56,7 +57,8 @@ class Memory(Struct, frozen=True):
     replicas: Replicas = Replicas()
     tallies: dict[str, Tally] = {}
     """By group, how many collectives its ranks have made."""
-    transfers_ns: dict[str, float] = {}
+    transfers: dict[str, Level] = {}
+    """By group, and by pair that sends."""
     held: dict[int, Held] = {}
     localised_step: int = 0
     slow: tuple[Finding, ...] = ()
@@ -123,12 +125,17 @@ def _learn(windows: Sequence[RankWindow], memory: Memory, limits: AllLimits) -> 
     lasts = _lasts(memory, limits.slow)
     for step, step_s in zip(steps, times, strict=True):
         trigger = watch(trigger, step, step_s, limits.slow, lasts)
-    usual = memory.transfers_ns
-    if trigger.total == 0.0:
-        now = transfers(windows)
-        usual = {g: 0.8 * usual[g] + 0.2 * t if g in usual else t for g, t in now.items()}
+    levels = watch_levels(
+        windows,
+        memory.transfers,
+        limits.slow,
+        fresh_s=times,
+        last_step=trigger.last_step,
+        changed_step=memory.changed_step,
+        learn=trigger.total == 0.0,
+    )
     pace = with_steps(memory.pace, times, steps[-1])
-    return replace(memory, pace=pace, trigger=trigger, transfers_ns=usual)
+    return replace(memory, pace=pace, trigger=trigger, transfers=levels)
 
 
 def _lasts(memory: Memory, limits: SlowLimits) -> bool:
@@ -164,7 +171,13 @@ def _look_for_slowness(windows: Sequence[RankWindow], memory: Memory, limits: Al
     if last < memory.localised_step + LOCALISE_EVERY:
         return memory
     late = stragglers(windows, limits.slow)
-    found = late or slower_job(windows, memory.trigger, memory.transfers_ns)
+    slow = slow_transfers(windows, memory.transfers, median(memory.pace.recent_s[-16:]))
+    if slow:
+        # Who receives slowly also computes a little more: what costs less than the transfers may come of it.
+        longer_s = float(slow[0].inputs["longer_s"])
+        found = [*(f for f in late if float(f.inputs.get("excess_s", 0.0)) > longer_s), *slow]
+    else:
+        found = late or slower_job(windows, memory.trigger, expected_times(windows, memory.transfers))
     return replace(memory, localised_step=last, slow=tuple(found))
 
 

@@ -1,0 +1,177 @@
+"""Transfers that take longer than they used to, seen in themselves and not in the steps.
+
+How long a group needs once everybody is there is far steadier than a step: on a busy host steps vary by a
+half and transfers hardly. So a level of its own is kept of every group (and every pair that sends), beside
+the time that the ranks wait for a CPU: what that explains is no slow transfer. A raised level is not learned
+while it is told of, for half an hour at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from torchloom.core.detect import words
+from torchloom.core.detect.matrix import delays_from_training
+from torchloom.core.detect.robust import median
+from torchloom.core.detect.slow import SETTLED, SlowLimits
+from torchloom.core.detect.window import RankWindow
+from torchloom.core.tournament import Pair
+from torchloom.model.findings import Finding
+
+KNOWN_STEPS = 20
+"""Before so many steps are known, whatever is seen is learned."""
+SUSPECT = 1.3
+"""What is this much above the usual is not learned at once …"""
+RAISED = 1.75
+"""… and this much is worth a word …"""
+RAISED_SHARE = 0.1
+"""… if it is at least this share of a step and no wait for a CPU explains it."""
+LEARNS = 0.2
+
+
+class Level(Struct, frozen=True):
+    """How long the transfers of one group take in a step."""
+
+    usual_ns: float
+    delay_ns: float
+    """How long the ranks usually waited for a CPU meanwhile."""
+    suspect: int = 0
+    """Steps in a row in which they took longer and it was not told."""
+    raised: int = 0
+    """Steps in a row in which they took so much longer that it is worth a word."""
+    raised_s: float = 0.0
+    longer_ns: float = 0.0
+    """By how much, now."""
+
+    @property
+    def told(self) -> bool:
+        return self.raised >= SETTLED
+
+
+def transfer_times(windows: Sequence[RankWindow]) -> dict[str, float]:
+    """Time a step that each group needs once everybody is there: the shortest wait among its ranks; and that
+    sends from one rank to another need."""
+    shortest: dict[str, float] = {}
+    for window in windows:
+        for group in window.groups:
+            if group.wait_ns:
+                shortest[group.name] = min(shortest.get(group.name, float("inf")), group.wait_ns)
+    return {**shortest, **{between(p): s * 1e9 for p, s in delays_from_training(windows).items()}}
+
+
+def between(pair: Pair) -> str:
+    return f"from rank {pair[0]} to rank {pair[1]}"
+
+
+def expected_times(windows: Sequence[RankWindow], levels: Mapping[str, Level]) -> dict[str, float]:
+    """What they usually take, and how much longer the ranks wait for a CPU now: transfers wait with them."""
+    delay = _delay_ns(windows)
+    return {name: level.usual_ns + max(0.0, delay - level.delay_ns) for name, level in levels.items()}
+
+
+def _delay_ns(windows: Sequence[RankWindow]) -> float:
+    return median([w.process.run_delay_ns_per_step for w in windows])
+
+
+def watch_levels(
+    windows: Sequence[RankWindow],
+    known: Mapping[str, Level],
+    limits: SlowLimits,
+    *,
+    fresh_s: Sequence[float],
+    last_step: int,
+    changed_step: int | None,
+    learn: bool,
+) -> dict[str, Level]:
+    """Take one more look into account, with the times of its new steps. `learn` says that the job is not
+    slower than usual; `changed_step` is when somebody changed its settings last."""
+    delay = _delay_ns(windows)
+    step_ns = median(fresh_s) * 1e9
+    levels: dict[str, Level] = {}
+    for name, now in transfer_times(windows).items():
+        level = known.get(name)
+        if level is None:
+            level = Level(now, delay)
+        elif last_step < KNOWN_STEPS or now <= SUSPECT * level.usual_ns:
+            level = _learned(level, now, delay) if learn or last_step < KNOWN_STEPS else _calm(level)
+        else:
+            began = last_step - level.raised
+            # What follows a change of settings, or is followed by one, may be meant so.
+            meant = changed_step is not None and began <= changed_step + limits.forget_steps
+            level = _higher(level, now, delay, step_ns, fresh_s, limits, meant)
+        levels[name] = level
+    return levels
+
+
+def _learned(level: Level, now: float, delay: float) -> Level:
+    usual = (1 - LEARNS) * level.usual_ns + LEARNS * now
+    return Level(usual, (1 - LEARNS) * level.delay_ns + LEARNS * delay)
+
+
+def _calm(level: Level) -> Level:
+    return Level(level.usual_ns, level.delay_ns)
+
+
+def _higher(
+    level: Level,
+    now: float,
+    delay: float,
+    step_ns: float,
+    fresh_s: Sequence[float],
+    limits: SlowLimits,
+    meant: bool,
+) -> Level:
+    longer = now - level.usual_ns
+    explained = max(0.0, delay - level.delay_ns)
+    if now >= RAISED * level.usual_ns and longer - explained >= RAISED_SHARE * step_ns:
+        raised, raised_s = level.raised + len(fresh_s), level.raised_s + sum(fresh_s)
+        suspect = level.suspect + len(fresh_s) if meant else 0
+    else:
+        raised, raised_s, suspect = 0, 0.0, level.suspect + len(fresh_s)
+    lasted = raised_s > limits.forget_s and raised > limits.forget_steps
+    if lasted or suspect > limits.forget_steps:
+        return Level(now, delay)
+    return replace(level, suspect=suspect, raised=raised, raised_s=raised_s, longer_ns=longer)
+
+
+def slow_transfers(
+    windows: Sequence[RankWindow], levels: Mapping[str, Level], step_s: float
+) -> list[Finding]:
+    """The group or pair whose transfers take most of what they all take longer, if it has lasted."""
+    told = {name: level for name, level in levels.items() if level.told}
+    if not told:
+        return []
+    worst = max(told, key=lambda name: (told[name].longer_ns, name))
+    level = told[worst]
+    change = words.change(level.usual_ns / 1e9, (level.usual_ns + level.longer_ns) / 1e9)
+    inputs: dict[str, float | str] = {"usual_s": level.usual_ns / 1e9, "step_s": step_s}
+    sentence = f"transfers {where(windows, worst)} went from {change} in a step of {words.lasting(step_s)}"
+    return [say(windows, worst, sentence, level.longer_ns, inputs)]
+
+
+def where(windows: Sequence[RankWindow], name: str) -> str:
+    return name if name in {between(p) for p in delays_from_training(windows)} else f"in group {name}"
+
+
+def say(
+    windows: Sequence[RankWindow],
+    name: str,
+    sentence: str,
+    longer_ns: float,
+    inputs: Mapping[str, float | str],
+) -> Finding:
+    """The sentence with all that belongs to it."""
+    pair = {between(p): p for p in delays_from_training(windows)}.get(name, ())
+    members = tuple(sorted(w.rank for w in windows if any(g.name == name for g in w.groups)))
+    return Finding(
+        kind="communication-slow",
+        ranks=tuple(sorted(pair)),
+        sentence=f"{sentence}; probe its links",
+        confidence=0.8,
+        certainty="slowness is reported, never certain",
+        ask=pair or members[:32],
+        inputs={**inputs, "group": name, "longer_s": longer_ns / 1e9},
+    )
