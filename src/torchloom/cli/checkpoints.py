@@ -88,6 +88,7 @@ def show(found: CheckpointList) -> None:
         nothing="no checkpoints"
         if found["store"]
         else f"{found['job']} has told of no checkpoints; loom.Checkpoint in its script makes some",
+        spare=("PARENT", "CONFIG", "WORLD", "VERIFIED"),
     )
     if found["left_out"]:
         print(f"… and {found['left_out']} older ones")

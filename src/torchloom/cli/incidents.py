@@ -51,6 +51,7 @@ def show(found: list[IncidentView]) -> None:
             for incident in found
         ),
         nothing="no incidents",
+        spare=("JOB",),
     )
 
 

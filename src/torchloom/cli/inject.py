@@ -61,12 +61,12 @@ def command(
 
     if show:
         rows = [
-            (kind, it.what, f"{it.amount}, {it.default:g}" if it.amount else "") for kind, it in KINDS.items()
+            (kind, f"{it.amount}, {it.default:g}" if it.amount else "", it.what) for kind, it in KINDS.items()
         ]
         if as_json:
-            output.show_json([{"kind": kind, "what": what, "amount": number} for kind, what, number in rows])
+            output.show_json([{"kind": kind, "what": what, "amount": number} for kind, number, what in rows])
         else:
-            output.table(("FAULT", "WHAT HAPPENS", "--amount"), rows, nothing="no faults")
+            output.table(("FAULT", "--amount", "WHAT HAPPENS"), rows, nothing="no faults")
         return
     if not job or not fault:
         raise UsageError("A job and a fault are needed", hint="`loom inject --list` shows the faults")

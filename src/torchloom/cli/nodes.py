@@ -46,4 +46,5 @@ def _table(nodes: list[NodeView]) -> None:
             for node in nodes
         ),
         nothing="no nodes; is an agent running?",
+        spare=("ADDRESS", "DEVICES"),
     )

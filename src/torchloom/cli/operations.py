@@ -73,6 +73,7 @@ def _table(listed: list[OperationView]) -> None:
             for one in listed
         ),
         nothing="nothing was asked of it; `loom set` changes a setting",
+        spare=("BY", "VERSION"),
     )
 
 

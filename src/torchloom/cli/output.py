@@ -8,9 +8,11 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from torchloom.cli.layout import Layout
     from torchloom.client.schema import JobDetail, JobSummary
 
 STATE_STYLES = {
@@ -43,31 +45,47 @@ def show_line(value: object) -> None:
     print(json.dumps(value, ensure_ascii=False), flush=True)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], nothing: str) -> None:
-    """A table that fits the terminal; cut to nothing where it is piped."""
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], nothing: str, spare: Sequence[str] = ()
+) -> None:
+    """A table that fits the terminal, which may lack the columns of `spare`; whole where it is piped."""
+    from torchloom.cli import layout
+
     found = list(rows)
     if not found:
         print(nothing)
         return
+    # While a frame of --watch is drawn, sys.stdout is a buffer: the terminal behind it decides.
+    seen = on_terminal()
+    width = shutil.get_terminal_size().columns if seen else 200
+    shape = layout.fit(columns, found, width, spare)
+    lines = _draw(shape, width, seen)
+    if shape.below:
+        sentences = [fill(text, width, initial_indent="  ", subsequent_indent="  ") for text in shape.below]
+        pairs = zip(lines[2:], sentences, strict=True)
+        lines = [*lines[:2], *(line for pair in pairs for line in pair if line.strip())]
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+
+
+def _draw(shape: Layout, width: int, seen: bool) -> list[str]:
+    """Its lines: names, a rule, and one a row unless a sentence beside it is longer."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     drawn = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for number, name in enumerate(columns):
+    for number, name in enumerate(shape.columns):
         # The last column holds sentences and gives way first; ids and numbers must stay whole.
-        drawn.add_column(name, overflow="fold", no_wrap=number < len(columns) - 1)
-    for row in found:
-        cells = zip(columns, row, strict=True)
+        beside = number == len(shape.columns) - 1 and not shape.below
+        drawn.add_column(name, overflow="fold", no_wrap=not beside)
+    for row in shape.rows:
+        cells = zip(shape.columns, row, strict=True)
         drawn.add_row(*(Text(cell, _style(name, cell)) for name, cell in cells))
-    # While a frame of --watch is drawn, sys.stdout is a buffer: the terminal behind it decides.
-    seen = on_terminal()
-    width = shutil.get_terminal_size().columns if seen else 200
     # Not to stdout directly: rich makes an error of its own of a pipe whose reader has had enough.
     text = io.StringIO()
     Console(width=width, highlight=False, force_terminal=seen, file=text).print(drawn)
-    sys.stdout.write(text.getvalue())
+    return text.getvalue().splitlines()
 
 
 def _style(column: str, cell: str) -> str:

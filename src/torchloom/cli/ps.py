@@ -84,4 +84,5 @@ def _table(jobs: list[JobSummary]) -> None:
             for job in jobs
         ),
         nothing="no jobs; start one with `loom run train.py`",
+        spare=("TIME", "GOODPUT", "CONFIG", "LOSS", "RESTARTS", "WORKERS"),
     )

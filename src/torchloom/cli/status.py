@@ -50,6 +50,7 @@ def _show(view: JobDetail) -> None:
         ("RANK", "STATE", "NODE", "PID", "STEPS", "STEP TIME", "PHASE", "DEVICES", "DOING"),
         (_worker(worker) for worker in view["workers"]),
         nothing="no workers yet",
+        spare=("DEVICES", "PID", "STATE", "NODE"),
     )
     if view["incident_list"]:
         print()

@@ -65,6 +65,8 @@ def finding_ended(turn: Turn, event: FindingEnded) -> None:
     who = ranks_text(finding.ranks) if finding is not None and finding.ranks else "the job"
     if finding is not None and finding.kind in STUCK:
         resolution = f"{who} went on after {lasting(event.lasted_s)}"
+    elif event.lasted_s < 1:
+        resolution = "it came once and not again"
     else:
         resolution = f"it was not found any more after {lasting(event.lasted_s)}"
     close(turn, job, incident, resolution)

@@ -1,0 +1,59 @@
+"""How a table is fitted into a terminal: which columns are left out, whether sentences go below their rows.
+
+Pure: texts and a width in, texts out. Ids and numbers are never cut, because half a number is a wrong one;
+what gives way are columns that tell nothing, then those that can be spared, then the place of the sentences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+GAP = 3
+SENTENCE = 32
+"""A sentence in a column narrower than this is a tower of syllables: it is better off below its row."""
+NOTHING = ("", "–")
+
+
+@dataclass(frozen=True)
+class Layout:
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    below: tuple[str, ...] = ()
+    """The sentence of each row, where they are not a column of their own."""
+
+
+def fit(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, spare: Sequence[str] = ()
+) -> Layout:
+    """The last column holds sentences; `spare` names others in the order in which they may be left out."""
+    last = len(columns) - 1
+    lengths = [max(len(name), *(len(row[at]) for row in rows)) for at, name in enumerate(columns)]
+    silent = [at for at in range(1, last) if all(row[at] in NOTHING for row in rows)]
+    go = (*silent, *(columns.index(name) for name in spare if name in columns))
+    beside = [*lengths[:last], min(lengths[last], SENTENCE)]
+    kept = _without(range(last + 1), go, beside, width)
+    if _width(kept, beside) <= width or lengths[last] < SENTENCE:
+        return _layout(columns, rows, kept)
+    # Below its row a sentence has the whole width, and the columns have the room that it took.
+    made = _layout(columns, rows, _without(range(last), go, lengths, width))
+    return Layout(made.columns, made.rows, tuple(row[last] for row in rows))
+
+
+def _without(kept: Sequence[int], go: Sequence[int], lengths: Sequence[int], width: int) -> list[int]:
+    """As many of them as there is room for; those of `go` go first, in their order."""
+    left = list(kept)
+    for at in go:
+        if _width(left, lengths) <= width:
+            break
+        if at in left:
+            left.remove(at)
+    return left
+
+
+def _width(kept: Sequence[int], lengths: Sequence[int]) -> int:
+    return sum(lengths[at] for at in kept) + GAP * (len(kept) - 1)
+
+
+def _layout(columns: Sequence[str], rows: Sequence[Sequence[str]], kept: Sequence[int]) -> Layout:
+    return Layout(tuple(columns[at] for at in kept), tuple(tuple(row[at] for at in kept) for row in rows))
