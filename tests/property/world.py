@@ -82,7 +82,7 @@ class World:
 
     def say(self, event: Event) -> None:
         self._events += 1
-        self.append(Envelope(f"w-{self._events}", "weaver", event))
+        self.append(Envelope(f"w-{self._events}", self.fleet.leader or "weaver", event))
 
     def _may_start(self, ref: WorkerRef) -> None:
         for host in self.hosts:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from torchloom.core.leading import is_of_a_deposed_weaver
 from torchloom.core.operations import asked, sentence
 from torchloom.core.reducer import apply
 from torchloom.model.events import (
@@ -53,16 +54,16 @@ from torchloom.model.notice import IncidentChange, JobChange, Notice, Topic
 def apply_and_tell(fleet: Fleet, envelope: Envelope, seq: int, now_ns: int) -> Notice | None:
     """Apply one event of the stream, exactly as `apply` does, and put into words what came of it.
 
-    None for an event that was applied before: nothing happened.
+    None for an event that was applied before, or that is not believed: nothing happened.
     """
     event = envelope.body
-    doubled = seq <= fleet.seq or envelope.id in fleet.seen
+    no_news = seq <= fleet.seq or envelope.id in fleet.seen or is_of_a_deposed_weaver(fleet, envelope)
     job = job_of(event, fleet)
     near = _near(fleet, event, job)
     jobs, incidents = _jobs(fleet, near), _incidents(fleet, near)
     under_way = _operations_under_way(fleet, job)
     apply(fleet, envelope, seq, now_ns)
-    if doubled:
+    if no_news:
         return None
     if job:
         near.setdefault(job)

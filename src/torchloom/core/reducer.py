@@ -26,6 +26,7 @@ from torchloom.core.generation import (
     workers_started,
 )
 from torchloom.core.jobs import job_deleted, job_submitted
+from torchloom.core.leading import is_of_a_deposed_weaver
 from torchloom.core.nodes import (
     node_drained,
     node_gone,
@@ -119,6 +120,8 @@ def apply(fleet: Fleet, envelope: Envelope, seq: int, now_ns: int) -> list[Effec
     if len(fleet.seen) >= REMEMBERED_EVENTS + FORGOTTEN_TOGETHER:
         for old in list(islice(fleet.seen, FORGOTTEN_TOGETHER)):
             del fleet.seen[old]
+    if is_of_a_deposed_weaver(fleet, envelope):
+        return []
     turn = Turn(fleet, seq, fleet.now_ns, envelope.id)
     _dispatch(turn, envelope.body)
     follow_outcomes(turn)
