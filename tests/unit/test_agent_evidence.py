@@ -82,6 +82,21 @@ def test_frames_of_libraries_are_passed_over() -> None:
     assert found.lines[-1] == "train.py:4"
 
 
+def test_what_starts_a_script_is_not_in_its_stack() -> None:
+    starters = tuple(
+        stacks.Frame(name, file)
+        for name, file in (
+            ("_run_script", "/x/torchloom/probe/program.py"),
+            ("run", "/x/torchloom/spawner/child.py"),
+            ("_run_code", "<frozen runpy>"),
+        )
+    )
+    own = (stacks.Frame("work", "/home/me/train.py", line=7), stacks.Frame("<module>", "/home/me/train.py"))
+    found = stacks.summary(7, (stacks.Thread((*own, *starters), "MainThread", 7),))
+    assert found.lines == ("work() at train.py:7", "train.py:0")
+    assert len(stacks.summary(7, (stacks.Thread(starters, "MainThread", 7),)).lines) == len(starters)
+
+
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_real_process_that_waits_for_a_lock(tmp_path: Path, stopped: bool) -> None:
     """py-spy and /proc on a real process, also on one that is stopped."""

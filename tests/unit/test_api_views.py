@@ -49,13 +49,15 @@ def job(**changes: object) -> Job:
     return made
 
 
-def pulse(rank: int, steps: int, step_s: float, training_step: int | None = None) -> WorkerPulse:
+def pulse(
+    rank: int, steps: int, step_s: float, training_step: int | None = None, idle_s: float = 0.0
+) -> WorkerPulse:
     return WorkerPulse(
         ref=WorkerRef("j", rank, 1, rank + 1),
         pid=100 + rank,
         steps=steps,
         step_s=step_s,
-        idle_s=0.0,
+        idle_s=idle_s,
         phase="training",
         phase_s=1.0,
         training_step=training_step,
@@ -70,6 +72,27 @@ def test_progress_is_what_all_ranks_have_reached() -> None:
     assert (view.step, view.step_is_training, view.total_steps) == (49, False, 100)
     assert view.steps_per_s == 5.0 and view.eta_s == 51 / 5.0
     assert view.elapsed_s == 10.0 and view.goodput == 1.0
+
+
+def test_a_job_in_which_nothing_moves_has_no_pace() -> None:
+    made = job()
+
+    def pace(*idle_s: float) -> float:
+        pulses = {rank: pulse(rank, 50, 0.2, idle_s=s) for rank, s in enumerate(idle_s)}
+        return views.job_summary(Fleet(jobs={"j": made}), made, pulses, 20 * S).steps_per_s
+
+    assert pace(0.1, 0.1) == pace(30.0, 0.1) == pace(4.0, 4.0) == 5.0
+    assert pace(6.0, 7.0) == 0.0
+
+
+def test_a_running_job_names_what_is_wrong_with_it() -> None:
+    made = job(reason="all 2 workers run", incidents=["j.1", "j.2"])
+    past = Incident(id="j.1", job="j", generation=1, kind="crash", verdict="", culprit=0, open=False)
+    hang = Incident(id="j.2", job="j", generation=1, kind="hang", verdict="", culprit=1)
+    fleet = Fleet(jobs={"j": made}, incidents={"j.1": past, "j.2": hang})
+    assert views.job_summary(fleet, made, {}, 20 * S).reason == "all 2 workers run; open: j.2 (hang, rank 1)"
+    made.state = JobState.STOPPED
+    assert views.job_summary(fleet, made, {}, 20 * S).reason == "all 2 workers run"
 
 
 def test_the_scripts_own_number_wins() -> None:

@@ -98,7 +98,20 @@ def test_the_summary_has_the_numbers() -> None:
     assert story.summary(end) == (
         "job completed: 10 steps in 3.00 s; 1 restart, back at work after 0.14 s; goodput 98.7%"
     )
-    assert "failed – no luck: " in story.summary(view(state="failed", reason="no luck."))
+    failed = story.summary(view(state="failed", reason="no luck."))
+    assert failed == "job failed after 10 steps in 3.00 s. no luck"
+
+
+def test_a_delay_is_told_with_its_incident_and_not_twice() -> None:
+    told = story.Story("job")
+    told.tell(view())
+    first = told.tell(view(state="recovering", incident_list=[incident()]))
+    assert len(first) == 1
+    why = f"{incident()['verdict']}; rank 0 followed; restart 1 of 10, in 0.4 s"
+    assert told.tell(view(state="backoff", reason=why, incident_list=[incident()])) == []
+    alone = story.Story("job")
+    alone.tell(view())
+    assert alone.tell(view(state="backoff", reason="no room")) == [("backoff: no room", "")]
 
 
 def test_exit_codes() -> None:

@@ -18,6 +18,8 @@ import msgspec
 _WITHIN_S = 2.0
 _MOST_FRAMES = 24
 _LIBRARY = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen", "<string>")
+_STARTERS = ("/torchloom/probe/program.py", "/torchloom/spawner/", "<frozen runpy>")
+"""What runs a script: the same below every stack, and of use to nobody."""
 _NICENESS = "10"
 
 
@@ -100,11 +102,19 @@ def summary(pid: int, threads: Sequence[Thread]) -> Stack:
         gil = f"thread {holder.thread_name or holder.os_thread_id} in {holder.frames[0].text()}"
     everything = "|".join(f"{t.os_thread_id}:{f.text()}" for t in threads for f in t.frames)
     return Stack(
-        lines=tuple(f.text() for f in frames[:_MOST_FRAMES]),
+        lines=tuple(f.text() for f in _of_interest(frames)[:_MOST_FRAMES]),
         location=own.text() if own is not None else "",
         gil=gil,
         print=everything,
     )
+
+
+def _of_interest(frames: Sequence[Frame]) -> Sequence[Frame]:
+    """Without the outermost ones that only start the script; all of them where there are no others."""
+    most = len(frames)
+    while most and any(part in frames[most - 1].filename for part in _STARTERS):
+        most -= 1
+    return frames[:most] or frames
 
 
 def _program() -> str:

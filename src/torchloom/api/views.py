@@ -27,12 +27,25 @@ from torchloom.core.lost_nodes import waiting_note
 from torchloom.core.schedule import version_at
 from torchloom.core.settings import MAX_STEPS
 from torchloom.core.sizing import wanted
-from torchloom.model.fleet import ExitReport, Fleet, Incident, Job, Node, Timeline, Worker, WorkerState
+from torchloom.model.fleet import (
+    ExitReport,
+    Fleet,
+    Incident,
+    Job,
+    JobState,
+    Node,
+    Timeline,
+    Worker,
+    WorkerState,
+)
 from torchloom.model.ids import replica_id, worker_id
 from torchloom.model.messages import WorkerPulse
 from torchloom.model.worker import DeviceUse
 
 Pulses = dict[int, WorkerPulse]
+_STANDS_S = 5.0
+_STANDS_STEPS = 10
+"""A job of which no rank shows a sign of progress for so long, and for so many steps, has no pace."""
 
 _WORST_FIRST: tuple[tuple[WorkerState, Literal["running", "starting", "stopping", "exited"]], ...] = (
     (WorkerState.EXITED, "exited"),
@@ -66,7 +79,7 @@ def job_summary(fleet: Fleet, job: Job, pulses: Pulses, now_ns: int) -> JobSumma
     return JobSummary(
         id=job.id,
         state=str(job.state),
-        reason=job.reason + waiting_note(fleet, job),
+        reason=job.reason + waiting_note(fleet, job) + _open_note(fleet, job),
         ended=job.ended,
         generation=job.generation,
         restarts=job.restarts,
@@ -129,9 +142,25 @@ def _max_steps(job: Job) -> int | None:
 
 
 def _steps_per_s(job: Job, pulses: Pulses) -> float:
-    """The slowest rank sets the pace; a paused job has none."""
+    """The slowest rank sets the pace; a job that is paused, or in which nothing moves any more, has none."""
     slowest = max((p.step_s for p in pulses.values()), default=0.0)
-    return 1.0 / slowest if slowest > 0 and not (job.ended or job.paused) else 0.0
+    if slowest <= 0 or job.ended or job.paused:
+        return 0.0
+    stands = min(p.idle_s for p in pulses.values()) > max(_STANDS_S, _STANDS_STEPS * slowest)
+    return 0.0 if stands else 1.0 / slowest
+
+
+def _open_note(fleet: Fleet, job: Job) -> str:
+    """What is wrong with a job all of whose workers run: its state does not tell."""
+    if job.state is not JobState.RUNNING:
+        return ""
+    found = [fleet.incidents[id] for id in job.incidents if id in fleet.incidents]
+    names = [
+        f"{one.id} ({one.kind}{'' if one.culprit is None else f', rank {one.culprit}'})"
+        for one in found
+        if one.open
+    ]
+    return f"; open: {', '.join(names)}" if names else ""
 
 
 def _samples_per_s(job: Job, pulses: Pulses) -> float | None:

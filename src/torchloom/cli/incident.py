@@ -11,7 +11,12 @@ from torchloom.cli.options import JsonOption, api
 if TYPE_CHECKING:
     from torchloom.client.schema import ExitView, FindingView, RankEvidenceView, TimelineView
 
-EXAMPLES = (("loom incident train-3f9a.i1", "verdict, decision, timeline, tracebacks"),)
+EXAMPLES = (
+    ("loom incident train-3f9a.1", "verdict, decision, timeline, stacks, tracebacks"),
+    ("loom incident train-3f9a.1 --json", "the same with all collectives that are known of every rank"),
+)
+_SHOWN = 8
+"""Collectives of a rank that is blamed: the newest tell the story, `--json` has all."""
 
 
 def command(
@@ -68,8 +73,7 @@ def _show_rank(one: RankEvidenceView, blamed: bool) -> None:
         print(f"  {'stack' if number == 0 else '':<9}  {line}")
     if one["gil"]:
         print(f"  GIL        held by {one['gil']}")
-    shown = one["collectives"] if blamed else one["collectives"][-2:]
-    for number, line in enumerate(shown):
+    for number, line in enumerate(one["collectives"][-_SHOWN if blamed else -2 :]):
         print(f"  {'last' if number == 0 else '':<9}  {line}")
     if blamed and one["log_tail"]:
         print("\n".join(f"  │ {line}" for line in one["log_tail"]))

@@ -50,6 +50,8 @@ class Story:
         match view["state"]:
             case "starting" if first:
                 return [(f"{self._job}: {_workers(view)} starting", "")]
+            case "backoff" if any(one["verdict"] in view["reason"] for one in view["incident_list"][-1:]):
+                return []  # told with the incident, in the same words
             case "waiting" | "backoff" | "stopping":
                 return [(f"{view['state']}: {view['reason']}", "")]
             case "running" if view["generation"] <= 1:
@@ -104,5 +106,6 @@ def summary(view: JobDetail) -> str:
         parts.append(f"{count} restart{'s' if count != 1 else ''}{recovered}")
     if view["goodput"] is not None:
         parts.append(f"goodput {output.percent(view['goodput'])}")
-    reason = "" if view["state"] == "completed" else f" – {view['reason'].rstrip('.')}"
-    return f"{view['id']} {view['state']}{reason}: {'; '.join(parts)}"
+    if view["state"] == "completed":
+        return f"{view['id']} completed: {'; '.join(parts)}"
+    return f"{view['id']} {view['state']} after {'; '.join(parts)}. {view['reason'].rstrip('.')}"
