@@ -53,6 +53,17 @@ def test_a_crash_before_the_start_was_reported_withdraws_the_start() -> None:
     assert story.state() is JobState.BACKOFF and not story.open(StartWorkers)
 
 
+def test_ranks_with_the_same_mistake_did_not_follow_each_other() -> None:
+    story = Story(a=8)
+    story.run(workers=4)
+    story.exit(0, FAILED, end=raised("ModuleNotFoundError"))
+    story.exit(1, FAILED, end=raised("ModuleNotFoundError"))
+    story.exit(2, FAILED, end=lost_peer())
+    story.exit(3, FAILED, end=raised("ModuleNotFoundError"))
+    said = story.incident().verdict
+    assert said.endswith("; ranks 1, 3 failed alike; rank 2 followed because its peer was gone"), said
+
+
 def test_who_lost_the_connection_is_secondary_even_when_gone_first() -> None:
     story = Story(a=8)
     story.run(workers=3)

@@ -66,7 +66,7 @@ def test_a_rank_that_lost_its_peer_before_is_not_to_blame_and_it_is_one_incident
     incident = story.incident()
     assert (incident.kind, incident.node, incident.culprit) == ("node-lost", "b", None)
     assert incident.verdict.endswith(
-        "rank 1 has ended there; rank 0 followed because their peer was gone"
+        "rank 1 has ended there; rank 0 followed because its peer was gone"
     )  # fmt: skip
     assert story.job().restarts == 1 and not story.job().restarts_by_rank
     story.bring_up()

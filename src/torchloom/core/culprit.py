@@ -80,8 +80,23 @@ def verdict(culprit: ExitReport) -> str:
 
 
 def secondary_note(exits: Sequence[ExitReport]) -> str:
-    ranks = sorted(r.rank for r in exits if r.secondary)
-    if not ranks:
-        return ""
+    """Who else ended: of the same mistake, or because a peer was gone."""
+    alike = sorted(r.rank for r in exits if r.secondary and _alike(exits[0], r))
+    followed = sorted(r.rank for r in exits if r.secondary and r.rank not in alike)
+    note = f"; {_names(alike)} failed alike" if alike else ""
+    if followed:
+        whose = "its" if len(followed) == 1 else "their"
+        note += f"; {_names(followed)} followed because {whose} peer was gone"
+    return note
+
+
+def _alike(chief: ExitReport, other: ExitReport) -> bool:
+    """Whether both died of the same error, and none of them of the other's death: a mistake in the script."""
+    if chief.end is None or other.end is None or not chief.end.exception or other.end.connection_lost:
+        return False
+    return (chief.end.exception, chief.end.message) == (other.end.exception, other.end.message)
+
+
+def _names(ranks: Sequence[int]) -> str:
     names = ", ".join(map(str, ranks[:8])) + (" …" if len(ranks) > 8 else "")
-    return f"; {'rank' if len(ranks) == 1 else 'ranks'} {names} followed because their peer was gone"
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {names}"
