@@ -126,7 +126,7 @@ class Commands:
             case StopStore():
                 return await self._stores.stop(effect)
             case StartWorkers():
-                return await start_workers(self._host, self._watch, effect, env)
+                return await start_workers(self._host, self._watch, self._bus, effect, env)
             case StopWorkers():
                 return await stop_workers(self._host, effect)
             case RemoveJobFiles():

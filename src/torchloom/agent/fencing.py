@@ -3,7 +3,8 @@
 A job's owner may want its workers replaced although nobody can see whether they live (`self_fence_s` of its
 policy). Then somebody must be sure that they do not: this host ends them itself. While there are such workers
 the agent asks the weaver that leads for a lease; a lease lasts from when the question was *sent*, so the
-weaver, which waits from when it was *heard* (and a little longer), never replaces one that lives. The
+weaver, which waits from when it was *heard* (and a little longer), never replaces one that lives. None is
+started without a lease: the command may have been under way for as long as this host was cut off. The
 deadline stands in the black box, where the spawner keeps it too, and the worker at its step boundaries: the
 agent's own death changes nothing. For all other jobs nothing here happens.
 """
@@ -14,6 +15,7 @@ import asyncio
 import logging
 import signal
 import time
+from collections.abc import Callable
 
 from torchloom.agent.host import Host, Worker
 from torchloom.bus.protocol import Bus
@@ -32,24 +34,39 @@ def now_ns() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
-def arm(worker: Worker, fence_s: float | None) -> None:
-    """From its start on the worker has a deadline, if its job wants one."""
-    if worker.box is not None and not worker.box.closed and fence_s:
+def arm(worker: Worker, fence_s: float, leased_ns: int) -> None:
+    """From its start on the worker has a deadline."""
+    if worker.box is not None and not worker.box.closed:
         fence_ns = int(fence_s * 1e9)
-        worker.box.view.set_fence(fence_ns, now_ns() + fence_ns)
+        worker.box.view.set_fence(fence_ns, leased_ns + fence_ns)
+
+
+async def lease(host: Host, bus: Bus, what_for: bytes = b"") -> int:
+    """Since when the host has a lease, asked for now. Raises LoomError if there is none."""
+    sent_ns = now_ns()
+    await bus.request(subjects.lease(host.node), what_for, timeout_s=ANSWER_WITHIN_S)
+    return sent_ns
+
+
+async def wait_for_lease(host: Host, bus: Bus, needed: Callable[[], bool]) -> int:
+    """The same for a start, as soon as there is one; 0 when it is not needed any more."""
+    while needed():
+        try:
+            return await lease(host, bus, subjects.TO_START)
+        except LoomError as error:
+            log.info("a start waits for a lease: %s", error)
+        await asyncio.sleep(ASK_EVERY_S)
+    return 0
 
 
 async def keep_lease(host: Host, bus: Bus) -> None:
     """Ask for the lease while somebody needs it, for ever."""
     while True:
         if _fenced(host):
-            sent_ns = now_ns()
             try:
-                await bus.request(subjects.lease(host.node), b"", timeout_s=ANSWER_WITHIN_S)
+                _renew(host, await lease(host, bus))
             except LoomError as error:
                 log.debug("no lease: %s", error)
-            else:
-                _renew(host, sent_ns)
         await asyncio.sleep(ASK_EVERY_S)
 
 

@@ -17,12 +17,13 @@ from typing import Any
 from torchloom.agent import boxes, logs, memory
 from torchloom.agent.boxes import Box
 from torchloom.agent.environment import start_order, without_secrets
-from torchloom.agent.fencing import arm
+from torchloom.agent.fencing import arm, lease, now_ns, wait_for_lease
 from torchloom.agent.host import Host, Worker, order_id
 from torchloom.agent.journal import ProcessNote
 from torchloom.agent.process import Process, boot_id, is_alive
 from torchloom.agent.spawners import Recipe, recipe
 from torchloom.agent.watch import Watch
+from torchloom.bus.protocol import Bus
 from torchloom.errors import BlackBoxDamaged, LoomError, SpawnFailed, UsageError
 from torchloom.home import private_directory
 from torchloom.model.effects import Launch, StartWorkers
@@ -35,7 +36,7 @@ _SIGN_IN_WITHIN_S = 0.5
 
 
 async def start_workers(
-    host: Host, watch: Watch, effect: StartWorkers, env: Mapping[str, str]
+    host: Host, watch: Watch, bus: Bus, effect: StartWorkers, env: Mapping[str, str]
 ) -> WorkersStarted:
     """Start what is not running yet. Raises a LoomError with the reason when it cannot be done."""
     order = order_id(effect)
@@ -49,14 +50,13 @@ async def start_workers(
         host.starting[launch.ref] = over
     try:
         _check(effect)
-        workers = await _start(host, effect, order, fresh, env) if fresh else []
+        workers = await _start_leased(host, bus, effect, order, fresh, env) if fresh else []
     finally:
         for launch in fresh:
             host.starting.pop(launch.ref, None)
         over.set()
     for worker in workers:
         host.workers[worker.ref] = worker
-        arm(worker, effect.fence_s)
     event = WorkersStarted(
         node=host.node,
         effect=effect.id,
@@ -84,6 +84,23 @@ def _check(effect: StartWorkers) -> None:
         script = Path(effect.cwd) / effect.program.target
         if not script.exists():
             raise UsageError(f"the script {script} does not exist on {effect.node}")
+
+
+async def _start_leased(
+    host: Host, bus: Bus, effect: StartWorkers, order: str, launches: Sequence[Launch], env: Mapping[str, str]
+) -> list[Worker]:
+    """Where the job wants it, only with a lease, and with a deadline from that lease on."""
+    if not effect.fence_s:
+        return await _start(host, effect, order, launches, env)
+    refs = [launch.ref for launch in launches]
+    leased_ns = await wait_for_lease(host, bus, lambda: not host.withdrawn.intersection(refs))
+    workers = await _start(host, effect, order, launches, env)
+    if now_ns() - leased_ns > effect.fence_s * 1e9 / 2:  # a cold start takes longer than that
+        with contextlib.suppress(LoomError):
+            leased_ns = await lease(host, bus)
+    for worker in workers:
+        arm(worker, effect.fence_s, leased_ns)
+    return workers
 
 
 async def _start(

@@ -14,6 +14,7 @@ from torchloom.model.events import Event, NodeDrained, NodeGone
 from torchloom.model.fleet import Fleet, NodeState
 from torchloom.weaver.live import LiveView
 from torchloom.wire import subjects
+from torchloom.wire.subjects import TO_START
 
 SILENT_LIMIT_S = 3.0
 """A node that was not heard for longer is unreachable."""
@@ -41,11 +42,14 @@ class NodeWords(ABC):
     def active(self) -> bool: ...
 
     async def _lease_asked(self, message: Message) -> None:
-        """A host asks whether it is heard. Only who leads may answer: it is who would replace its workers."""
+        """A host asks whether it is heard. Only who leads may answer: it is who would replace its workers.
+        A host that counts as silent is told what has to end there before it may start anything."""
         node = subjects.node_of(message.subject)
         if node is not None and self.active and not self._lease.expired:
             self._live.last_heard_s[node] = asyncio.get_running_loop().time()
-            await self._bus.respond(message, b"heard")
+            known = self.fleet.nodes.get(node)
+            if message.data != TO_START or (known is not None and known.state is NodeState.READY):
+                await self._bus.respond(message, b"heard")
 
     async def _say_silence(self, now_s: float) -> None:
         """Nodes that fell silent or are heard again, and workers that their own hosts had to end by now."""

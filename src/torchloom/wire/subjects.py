@@ -7,6 +7,8 @@ EVENTS = f"{ROOT}.event.>"
 TELEMETRY = f"{ROOT}.telemetry.*"
 WINDOWS = f"{ROOT}.window.*"
 LEASES = f"{ROOT}.lease.*"
+TO_START = b"to start"
+"""What an agent says with the question for a lease when it wants to start workers, and not to keep them."""
 DECISIONS = f"{ROOT}.event.weaver.decision"
 """Appended to only by the weaver that holds the lease, each time with the expected last sequence."""
 
