@@ -46,6 +46,7 @@ def test_safe_always_and_alive_once_the_world_is_calm(history: History) -> None:
 
 HARMFUL = (
     "crash",
+    "fail script",
     "lose store",
     "fail next",
     "reboot",

@@ -24,6 +24,7 @@ from torchloom.model.events import (
     NodeUnreachable,
     RestoreRequested,
     ScaleRequested,
+    ScriptFailed,
     StopRequested,
     TimerFired,
     WorkerProgress,
@@ -188,6 +189,14 @@ class World:
             ]
             exit, end = exits[number // 7 % 3]
             host.end(ref, exit, self.now_ns, end)
+
+    def fail_script(self, number: int) -> None:
+        """A script fails; its process takes its time to end, and may be ended meanwhile."""
+        chosen = self.a_process(number)
+        if chosen is not None:
+            host, ref = chosen
+            end = EndRecord("exception", 1, "KeyError", "no", at_ns=self.now_ns, certain=True)
+            host.say(ScriptFailed(node=host.node, ref=ref, end=end, at_ns=self.now_ns, steps=number % 40))
 
     def finish(self, number: int) -> None:
         chosen = self.a_process(number)
@@ -359,6 +368,7 @@ ACTIONS: dict[str, Callable[[World, int], None]] = {
     "report twice": World.report_twice,
     "lose": World.lose,
     "crash": World.crash,
+    "fail script": World.fail_script,
     "finish": World.finish,
     "step": World.step,
     "obey stop": World.obey_stop,
@@ -391,6 +401,7 @@ WEIGHTS = {
     "stop": 3,
     "send": 4,
     "crash": 4,
+    "fail script": 3,
     "timer": 4,
     "step": 4,
     "obey stop": 3,

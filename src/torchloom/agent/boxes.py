@@ -162,6 +162,7 @@ class Box:
             connection_lost=bool(found.get("connection_lost")),
             store_away=bool(found.get("store_away")),
             at_ns=self.wall_ns(at_ns) if isinstance(at_ns, int) else 0,
+            certain=bool(found.get("certain")),
         )
 
     # -- mailbox --------------------------------------------------------------------------------

@@ -68,6 +68,8 @@ class Worker:
     told: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when its exit has been said."""
     first_step_told: bool = False
+    end_seen: bool = False
+    """Its script has ended, and that was looked at."""
     device_version: int = 0
     hyper: Told = field(default_factory=Told)
     settings: Told = field(default_factory=Told)

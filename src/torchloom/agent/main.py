@@ -85,7 +85,7 @@ async def serve(
         ):
             subscriptions.append(await _subscribe(bus, subject, handler))
         bus.on_reconnect.append(greet)
-        tasks.keep(lambda: pulse.follow_starts(host), "first steps")
+        tasks.keep(lambda: pulse.follow_starts(host), "first steps and failures")
         tasks.keep(lambda: pulse.beat(host, bus), "pulse")
         tasks.keep(lambda: mail.follow_answers(host), "answers")
         tasks.keep(lambda: windows.send(bus), "windows")

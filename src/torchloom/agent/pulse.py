@@ -16,6 +16,7 @@ from torchloom.agent import log_times, logs, words
 from torchloom.agent.boxes import Box, is_under_way
 from torchloom.agent.host import Host, Told, Worker
 from torchloom.agent.saves import look_at_saves
+from torchloom.agent.script_ends import look_at_ends
 from torchloom.bus.protocol import Bus
 from torchloom.model.events import FirstStep, WorkerRegistered
 from torchloom.model.messages import RankSteps, Telemetry, WorkerPulse
@@ -37,9 +38,10 @@ _AGAIN_EVERY = 20
 
 
 async def follow_starts(host: Host) -> None:
-    """Say first steps and devices within milliseconds, for ever."""
+    """Say first steps, devices and scripts that failed within milliseconds, for ever."""
     while True:
         eager = False
+        look_at_ends(host)
         for worker in host.running():
             young = time.monotonic_ns() - worker.started_ns < _EAGER_FOR_NS
             if young and not worker.first_step_told and worker.box is not None:

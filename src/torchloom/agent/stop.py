@@ -49,7 +49,8 @@ async def _end(workers: list[Worker], effect: StopWorkers) -> None:
                 worker.box.ask_to_stop(effect.at_step)
         await _wait(workers, effect.boundary_wait_s, effect.kill_in_collective)
     if effect.grace_s > 0:
-        _signal(workers, signal.SIGTERM, but_in_collective=effect.kill_in_collective)
+        if not effect.let_end:
+            _signal(workers, signal.SIGTERM, but_in_collective=effect.kill_in_collective)
         await _wait(workers, effect.grace_s, effect.kill_in_collective)
     _signal(workers, signal.SIGKILL)
 

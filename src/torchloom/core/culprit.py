@@ -40,6 +40,26 @@ def charge(incident: Incident, report: ExitReport) -> bool:
     return True
 
 
+def complete(incident: Incident, report: ExitReport) -> bool:
+    """Put the exit of a process in the place of what its failed script said of it before; whether that is
+    there. How the process ended in the end is told where it ended by itself and not well."""
+    for at, said in enumerate(incident.exits):
+        if said.rank == report.rank and said.exit.source == "end-record":
+            by_itself = report.exit.code not in (0, None)
+            whole = msgspec.structs.replace(
+                report,
+                exit=report.exit if by_itself else said.exit,
+                end=report.end or said.end,
+                collectives=report.collectives or said.collectives,
+                secondary=said.secondary,
+            )
+            incident.exits[at] = whole
+            if incident.verdict == verdict(said):
+                incident.verdict = verdict(whole)
+            return True
+    return False
+
+
 def _guilt(report: ExitReport) -> tuple[bool, int]:
     """The smaller, the likelier the cause."""
     return bool(report.end and report.end.connection_lost), _fault_ns(report)

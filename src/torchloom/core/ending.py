@@ -5,7 +5,7 @@ from __future__ import annotations
 from torchloom.core import store_away
 from torchloom.core.aftermath import tell_disagreement
 from torchloom.core.budget import made_progress, plan_restart
-from torchloom.core.culprit import charge, secondary_note, start_failed, verdict
+from torchloom.core.culprit import charge, complete, secondary_note, start_failed, verdict
 from torchloom.core.generation import (
     ask_store,
     by_node,
@@ -37,6 +37,8 @@ from torchloom.model.worker import EndRecord, Exit, WorkerRef
 
 GRACE_IN_RECOVERY_S = 3.0
 """A survivor outside of collectives may be writing a file: it gets SIGTERM and this long."""
+GRACE_TO_END_S = 30.0
+"""A worker whose script has failed may be sending a report of it: it is left alone for this long at least."""
 
 
 def worker_exited(turn: Turn, event: WorkerExited) -> None:
@@ -64,6 +66,7 @@ def worker_exited(turn: Turn, event: WorkerExited) -> None:
         devices=worker.devices,
         collectives=event.collectives,
         after_stop=before is WorkerState.STOPPING
+        and not worker.script_failed
         and event.exit.source not in ("operator", "fence")
         and not _died_before_stop(turn, job, event),
     )
@@ -74,7 +77,9 @@ def worker_exited(turn: Turn, event: WorkerExited) -> None:
             else:
                 begin_recovery(turn, job, report)
         case JobState.RECOVERING:
-            _add_exit(turn, job, turn.fleet.incidents[job.incident], report)
+            incident = turn.fleet.incidents[job.incident]
+            if not (worker.script_failed and complete(incident, report)):
+                add_exit(turn, job, incident, report)
         case JobState.STOPPING:
             pass
         case _:  # a worker outlives its job only by mistake; its exit changes nothing any more
@@ -127,7 +132,7 @@ def begin_recovery(turn: Turn, job: Job, report: ExitReport) -> None:
     kind = "start-failed" if start_failed(report) else "crash"
     incident = open_incident(turn, job, kind, "", report.at_ns)
     incident.goodput_before = goodput(turn.fleet, job, report.at_ns)
-    _add_exit(turn, job, incident, report)
+    add_exit(turn, job, incident, report)
     end_generation(turn, job, incident, why)
 
 
@@ -137,7 +142,7 @@ def _wait_for_store(turn: Turn, job: Job, report: ExitReport, why: str) -> None:
     if incident is None:
         job.store_waits = 0
         incident = open_incident(turn, job, store_away.KIND, store_away.verdict(report), report.at_ns)
-        _add_exit(turn, job, incident, report)
+        add_exit(turn, job, incident, report)
     job.plan = store_away.plan_wait(job, turn.chance)
     end_generation(turn, job, incident, why)
 
@@ -153,12 +158,12 @@ def _end_of_what_was_stuck(turn: Turn, job: Job, incident: Incident, report: Exi
     incident.timeline.decided_ns = turn.now_ns
     if report.rank in incident.finding.ranks and not followed:
         incident.kind, incident.culprit = "crash", None
-        _add_exit(turn, job, incident, report)
+        add_exit(turn, job, incident, report)
         incident.verdict += f"; before that, {sentence}"
     else:
         progress = made_progress(job.spec.restarts, report.steps, report.ran_s)
         job.plan = plan_restart(job, incident.culprit, progress, turn.chance)
-        _add_exit(turn, job, incident, report)
+        add_exit(turn, job, incident, report)
         incident.verdict = f"{sentence}; then {verdict(report)}"
     incident.timeline.fault_ns = fault_ns
 
@@ -182,6 +187,7 @@ def end_generation(turn: Turn, job: Job, incident: Incident, why: str) -> None:
     incident.decision = job.plan.reason
     move_job(turn, job, JobState.RECOVERING, f"{incident.verdict}; {job.plan.reason}")
     stop_workers(turn, job, reason=why, grace_s=GRACE_IN_RECOVERY_S, kill_in_collective=True)
+    _let_end(turn, job)
     node = job.workers[0].node
     here = turn.fleet.nodes[node].state is NodeState.READY
     if job.plan.restart and job.plan.delay_s == 0 and here:
@@ -189,6 +195,26 @@ def end_generation(turn: Turn, job: Job, incident: Incident, why: str) -> None:
         ask_store(turn, job, job.generation + 1, node, reason)
     else:
         drop_store(turn, job, "its generation is over")
+
+
+def _let_end(turn: Turn, job: Job) -> None:
+    """Wait for whose script has failed already, but not for ever: its end may be waiting for its peers."""
+    failing = [w for w in job.workers if w.alive and w.script_failed]
+    for node, mine in sorted(by_node(failing).items()):
+        for worker in mine:
+            if worker.state is not WorkerState.STOPPING:
+                move_worker(turn, worker, WorkerState.STOPPING)
+        turn.want(
+            StopWorkers(
+                id=turn.next_effect_id(),
+                cause=turn.seq,
+                reason="its script has failed and its process is ending by itself",
+                node=node,
+                workers=tuple(w.ref for w in mine),
+                grace_s=max(GRACE_TO_END_S, job.spec.stop_grace_s),
+                let_end=True,
+            )
+        )
 
 
 def start_did_fail(turn: Turn, job: Job, refs: set[WorkerRef], why: str) -> None:
@@ -212,11 +238,11 @@ def start_did_fail(turn: Turn, job: Job, refs: set[WorkerRef], why: str) -> None
         return
     begin_recovery(turn, job, reports[0])
     for report in reports[1:]:
-        _add_exit(turn, job, turn.fleet.incidents[job.incident], report)
+        add_exit(turn, job, turn.fleet.incidents[job.incident], report)
     settle(turn, job)
 
 
-def _add_exit(turn: Turn, job: Job, incident: Incident, report: ExitReport) -> None:
+def add_exit(turn: Turn, job: Job, incident: Incident, report: ExitReport) -> None:
     """Note one more exit, and decide anew if it tells another culprit or of progress unknown till now."""
     if incident.kind == store_away.KIND and incident.generation != job.generation:
         return  # one more try that the store did not answer
@@ -303,7 +329,8 @@ def stop_workers(
     for effect in turn.open_of(job.id):
         if isinstance(effect, StartWorkers):
             turn.close(effect.id)
-    alive: list[Worker] = [w for w in job.workers if w.alive]
+    # In a recovery only: what a person stops is stopped.
+    alive: list[Worker] = [w for w in job.workers if w.alive and not (kill_in_collective and w.script_failed)]
     for node, mine in sorted(by_node(alive).items()):
         for worker in mine:
             if worker.state is not WorkerState.STOPPING:

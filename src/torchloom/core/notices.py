@@ -38,6 +38,7 @@ from torchloom.model.events import (
     RanksAnswered,
     RestoreRequested,
     ScaleRequested,
+    ScriptFailed,
     StepReached,
     StopRequested,
     StoreLost,
@@ -102,7 +103,7 @@ def job_of(event: Event, fleet: Fleet) -> str:
             return event.job
         case ChangeRequested() | ChangeCancelled() | RanksAnswered() | StepReached():
             return event.job
-        case WorkerRegistered() | FirstStep() | WorkerExited():
+        case WorkerRegistered() | FirstStep() | WorkerExited() | ScriptFailed():
             return event.ref.job
         case CheckpointStoreOpened() | CheckpointSaved() | CheckpointFailed() | CheckpointRejected():
             return event.ref.job
@@ -225,6 +226,9 @@ def _words(event: Event) -> tuple[Topic, str]:
             return "worker", f"rank {event.ref.rank} of {event.ref.job} {did}"
         case WorkerExited():
             return "worker", f"rank {event.ref.rank} of {event.ref.job} {event.exit.describe()}"
+        case ScriptFailed():
+            how = event.end.exception or f"code {event.end.code}"
+            return "worker", f"the script of rank {event.ref.rank} of {event.ref.job} failed with {how}"
         case CheckpointStoreOpened():
             if event.restored:
                 return "worker", f"{event.ref.job} goes on from {event.restored}, from {event.restored_from}"

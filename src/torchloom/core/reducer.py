@@ -38,6 +38,7 @@ from torchloom.core.nodes import (
 )
 from torchloom.core.restoring import restore_requested
 from torchloom.core.scaling import scale_requested
+from torchloom.core.script_failed import script_failed
 from torchloom.core.standby import keep_spares
 from torchloom.core.steering import (
     change_cancelled,
@@ -91,6 +92,7 @@ from torchloom.model.events import (
     RanksAnswered,
     RestoreRequested,
     ScaleRequested,
+    ScriptFailed,
     StepReached,
     StopRequested,
     StoreLost,
@@ -188,6 +190,8 @@ def _dispatch(turn: Turn, event: Event) -> None:
             _first_step(turn, event)
         case WorkerExited():
             worker_exited(turn, event)
+        case ScriptFailed():
+            script_failed(turn, event)
         case CheckpointStoreOpened():
             store_opened(turn, event)
         case CheckpointSaved():

@@ -95,6 +95,8 @@ class StopWorkers(EffectBase, frozen=True, kw_only=True, tag="stop-workers"):
     """Time between SIGTERM and SIGKILL; 0 means SIGKILL at once."""
     kill_in_collective: bool = False
     """SIGKILL at once whoever is inside a collective, because the group is broken and it can only wait."""
+    let_end: bool = False
+    """They are ending by themselves: no SIGTERM, and SIGKILL for what has not ended after `grace_s`."""
     strays: bool = False
     """They count as dead already, or nobody knows them: no rank of their job starts before this is done."""
 

@@ -274,6 +274,22 @@ class WorkerExited(EventBase, frozen=True, kw_only=True, tag="worker-exited"):
     """Of one that failed: its oldest collectives that were not over, and its newest ones."""
 
 
+class ScriptFailed(EventBase, frozen=True, kw_only=True, tag="script-failed"):
+    """The script ended by an exception or a code other than 0, and its process surely ends: its exit follows,
+    when the interpreter has been taken down. Said of the first sign only, never of one that lost a peer."""
+
+    node: str
+    ref: WorkerRef
+    end: EndRecord
+    at_ns: int
+    """Wall-clock time at which the agent saw it."""
+    steps: int = 0
+    training_step: int | None = None
+    ran_s: float = 0.0
+    activity: str = ""
+    collectives: tuple[Collective, ...] = ()
+
+
 class CheckpointStoreOpened(EventBase, frozen=True, kw_only=True, tag="checkpoint-store-opened"):
     """A generation found its place in the store and what it resumes from."""
 
@@ -397,6 +413,7 @@ Event = (
     | WorkerRegistered
     | FirstStep
     | WorkerExited
+    | ScriptFailed
     | CheckpointStoreOpened
     | CheckpointSaved
     | CheckpointFailed

@@ -68,6 +68,8 @@ class Worker(Struct, kw_only=True):
     exit: Exit | None = None
     exited_at_ns: int = 0
     steps: int = 0
+    script_failed: bool = False
+    """Its script has, and its process is still ending."""
 
     @property
     def alive(self) -> bool:

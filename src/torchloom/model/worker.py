@@ -39,6 +39,8 @@ class EndRecord(Struct, frozen=True):
     """The script died because its checkpoint store could not be reached when it wanted to restore."""
     at_ns: int = 0
     """Wall-clock time of the exception, which comes before the exit of the process."""
+    certain: bool = False
+    """The process surely ends with it: no thread of the script goes on."""
 
 
 class Exit(Struct, frozen=True):

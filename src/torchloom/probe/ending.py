@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 
 from torchloom.errors import StoreUnreachable
@@ -51,6 +52,15 @@ def end_record(error: BaseException | None, *, stopped: bool) -> dict[str, objec
         store_away=isinstance(error, StoreUnreachable),
     )
     return record
+
+
+def threads_go_on() -> bool:
+    """Whether a thread of the script keeps the process alive after its main thread, as Python waits for it.
+
+    It may be what trains; so with such a thread nobody is told that the process is ending.
+    """
+    main = threading.main_thread()
+    return any(t is not main and not t.daemon and t.is_alive() for t in threading.enumerate())
 
 
 def exit_code(end: SystemExit) -> int:

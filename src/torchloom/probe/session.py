@@ -25,7 +25,7 @@ from torchloom.probe.control import Control
 from torchloom.probe.data import DataWait
 from torchloom.probe.data_settings import DataSettings
 from torchloom.probe.declared import registry
-from torchloom.probe.ending import end_record, write_end
+from torchloom.probe.ending import end_record, threads_go_on, write_end
 from torchloom.probe.faults import Faults
 from torchloom.probe.guard import Guard
 from torchloom.probe.hyper import Hyperparameters
@@ -261,7 +261,9 @@ class Session:
         """The program has ended; threads and atexit handlers are still to come."""
         self._leave()
         now_ns = time.monotonic_ns()
-        write_end(self.view, end_record(error, stopped=isinstance(error, StopAtBoundary)))
+        record = end_record(error, stopped=isinstance(error, StopAtBoundary))
+        record["certain"] = not threads_go_on()
+        write_end(self.view, record)
         self.phases.set(int(Phase.ENDING), now_ns)
         self._watch_hyper()
         self._metrics.write(now_ns, at_once=True)
