@@ -6,6 +6,8 @@ import json
 import os
 import random
 import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,14 +22,32 @@ class Store(Protocol):
 
 
 class Run:
-    """One job of scripts/identical.py and what it left."""
+    """One job of scripts/identical.py and what it left. It makes its last step when `finish` is called."""
 
-    def __init__(self, stack: Stack, out: Path, world: int, steps: int, *args: str) -> None:
-        self.stack, self.out, self.world = stack, out, world
+    def __init__(self, stack: Stack, out: Path, world: int, steps: int, *args: str, until: int = 0) -> None:
+        self.stack, self.out, self.world, self.steps = stack, out, world, steps
+        self.go_on(until or steps - 1)
         command = (str(out), "--steps", str(steps), *args)
         self.job = stack.submit("identical.py", *command, workers=world, flags=("--max-restarts", "50"))
 
+    def go_on(self, until: int) -> None:
+        """Let it make steps up to this one."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        (self.out / "limit.new").write_text(str(until))
+        (self.out / "limit.new").rename(self.out / "limit")
+
+    def creep(self, condition: Callable[[], Any], what: str) -> None:
+        """Let it make a step now and then until something holds: saves begin and are told of at steps."""
+
+        def look() -> Any:
+            self.go_on(self.lines(self.world - 1)[-1][1] + 1)
+            time.sleep(0.1)
+            return condition()
+
+        wait_until(look, what)
+
     def finish(self, timeout_s: float = HANG_S) -> dict[str, Any]:
+        self.go_on(self.steps)
         status = self.stack.wait_state(self.job, "completed", "failed", timeout_s=timeout_s)
         assert status["state"] == "completed", f"{status}\n{self.stack.loom('logs', self.job).stdout[-3000:]}"
         return status
@@ -50,6 +70,11 @@ class Run:
 
     def final(self) -> list[Any]:
         return [json.loads((self.out / f"final-{rank}").read_text()) for rank in range(self.world)]
+
+    def newest_saved(self) -> int:
+        """The step of the newest state in the store."""
+        found = self.stack.json("checkpoints", self.job)["checkpoints"]
+        return max((int(one["step"]) for one in found if one["whole"]), default=0)
 
     def restored_from(self, where: str) -> int:
         """How many generations went on from a state kept there: memory or the store."""

@@ -34,19 +34,17 @@ def test_a_run_on_s3_survives_the_death_of_workers_and_of_the_server(
     stack: Stack, s3: S3Server, tmp_path: Path
 ) -> None:
     stack.env |= {**s3.environment, "LOOM_STORE_TIMEOUT": "1"}
-    args = ("--every", "5", "--no-memory", "--step-ms")
-    steps = 250
-    plain = Run(stack, tmp_path / "plain", 2, steps, *args, "1")
+    args = ("--every", "5", "--no-memory", "--step-ms", "1")
+    plain = Run(stack, tmp_path / "plain", 2, 250, *args)
     plain.finish()
-    # Long steps, because starting the server again takes seconds on a busy machine.
-    disturbed = Run(stack, tmp_path / "disturbed", 2, steps, *args, "150")
+    disturbed = Run(stack, tmp_path / "disturbed", 2, 250, *args, until=12)
     log_file = stack.home.jobs_dir / disturbed.job / "rank-0.log"
     disturbed.wait_step(12)
     s3.kill()
-    wait_until(lambda: "training goes on" in log_file.read_text(), "a save that failed")
+    disturbed.creep(lambda: "training goes on" in log_file.read_text(), "a save that failed")
     s3.start()
     missed = disturbed.lines(0)[-1][1]
-    disturbed.wait_step(missed + 30)
+    disturbed.creep(lambda: disturbed.newest_saved() > missed, "saving goes on")
     disturbed.kill_worker(1)
     status = disturbed.finish()
     assert status["restarts"] == 1

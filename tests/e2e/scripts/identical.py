@@ -4,6 +4,7 @@
 
 OUT/samples-<rank> gets a line `<generation> <step> <indices> <pid>` for every step; OUT/final-<rank> gets
 digests of the parameters, the optimizer's state and the random number generator after the last step.
+OUT/limit, where there is one, has the last step that may be made.
 """
 
 import argparse
@@ -69,6 +70,13 @@ class Net(nn.Module):
         return self.last(x)
 
 
+def wait_for_leave(step: int) -> None:
+    """A run that is disturbed must not be over before, however late the disturbance is."""
+    limit = args.out / "limit"
+    while limit.exists() and step > int(limit.read_text()):
+        time.sleep(0.01)
+
+
 def digest(tensors: list[torch.Tensor]) -> str:
     total = hashlib.sha256()
     for tensor in tensors:
@@ -105,6 +113,7 @@ with open(args.out / f"samples-{rank}", "a", buffering=1) as samples, ckpt:
     while step < args.steps:
         for inputs, indices in loader:
             step += 1
+            wait_for_leave(step)
             began = time.monotonic()
             optimizer.zero_grad()
             loss = model(inputs).pow(2).mean() * loader.weight
