@@ -27,7 +27,8 @@ from torchloom.model.findings import Finding
 
 LOCALISE_EVERY = 4
 """Steps between two looks for stragglers: a look costs most of all, and nobody is in a hurry."""
-
+RECENT_STEPS = 16
+"""Whose median is the pace now."""
 WHOLE_JOB = frozenset({"communication-slow", "global-slowdown"})
 """Slowness that is seen against what was usual before, and not against other ranks."""
 
@@ -125,16 +126,17 @@ def _learn(windows: Sequence[RankWindow], memory: Memory, limits: AllLimits) -> 
     lasts = _lasts(memory, limits.slow)
     for step, step_s in zip(steps, times, strict=True):
         trigger = watch(trigger, step, step_s, limits.slow, lasts)
+    pace = with_steps(memory.pace, times, steps[-1])
     levels = watch_levels(
         windows,
         memory.transfers,
         limits.slow,
+        step_s=median(pace.recent_s[-RECENT_STEPS:]),
         fresh_s=times,
         last_step=trigger.last_step,
         changed_step=memory.changed_step,
         learn=trigger.total == 0.0,
     )
-    pace = with_steps(memory.pace, times, steps[-1])
     return replace(memory, pace=pace, trigger=trigger, transfers=levels)
 
 
@@ -171,13 +173,15 @@ def _look_for_slowness(windows: Sequence[RankWindow], memory: Memory, limits: Al
     if last < memory.localised_step + LOCALISE_EVERY:
         return memory
     late = stragglers(windows, limits.slow)
-    slow = slow_transfers(windows, memory.transfers, median(memory.pace.recent_s[-16:]))
+    step_s = median(memory.pace.recent_s[-RECENT_STEPS:])
+    slow = slow_transfers(windows, memory.transfers, step_s)
     if slow:
         # Who receives slowly also computes a little more: what costs less than the transfers may come of it.
         longer_s = float(slow[0].inputs["longer_s"])
         found = [*(f for f in late if float(f.inputs.get("excess_s", 0.0)) > longer_s), *slow]
     else:
-        found = late or slower_job(windows, memory.trigger, expected_times(windows, memory.transfers))
+        expected = expected_times(windows, memory.transfers, step_s)
+        found = late or slower_job(windows, memory.trigger, expected)
     return replace(memory, localised_step=last, slow=tuple(found))
 
 

@@ -36,8 +36,8 @@ class Level(Struct, frozen=True):
     """How long the transfers of one group take in a step."""
 
     usual_ns: float
-    delay_ns: float
-    """How long the ranks usually waited for a CPU meanwhile."""
+    crowd: float
+    """What part of a step the ranks usually waited for a CPU; more than 1 with several threads."""
     suspect: int = 0
     """Steps in a row in which they took longer and it was not told."""
     raised: int = 0
@@ -66,14 +66,22 @@ def between(pair: Pair) -> str:
     return f"from rank {pair[0]} to rank {pair[1]}"
 
 
-def expected_times(windows: Sequence[RankWindow], levels: Mapping[str, Level]) -> dict[str, float]:
+def expected_times(
+    windows: Sequence[RankWindow], levels: Mapping[str, Level], step_s: float
+) -> dict[str, float]:
     """What they usually take, and how much longer the ranks wait for a CPU now: transfers wait with them."""
-    delay = _delay_ns(windows)
-    return {name: level.usual_ns + max(0.0, delay - level.delay_ns) for name, level in levels.items()}
+    step_ns = step_s * 1e9
+    crowd = _crowd(windows, step_ns)
+    return {name: level.usual_ns + _explained_ns(level, crowd, step_ns) for name, level in levels.items()}
 
 
-def _delay_ns(windows: Sequence[RankWindow]) -> float:
-    return median([w.process.run_delay_ns_per_step for w in windows])
+def _crowd(windows: Sequence[RankWindow], step_ns: float) -> float:
+    return median([w.process.run_delay_ns_per_step for w in windows]) / max(1.0, step_ns)
+
+
+def _explained_ns(level: Level, crowd: float, step_ns: float) -> float:
+    """Not the wait itself but its part of a step is compared: on a busy host a longer step waits longer."""
+    return max(0.0, crowd - level.crowd) * step_ns
 
 
 def watch_levels(
@@ -81,51 +89,52 @@ def watch_levels(
     known: Mapping[str, Level],
     limits: SlowLimits,
     *,
+    step_s: float,
     fresh_s: Sequence[float],
     last_step: int,
     changed_step: int | None,
     learn: bool,
 ) -> dict[str, Level]:
-    """Take one more look into account, with the times of its new steps. `learn` says that the job is not
-    slower than usual; `changed_step` is when somebody changed its settings last."""
-    delay = _delay_ns(windows)
-    step_ns = median(fresh_s) * 1e9
+    """Take one more look into account, at a pace of `step_s`, with the times of its new steps. `learn` says
+    that the job is not slower than usual; `changed_step` is when somebody changed its settings last."""
+    step_ns = step_s * 1e9
+    crowd = _crowd(windows, step_ns)
     levels: dict[str, Level] = {}
     for name, now in transfer_times(windows).items():
         level = known.get(name)
         if level is None:
-            level = Level(now, delay)
+            level = Level(now, crowd)
         elif last_step < KNOWN_STEPS or now <= SUSPECT * level.usual_ns:
-            level = _learned(level, now, delay) if learn or last_step < KNOWN_STEPS else _calm(level)
+            level = _learned(level, now, crowd) if learn or last_step < KNOWN_STEPS else _calm(level)
         else:
             began = last_step - level.raised
             # What follows a change of settings, or is followed by one, may be meant so.
             meant = changed_step is not None and began <= changed_step + limits.forget_steps
-            level = _higher(level, now, delay, step_ns, fresh_s, limits, meant)
+            level = _higher(level, now, crowd, step_ns, fresh_s, limits, meant)
         levels[name] = level
     return levels
 
 
-def _learned(level: Level, now: float, delay: float) -> Level:
+def _learned(level: Level, now: float, crowd: float) -> Level:
     usual = (1 - LEARNS) * level.usual_ns + LEARNS * now
-    return Level(usual, (1 - LEARNS) * level.delay_ns + LEARNS * delay)
+    return Level(usual, (1 - LEARNS) * level.crowd + LEARNS * crowd)
 
 
 def _calm(level: Level) -> Level:
-    return Level(level.usual_ns, level.delay_ns)
+    return Level(level.usual_ns, level.crowd)
 
 
 def _higher(
     level: Level,
     now: float,
-    delay: float,
+    crowd: float,
     step_ns: float,
     fresh_s: Sequence[float],
     limits: SlowLimits,
     meant: bool,
 ) -> Level:
     longer = now - level.usual_ns
-    explained = max(0.0, delay - level.delay_ns)
+    explained = _explained_ns(level, crowd, step_ns)
     if now >= RAISED * level.usual_ns and longer - explained >= RAISED_SHARE * step_ns:
         raised, raised_s = level.raised + len(fresh_s), level.raised_s + sum(fresh_s)
         suspect = level.suspect + len(fresh_s) if meant else 0
@@ -133,7 +142,7 @@ def _higher(
         raised, raised_s, suspect = 0, 0.0, level.suspect + len(fresh_s)
     lasted = raised_s > limits.forget_s and raised > limits.forget_steps
     if lasted or suspect > limits.forget_steps:
-        return Level(now, delay)
+        return Level(now, crowd)
     return replace(level, suspect=suspect, raised=raised, raised_s=raised_s, longer_ns=longer)
 
 
