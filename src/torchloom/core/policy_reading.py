@@ -28,7 +28,7 @@ class PolicyProblem(UsageError):
     """`word` is what is wrong, as it is written; `within` the section it stands in."""
 
     def __init__(self, message: str, word: str = "", within: str = "") -> None:
-        super().__init__(message)
+        super().__init__(message.replace("?.", "?"))  # a hint may end the sentence with its own mark
         self.word, self.within = word, within
 
 
@@ -100,4 +100,4 @@ def _senseless(kind: str, action: Action) -> str:
 
 def _near(word: str, known: Iterable[str]) -> str:
     found = get_close_matches(word, list(known), 1)
-    return f"; did you mean {found[0]}" if found else ""
+    return f"; did you mean {found[0]}?" if found else ""

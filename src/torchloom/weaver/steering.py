@@ -209,7 +209,8 @@ class Steering(ABC):
         if later and config is None:
             raise UsageError(
                 f"{later} change{'s' if later != 1 else ''} of {job}'s config came after step {step}",
-                hint="choose `keep` (the values of today hold from there on) or `revert` (those of then)",
+                hint="choose `--config keep` (the values of today hold from there on) or `--config revert` "
+                "(those of then)",
             )
         chosen = await self._catalogues.prepare_restore(self.fleet, found, step)
         await self._let_them_be_heard(found)
