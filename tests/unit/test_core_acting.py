@@ -13,7 +13,7 @@ from torchloom.core.rolling_back import blamed_steps
 from torchloom.core.transaction.packing import pack_answers
 from torchloom.errors import UsageError
 from torchloom.model.checkpoints import CheckpointPlace, SavedCheckpoint
-from torchloom.model.effects import PostMail
+from torchloom.model.effects import PostMail, StopWorkers
 from torchloom.model.events import CheckpointSaved, CheckpointStoreOpened, FindingMade, RanksAnswered
 from torchloom.model.findings import Finding
 from torchloom.model.fleet import JobState
@@ -53,9 +53,9 @@ def stepping(policy: Policy, *, nodes: dict[str, int] | None = None, **more: obj
 
 def answer(story: Story, said: Said, **more: object) -> None:
     """All ranks answer the operation under way alike."""
-    control = story.job().control
+    attempt = story.job().control.attempt_id
     for worker in story.job().workers:
-        told = Answer(control.attempt_id, worker.ref.rank, said, 60, **more)  # type: ignore[arg-type]
+        told = Answer(attempt, worker.ref.rank, said, 60, **more)  # type: ignore[arg-type]
         told_by = RanksAnswered(
             node=worker.node, job="j", generation=1, answers=pack_answers([told]).decode()
         )
@@ -99,6 +99,17 @@ def test_without_a_checkpoint_from_before_it_is_only_told_and_why() -> None:
     story.tell(going_back(nan(), None, restore_why="there is no checkpoint from before step 49"))
     assert not story.job().operations
     assert story.incident().decision == "not rolled back: there is no checkpoint from before step 49"
+
+
+def test_what_the_ranks_refuse_is_not_replaced_by_a_restart() -> None:
+    story = stepping(Policy(rules=ROLLBACK))
+    story.tell(going_back(nan()))
+    answer(story, Said.REFUSED, why="the script has no loom.Checkpoint")
+    assert story.state() is JobState.RUNNING and not story.open(StopWorkers) and story.job().restore is None
+    (operation,) = story.job().operations.values()
+    assert operation.state == "not applied" and "restart" not in operation.reason
+    assert story.incident().open and story.incident().decision.startswith("not rolled back: rank 0 refused")
+    story.check_replay()
 
 
 def test_rollbacks_have_a_budget_of_their_own() -> None:

@@ -12,6 +12,7 @@ from torchloom.core.ending import settle
 from torchloom.core.generation import start_generation
 from torchloom.core.lifecycle import move_job
 from torchloom.core.operations import restored_config
+from torchloom.core.rolled_back import left_as_it_is
 from torchloom.core.steering import change_requested
 from torchloom.core.stopping import end_at_boundary
 from torchloom.core.turn import Turn
@@ -48,8 +49,10 @@ def _ask_ranks(turn: Turn, job: Job, event: RestoreRequested) -> None:
 
 
 def restore_not_applied(turn: Turn, job: Job, record: OperationRecord) -> None:
-    """The ranks did not go back by themselves: the same by a restart, unless it was called off."""
+    """The ranks did not go back by themselves: the same by a restart, if a person wants it and still does."""
     step = record.values.get("step")
+    if left_as_it_is(turn, record):
+        return
     if job.state is not JobState.RUNNING or not isinstance(step, int) or record.cancelled:
         return
     record.reason = f"{record.reason}; it is done by a restart instead"

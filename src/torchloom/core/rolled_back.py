@@ -1,4 +1,5 @@
-"""What follows once a job went back by its policy: what was left out is kept, the incident ends."""
+"""What follows once a job went back by its policy: what was left out is kept, the incident ends. Where it
+did not go back, nothing else is done instead."""
 
 from __future__ import annotations
 
@@ -25,6 +26,16 @@ def rolled_back(turn: Turn, job: Job, record: OperationRecord) -> None:
     close(turn, job, incident, done)
     for name in [name for name, id in job.findings.items() if id == incident.id]:
         del job.findings[name]
+
+
+def left_as_it_is(turn: Turn, record: OperationRecord) -> bool:
+    """Whether a policy wanted it and no rank went back: odd numbers are no reason to end what trains."""
+    if MARK not in record.id or record.state != "not applied":
+        return False
+    incident = turn.fleet.incidents.get(record.id.partition(MARK)[0])
+    if incident is not None and incident.open:
+        incident.decision = f"not rolled back: {record.reason}"
+    return True
 
 
 def _keep_skips(turn: Turn, job: Job, record: OperationRecord) -> str:
