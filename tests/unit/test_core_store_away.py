@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from core_story import FAILED, KILLED, Story, limits, raised
+from core_story import FAILED, KILLED, Story, limits, lost_peer, raised
 
 from torchloom.core import store_away
 from torchloom.model.checkpoints import CheckpointPlace
@@ -117,3 +117,28 @@ def test_a_person_can_end_the_wait() -> None:
     story.stop()
     assert story.state() is JobState.STOPPED
     assert not any(i.open for i in story.fleet.incidents.values())
+
+
+def test_a_peer_whose_end_is_known_first_does_not_make_it_cost_a_restart() -> None:
+    story = crashed(max_restarts=2, max_fruitless=1)
+    before = (story.job().restarts, story.job().fruitless, dict(story.job().restarts_by_rank))
+    for turn in range(3):
+        story.exit(1, FAILED, end=lost_peer())
+        story.exit(0, FAILED, end=AWAY)
+        assert story.state() is JobState.BACKOFF
+        assert "the checkpoint store is unreachable: could not list s3://b/j" in story.job().reason
+        assert f"(try {turn + 1})" in story.job().reason
+        story.fire()
+        story.bring_up()
+    job = story.job()
+    assert (job.restarts, job.fruitless, job.restarts_by_rank) == before
+    newest = story.fleet.incidents[job.incident]
+    assert newest.kind == store_away.KIND and newest.culprit is None and newest.open
+    story.check_replay()
+
+
+def test_a_rank_that_failed_by_itself_is_to_blame_wherever_the_store_is() -> None:
+    story = crashed()
+    story.exit(1, FAILED, end=raised())
+    story.exit(0, FAILED, end=AWAY)
+    assert story.fleet.incidents[story.job().incident].kind == "crash" and story.job().restarts == 2

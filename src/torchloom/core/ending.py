@@ -128,7 +128,6 @@ def begin_recovery(turn: Turn, job: Job, report: ExitReport) -> None:
     if store_away.is_away(job, report):
         _wait_for_store(turn, job, report, why)
         return
-    job.store_waits = 0
     kind = "start-failed" if start_failed(report) else "crash"
     incident = open_incident(turn, job, kind, "", report.at_ns)
     incident.goodput_before = goodput(turn.fleet, job, report.at_ns)
@@ -246,8 +245,13 @@ def add_exit(turn: Turn, job: Job, incident: Incident, report: ExitReport) -> No
     """Note one more exit, and decide anew if it tells another culprit or of progress unknown till now."""
     if incident.kind == store_away.KIND and incident.generation != job.generation:
         return  # one more try that the store did not answer
+    away = store_away.explains(job, incident, report) and bool(incident.exits)
+    if away:
+        store_away.take_over(job, incident, report, turn.chance)
     changed = charge(incident, report)
     if incident.kind == store_away.KIND:
+        if away and job.plan is not None:
+            _say_plan(job, incident, job.plan)
         return
     changed = tell_disagreement(incident) or changed
     limits = job.spec.restarts
@@ -256,9 +260,13 @@ def add_exit(turn: Turn, job: Job, incident: Incident, report: ExitReport) -> No
         progress = changed = True
     if changed:
         job.plan = plan_restart(job, incident.culprit, progress, turn.chance)
-        incident.decision = job.plan.reason
-        if job.state is JobState.RECOVERING:
-            job.reason = f"{incident.verdict}; {job.plan.reason}"
+        _say_plan(job, incident, job.plan)
+
+
+def _say_plan(job: Job, incident: Incident, plan: Plan) -> None:
+    incident.decision = plan.reason
+    if job.state is JobState.RECOVERING:
+        job.reason = f"{incident.verdict}; {plan.reason}"
 
 
 def settle(turn: Turn, job: Job) -> None:
@@ -297,6 +305,7 @@ def _follow_plan(turn: Turn, job: Job, plan: Plan, incident: Incident) -> None:
         move_job(turn, job, JobState.BACKOFF, f"{incident.verdict}; {plan.reason}")
         turn.set_timer("backoff", job, plan.delay_s)
         return
+    job.store_waits = 0
     job.fruitless = 0 if plan.progress else job.fruitless + 1
     if not plan.restart:
         end_job(turn, job, JobState.FAILED, f"{incident.verdict}; not restarted: {plan.reason}")

@@ -25,6 +25,18 @@ def same_wait(fleet: Fleet, job: Job) -> Incident | None:
     return incident if incident is not None and incident.kind == KIND and job.store_waits else None
 
 
+def explains(job: Job, incident: Incident, report: ExitReport) -> bool:
+    """Is this why the others ended? Peers follow at once, and their ends may be known first."""
+    same = incident.kind == "crash" and incident.generation == job.generation and is_away(job, report)
+    return same and all(e.after_stop or (e.end is not None and e.end.connection_lost) for e in incident.exits)
+
+
+def take_over(job: Job, incident: Incident, report: ExitReport, chance: float) -> None:
+    """What was thought a crash is this wait."""
+    incident.kind, incident.culprit, incident.verdict = KIND, None, verdict(report)
+    job.plan = plan_wait(job, chance)
+
+
 def plan_wait(job: Job, chance: float) -> Plan:
     """Try again later, for as long as it takes."""
     delay_s = backoff_s(job.spec.restarts, job.store_waits + 1, chance)
