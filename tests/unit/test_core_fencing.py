@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from core_story import FAILED, KILLED, S, Story, lost_peer, only
 from msgspec.structs import replace
 
@@ -54,12 +55,16 @@ def test_the_workers_count_as_ended_and_the_job_recovers_elsewhere() -> None:
     story.check_replay()
 
 
-def test_a_rank_that_lost_its_peer_before_is_not_to_blame_and_it_is_one_incident() -> None:
+@pytest.mark.parametrize("first", ["exit", "silence"])
+def test_a_rank_that_lost_its_peer_is_not_to_blame_and_it_is_one_incident(first: str) -> None:
     story = Story(a=1, b=1, c=1)
     story.run(workers=1, nodes=2, policy=Policy(self_fence_s=20.0))
     story.now_ns += 60 * S
+    if first == "silence":
+        story.tell(NodeUnreachable(node="b", silent_s=3.5))
     story.exit(0, FAILED, end=lost_peer(), steps=50)
-    story.tell(NodeUnreachable(node="b", silent_s=3.5))
+    if first == "exit":
+        story.tell(NodeUnreachable(node="b", silent_s=3.5))
     assert story.job().incidents == ["j.1"] and story.incident().kind == "crash"
     assert "b has been silent for 3.5 s; rank 1 there may well go on" in story.job().reason
     fenced(story)
@@ -76,12 +81,16 @@ def test_a_rank_that_lost_its_peer_before_is_not_to_blame_and_it_is_one_incident
     story.check_replay()
 
 
-def test_a_peer_whose_node_is_heard_again_tells_itself_how_it_ended() -> None:
+@pytest.mark.parametrize("first", ["exit", "silence"])
+def test_a_peer_whose_node_is_heard_again_tells_itself_how_it_ended(first: str) -> None:
     story = Story(a=1, b=1)
     story.run(workers=1, nodes=2)
     story.now_ns += 60 * S
+    if first == "silence":
+        story.tell(NodeUnreachable(node="b", silent_s=3.5))
     story.exit(0, FAILED, end=lost_peer(), steps=50)
-    story.tell(NodeUnreachable(node="b", silent_s=3.5))
+    if first == "exit":
+        story.tell(NodeUnreachable(node="b", silent_s=3.5))
     story.tell(NodeReachable(node="b"))
     story.exit(1, KILLED, steps=50, at_s=10.0)
     incident = story.incident()

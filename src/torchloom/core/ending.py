@@ -17,6 +17,7 @@ from torchloom.core.generation import (
 )
 from torchloom.core.incidents import close_findings
 from torchloom.core.lifecycle import move_job, move_worker
+from torchloom.core.lost_peers import silence_before
 from torchloom.core.numbers import goodput
 from torchloom.core.steering import job_ended, rank_ended
 from torchloom.core.turn import Turn
@@ -129,9 +130,11 @@ def begin_recovery(turn: Turn, job: Job, report: ExitReport) -> None:
         _wait_for_store(turn, job, report, why)
         return
     kind = "start-failed" if start_failed(report) else "crash"
-    incident = open_incident(turn, job, kind, "", report.at_ns)
+    incident = silence_before(turn, job, report) or open_incident(turn, job, kind, "", report.at_ns)
+    said = incident.verdict
     incident.goodput_before = goodput(turn.fleet, job, report.at_ns)
     add_exit(turn, job, incident, report)
+    incident.verdict += f"; {said}" if said else ""
     end_generation(turn, job, incident, why)
 
 

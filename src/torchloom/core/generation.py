@@ -34,6 +34,7 @@ def start_generation(turn: Turn, job: Job, reason: str) -> None:
         return
     move_job(turn, job, JobState.STARTING, f"{reason}; {why}" if why else reason)
     close_findings(turn, job, "its generation ended", keep=job.incident)
+    job.silent = {}
     job.generation += 1
     job.generation_at_ns = turn.now_ns
     job.started_at_ns = job.started_at_ns or turn.now_ns

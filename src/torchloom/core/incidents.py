@@ -16,7 +16,8 @@ def close_findings(turn: Turn, job: Job, why: str, keep: str = "") -> None:
         incident = turn.fleet.incidents.get(id)
         if incident is not None and incident.open and id != keep:
             close(turn, job, incident, why)
-    job.findings, job.silent = {}, {}
+    job.findings = {}
+    job.silent = {node: id for node, id in job.silent.items() if id == keep}
 
 
 def close(turn: Turn, job: Job, incident: Incident, resolution: str) -> None:

@@ -13,10 +13,11 @@ from torchloom.core.culprit import secondary_note
 from torchloom.core.detect.words import lasting, ranks_text
 from torchloom.core.ending import end_generation, open_incident, worker_exited
 from torchloom.core.incidents import close
+from torchloom.core.lost_peers import followed, without_cause
 from torchloom.core.numbers import goodput
 from torchloom.core.turn import Turn
 from torchloom.model.events import NodeGone, NodeUnreachable, WorkerExited
-from torchloom.model.fleet import ExitReport, Fleet, Incident, Job, JobState, Node, NodeState, Worker
+from torchloom.model.fleet import Fleet, Incident, Job, JobState, Node, NodeState, Worker
 from torchloom.model.worker import Exit
 
 HEARD = "it was heard again, and nothing was restarted because of it,"
@@ -32,8 +33,8 @@ def say_silent(turn: Turn, node: Node, event: NodeUnreachable) -> None:
             continue
         what = f"{node.id} has been silent for {lasting(event.silent_s)}; {_named(_lost(job, node))} there "
         what += "may well go on"
-        waiting = _left_alone(turn, job)
-        if waiting is not None:  # one fault, one incident: its peer may have gone with the node
+        waiting = without_cause(turn, job)
+        if waiting is not None and not waiting.node:  # its peer may have gone with the node
             waiting.node, waiting.verdict = node.id, f"{waiting.verdict}; {what}"
             job.reason = f"{waiting.verdict}; {waiting.decision}"
             job.silent[node.id] = waiting.id
@@ -44,15 +45,6 @@ def say_silent(turn: Turn, node: Node, event: NodeUnreachable) -> None:
             f"reported only, because unreachable is not dead; if its host is gone: `loom node gone {node.id}`"
         )
         job.silent[node.id] = incident.id
-
-
-def _left_alone(turn: Turn, job: Job) -> Incident | None:
-    """The recovery under way, if all that is known of its cause is that a rank lost its peer."""
-    incident = turn.fleet.incidents.get(job.incident)
-    if job.state is not JobState.RECOVERING or incident is None or incident.kind != "crash":
-        return None
-    followed = incident.culprit is not None and _followed(incident.exits[0])
-    return incident if followed and not incident.node else None
 
 
 def _opened(turn: Turn, job: Job, node: Node, silent_s: float) -> Incident:
@@ -113,8 +105,8 @@ def lose_workers(turn: Turn, node: Node, event: NodeGone) -> None:
             heard_ns = said.timeline.first_sign_ns
         if job.state in (JobState.STARTING, JobState.RUNNING):
             _recover(turn, job, node, event, lost, said, heard_ns)
-        elif said is not None and said.id == job.incident:
-            _was_the_cause(turn, job, node, event, lost, said)
+        elif (alone := without_cause(turn, job)) is not None:
+            _was_the_cause(turn, job, node, event, lost, alone)
         node.lost += [worker.ref for worker in lost]
         for worker in lost:
             ran_ns = heard_ns - worker.started_at_ns if worker.started_at_ns else 0
@@ -156,16 +148,12 @@ def _was_the_cause(
 ) -> None:
     """Ranks elsewhere died first, of the connection: they followed, and no rank is to blame."""
     assert job.plan is not None
-    incident.kind, incident.culprit = "node-lost", None
-    incident.exits = [replace(one, secondary=True) if _followed(one) else one for one in incident.exits]
+    incident.kind, incident.node, incident.culprit = "node-lost", node.id, None
+    incident.exits = [replace(one, secondary=True) if followed(one) else one for one in incident.exits]
     incident.verdict = _loss(job, node, event, lost) + secondary_note(incident.exits)
     job.plan = plan_restart(job, None, job.plan.progress, turn.chance)
     incident.decision = job.plan.reason
     job.reason = f"{incident.verdict}; {job.plan.reason}"
-
-
-def _followed(report: ExitReport) -> bool:
-    return report.end is not None and report.end.connection_lost
 
 
 def _loss(job: Job, node: Node, event: NodeGone, lost: list[Worker]) -> str:
