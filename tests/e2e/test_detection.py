@@ -156,6 +156,17 @@ def test_a_flipped_bit_in_the_parameters_of_one_rank_is_found(stack: Stack) -> N
         run.goes_on()
 
 
+def test_a_reduction_that_one_of_two_ranks_left_out_is_told_with_the_rank(stack: Stack) -> None:
+    with Faulty(stack, "none") as run:
+        run.wait_steps(60)
+        stack.loom("inject", run.job, "skip", "--rank", "1")
+        found = run.wait_incident("divergence")
+        assert found["verdict"].startswith("rank 1 on node") and "left out 1 collective" in found["verdict"]
+        assert found["finding"]["certain"] and found["decision"] == "reported only"
+        run.goes_on()
+        assert stack.status(run.job)["restarts"] == 0
+
+
 def test_a_dry_run_says_what_it_would_do_and_the_rank_may_come_back(stack: Stack) -> None:
     policy = stack.home.root.parent / "calm.toml"
     policy.write_text(CALM)
