@@ -55,22 +55,19 @@ def test_a_disturbed_run_resumes_bit_identical_from_disk(stack: Stack, tmp_path:
     compare(plain, disturbed)
 
 
-@pytest.mark.timeout(400)
 def test_a_steered_run_that_is_killed_ends_like_one_that_was_not(stack: Stack, tmp_path: Path) -> None:
     """Batch and learning rate are changed at a step that the killed run makes twice."""
-    runs = []
-    for name in ("plain", "disturbed"):
-        run = Run(stack, tmp_path / name, 2, 135, "--every", "10", "--step-ms", "100", "--no-memory")
-        runs.append(run)
+    args = ("--every", "10", "--step-ms", "100", "--no-memory")
+    plain, disturbed = (Run(stack, tmp_path / name, 2, 135, *args) for name in ("plain", "disturbed"))
+    for run in (plain, disturbed):
         run.wait_step(3)
-        stack.loom("set", run.job, "batch_size=30", "lr=5e-4", "--at-step", "104")
-        if name == "disturbed":
-            run.wait_step(107)
-            run.kill_worker(1)
-            run.wait_step(120)
-            run.kill_worker(0)
-        assert run.finish()["restarts"] == (2 if name == "disturbed" else 0)
-    plain, disturbed = runs
+        with stack.client() as client:
+            client.change(run.job, {"values": {"batch_size": 30, "lr": 5e-4}, "at_step": 104})
+    disturbed.wait_step(107)
+    disturbed.kill_worker(1)
+    disturbed.wait_step(120)
+    disturbed.kill_worker(0)
+    assert disturbed.finish()["restarts"] == 2 and plain.finish()["restarts"] == 0
     sizes = [len(indices.split(",")) for (rank, _), indices in sorted(plain.samples().items()) if rank == 0]
     assert set(sizes[:103]) <= {12, 10} and set(sizes[104:]) <= {15, 10, 13}, sizes
     compare(plain, disturbed)
