@@ -204,6 +204,28 @@ def test_a_checkpoint_is_an_operation(server: ApiServer, job: str) -> None:
     assert (Phase.CONFIRM, Kind.CHECKPOINT) in server.agents[0].steered[job].seen
 
 
+def test_a_size_that_cannot_be_is_refused_before_anything_is_saved(
+    server: ApiServer, job: str, tmp_path: Path
+) -> None:
+    agent = server.agents[0]
+    ref = next(ref for ref in agent.live if ref.job == job and ref.rank == 0)
+    place = CheckpointPlace("/nowhere", job)
+    server.call(lambda: agent.say(CheckpointStoreOpened(node=agent.node, ref=ref, place=place)))
+    server.wait(lambda: server.weaver.fleet.jobs[job].checkpoints is not None)
+    said = loom(server, tmp_path, "scale", job, "9", code=5).stderr
+    assert said == f"loom: {job} was submitted for 2 workers only, without min_workers or max_workers.\n"
+    assert server.request("GET", f"/jobs/{job}/operations")[2] == [], "nothing was saved for it"
+    before = server.weaver.fleet.jobs[job].target
+    assert server.request("POST", f"/jobs/{job}/scale", {"workers": 2, "dry_run": True})[0] == 202
+    assert server.weaver.fleet.jobs[job].target == before, "only looked at"
+
+
+def test_damage_is_refused_where_there_is_no_checkpoint(server: ApiServer, job: str) -> None:
+    for kind in ("checkpoint-damage", "disk-full"):
+        status, _, problem = server.request("POST", f"/jobs/{job}/faults", {"kind": kind})
+        assert status == 409 and "saves no checkpoints" in problem["detail"]
+
+
 def test_links_are_measured_shown_and_kept_with_the_incident(server: ApiServer, job: str) -> None:
     status, _, problem = server.request("GET", f"/jobs/{job}/links")
     assert status == 404 and "loom probe" in problem["detail"]

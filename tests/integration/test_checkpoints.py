@@ -26,6 +26,7 @@ from torchloom.checkpoint.storage import open_storage
 from torchloom.errors import Conflict, NotFound, StorageFailed
 from torchloom.home import Home
 from torchloom.model.checkpoints import CheckpointPlace
+from torchloom.model.faults import Fault
 from torchloom.model.fleet import Fleet, Job, JobCheckpoints, JobState
 from torchloom.model.job import JobSpec, Program
 from torchloom.model.messages import AskCheckpoints
@@ -253,6 +254,27 @@ def test_a_damaged_state_is_passed_over_and_told(tmp_path: Path) -> None:
         )
         assert "step-30.g1" in found[0].verdict and "lacks" in found[0].verdict
         assert found[0].decision == "step-20.g1 was used instead"
+
+    play(tmp_path, act)
+
+
+def test_damage_on_purpose_is_done_or_refused_but_never_only_said(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.submit()
+        await until(lambda: scene.job.state is JobState.RUNNING)
+        if scene.job.checkpoints is None:  # else it was quicker than this test
+            with pytest.raises(Conflict, match="saves no checkpoints"):
+                await scene.weaver.inject("saver", (), Fault(kind="disk-full"), "ann")
+        await scene.saved(30)
+        name, _ = await scene.weaver.inject("saver", (), Fault(kind="checkpoint-damage", seed=3), "ann")
+        assert name.startswith("fault-")
+        assert "was changed" in (await scene.weaver.checkpoints("saver", "verify", "step-30.g1")).why
+        assert not (await scene.weaver.checkpoints("saver", "verify", "step-20.g1")).why
+
+        for entry in (await scene.weaver.checkpoints("saver", "list")).entries:
+            scene.shard(entry.name).unlink()
+        with pytest.raises(Conflict, match="no whole checkpoint"):
+            await scene.weaver.inject("saver", (), Fault(kind="checkpoint-damage"), "ann")
 
     play(tmp_path, act)
 

@@ -69,3 +69,11 @@ def test_a_slow_network_goes_to_those_who_send_and_those_who_know_the_connection
     )
     (effect,) = [effect for effect in effects if isinstance(effect, InjectFault)]
     assert {ref.rank for ref in effect.workers} == told and effect.peers == peers
+
+
+def test_what_is_done_to_the_store_goes_to_no_worker() -> None:
+    story = Story(a=8)
+    story.run(workers=2)
+    fault = check(Fault(kind="checkpoint-damage"), (0, 1), 2)
+    told = FaultInjected(job="j", generation=1, ranks=(0, 1), fault=fault, by="ann", name="fault-1")
+    assert story.tell(told) == []

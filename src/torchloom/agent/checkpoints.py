@@ -1,4 +1,4 @@
-"""Looks after a job's checkpoints where they are: list, verify, pin, unpin, delete, purge.
+"""Looks after a job's checkpoints where they are: list, verify, pin, unpin, delete, purge, damage.
 
 Every verb runs in a thread of its own, because a store may be slow and the agent's loop must not wait. Where
 the store is and how to get in comes with the question; nothing of it is kept here.
@@ -14,6 +14,7 @@ import time
 
 from torchloom.checkpoint import catalogue
 from torchloom.checkpoint.catalogue import Entry
+from torchloom.checkpoint.damage import damage_newest
 from torchloom.checkpoint.storage import Storage, open_storage
 from torchloom.errors import CheckpointInUse, CheckpointMissing, LoomError, UsageError
 from torchloom.model.checkpoints import CheckpointEntry
@@ -88,6 +89,11 @@ def _do(storage: Storage, ask: AskCheckpoints, now_s: float) -> str:
         case "delete":
             catalogue.delete(storage, job, ask.which)
             log.info("checkpoint %s of %s was deleted", ask.which, ask.job)
+        case "damage":
+            key = damage_newest(storage, job, int(ask.which))
+            if not key:
+                raise CheckpointMissing(f"{ask.job} has no whole checkpoint to damage")
+            log.warning("%s of %s was damaged on purpose", key, ask.job)
         case "purge":
             catalogue.purge(storage, job)
             log.info("all checkpoints of %s were deleted", ask.job)

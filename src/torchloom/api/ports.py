@@ -132,7 +132,7 @@ class Control(Protocol):
 
     async def cancel_change(self, job: str, operation: str, by: str) -> None: ...
 
-    async def scale(self, job: str, workers: int, by: str) -> None:
+    async def scale(self, job: str, workers: int, by: str, *, dry_run: bool = False) -> None:
         """Go on with another number of workers, by a restart at a step boundary; Conflict if it cannot be."""
         ...
 

@@ -14,6 +14,8 @@ from torchloom.model.job import MAX_WORKERS
 
 class ScaleRequest(Strict):
     workers: int = Field(ge=1, le=MAX_WORKERS)
+    dry_run: bool = False
+    """Only say whether it could be done now; nothing is changed."""
 
 
 class ScaleAccepted(BaseModel):
@@ -31,7 +33,7 @@ def routes(control: Control) -> APIRouter:
         """Go on with another number of workers: the job ends at a step boundary and begins again from its
         newest checkpoint. Within its min_workers and max_workers, and only while there is room; else 409."""
         generation = job_of(control, job).generation
-        await control.scale(job, body.workers, caller(request))
+        await control.scale(job, body.workers, caller(request), dry_run=body.dry_run)
         return ScaleAccepted(job=job, workers=body.workers, generation=generation)
 
     return router

@@ -39,6 +39,7 @@ def command(
 
     client = api()
     if save:
+        client.scale(job, {"workers": workers, "dry_run": True})  # refused before anything is done for it
         _save(client, job, workers, quiet=as_json)
     accepted = client.scale(job, {"workers": workers})
     if not wait:

@@ -745,6 +745,7 @@ class ScaleAccepted(TypedDict):
 
 class ScaleRequest(TypedDict):
     workers: int
+    dry_run: NotRequired[bool]
 
 
 class SettingView(TypedDict):

@@ -41,6 +41,10 @@ class Description:
     """Nothing else would end it."""
     has_peer: bool = False
     """It is between two ranks."""
+    of_checkpoints: bool = False
+    """It makes no sense for a job without them."""
+    in_store: bool = False
+    """Done to what is stored, by whoever reads the catalogue; no worker hears of it."""
 
 
 _PACE = ("MB/s", 10.0, 0.01, 100_000.0)
@@ -71,9 +75,14 @@ KINDS: dict[FaultKind, Description] = {
     "skip": Description("one step's gradients are not reduced here"),
     "deadlock": Description("two collectives in another order on every second rank", everybody=True),
     "memory": Description("memory is taken and touched", "MiB", 256, 1, 1 << 20, lasting=True),
-    "disk-full": Description("saving a checkpoint finds no room", lasting=True),
+    "disk-full": Description("saving a checkpoint finds no room", lasting=True, of_checkpoints=True),
     "device-error": Description("the backward pass fails as with a broken device"),
-    "checkpoint-damage": Description("one bit of the newest checkpoint in the store is flipped"),
+    "checkpoint-damage": Description(
+        "one bit of the newest checkpoint in the store is flipped",
+        by_agent=True,
+        of_checkpoints=True,
+        in_store=True,
+    ),
     "slow-link": Description(
         "what a rank sends to --peer is paced by the kernel", *_PACE, lasting=True, has_peer=True
     ),
@@ -158,7 +167,7 @@ def kind_of(name: str) -> FaultKind:
 def fault_injected(turn: Turn, event: FaultInjected) -> None:
     """Send it to the agents of the workers it is meant for, if they are still those that were meant."""
     job = turn.fleet.jobs.get(event.job)
-    if job is None or job.generation != event.generation:
+    if job is None or job.generation != event.generation or KINDS[event.fault.kind].in_store:
         return
     by_node: dict[str, list[int]] = {}
     hit = ", ".join(map(str, event.ranks))

@@ -94,8 +94,9 @@ class StepsReading(Struct, frozen=True):
     ranks: tuple[RankSteps, ...] = ()
 
 
-CheckpointVerb = Literal["list", "verify", "pin", "unpin", "delete", "purge"]
-"""`purge` removes all that a job has in its store, the pinned ones and the newest too."""
+CheckpointVerb = Literal["list", "verify", "pin", "unpin", "delete", "purge", "damage"]
+"""`purge` removes all that a job has in its store, the pinned ones and the newest too; `damage` flips a bit of
+its newest one."""
 CheckpointProblem = Literal["", "missing", "in-use", "usage", "failed"]
 
 
@@ -106,7 +107,8 @@ class AskCheckpoints(Struct, frozen=True, kw_only=True, tag_field="ask", tag="ch
     place: CheckpointPlace
     verb: CheckpointVerb
     which: str = ""
-    """Name of the checkpoint; may be empty only for `list`, which then lists all, and for `purge`."""
+    """Name of the checkpoint; may be empty only for `list`, which then lists all, and for `purge`. Of
+    `damage` the seed that chooses the bit."""
     env: dict[str, str] = {}
     """Those of the job's variables that open its store, attached at sending."""
 

@@ -117,8 +117,6 @@ class Faults:
                 self._fill_disk(until_ns)
             case "device-error":
                 self._in_backward(injected_device_error)
-            case "checkpoint-damage":
-                injected_checkpoint_damage(note["seed"])
             case "slow-link" | "slow-sender" | "slow-receiver":
                 self._pace(note, until_ns)
             case _:
@@ -258,17 +256,6 @@ def injected_mismatch() -> None:
 def injected_device_error(gradient: Any) -> None:
     """As torch tells of a device that failed in the middle of a computation."""
     raise RuntimeError("CUDA error: uncorrectable ECC error encountered (injected)")
-
-
-def injected_checkpoint_damage(seed: int) -> None:
-    """In the store that the script's own checkpoints are in."""
-    from torchloom.checkpoint.checkpoint import Checkpoint
-    from torchloom.checkpoint.damage import damage_newest
-
-    for found in gc.get_objects():
-        if isinstance(found, Checkpoint):
-            damage_newest(found._storage, found._job, seed)
-            return
 
 
 def injected_deadlock() -> None:

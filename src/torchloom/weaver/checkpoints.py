@@ -21,7 +21,11 @@ from torchloom.wire.object_store import PREFIXES
 LIST_WITHIN_S = 15.0
 VERIFY_WITHIN_S = 600.0
 PURGE_WITHIN_S = 300.0
-_WITHIN_S: dict[CheckpointVerb, float] = {"verify": VERIFY_WITHIN_S, "purge": PURGE_WITHIN_S}
+_WITHIN_S: dict[CheckpointVerb, float] = {
+    "verify": VERIFY_WITHIN_S,
+    "purge": PURGE_WITHIN_S,
+    "damage": PURGE_WITHIN_S,
+}
 LOOK_WITHIN_S = 10.0
 """How long a restore waits for checksums to be compared; the restore itself compares them in any case."""
 _MOST_NAMED = 12

@@ -25,7 +25,7 @@ class Scaling(ABC):
     @abstractmethod
     def _job(self, job: str) -> Job: ...
 
-    async def scale(self, job: str, workers: int, by: str) -> None:
+    async def scale(self, job: str, workers: int, by: str, *, dry_run: bool = False) -> None:
         """End the generation at a step boundary and go on with so many workers."""
         self._check_ready()
         found = self._job(job)
@@ -34,6 +34,8 @@ class Scaling(ABC):
         why_not = refusal(self.fleet, found, workers)
         if why_not:
             raise Conflict(why_not)
+        if dry_run:
+            return
         event = ScaleRequested(
             job=job,
             workers=workers,

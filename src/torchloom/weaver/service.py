@@ -12,26 +12,19 @@ import logging
 import uuid
 from weakref import WeakValueDictionary
 
-from msgspec.structs import replace
-
 from torchloom.bus.protocol import Bus, Message, Record
-from torchloom.core.faults import KINDS as FAULTS
-from torchloom.core.faults import check as check_fault
 from torchloom.core.place import refusal
-from torchloom.core.stopping import boundary
 from torchloom.errors import BusUnavailable, Conflict, LoomError, NotFound, TimedOut, UsageError
 from torchloom.model.events import (
     Envelope,
     Event,
-    FaultInjected,
     JobDeleted,
     JobSubmitted,
     LeaseTaken,
     StopRequested,
     TimerFired,
 )
-from torchloom.model.faults import Fault
-from torchloom.model.fleet import Fleet, Job, JobState, Submission
+from torchloom.model.fleet import Fleet, Job, Submission
 from torchloom.model.ids import check_token, token_from
 from torchloom.model.job import MAX_WORKERS, Accepted, JobSpec
 from torchloom.model.messages import (
@@ -51,6 +44,7 @@ from torchloom.weaver.clock import StreamClock, local_ns
 from torchloom.weaver.dispatch import Deposed, Dispatcher
 from torchloom.weaver.environment import Environments
 from torchloom.weaver.feed import Feed, tell
+from torchloom.weaver.injecting import Injecting
 from torchloom.weaver.knowledge import hears, steps_near
 from torchloom.weaver.live import LiveView
 from torchloom.weaver.nodes import NodeWords
@@ -67,7 +61,7 @@ SNAPSHOT_EVERY = 500
 """Events between two snapshots."""
 
 
-class Weaver(Steering, NodeWords, Scaling):
+class Weaver(Steering, NodeWords, Scaling, Injecting):
     """Fulfils api.ports.Control. `run` does everything until `stop` is set."""
 
     def __init__(self, bus: Bus, name: str = "") -> None:
@@ -188,28 +182,6 @@ class Weaver(Steering, NodeWords, Scaling):
 
     async def checkpoints(self, job: str, verb: CheckpointVerb, which: str = "") -> CheckpointAnswer:
         return await self._catalogues.ask(self.fleet, self._job(job), verb, which)
-
-    async def inject(
-        self, job: str, ranks: tuple[int, ...], fault: Fault, by: str
-    ) -> tuple[str, tuple[int, ...]]:
-        known = self._job(job)
-        if known.state is not JobState.RUNNING:
-            raise Conflict(f"Job {job} is {known.state}; faults can be injected into a job that runs.")
-        ranks = tuple(sorted(set(ranks))) or tuple(range(len(known.workers)))
-        fault = check_fault(fault, ranks, len(known.workers))
-        if fault.at_step is None and FAULTS[fault.kind].everybody:
-            at_step, _ = boundary(self._live.progress(self.fleet, job), len(known.workers))
-            if at_step is None:
-                raise Conflict(
-                    f"Not every rank of {job} is known to make steps; {fault.kind} needs one step."
-                )
-            fault = replace(fault, at_step=at_step)
-        name = f"fault-{uuid.uuid4().hex[:8]}"
-        event = FaultInjected(
-            job=job, generation=known.generation, ranks=ranks, fault=fault, by=by, name=name
-        )
-        await self._say("fault", event)
-        return name, ranks
 
     async def changed(self, after_seq: int, timeout_s: float) -> int:
         """Wait until an event after `after_seq` has been applied; the sequence reached."""
