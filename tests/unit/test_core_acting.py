@@ -130,7 +130,9 @@ def test_two_rollbacks_are_not_under_way_at_once() -> None:
     assert len(story.job().operations) == 1 and "going back already" in story.incident().decision
 
 
-@pytest.mark.parametrize("action", ["pause", "restart", "rollback", "evict", "promote", "drain"])
+@pytest.mark.parametrize(
+    "action", ["pause", "restart", "restart-replica", "rollback", "evict", "promote", "drain"]
+)
 def test_a_dry_run_records_what_every_action_would_have_done(action: Action) -> None:
     kind = "divergence"
     policy = Policy(dry_run=True, rules={kind: {"certain": action}})
@@ -290,6 +292,37 @@ def test_a_mistake_in_a_file_is_told_with_its_line_and_what_is_near(
     with pytest.raises(UsageError) as told:
         read(path)
     assert says in told.value.message
+
+
+def test_a_replica_that_cannot_be_restarted_alone_is_restarted_with_the_others_and_that_is_said() -> None:
+    story = stepping(Policy(rules={"hang": {"certain": "restart-replica"}}))
+    story.tell(made(hang(certain=True, may_act=True, certainty="stopped")))
+    assert story.state() is JobState.RECOVERING and story.job().acts[-1].action == "restart-replica"
+    assert "the whole job, because its replicas share a process group" in story.incident().decision
+    story.check_replay()
+
+
+def test_data_without_places_is_rolled_back_and_told_that_nothing_was_left_out() -> None:
+    story = stepping(Policy(rules=ROLLBACK))
+    story.tell(going_back(nan()))
+    for said in (Said.PREPARED, Said.ARMED, Said.APPLIED):
+        answer(story, said)
+    assert "but the batches to blame could not be left out" in story.incident().decision
+    assert story.incident().resolution == "rolled back to the end of step 40" and not story.job().schedule
+
+
+def test_ranks_that_went_apart_are_restarted_and_it_is_told_that_nothing_was_left_out() -> None:
+    story = stepping(Policy(rules=ROLLBACK))
+    story.tell(going_back(nan()))
+    for said in (Said.PREPARED, Said.ARMED):
+        answer(story, said)
+    attempt = story.job().control.attempt_id
+    for rank, said in ((0, Said.APPLIED), (1, Said.NOT_APPLIED)):
+        told = pack_answers([Answer(attempt, rank, said, 60)]).decode()
+        story.tell(RanksAnswered(node=story.job().workers[rank].node, job="j", generation=1, answers=told))
+    assert story.state() is JobState.STOPPING
+    decision = story.incident().decision
+    assert decision.startswith("restarted at the end of step 40") and "no batch was left out" in decision
 
 
 def test_defaults_still_only_report_slowness_and_numbers() -> None:

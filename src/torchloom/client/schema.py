@@ -622,7 +622,18 @@ class PolicyBody(TypedDict):
         dict[
             str,
             dict[
-                str, Literal["ignore", "report", "pause", "restart", "rollback", "evict", "promote", "drain"]
+                str,
+                Literal[
+                    "ignore",
+                    "report",
+                    "pause",
+                    "restart",
+                    "restart-replica",
+                    "rollback",
+                    "evict",
+                    "promote",
+                    "drain",
+                ],
             ],
         ]
     ]

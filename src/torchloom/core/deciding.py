@@ -13,6 +13,9 @@ from torchloom.model.fleet import Job, Plan
 RESTART_S = 30.0
 """What a restart costs as long as none was seen."""
 
+WHOLE = "the whole job, because its replicas share a process group and one cannot be restarted alone"
+"""torchft would keep the others; no job that is known here has replicas of that kind."""
+
 
 def facts_of(turn: Turn, job: Job, event: FindingMade, plan: Plan) -> Facts:
     finding, policy = event.finding, job.spec.policy
@@ -24,6 +27,8 @@ def facts_of(turn: Turn, job: Job, event: FindingMade, plan: Plan) -> Facts:
     elif action == "rollback":
         why_not = rolling_back.why_not(job, event)
         how = rolling_back.how(policy, event)
+    elif action == "restart-replica":
+        how = f"{plan.reason}; {WHOLE}"
     elif action == "pause":
         how = ""
     return Facts(

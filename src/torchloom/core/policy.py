@@ -25,11 +25,13 @@ BY_EVENTS = frozenset({"crash", "node-lost"})
 """Kinds that the reducer knows from events; a policy has no say in them."""
 MOVES: frozenset[Action] = frozenset({"evict", "promote", "drain"})
 """The job leaves the node of the rank that is to blame."""
-ENDS: frozenset[Action] = MOVES | {"restart"}
+RESTARTS: frozenset[Action] = frozenset({"restart", "restart-replica"})
+ENDS: frozenset[Action] = MOVES | RESTARTS
 """They end a generation, so they share a budget."""
 DONE: dict[Action, str] = {
     "pause": "paused",
     "restart": "restarted",
+    "restart-replica": "restarted",
     "rollback": "rolled back",
     "evict": "moved away",
     "promote": "moved to its standby",

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from torchloom.core.policy import BY_EVENTS, ENDS, NUMBERS, STUCK
+from torchloom.core.policy import BY_EVENTS, ENDS, MOVES, NUMBERS, STUCK
 from torchloom.errors import UsageError
 from torchloom.model.findings import FindingKind
 from torchloom.model.policy import Action, Level, Policy
@@ -93,7 +93,7 @@ def _senseless(kind: str, action: Action) -> str:
         return f"going back helps where numbers are wrong ({', '.join(sorted(NUMBERS))})"
     if action in ENDS and kind in NOBODYS:
         return "no rank and no node is to blame for it"
-    if action in ENDS - {"restart"} and kind in NUMBERS - {"divergence"}:
+    if action in MOVES and kind in NUMBERS - {"divergence"}:
         return "another node computes the same"
     return ""
 

@@ -12,7 +12,7 @@ from torchloom.core.ending import settle
 from torchloom.core.generation import start_generation
 from torchloom.core.lifecycle import move_job
 from torchloom.core.operations import restored_config
-from torchloom.core.rolled_back import left_as_it_is
+from torchloom.core.rolled_back import left_as_it_is, went_apart
 from torchloom.core.steering import change_requested
 from torchloom.core.stopping import end_at_boundary
 from torchloom.core.turn import Turn
@@ -55,6 +55,7 @@ def restore_not_applied(turn: Turn, job: Job, record: OperationRecord) -> None:
         return
     if job.state is not JobState.RUNNING or not isinstance(step, int) or record.cancelled:
         return
+    went_apart(turn, record)
     record.reason = f"{record.reason}; it is done by a restart instead"
     config = str(record.values.get("config", ""))
     step_s = job.control.step_ns / 1e9

@@ -38,6 +38,16 @@ def left_as_it_is(turn: Turn, record: OperationRecord) -> bool:
     return True
 
 
+def went_apart(turn: Turn, record: OperationRecord) -> None:
+    """Some ranks went back and others did not: all do by a restart, which leaves out nothing."""
+    incident = turn.fleet.incidents.get(record.id.partition(MARK)[0])
+    if MARK in record.id and incident is not None and incident.open:
+        incident.decision = (
+            f"restarted at the end of step {record.values.get('step')}, because not all ranks went back: "
+            f"{record.reason}; no batch was left out"
+        )
+
+
 def _keep_skips(turn: Turn, job: Job, record: OperationRecord) -> str:
     """In force from the very first step on, so that every later start and restore leaves them out as well."""
     for address, before, after in record.changed:

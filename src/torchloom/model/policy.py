@@ -6,12 +6,16 @@ from typing import Literal
 
 from msgspec import Struct
 
-Action = Literal["ignore", "report", "pause", "restart", "rollback", "evict", "promote", "drain"]
+Action = Literal[
+    "ignore", "report", "pause", "restart", "restart-replica", "rollback", "evict", "promote", "drain"
+]
 """`ignore`: no incident. `report`: an incident and nothing else. `pause`: hold all ranks at the next step
 until a person resumes them. `restart`: end the generation and begin the next one at the newest checkpoint.
-`rollback`: go back, without a restart, to the newest checkpoint from before it, and leave out the batches to
-blame. `evict`: leave the node of the rank to blame, with fewer workers if the job may shrink. `promote`: the
-same, to a standby place. `drain`: as `evict`, and no job is placed on that node until a person says so."""
+`restart-replica`: only the replica of the rank to blame; where replicas share a process group, as they do in
+every job today, that is a `restart`, and the decision says so. `rollback`: go back, without a restart, to the
+newest checkpoint from before it, and leave out the batches to blame. `evict`: leave the node of the rank to
+blame, with fewer workers if the job may shrink. `promote`: the same, to a standby place. `drain`: as `evict`,
+and no job is placed on that node until a person says so."""
 
 Level = Literal["certain", "lasting", "likely", "suspected"]
 """`certain`: nothing benign looks like this. `lasting`: not certain, but longer than the limit for acting.
