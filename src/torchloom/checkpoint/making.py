@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from torchloom.checkpoint.threads import alone
+from torchloom.checkpoint.threads import beside
 
 INLINE = 8 << 20
 """Bytes that are quicker made, or summed, at once than by a thread."""
@@ -30,11 +30,9 @@ class Making:
         """Make `size` bytes by `work`; nothing happens while something else is being made."""
         if self.busy:
             return
-        if size <= INLINE:
+        self._thread = beside(lambda: self._make(work), "loom-memory") if size > INLINE else None
+        if self._thread is None:
             self._make(work)
-            return
-        self._thread = threading.Thread(target=self._beside, args=(work,), name="loom-memory", daemon=True)
-        self._thread.start()
 
     def wait(self) -> None:
         if self._thread is not None:
@@ -45,10 +43,6 @@ class Making:
         """Why the last thing could not be made, once."""
         found, self._problem = self._problem, None
         return found
-
-    def _beside(self, work: Callable[[], None]) -> None:
-        alone()
-        self._make(work)
 
     def _make(self, work: Callable[[], None]) -> None:
         try:

@@ -12,11 +12,10 @@ where it asks for a save before they are there, and where the state itself has g
 
 from __future__ import annotations
 
-import errno
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +26,12 @@ from torchloom.checkpoint.memory import SLOTS, SPARE, MemoryTier, SlotFile
 from torchloom.checkpoint.names import CheckpointName
 from torchloom.checkpoint.region import Region, anonymous
 from torchloom.checkpoint.state import State
-from torchloom.checkpoint.threads import alone
+from torchloom.checkpoint.threads import beside
 
 _SEALED = "sealed"
 _OFF = -1
 IN_TURN = 2
 """Slots that are made beforehand."""
-_NO_ROOM = (errno.ENOSPC, errno.ENOMEM)
 
 
 @dataclass(frozen=True)
@@ -55,12 +53,17 @@ class _Sealing:
     name: CheckpointName
     world: int
     event: int
-    done: threading.Event
+    done: threading.Event = field(default_factory=threading.Event)
+    """Set however it ends: training may be waiting for it."""
+    sealed: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
-        for slot in self.slots:
-            slot.seal(self.name, self.world)
-        self.done.set()
+        try:
+            for slot in self.slots:
+                slot.seal(self.name, self.world)
+            self.sealed.set()
+        finally:
+            self.done.set()
 
 
 class Staging:
@@ -114,7 +117,8 @@ class Staging:
             self._start_sealing()
             self._sealing.done.wait()
         if self._sealing.done.is_set():
-            self._sealed_event = self._sealing.event
+            if self._sealing.sealed.is_set():
+                self._sealed_event = self._sealing.event
             self._sealing = None
             if tell:
                 self._tell_sealed()
@@ -141,10 +145,8 @@ class Staging:
         else:
             try:
                 files, growth_s = self._to_slot(slot, images, name, event)
-            except OSError as error:
-                if error.errno not in _NO_ROOM:
-                    raise
-                note = self._turn_off("there is no room left in shared memory")
+            except OSError as error:  # no room left, or somebody removed it
+                note = self._turn_off(f"shared memory cannot be had ({error.strerror})")
                 files, growth_s = self._to_regions(images)
         if self._group.rank != 0:
             files.pop("shared", None)
@@ -257,7 +259,7 @@ class Staging:
         self.tier.sealed(slot, event)
         # What is shared first: a rank whose own image is sealed has sealed everything it keeps.
         slots = [self.tier.file(kind, slot) for kind in sorted(images, reverse=True)]
-        self._sealing = _Sealing(slots, name, self._group.world, event, threading.Event())
+        self._sealing = _Sealing(slots, name, self._group.world, event)
         if sum(self._sizes.values()) <= INLINE:
             self._sealing.run()
         else:
@@ -277,10 +279,5 @@ class Staging:
     def _start_sealing(self) -> None:
         """On a thread of its own, unless somebody else does it."""
         work = self.seal_first()
-        if work is not None:
-            threading.Thread(target=_alone, args=(work,), name="loom-seal", daemon=True).start()
-
-
-def _alone(work: Callable[[], None]) -> None:
-    alone()
-    work()
+        if work is not None and beside(work, "loom-seal") is None:
+            work()

@@ -8,6 +8,7 @@ the training. A thread that called `alone` has none; the setting is the thread's
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,6 +22,21 @@ AT_ONCE = 4
 def alone() -> None:
     """From now on torch's operations run on this thread only. For threads that are ours."""
     _set(1)
+
+
+def beside(work: Callable[[], None], name: str) -> threading.Thread | None:
+    """Do it on a thread of its own; None if this process may not have one more."""
+    thread = threading.Thread(target=_alone, args=(work,), name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        return None
+    return thread
+
+
+def _alone(work: Callable[[], None]) -> None:
+    alone()
+    work()
 
 
 def work_on(threads: int, work: Callable[[int], None]) -> None:

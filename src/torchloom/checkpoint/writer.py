@@ -18,7 +18,7 @@ from torchloom.checkpoint.commit import PartWriter, Target, commit, gather
 from torchloom.checkpoint.manifest import Facts, Part
 from torchloom.checkpoint.names import Branch, CheckpointName
 from torchloom.checkpoint.storage import Storage
-from torchloom.checkpoint.threads import alone
+from torchloom.checkpoint.threads import beside
 from torchloom.core.retention import KeepRules
 from torchloom.errors import CheckpointDamaged, CheckpointError, CheckpointFenced, StorageFailed
 
@@ -77,17 +77,19 @@ class Writer:
         """`first` is done before, on the same thread."""
         assert not self.busy, "one save at a time"
         self._outcome = Outcome(save, 0.0, 0.0, problem="it ended without a word")
-        work = (save, first)
-        self._thread = threading.Thread(target=self._run, args=work, name="loom-checkpoint", daemon=True)
-        self._thread.start()
+        self._thread = beside(lambda: self._run(save, first), "loom-checkpoint")
+        if self._thread is None:
+            self._outcome = Outcome(save, 0.0, 0.0, problem="this process may start no more threads")
+            if first is not None:
+                first()
 
     def collect(self) -> Outcome | None:
         """How the last save ended, once."""
-        if self.busy or self._thread is None:
+        if self.busy:
             return None
-        self._thread.join()
-        self._thread = None
-        return self._outcome
+        self.wait()
+        outcome, self._thread, self._outcome = self._outcome, None, None
+        return outcome
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the save in flight; False if it is still not done."""
@@ -100,7 +102,6 @@ class Writer:
         self._leaving.set()
 
     def _run(self, save: Save, first: Callable[[], None] | None) -> None:
-        alone()
         if first is not None:
             first()
         began, cpu = time.perf_counter(), time.thread_time()
