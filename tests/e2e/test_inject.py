@@ -55,22 +55,23 @@ def test_an_exit_code_is_the_one_that_was_asked_for(job: Job) -> None:
 
 
 def test_a_hang_with_an_end_stops_the_steps_and_costs_no_restart(job: Job) -> None:
-    job.inject("hang", "--rank", "0", "--for", "2s")
+    with job.stack.client() as client:  # at once: a command may need as long as the hang lasts
+        client.inject(job.name, {"kind": "hang", "ranks": [0], "duration_s": 4.0})
     wait_until(lambda: (n := len(job.steps()), time.sleep(0.7)) and len(job.steps()) == n, "nobody steps")
     job.wait_steps(20)
     assert len(job.pids()) == 2
 
 
 def test_a_slow_rank_makes_the_job_slower_while_it_lasts(job: Job) -> None:
-    before = job.seconds_for(40)
+    before = min(job.seconds_for(15) for _ in range(3))  # the machine may have stood still meanwhile
     job.inject("slow", "--rank", "1", "--amount", "6")
-    job.wait_steps(5)
-    assert job.seconds_for(40) > 2 * before
+    wait_until(lambda: job.seconds_for(15) > 2 * before, f"more than twice {before:.2f} s")
 
 
 def test_a_stopped_process_is_stopped(job: Job) -> None:
     pid = job.pid(1)
-    job.inject("stop", "--rank", "1", "--for", "1s")
+    with job.stack.client() as client:  # at once: that rank is found out soon, and replaced
+        client.inject(job.name, {"kind": "stop", "ranks": [1], "duration_s": 20.0})
     wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, "rank 1 is stopped")
 
 
@@ -99,7 +100,7 @@ def test_parts_of_the_control_plane_are_killed_and_training_does_not_notice(job:
             lambda p=part, b=before: job.stack.try_part_pid(p) not in (0, b),  # type: ignore[misc]
             f"another {part}",
         )
-        wait_until(lambda: job.stack.loom("status", job.name, check=None).returncode == 0, "it answers")
+        wait_until(lambda: job.stack.try_status(job.name), "it answers")
         job.wait_steps(20)
     # A part that takes its time to come back may be told of as a silent node, and nothing may follow from it.
     assert len(job.pids()) == 2 and job.stack.status(job.name)["restarts"] == 0

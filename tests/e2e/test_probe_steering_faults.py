@@ -67,8 +67,8 @@ def test_armed_ranks_whose_store_falls_silent_end_with_the_reason(start: Start, 
     job.on_mail = stop_the_store
     version = job.ask(Kind.SET, {"lr": 0.5})
     began = time.monotonic()
-    assert job.wait_for_end(50) == [1, 1]
-    assert time.monotonic() - began < 45
+    assert job.wait_for_end(250) == [1, 1]
+    assert time.monotonic() - began < 240, "a store waits for 300 s if it is let"
     assert job.outcome(version).how is How.NOT_APPLIED
     for rank in range(2):
         assert job.answers(rank)[-1].said is Said.BROKEN

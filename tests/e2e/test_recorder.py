@@ -173,23 +173,23 @@ def test_a_reader_sees_a_record_right_or_not_at_all(run: Any, kind: str) -> None
 
 @pytest.mark.parametrize("kind", ["native", "python"])
 @pytest.mark.parametrize("wrapper", ["ddp", "fsdp"])
-def test_a_thousand_training_steps(run: Any, kind: str, wrapper: str) -> None:
+def test_hundreds_of_training_steps(run: Any, kind: str, wrapper: str) -> None:
     """What DDP's reducer and FSDP2 issue is seen, and the weights are those without us."""
     ranks = run(kind)[wrapper]
     for rank, without in zip(ranks, run("off")[wrapper], strict=True):
-        assert rank["steps"] == 1000
+        assert rank["steps"] == 300
         assert rank["weights"] == without["weights"]
         assert rank["broken"] == 0
         assert rank["progress"]["GUARD_TRIPS"] == 0
-        per_step = {op: count for op, count in rank["seen"].items() if count >= 1000}
+        per_step = {op: count for op, count in rank["seen"].items() if count >= 300}
         if wrapper == "ddp":
-            assert per_step == {"allreduce_ 848 7": 1000}
+            assert per_step == {"allreduce_ 848 7": 300}
         else:
             assert per_step == {
-                "_allgather_base_ 288 7": 2000,
-                "_allgather_base_ 136 7": 2000,
-                "_reduce_scatter_base_ 288 7": 1000,
-                "_reduce_scatter_base_ 136 7": 1000,
+                "_allgather_base_ 288 7": 600,
+                "_allgather_base_ 136 7": 600,
+                "_reduce_scatter_base_ 288 7": 300,
+                "_reduce_scatter_base_ 136 7": 300,
             }
     assert ranks[0]["order"] == ranks[1]["order"]
 

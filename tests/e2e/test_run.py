@@ -22,6 +22,17 @@ for i in range(int(sys.argv[1])):
 sys.exit(int(sys.argv[2]) if len(sys.argv) > 2 else 0)
 """
 
+OPEN_END = """
+import os, sys, time
+i = 0
+while not os.path.exists(sys.argv[1]):
+    print("tick", i, flush=True)
+    i += 1
+    time.sleep(0.02)
+print("over", flush=True)
+"""
+"""Ends when the test makes a file: commands beside it take their time on a slow machine."""
+
 DEAF = """
 import signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -134,7 +145,7 @@ def test_ctrl_c_once_stops_at_a_boundary(stack: Stack, tmp_path: Path) -> None:
 
 def test_ctrl_c_twice_kills(stack: Stack, tmp_path: Path) -> None:
     path = script(tmp_path, DEAF)
-    with running(stack, "--name", "deaf", path) as run:
+    with running(stack, "--shutdown-timeout", "300", "--name", "deaf", path) as run:
         run.wait_out("deaf")
         run.process.send_signal(signal.SIGINT)
         wait_until(lambda: "stopping" in run.err, "it says so")
@@ -142,7 +153,7 @@ def test_ctrl_c_twice_kills(stack: Stack, tmp_path: Path) -> None:
         run.process.send_signal(signal.SIGINT)
         assert run.wait() == 130, run.err
     assert "SIGKILL" in stack.status("deaf")["workers"][0]["exit"]
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 240
 
 
 def test_it_lives_through_the_death_of_its_stack(bare: Stack, tmp_path: Path) -> None:
@@ -174,13 +185,15 @@ def test_all_parts_die_at_once_and_training_goes_on(bare: Stack, tmp_path: Path)
 
 
 def test_killed_itself_the_job_goes_on_and_the_stack_ends_with_it(bare: Stack, tmp_path: Path) -> None:
-    with running(bare, "--spawn", "cold", script(tmp_path), "150") as run:
+    end = tmp_path / "end"
+    with running(bare, "--spawn", "cold", script(tmp_path, OPEN_END), str(end)) as run:
         run.wait_out("tick 5\n")
         run.process.kill()
     assert bare.json("ps")[0]["state"] in ("starting", "running")
+    end.touch()
     wait_until(lambda: not bare.leftovers(), "the stack ends after the job")
     log = next(bare.home.jobs_dir.glob("*/rank-0.log")).read_text()
-    assert "tick 149" in log
+    assert "over" in log
 
 
 def test_a_failure_is_told_as_it_happens(stack: Stack, tmp_path: Path) -> None:
@@ -211,19 +224,24 @@ def test_detached_it_returns_with_the_id(stack: Stack, tmp_path: Path) -> None:
 
 
 def test_loom_up_makes_the_stack_of_a_run_stay(bare: Stack, tmp_path: Path) -> None:
-    with running(bare, "--spawn", "cold", "--name", "first", script(tmp_path), "100") as run:
+    end = tmp_path / "end"
+    with running(bare, "--spawn", "cold", "--name", "first", script(tmp_path, OPEN_END), str(end)) as run:
         run.wait_out("tick 5\n")
         pid = bare.part_pid("weaver")
         assert "already up" in bare.loom("up").stdout
+        end.touch()
         assert run.wait() == 0, run.err
     assert bare.status("first")["state"] == "completed" and bare.part_pid("weaver") == pid
 
 
 def test_two_runs_share_a_stack_and_the_last_one_ends_it(bare: Stack, tmp_path: Path) -> None:
-    with running(bare, "--spawn", "cold", "--name", "long", script(tmp_path), "200") as run:
+    end = tmp_path / "end"
+    (tmp_path / "short").mkdir()
+    with running(bare, "--spawn", "cold", "--name", "long", script(tmp_path, OPEN_END), str(end)) as run:
         run.wait_out("tick 5\n")
         pid = bare.part_pid("weaver")
-        bare.loom("run", "--spawn", "cold", "--name", "short", script(tmp_path), "3")
+        bare.loom("run", "--spawn", "cold", "--name", "short", script(tmp_path / "short"), "3")
         assert bare.part_pid("weaver") == pid
+        end.touch()
         assert run.wait() == 0, run.err
     assert not bare.leftovers()

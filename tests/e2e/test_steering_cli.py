@@ -71,7 +71,8 @@ def test_settings_change_on_all_ranks_at_the_printed_step(stack: Stack, job: str
 
     # A step that was named, and while it is waited for the control service is killed.
     later = rows(out, 0)[-1][0] + 150
-    planned = stack.json("set", job, "lr=0.007", "--at-step", str(later), "--no-wait")["operation"]
+    with stack.client() as client:  # at once: 150 steps last three seconds
+        planned = client.change(job, {"values": {"lr": 0.007}, "at_step": later})["operation"]
     stack.wait_part_back("weaver", stack.kill_part("weaver"))
     wait_until(lambda: (stack.try_status(job) or {"step": 0})["step"] > later + 1, "that step is past")
     ended = wait_until(lambda: (o := stack.json("operations", job, planned))["ended"] and o, "an outcome")
@@ -147,4 +148,5 @@ def test_a_paused_job_stays_paused_when_its_workers_die(stack: Stack, job: str, 
     again = [row for row in rows(out, 0)[made:] if row[0] in before and row[0] <= saved]
     assert all(before[row[0]] == row[3] for row in again), "bit-identical to the time before"
     alike(out)
-    assert [i["kind"] for i in stack.json("incidents", job)] == ["crash"], "a pause is no alarm"
+    told = [i["kind"] for i in stack.json("incidents", job) if i["kind"] != "node-lost"]
+    assert told == ["crash"], "a pause is no alarm"

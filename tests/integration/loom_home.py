@@ -65,7 +65,7 @@ class LoomHome:
         """A job without Python, let alone torch."""
         words = ("submit", "--name", name, "--spawn", "cold", *flags, "--no-python", "sleep", str(seconds))
         job = self.loom(*words).stdout.strip()
-        wait_for(lambda: self.json("status", job)["running_workers"] > 0, f"{job} runs")
+        wait_for(lambda: self.request("GET", f"/jobs/{job}")[2]["running_workers"] > 0, f"{job} runs")
         return job
 
     def pid(self, part: str) -> int:

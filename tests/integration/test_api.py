@@ -138,7 +138,7 @@ def test_waiting_for_a_change_returns_with_it(loom: LoomHome, job: str) -> None:
     seq = loom.request("GET", f"/jobs/{job}")[2]["seq"]
     other = shell(loom, "waker", "true")
     assert loom.request("GET", f"/jobs/{job}?after={seq}&wait_s=20")[2]["seq"] > seq
-    wait_for(lambda: loom.json("status", other)["ended"], "the other job ends")
+    wait_for(lambda: loom.request("GET", f"/jobs/{other}")[2]["ended"], "the other job ends")
 
 
 def test_telemetry_answers_for_every_rank(loom: LoomHome, job: str) -> None:
@@ -149,7 +149,7 @@ def test_telemetry_answers_for_every_rank(loom: LoomHome, job: str) -> None:
 
 def test_logs_of_one_rank_and_of_all(loom: LoomHome) -> None:
     job = shell(loom, "talker", "for i in 1 2 3; do echo line $i of $RANK; done", "--nproc-per-node", "2")
-    wait_for(lambda: loom.json("status", job)["ended"], "it ends")
+    wait_for(lambda: loom.request("GET", f"/jobs/{job}")[2]["ended"], "it ends")
     logs = loom.request("GET", f"/jobs/{job}/logs")[2]["logs"]
     assert [log["rank"] for log in logs] == [0, 1]
     assert "line 3 of 1" in logs[1]["text"] and "of 0" not in logs[1]["text"]

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from rank import Rank
 from torch import nn
 
-STEPS = {"off": 200, "native": 1000, "python": 1000}
+STEPS = {"off": 200, "native": 300, "python": 300}
 COMPARED_AFTER = 200
 
 
