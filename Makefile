@@ -18,7 +18,7 @@ demo: setup      ## a real job on 2 workers, with a real fault on the way
 	$(BIN)/loom demo
 
 test: setup      ## all tests
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder  # the long ones first
 
 test-long: setup ## the tests that take minutes
 	$(BIN)/python -m pytest -q -m long
