@@ -12,7 +12,7 @@ import pytest
 
 from torchloom.core.links import rows
 from torchloom.model.transaction.messages import AttemptId, Changed
-from torchloom.probe.links import Links
+from torchloom.probe.links import Links, own_address
 from torchloom.probe.registers import Registers, StoreSilent
 from torchloom.probe.stopping import Interrupted
 
@@ -178,3 +178,19 @@ def test_nonsense_from_a_rank_is_not_believed() -> None:
         ("0>3", 5, 10**30),
     )
     assert rows([odd]) == ()
+
+
+def test_a_name_server_that_does_not_answer_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered, real = threading.Event(), socket.getaddrinfo
+
+    def getaddrinfo(host: str, port: int, type: int, flags: int = 0) -> object:
+        if not flags & socket.AI_NUMERICHOST:
+            answered.wait(120)
+        return real(host, port, type=type, flags=flags)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    named = {**ENVIRONMENT, "MASTER_ADDR": "localhost"}
+    told = Links(Noted({}), named, 0, 2, unlimited).measure(ATTEMPT, {"within_s": 0.2})
+    assert told == (("0>", None, "OSError: the address of localhost is not known in time"),)
+    answered.set()
+    assert own_address(named, time.monotonic_ns() + 120 * 10**9)[1] in ("127.0.0.1", "::1")

@@ -11,6 +11,7 @@ does not see.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import fcntl
 import json
@@ -20,6 +21,7 @@ import struct
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torchloom.core.tournament import LONGEST_PROBE_S, partners
 from torchloom.core.transaction.decision import decision_key
@@ -85,7 +87,7 @@ class Links:
         meetings: _Meetings | None = None
         why = "nobody was met in time"
         try:
-            meetings = self._listen()
+            meetings = self._listen(until_ns)
             self._meet_all(meetings, f"{decision_key(attempt)}/links", until_ns)
         except StoreSilent as silent:
             why = f"the job's store: {silent}"
@@ -104,8 +106,8 @@ class Links:
         )
 
     # -- the others -----------------------------------------------------------------------------
-    def _listen(self) -> _Meetings:
-        family, host = own_address(self._environment)
+    def _listen(self, until_ns: int) -> _Meetings:
+        family, host = own_address(self._environment, until_ns)
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
             _use_small_segments(listener, host)
@@ -191,8 +193,10 @@ class Links:
         try:
             hello_ns = min(until_ns, time.monotonic_ns() + HELLO_NS)
             token, caller = _HELLO.unpack(receive_exactly(made, _HELLO.size, hello_ns))
-        except OSError:
+        except OSError as error:
             made.close()
+            if not is_ours(error):
+                raise
             return
         if not secrets.compare_digest(token, meetings.token) or not 0 <= caller < self._world:
             made.close()
@@ -218,7 +222,7 @@ def _use_small_segments(connection: socket.socket, host: str) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 1400)
 
 
-def own_address(environment: Mapping[str, str]) -> tuple[int, str]:
+def own_address(environment: Mapping[str, str], until_ns: int) -> tuple[int, str]:
     """Family and address under which the other ranks reach this one: that of the interface the job was told
     to use, else the one that leads to the job's store."""
     interface = environment.get("GLOO_SOCKET_IFNAME", "")
@@ -228,7 +232,29 @@ def own_address(environment: Mapping[str, str]) -> tuple[int, str]:
             answer = fcntl.ioctl(asking.fileno(), _SIOCGIFADDR, request)
             return socket.AF_INET, socket.inet_ntoa(answer[20:24])
     host, port = environment.get("MASTER_ADDR", "127.0.0.1"), environment.get("MASTER_PORT", "1")
-    family, _, _, _, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
+    family, address = _resolved(host, int(port), until_ns)
     with socket.socket(family, socket.SOCK_DGRAM) as asking:
         asking.connect(address)
         return family, asking.getsockname()[0]
+
+
+def _resolved(host: str, port: int, until_ns: int) -> tuple[int, Any]:
+    """Family and address. A name server that does not answer holds nobody up: it is asked by a thread, which
+    is left behind then."""
+    with contextlib.suppress(socket.gaierror):
+        number = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST)[0]
+        return number[0], number[4]
+    found: list[tuple[int, Any]] = []
+    awaited = _thread.allocate_lock()
+    awaited.acquire()
+
+    def ask() -> None:
+        with contextlib.suppress(OSError):
+            found.extend((i[0], i[4]) for i in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM))
+        awaited.release()
+
+    _thread.start_new_thread(ask, ())
+    awaited.acquire(timeout=left_s(until_ns))
+    if not found:
+        raise OSError(f"the address of {host} is not known in time")
+    return found[0]
