@@ -110,12 +110,13 @@ def test_what_was_changed_is_there_again_after_a_restart(start: Start, tmp_path:
     again = begin(start, tmp_path, generation=2, schedule=tuple(entries))
     again.reach(later.at_step - state + 3)
     now = again.values()
-    for count, line in now.items():
-        then = before.get(state + count)
-        if then is not None:
-            assert line["training"] == state + count
-            assert (line["used"][LR], line["dropout"]) == (then["used"][LR], then["dropout"]), count
-            assert line["weight"] == then["weight"], count
+    again_made = sorted(count for count in now if state + count in before)
+    assert state + again_made[0] < later.at_step < state + again_made[-1], "from before a change to after it"
+    for count in again_made:
+        line, then = now[count], before[state + count]
+        assert line["training"] == state + count
+        assert (line["used"][LR], line["dropout"]) == (then["used"][LR], then["dropout"]), count
+        assert line["weight"] == then["weight"], count
 
 
 def standing(job: Job) -> int:

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from torchloom.core.policy import level_of, wanted
+from torchloom.core.policy import Facts, decide, level_of, wanted
 from torchloom.core.policy_reading import policy_from
-from torchloom.core.telling import CALM_S, SLOW_FOR_S, Ended, Seen, choose, key
+from torchloom.core.telling import AGAIN_S, CALM_S, SLOW_FOR_S, Ended, Seen, choose, key
 from torchloom.errors import UsageError
 from torchloom.model.findings import Finding
+from torchloom.model.fleet import Act, Plan
 from torchloom.model.policy import Policy
 
 
@@ -81,6 +82,19 @@ def test_slowness_must_be_found_more_than_once_and_for_a_while() -> None:
     assert looks.look(slow)[0] == [] and looks.look(slow)[0] == []
     assert looks.look(slow, after_s=SLOW_FOR_S)[0] == [slow]
     assert looks.look(slow)[0] == []
+
+
+def test_a_number_that_is_bad_again_is_said_again_but_not_at_every_step() -> None:
+    looks = Looks()
+
+    def nan(step: int) -> Finding:
+        return finding("not-a-number", 0.0, certain=True, inputs={"step": step})
+
+    assert looks.look(nan(50))[0]
+    assert looks.look(nan(50), after_s=2 * AGAIN_S)[0] == [], "it is the one that was told"
+    assert looks.look(nan(51))[0], "another one, long after"
+    assert looks.look(nan(52), after_s=AGAIN_S / 3)[0] == [] == looks.look(nan(53), after_s=AGAIN_S / 3)[0]
+    assert looks.look(nan(54), after_s=AGAIN_S)[0]
 
 
 def test_looks_that_do_not_agree_are_chance() -> None:
@@ -168,3 +182,19 @@ def test_another_cause_of_the_same_slowness_is_said_later() -> None:
         looks.look(first)
     assert looks.look(second)[0] == []
     assert looks.look(second, after_s=30)[0] == [second]
+
+
+def test_a_pause_costs_no_work_and_waits_for_no_cooldown() -> None:
+    """A moment after another action: what throws work away has to wait; a pause has not, and delays none."""
+    second = 10**9
+    nan = finding("not-a-number", 0.0, certain=True)
+
+    def choice(action: str, before: str) -> str:
+        policy = policy_from({"cooldown_s": 30, "rules": {"not-a-number": {"certain": action}}})
+        facts = Facts(plan=Plan(True, 0.0, ""), acts=(Act(before, 95 * second),), now_ns=100 * second)
+        return decide(policy, nan, facts).action
+
+    assert choice("pause", before="rollback") == "pause"
+    assert choice("rollback", before="rollback") == "report"
+    assert choice("restart", before="rollback") == "report"
+    assert choice("rollback", before="pause") == "rollback"
