@@ -62,7 +62,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def client(server: Server) -> Iterator[Client]:
-    with Client(Endpoint(server.url, "hush"), timeout_s=5.0) as made:
+    with Client(Endpoint(server.url, "hush"), timeout_s=60.0) as made:
         yield made
 
 

@@ -79,7 +79,7 @@ def all_pairs(ranks: Iterable[int]) -> set[tuple[int, int]]:
 
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_everybody_meets_everybody(world: int) -> None:
-    assert pairs(measure(world, within_s=5.0)) == all_pairs(range(world))
+    assert pairs(measure(world, within_s=25.0)) == all_pairs(range(world))
 
 
 def key(rank: int) -> str:
@@ -122,7 +122,7 @@ def test_one_that_fails_is_left_out_and_holds_nobody_up(odd: Callable[[dict[str,
     began = time.monotonic()
     told = measure(3, instead={2: odd})
     assert set(told) == {0, 1}, "both came back"
-    assert pairs(told) <= all_pairs(range(2)) and time.monotonic() - began < 20
+    assert pairs(told) <= all_pairs(range(2)) and time.monotonic() - began < 60
 
 
 def test_a_stranger_is_not_taken_for_a_rank() -> None:
