@@ -35,7 +35,7 @@ from torchloom.client import Client, Endpoint
 from torchloom.core.faults import KINDS
 from torchloom.home import Home
 
-REPORTING, TUNING = 8_000_000, 0
+REPORTING, TUNING = 9_000_000, 0
 
 
 class Results:

@@ -27,6 +27,9 @@ class Case:
     everybody: bool = False
     busy: bool = False
     """The workload computes for a part of its step instead of sleeping: contention needs that."""
+    of_demand: bool = False
+    """The amount is a share of the CPU time that the worker wants, told in percent of a core: a quota above
+    that is none."""
     warm_s: float = 0.0
     """What is usual must be known first, and curves are looked at twice a second."""
     args: tuple[str, ...] = ()
@@ -46,6 +49,8 @@ _NETWORK: dict[str, Any] = {
 """Slow transfers are told first, then the ranks are asked to measure whose they are. They want gradients that
 take time: of a few kB the kernel paces nothing."""
 
+_OF_DEMAND: dict[str, Any] = {"horizon_s": 60, "busy": True, "of_demand": True}
+
 CASES = {
     case.name: case
     for case in (
@@ -57,13 +62,13 @@ CASES = {
         _case("hang-backward", "hang", "hang", more={"where": "backward"}),
         _case("gil-hold", "gil-hold", "hang"),
         _case("mismatch", "mismatch", "desync", names_from=3),
-        _case("skip", "skip", "divergence", "desync", "hang", names_from=3, horizon_s=60),
+        _case("skip", "skip", "divergence", "desync", "hang", horizon_s=60),
         _case("deadlock", "deadlock", "ordering-deadlock", names_from=NOBODY, everybody=True),
         _case("slow-1.3", "slow", "compute-slow", amounts=(1.3,), horizon_s=60),
         _case("slow-2", "slow", "compute-slow", amounts=(2.0,), horizon_s=60),
         _case("data-slow", "data-slow", "data-slow", amounts=(10, 20, 40), horizon_s=60),
         _case("contention", "contention", "host-contention", amounts=(2, 4), horizon_s=60, busy=True),
-        _case("cpu-quota", "cpu-quota", "host-contention", amounts=(20, 30), horizon_s=60, busy=True),
+        _case("cpu-quota", "cpu-quota", "host-contention", amounts=(0.4, 0.6), **_OF_DEMAND),
         _case("device-error", "device-error", "crash"),
         _case(
             "all-slow",

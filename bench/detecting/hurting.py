@@ -49,8 +49,9 @@ def run(client: Client, listener: Listener, case: Case, size: int, seed: int, st
         "right_s": None,
     }
     args = ["--step-ms", str(step_ms), "--seed", str(seed), *(a.format(rank=rank) for a in case.args)]
+    busy = min(0.5, 1 / size)
     if case.busy:
-        args += ["--busy", str(min(0.5, 1 / size))]
+        args += ["--busy", str(busy)]
     job = submit(client, size, *args)
     heard = listener.begin(job)
     try:
@@ -69,6 +70,8 @@ def run(client: Client, listener: Listener, case: Case, size: int, seed: int, st
                 "seed": seed,
                 **case.more,
             }
+            if case.of_demand:
+                wanted["amount"] = max(5.0, 100 * busy * wanted["amount"])
             if "peer" in wanted:
                 wanted["peer"] = (rank + wanted["peer"]) % size
                 result["between"] = sorted((rank, wanted["peer"]))
