@@ -43,10 +43,9 @@ finds the same content and returns; a late duplicate of a file rewrites the same
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from torchloom.checkpoint.generations import begin, check_fence, read_generations, settle
 from torchloom.checkpoint.manifest import (
@@ -73,7 +72,7 @@ from torchloom.checkpoint.names import (
 )
 from torchloom.checkpoint.points import at
 from torchloom.checkpoint.storage import Bytes, Storage
-from torchloom.checkpoint.verify import CHUNK, Checksum, check_sizes, summed
+from torchloom.checkpoint.verify import Checksum, check_sizes, summed
 from torchloom.errors import (
     CheckpointDamaged,
     CheckpointError,
@@ -125,11 +124,6 @@ class PartWriter:
         self._files[name] = entry
         at("commit.file")
         return entry
-
-    def add_file(self, name: str, path: Path) -> FileEntry:
-        """Write a file from a local file."""
-        with open(path, "rb", buffering=0) as file:
-            return self.add(name, _chunks_of(file.read, CHUNK))
 
     def finish(self) -> Part:
         """Write the list of what this rank wrote, for the rank that gathers."""
@@ -248,8 +242,3 @@ def _allow(
             raise CheckpointExists(f"generation {branch} of {target.job} has lost its choice of a parent")
         settle(storage, target.job, branch, origin)
     at("commit.allowed")
-
-
-def _chunks_of(read: Callable[[int], bytes], size: int) -> Iterator[bytes]:
-    while chunk := read(size):
-        yield chunk

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import Struct
 
@@ -433,6 +433,3 @@ class Envelope(Struct, frozen=True):
     id: str
     source: str
     body: Event
-
-
-JobEnd = Literal["completed", "failed", "stopped"]

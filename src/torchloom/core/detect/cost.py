@@ -98,9 +98,3 @@ def per_rank(windows: Sequence[RankWindow], newest: int = MAX_STEPS) -> list[Ran
                 )
             )
     return sorted(found, key=lambda one: one.rank)
-
-
-def worth_it(cost: Cost, for_s: float, action_s: float) -> bool:
-    """Whether what has been lost so far exceeds what an action would cost (a rent-or-buy rule: acting then
-    never costs more than twice of what the best choice in hindsight would have)."""
-    return cost.share * for_s > action_s
