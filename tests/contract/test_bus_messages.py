@@ -84,9 +84,9 @@ async def test_request_and_respond(stage: Any) -> None:
         await answerer.respond(message, b"re: " + message.data)
 
     await answerer.subscribe("loom.v1.query.n1", handler)
-    assert await asker.request("loom.v1.query.n1", b"hello", timeout_s=10) == b"re: hello"
+    assert await asker.request("loom.v1.query.n1", b"hello", timeout_s=60) == b"re: hello"
     answers = await asyncio.gather(
-        *(asker.request("loom.v1.query.n1", b"%d" % number, timeout_s=10) for number in range(50))
+        *(asker.request("loom.v1.query.n1", b"%d" % number, timeout_s=60) for number in range(50))
     )
     assert answers == [b"re: %d" % number for number in range(50)]
 
