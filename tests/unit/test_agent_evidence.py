@@ -87,6 +87,7 @@ def test_what_starts_a_script_is_not_in_its_stack() -> None:
         stacks.Frame(name, file)
         for name, file in (
             ("_run_script", "/x/torchloom/probe/program.py"),
+            ("run", "/x/torchloom/probe/worker.py"),
             ("run", "/x/torchloom/spawner/child.py"),
             ("_run_code", "<frozen runpy>"),
         )

@@ -18,7 +18,10 @@ import msgspec
 _WITHIN_S = 2.0
 _MOST_FRAMES = 24
 _LIBRARY = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen", "<string>")
-_STARTERS = ("/torchloom/probe/program.py", "/torchloom/spawner/", "<frozen runpy>")
+_STARTERS = (
+    *("/torchloom/probe/program.py", "/torchloom/probe/worker.py"),
+    *("/torchloom/spawner/", "<frozen runpy>"),
+)
 """What runs a script: the same below every stack, and of use to nobody."""
 _NICENESS = "10"
 

@@ -15,6 +15,9 @@ EXAMPLES = (
     ("loom status train-3f9a --json | jq .steps_per_s", "one number"),
 )
 
+_IDLE_S = 5.0
+"""A rank without a sign of progress for so long, and in no collective, is somewhere else."""
+
 
 def command(
     job: JobArgument,
@@ -99,13 +102,6 @@ def _facts(view: JobDetail) -> list[tuple[str, str]]:
 def _worker(worker: WorkerView) -> tuple[str, ...]:
     from torchloom.cli import output
 
-    doing = worker["exit"] or worker["collective"]
-    if worker["phase"] == "paused" and not worker["exit"]:
-        doing = "stands until the job is resumed"  # what it did last is over
-    if worker["in_collective_s"] > 1 and not worker["exit"]:
-        doing += f" for {output.seconds(worker['in_collective_s'])}"
-    if worker["blind"]:
-        doing = f"no telemetry: {worker['blind']}"
     return (
         f"{worker['rank']}",
         worker["state"],
@@ -115,5 +111,24 @@ def _worker(worker: WorkerView) -> tuple[str, ...]:
         output.step_time(worker["step_s"]),
         worker["phase"] or "–",
         ", ".join(device["device"] for device in worker["devices"]) or "–",
-        doing,
+        doing(worker),
     )
+
+
+def doing(worker: WorkerView) -> str:
+    """What a worker is at: how it ended, what it waits in, or that it is in no collective."""
+    from torchloom.cli import output
+
+    if worker["blind"]:
+        return f"no telemetry: {worker['blind']}"
+    if worker["exit"]:
+        return worker["exit"]
+    last = worker["collective"]
+    if worker["phase"] == "paused":
+        return "stands until the job is resumed"  # what it did last is over
+    if worker["in_collective_s"] > 1:
+        return f"{last} for {output.seconds(worker['in_collective_s'])}"
+    if last and worker["idle_s"] > _IDLE_S and worker["phase"] != "control-wait":
+        # What it did last is over, and whoever looks at a hang wants to know who is not in it.
+        return f"code of its own for {output.seconds(worker['idle_s'])}, after {last}"
+    return last
