@@ -185,7 +185,7 @@ class Spawners:
         self._processes[key] = process
         try:
             client = await self._first_contact(path, process, key)
-        except SpawnFailed:
+        except (SpawnFailed, SpawnerGone):
             self._reap(key)
             sockets.sweep(path)
             raise
@@ -212,6 +212,8 @@ class Spawners:
             try:
                 return await self._connect(path, timeout_s=0.0)
             except SpawnerGone:
+                if (process.poll() or 0) < 0:
+                    raise  # killed, which says nothing about the next one: as in the middle of a request
                 if process.poll() is not None:
                     raise SpawnFailed(f"the spawner did not start: {self._last_words(key)}") from None
                 if time.monotonic() > give_up:
