@@ -95,8 +95,8 @@ class StepsReading(Struct, frozen=True):
 
 
 CheckpointVerb = Literal["list", "verify", "pin", "unpin", "delete", "purge", "damage"]
-"""`purge` removes all that a job has in its store, the pinned ones and the newest too; `damage` flips a bit of
-its newest one."""
+"""`purge` removes all that a job has in its store, the pinned ones and the newest too; `damage` flips a bit
+of its newest one."""
 CheckpointProblem = Literal["", "missing", "in-use", "usage", "failed"]
 
 
