@@ -1,0 +1,142 @@
+"""What is done about a lost, hanging, drained or missing node, with real agents and real training."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from nodes import PATIENCE_S, Nodes, freeze, several
+from stack import wait_until
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[Nodes]:
+    with several("b", "c") as nodes:
+        yield nodes
+
+
+class Training:
+    """A job of one worker on each of two nodes, which saves every fifth step; and what its ranks noted."""
+
+    def __init__(self, nodes: Nodes, work: Path, *flags: str, policy: str = "") -> None:
+        self.nodes, self.notes = nodes, work / "notes"
+        (work / "policy.toml").write_text(policy)
+        flags = ("--nnodes", "2", "--policy", str(work / "policy.toml"), *flags)
+        self.job = nodes.near.submit(
+            "saves.py", str(self.notes), str(work / "store"), workers=1, flags=flags
+        )  # fmt: skip
+
+    def steps(self, generation: int) -> list[int]:
+        """What rank 0 of a generation has trained."""
+        lines = self.notes.read_text().splitlines() if self.notes.exists() else []
+        rows = [line.split() for line in lines if line.count(" ") == 2]
+        return [int(step) for of, rank, step in rows if int(of) == generation and rank == "0"]
+
+    def wait_trained(self, generation: int, count: int) -> int:
+        """Until a generation has made so many steps; its first one."""
+        wait_until(lambda: len(self.steps(generation)) >= count, f"{count} steps of {generation}", PATIENCE_S)
+        return self.steps(generation)[0]
+
+    def goes_on(self, generation: int) -> int:
+        """The first step of a generation, which is one after what the one before it had saved."""
+        first = self.wait_trained(generation, 3)
+        before = self.steps(generation - 1)
+        assert before[0] < first <= before[-1] + 1, "from a checkpoint of the generation before"
+        return first
+
+    def end(self) -> None:
+        self.nodes.near.loom("stop", self.job)
+        self.nodes.near.wait_state(self.job, "stopped")
+
+
+def test_a_lost_node_is_replaced_by_the_standby_and_is_the_next_standby_when_it_returns(
+    fleet: Nodes, tmp_path: Path
+) -> None:
+    training = Training(fleet, tmp_path, "--standby", "1")
+    before = fleet.wait_on(training.job, ["a", "b"])
+    assert before["spares"] == ["c"]
+    training.wait_trained(1, 12)
+    fleet.lose("b")
+    fleet.confirm_gone("b")
+    after = fleet.wait_on(training.job, ["a", "c"], generation=2)
+    assert after["restarts"] == 1 and not after["spares"]
+    training.goes_on(2)
+    told = fleet.near.json("incidents", training.job)
+    fatal = [one for one in told if one["kind"] != "checkpoint-failed"]  # it may have been saving just then
+    assert [one["kind"] for one in fatal] == ["node-lost"], "one fault, one incident"
+    (incident,) = fatal
+    assert "confirmed that b is gone; rank 1" in incident["verdict"]
+    assert "rank 0 followed because its peer was gone" in incident["verdict"], "whom nobody blames"
+    assert not incident["open"] and incident["timeline"]["first_step_ns"]
+    fleet.begin("b")
+    fleet.wait_ready("b")
+    wait_until(lambda: fleet.status(training.job)["spares"] == ["b"], "who returned is the spare", PATIENCE_S)
+    assert fleet.status(training.job)["generation"] == 2, "a node that returns disturbs nobody"
+    training.end()
+
+
+def test_a_drained_node_is_left_at_a_saved_step_and_that_costs_no_restart(
+    fleet: Nodes, tmp_path: Path
+) -> None:
+    training = Training(fleet, tmp_path)
+    fleet.wait_on(training.job, ["a", "b"])
+    training.wait_trained(1, 12)
+    told = fleet.near.loom("node", "drain", "b", "--why", "fan broken")
+    assert "b is drained; nothing runs there" in told.stdout and fleet.view("b")["workers"] == 0
+    after = fleet.wait_on(training.job, ["a", "c"], generation=2)
+    assert after["restarts"] == 0 and not after["incident_list"]
+    (saved,) = [one for one in fleet.near.json("operations", training.job) if one["kind"] == "checkpoint"]
+    assert saved["state"] == "applied" and "drains b: fan broken" in saved["why"]
+    assert training.goes_on(2) >= saved["training_step"], "from what was saved for it, or later"
+    refused = fleet.near.loom("node", "drain", "c", check=5)
+    assert f"{training.job} stays there: other nodes have room for 1 of its 2 workers" in refused.stderr
+    fleet.near.loom("node", "open", "b")
+    fleet.wait_on(training.job, ["a", "b"], generation=3)
+    training.goes_on(3)
+    assert fleet.status(training.job)["restarts"] == 0
+    training.end()
+    fleet.near.loom("node", "open", "c")
+
+
+def test_a_hang_is_left_behind_with_its_node_and_the_node_is_used_again_when_it_is_opened(
+    fleet: Nodes, tmp_path: Path
+) -> None:
+    fleet.near.loom("node", "drain", "c")
+    policy = '[rules.hang]\ncertain = "evict"\n'
+    training = Training(fleet, tmp_path, "--min-workers", "1", policy=policy)
+    fleet.wait_on(training.job, ["a", "b"])
+    training.wait_trained(1, 25)
+    freeze(fleet.worker_pid(training.job, "b"))
+    fleet.wait_on(training.job, ["a"], generation=2)
+    training.goes_on(2)
+    left = [one for one in fleet.incidents(training.job, "hang") if "away from b" in one["decision"]]
+    assert [one["culprit"] for one in left] == [1] and "with 1 workers" in left[0]["decision"], left
+    fleet.near.loom("node", "open", "b")
+    fleet.near.loom("scale", training.job, "2")
+    fleet.wait_on(training.job, ["a", "b"], generation=3)
+    training.goes_on(3)
+    training.end()
+    fleet.near.loom("node", "open", "c")
+
+
+def test_without_enough_nodes_a_job_waits_and_says_why_and_goes_on_when_one_returns(
+    fleet: Nodes, tmp_path: Path
+) -> None:
+    fleet.near.loom("node", "drain", "c")
+    training = Training(fleet, tmp_path)
+    fleet.wait_on(training.job, ["a", "b"])
+    training.wait_trained(1, 12)
+    fleet.lose("b")
+    fleet.confirm_gone("b")
+    waiting = fleet.near.wait_state(training.job, "waiting", timeout_s=PATIENCE_S)
+    assert re.search(r"2 node\(s\) .* are needed, 1 of 2 connected have it", waiting["reason"]), waiting
+    assert "c is drained" in waiting["reason"]
+    fleet.begin("b")
+    fleet.wait_on(training.job, ["a", "b"], generation=2)
+    training.goes_on(2)
+    training.end()
+    fleet.near.loom("node", "open", "c")
