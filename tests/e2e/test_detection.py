@@ -145,6 +145,13 @@ def test_a_loss_that_is_not_a_number_is_told(stack: Stack) -> None:
         assert stack.status(run.job)["restarts"] == 0
 
 
+def test_a_script_that_tells_nothing_cannot_train_on_nans_unseen(stack: Stack) -> None:
+    with Faulty(stack, "silent-nan") as run:
+        found = run.wait_incident("not-a-number")
+        assert found["verdict"].startswith("the parameters of rank") and found["decision"] == "reported only"
+        assert stack.status(run.job)["restarts"] == 0
+
+
 def test_a_flipped_bit_in_the_parameters_of_one_rank_is_found(stack: Stack) -> None:
     with Faulty(stack, "none") as run:
         run.wait_steps(200)

@@ -62,3 +62,12 @@ def test_whoever_looks_for_the_first_time_tells_no_old_stories() -> None:
     old = [window(0), window(1, broken=Broken(3, 100, "loss", "NaN"))]
     runs, found = broken_values(old, {})
     assert found == [] and runs == {0: 0, 1: 3}
+
+
+def test_parameters_that_are_no_numbers_are_told_without_blaming_a_batch() -> None:
+    nobody = [window(r, values={"parameters": nan, "loss": 1.0}) for r in range(2)]
+    _, (found,) = broken_values(nobody, {})
+    assert found.kind == "not-a-number" and found.ranks == () and "step" not in found.inputs
+    assert "the parameters of ranks 0, 1 on node a are not all finite numbers" in found.sentence
+    _, (both,) = broken_values([window(0, values={"parameters": nan, "loss": nan})], {})
+    assert "step" in both.inputs

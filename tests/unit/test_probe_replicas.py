@@ -20,7 +20,7 @@ def box(step_ns: int = 300_000_000) -> View:
 
 def hashes(model: torch.nn.Module, steps: int = 64) -> dict[tuple[int, int], int]:
     view = box()
-    replicas, optimizer = Replicas(view), torch.optim.SGD(model.parameters(), lr=0.1)
+    replicas, optimizer = Replicas(view, lambda *told: None), torch.optim.SGD(model.parameters(), lr=0.1)
     found: dict[tuple[int, int], int] = {}
     due = FIRST
     for step in range(steps):
@@ -89,7 +89,10 @@ def test_looks_are_powers_of_two_apart_and_seldom_enough(monkeypatch: pytest.Mon
     clock = iter(range(0, 10**15, 3_000_000))  # every look seems to take 3 ms
     monkeypatch.setattr("torchloom.probe.replicas.time.monotonic_ns", lambda: next(clock))
     view = box(step_ns=10_000_000)
-    replicas, optimizer = Replicas(view), torch.optim.SGD([torch.nn.Parameter(torch.ones(4))], lr=0.1)
+    replicas, optimizer = (
+        Replicas(view, lambda *told: None),
+        torch.optim.SGD([torch.nn.Parameter(torch.ones(4))], lr=0.1),
+    )
     due: Any = FIRST
     looked = []
     for step in range(1200):
@@ -107,3 +110,46 @@ def test_a_record_that_is_being_written_is_not_read() -> None:
     assert view.hashes() == [Hash(8, 1, 2**64 - 1), Hash(16, 1, 5)]
     view.words[(3072 + 128) // 8 + 2] = 9
     assert view.hashes() == [Hash(16, 1, 5)]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.complex64])
+def test_parameters_that_stop_being_numbers_are_told_once_and_so_is_their_recovery(
+    dtype: torch.dtype, bad: float
+) -> None:
+    weight = torch.nn.Parameter(torch.ones(100, 70, dtype=dtype))
+    told: list[tuple[bool, int]] = []
+    replicas = Replicas(box(), lambda finite, step: told.append((finite, step)))
+    optimizer = torch.optim.SGD([weight, torch.nn.Parameter(torch.ones(3))], lr=0.1)
+    mask = torch.nn.Parameter(torch.full((4,), -torch.inf))
+    optimizer.add_param_group({"params": [mask]})
+
+    def look(steps: range) -> None:
+        for step in steps:
+            replicas.look(step, optimizer)
+
+    look(range(64))
+    assert told == [], "a mask has infinities from the start"
+    with torch.no_grad():
+        weight[50, 3] = bad
+    look(range(64, 192))
+    assert [finite for finite, _ in told] == [False] and 64 <= told[0][1] < 192
+    with torch.no_grad():
+        weight[50, 3] = 1.0
+    look(range(192, 320))
+    assert [finite for finite, _ in told] == [False, True]
+
+
+def test_large_numbers_are_numbers() -> None:
+    told: list[tuple[bool, int]] = []
+    weights = [torch.ones(1000), torch.ones(1000, dtype=torch.float16)]
+    optimizer = torch.optim.SGD([torch.nn.Parameter(w) for w in weights], lr=0.1)
+    replicas = Replicas(box(), lambda finite, step: told.append((finite, step)))
+    for step in range(64):
+        replicas.look(step, optimizer)
+    with torch.no_grad():
+        for weight, value in zip(optimizer.param_groups[0]["params"], (3e38, 6e4), strict=True):
+            weight.fill_(value)
+    for step in range(64, 192):
+        replicas.look(step, optimizer)
+    assert told == []

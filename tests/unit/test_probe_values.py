@@ -74,9 +74,23 @@ def test_metrics_are_written_now_and_then_and_alarms_at_once(view: View) -> None
         "values": {"loss": 0.5, "accuracy": 0.1},
         "broken": [],
         "peaks": {"loss": [1, 1.0]},
+        "parameters": True,
     }
     metrics.log({"loss": math.nan}, step=3, now_ns=3 * INTERVAL_NS + 1)
     assert text(view, METRICS)["values"]["loss"] == "NaN"
+
+
+def test_parameters_that_are_no_numbers_are_told_at_once_and_begin_a_run(view: View) -> None:
+    metrics = Metrics(view)
+    metrics.parameters(False, 7, now_ns=INTERVAL_NS)
+    assert text(view, METRICS)["parameters"] is False
+    assert text(view, METRICS)["broken"] == [1, 7, "parameters", "NaN"]
+    metrics.log({"loss": math.nan}, step=8, now_ns=INTERVAL_NS + 1)
+    assert text(view, METRICS)["broken"][0] == 1, "it is the same misfortune"
+    metrics.log({"loss": 1.0}, step=9, now_ns=INTERVAL_NS + 2)
+    metrics.parameters(True, 10, now_ns=INTERVAL_NS + 3)
+    metrics.log({"loss": math.nan}, step=11, now_ns=INTERVAL_NS + 4)
+    assert text(view, METRICS)["parameters"] is True and text(view, METRICS)["broken"][:2] == [2, 11]
 
 
 def test_metrics_are_bounded(view: View) -> None:

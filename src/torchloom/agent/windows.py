@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import nan
 from statistics import median
 
 from torchloom.agent import cgroups, kernel, words
@@ -274,12 +275,15 @@ def _typical(waits: Iterable[int]) -> int:
 
 
 def _values(box: Box, past: _Past) -> dict[str, float]:
-    """Loss and gradient norm, as the script tells them. Other metrics may be NaN for good reasons."""
+    """Loss and gradient norm, as the script tells them, and parameters that are no numbers. Other metrics may
+    be NaN for good reasons."""
     version = box.view.blob_version(blackbox.METRICS)
     if version != past.values_version:
         found = box.json(blackbox.METRICS)
         told = numbers(found)
         past.values = {k: v for k, v in told.items() if k in ("loss", "grad_norm") or k.endswith("_loss")}
+        if isinstance(found, dict) and found.get("parameters") is False:
+            past.values["parameters"] = nan
         past.broken = _broken(found)
         past.peaks = _peaks(found)
         step = found.get("step") if isinstance(found, dict) else 0

@@ -1,14 +1,15 @@
 """What the script told through loom.log, newest value of each name, as the METRICS blob.
 
     {"step": 12, "at_ns": …, "values": {"loss": 0.5, "accuracy": null}, "broken": [1, 9, "loss", "NaN"],
-     "peaks": {"loss": [11, 2.5]}}
+     "peaks": {"loss": [11, 2.5]}, "parameters": true}
 
 A number on a CUDA device is copied to the host without waiting and read at a later step; null until then.
 Written at most every INTERVAL_NS (at once for NaN and infinities, which somebody waits for). `broken` is the
 first NaN or infinity of the newest run of them in a loss or gradient norm (number of the run, completed
 steps, name, value): it stays when the value is fine again, so that whoever looks twice a second sees it.
 `peaks` has the highest value of each of them within the last PEAK_NS or two, with its completed steps, for
-the same reason: a gradient that explodes for one step is history when somebody looks.
+the same reason: a gradient that explodes for one step is history when somebody looks. `parameters` is false
+while a parameter is no finite number (replicas.py).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ INTERVAL_NS = 20_000_000
 PEAK_NS = 1_000_000_000
 NAMES = 128
 NAME_CHARS = 100
+PARAMETERS = "parameters"
 _ALARMING = ("NaN", "Infinity", "-Infinity")
 
 
@@ -44,6 +46,7 @@ class Metrics:
         self._broken: list[Any] = []
         self._ill: set[str] = set()
         """Watched names that are no numbers now."""
+        self._parameters = True
         self._peaks: dict[str, tuple[int, float]] = {}
         self._older_peaks: dict[str, tuple[int, float]] = {}
         self._peaks_until_ns = 0
@@ -71,6 +74,16 @@ class Metrics:
         self._changed = True
         self.write(now_ns, at_once=urgent)
 
+    def parameters(self, finite: bool, step: int, now_ns: int) -> None:
+        """Whether the parameters are finite numbers, after `step` completed steps."""
+        self._parameters = finite
+        if finite:
+            self._ill.discard(PARAMETERS)
+        else:
+            self._begin_run(PARAMETERS, "NaN", step)
+        self._changed = True
+        self.write(now_ns, at_once=True)
+
     def write(self, now_ns: int, *, at_once: bool = False) -> None:
         """Bring the blob up to date if it is time, with what has arrived from devices meanwhile."""
         if self._coming:
@@ -88,11 +101,14 @@ class Metrics:
                 self._ill.discard(name)
                 self._keep_peak(name, value, step, now_ns)
             else:
-                if not self._ill:
-                    run = self._broken[0] + 1 if self._broken else 1
-                    self._broken = [run, step, name, value]
-                self._ill.add(name)
+                self._begin_run(name, value, step)
         return alarming
+
+    def _begin_run(self, name: str, value: str, step: int) -> None:
+        if not self._ill:
+            run = self._broken[0] + 1 if self._broken else 1
+            self._broken = [run, step, name, value]
+        self._ill.add(name)
 
     def _keep_peak(self, name: str, value: Any, step: int, now_ns: int) -> None:
         if not isinstance(value, int | float):
@@ -134,7 +150,7 @@ class Metrics:
         values = dict(self._values)
         while True:
             told = {"step": self._step, "at_ns": now_ns, "values": values, "broken": self._broken}
-            told["peaks"] = self._highest()
+            told |= {"peaks": self._highest(), "parameters": self._parameters}
             text = json.dumps(told).encode()
             if len(text) <= METRICS.capacity:
                 return text

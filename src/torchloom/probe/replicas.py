@@ -9,6 +9,9 @@ for some s, a few parts are summed as integers (one flipped bit always changes t
 step s". Which s and which parts depends on s and on powers of two only, so that ranks choose alike without
 talking: a rank that looks half as often as another looks at half of the other's steps. On CUDA the sums are
 queued and read at a later boundary. What is not an ordinary dense tensor (DTensor, flat shards) is left out.
+
+The same parts are looked at for NaN and infinities, because a script that tells nothing of its loss can train
+on with them for days. Only parts that were finite once count: a mask may have infinities for good reasons.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ import sys
 import time
 import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import isfinite
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -51,8 +55,14 @@ class Segment(NamedTuple):
 class Replicas:
     """The hashing of one worker."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, tell_finite: Callable[[bool, int], None]) -> None:
+        """`tell_finite` hears, whenever it changes, whether all parameters are finite, and the step."""
         self._view = view
+        self._tell_finite = tell_finite
+        self._were_finite: set[int] = set()
+        """Parts that were seen so."""
+        self._ill: set[int] = set()
+        """Those of them that are not finite any more."""
         self._every = FIRST
         self._written = 0
         self._identities: list[int] = []
@@ -61,7 +71,7 @@ class Replicas:
         self._table = 0
         self._cost_ns: deque[int] = deque(maxlen=8)
         self._coming: list[tuple[int, list[int], Any, Any]] = []
-        """Sums on their way from a device: (step, parts, pinned host tensor, event)."""
+        """Sums and then what is finite, on their way from a device: (step, parts, pinned tensor, event)."""
 
     def look(self, completed: int, optimizer: Any) -> int:
         """At the boundary after `completed` steps; when to look again."""
@@ -99,11 +109,12 @@ class Replicas:
         chosen = parts_at(step, len(self._parts))
         with torch.no_grad():
             sums = [self._sum(torch, self._parts[part]) for part in chosen]
+            finite = [self._is_finite(torch, self._parts[part]) for part in chosen]
             if device.type == "cpu":
-                self._write(step, chosen, sums)
+                self._write(step, chosen, sums, finite)
                 return
-            host = torch.empty(len(sums), dtype=torch.int64, pin_memory=True)
-            host.copy_(torch.stack(sums), non_blocking=True)
+            host = torch.empty(2 * len(sums), dtype=torch.int64, pin_memory=True)
+            host.copy_(torch.stack([*sums, *finite]), non_blocking=True)
         event = torch.cuda.Event()
         event.record()
         self._coming.append((step, chosen, host, event))
@@ -117,12 +128,22 @@ class Replicas:
             total = summed if total is None else total * 31 + summed
         return total
 
+    def _is_finite(self, torch: Any, segments: Sequence[Segment]) -> Any:
+        """A truth on the CPU, else a number on the device."""
+        flats = [
+            _flat(torch, self._parameters[index].detach())[start:stop] for index, start, stop in segments
+        ]
+        if flats[0].device.type == "cpu":
+            return all(_all_finite(torch, flat) for flat in flats)
+        return torch.stack([torch.isfinite(flat).all() for flat in flats]).all().to(torch.int64)
+
     def _look_at_parameters(self, torch: Any, optimizer: Any) -> None:
         present = [p for group in optimizer.param_groups for p in group["params"]]
         identities = [id(p) for p in present]
         if identities == self._identities:
             return
         self._identities = identities
+        self._were_finite, self._ill = set(), set()
         kinds = (torch.Tensor, torch.nn.Parameter)
         ordinary = [p for p in present if type(p) in kinds and p.numel() and _is_dense(torch, p)]
         devices = {p.device for p in ordinary}
@@ -137,13 +158,25 @@ class Replicas:
     def _take_arrived(self) -> None:
         while self._coming and self._coming[0][3].query():
             step, chosen, host, _ = self._coming.pop(0)
-            self._write(step, chosen, host.tolist())
+            told = host.tolist()
+            self._write(step, chosen, told[: len(chosen)], told[len(chosen) :])
 
-    def _write(self, step: int, chosen: Sequence[int], sums: Sequence[int]) -> None:
+    def _write(
+        self, step: int, chosen: Sequence[int], sums: Sequence[int], finite: Sequence[bool | int]
+    ) -> None:
         for part, value in zip(chosen, sums, strict=True):
             where = self._table << 32 | part << 16 | len(self._parts)
             self._view.write_hash(self._written, Hash(step, where, value & MASK))
             self._written += 1
+        was_ill = bool(self._ill)
+        for part, is_finite in zip(chosen, finite, strict=True):
+            if is_finite:
+                self._were_finite.add(part)
+                self._ill.discard(part)
+            elif part in self._were_finite:
+                self._ill.add(part)
+        if bool(self._ill) != was_ill:
+            self._tell_finite(not self._ill, step)
 
 
 def parts_at(step: int, parts: int) -> list[int]:
@@ -194,6 +227,17 @@ def _added(torch: Any, integers: Any) -> Any:
     if integers.device.type != "cpu":
         return integers.sum(dtype=torch.int64)
     return sum(int(piece.sum(dtype=torch.int64)) for piece in integers.split(ALONE)) & MASK
+
+
+def _all_finite(torch: Any, flat: Any) -> bool:
+    """By sums, in pieces as above; only where a sum is not finite, as of large numbers, each is looked at."""
+    if not (flat.is_floating_point() or flat.is_complex()):
+        return True
+    wide = torch.float32 if flat.element_size() < 4 else None
+    return all(
+        isfinite(abs(piece.sum(dtype=wide).item())) or bool(torch.isfinite(piece).all())
+        for piece in flat.split(ALONE)
+    )
 
 
 def _as_integers(torch: Any, flat: Any) -> Any:

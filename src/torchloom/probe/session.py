@@ -99,9 +99,12 @@ class Session:
             housekeeping=self.guard.wrap(self._keep_house, otherwise=NEVER_NS),
         )
         self._changes.count_steps_by(lambda: self.steps.completed)
-        if view.header(Header.WORLD_SIZE) > 1 and os.environ.get("LOOM_PARAMETER_HASHES") != "0":
+        if os.environ.get("LOOM_PARAMETER_HASHES") != "0":
+            replicas = Replicas(
+                view, lambda finite, step: self._metrics.parameters(finite, step, time.monotonic_ns())
+            )
             self.steps.hash_due = FIRST
-            self.steps.look_at_replicas = self.guard.wrap(Replicas(view).look, otherwise=NEVER_NS)
+            self.steps.look_at_replicas = self.guard.wrap(replicas.look, otherwise=NEVER_NS)
         self._compiling = Compiling(self.phases, self.guard)
         self._hyper = Hyperparameters(view)
         self._metrics = Metrics(view)

@@ -1,7 +1,7 @@
 """A DDP job that goes wrong in one way on one rank, in its first generation only.
 
 Usage: faulty.py NOTES FAULT [--at STEP] [--rank R] [--seconds S]. Notes every completed step as `<pid> <rank>
-<step>`. FAULT: none, hang, pause, desync, slow, nan.
+<step>`. FAULT: none, hang, pause, desync, slow, nan, silent-nan (gradients are NaN, and no loss is told).
 """
 
 import argparse
@@ -53,7 +53,10 @@ with open(args.notes, "a", buffering=1) as notes:
             dist.broadcast(torch.ones(3), 0)
         if faulty and step >= args.at and args.fault == "slow":
             compute(0.04)
-        loom.log(loss=float("nan") if faulty and step >= args.at and args.fault == "nan" else loss)
+        if args.fault == "silent-nan":
+            loss = loss * float("nan") if faulty and step >= args.at else loss
+        else:
+            loom.log(loss=float("nan") if faulty and step >= args.at and args.fault == "nan" else loss)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -22,6 +22,8 @@ DOUBT = 10
 LEAST = 1.5
 """A value below this many times the usual is no spike, however quiet the curve was."""
 WATCHED = ("loss", "grad_norm")
+PARAMETERS = "parameters"
+"""Told like a metric, as NaN, while some of them are no finite numbers."""
 
 
 class Curves(Struct, frozen=True):
@@ -40,8 +42,8 @@ OLD_STEPS = 200
 def broken_values(
     windows: Sequence[RankWindow], runs: Mapping[int, int]
 ) -> tuple[dict[int, int], list[Finding]]:
-    """NaN or Inf in any metric of any rank, at once. A run of them that began and ended between two looks is
-    told too: `runs` has, by rank, the last one that was known."""
+    """NaN or Inf in any metric or parameter of any rank, at once. A run of them that began and ended between
+    two looks is told too: `runs` has, by rank, the last one that was known."""
     bad: dict[int, list[str]] = {}
     steps: list[int] = []
     now = dict(runs)
@@ -64,19 +66,26 @@ def broken_values(
     # A reduced loss is broken everywhere at once: then nobody can be named.
     everywhere = len(guilty) == len(windows) > 1
     step = min(steps)
-    inputs: dict[str, float | str] = {"step": step}
+    # Parameters are looked at now and then: which step broke them is not known, only when it was seen.
+    inputs: dict[str, float | str] = {"seen_step" if names == [PARAMETERS] else "step": step}
     return now, [
         Finding(
             kind="not-a-number",
             ranks=() if everywhere else tuple(sorted(w.rank for w in guilty)),
             node="" if everywhere else words.node_of(guilty),
-            sentence=f"{', '.join(names)} of {words.whom(guilty)} is not a finite number at step {step}",
+            sentence=f"{_what(names, words.whom(guilty))} at step {step}",
             confidence=0.99,
             certain=True,
             certainty="it is not a number",
             inputs=inputs,
         )
     ]
+
+
+def _what(names: Sequence[str], whom: str) -> str:
+    if list(names) == [PARAMETERS]:
+        return f"the parameters of {whom} are not all finite numbers"
+    return f"{', '.join(names)} of {whom} is not a finite number"
 
 
 def peaks_of(windows: Sequence[RankWindow]) -> dict[str, tuple[int, float]]:
