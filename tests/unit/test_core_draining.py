@@ -82,6 +82,20 @@ def test_only_placing_is_stopped_where_that_is_wanted() -> None:
     assert story.state() is JobState.RUNNING and not story.fleet.leaving, "somebody thought better of it"
 
 
+def test_a_second_node_that_is_drained_neither_stops_nor_repeats_what_is_under_way() -> None:
+    story = training("c", "d")
+    drain(story)
+    take(story)
+    drain(story, "a", keep=True)
+    assert leaving(story).node == "b" and len(story.job().operations) == 1
+    drain(story, "a")
+    commit(story)
+    assert story.state() is JobState.STOPPING
+    story.end_rest()
+    assert [w.node for w in story.job().workers] == ["c", "d"]
+    story.check_replay()
+
+
 def test_without_room_elsewhere_it_trains_on_and_goes_when_there_is_room() -> None:
     story = training()
     drain(story)

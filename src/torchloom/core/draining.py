@@ -27,6 +27,9 @@ def drain_jobs(turn: Turn, node: Node, event: NodeDrained) -> None:
     reason = f"{event.by} drains {node.id}" + (f": {event.why}" if event.why else "")
     for name in sorted(node.jobs):
         job = turn.fleet.jobs[name]
+        if job.leaving is not None and job.leaving.node != node.id:
+            job.leaving.force |= event.force and event.move
+            continue  # it is on its way from another drained node, and will not stop at this one
         job.leaving = None
         if event.move and not job.ended:
             step_s = event.step_s.get(name, 0.0) or job.control.step_ns / 1e9 or STEP_S
