@@ -185,3 +185,10 @@ def test_no_path_of_a_developers_machine_is_committed() -> None:
     here = Path(__file__).resolve()
     found = [name(p) for p in EVERYTHING if p != here and pattern.search(p.read_text())]
     assert found == []
+
+
+def test_no_two_test_files_have_the_same_name() -> None:
+    """pytest imports them by their base name, and one of two is then not run."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert len(names) > 100
+    assert [name for name in set(names) if names.count(name) > 1] == []

@@ -22,16 +22,17 @@ class Store(Protocol):
 
 
 class Run:
-    """One job of scripts/identical.py and what it left. It makes its last step when `finish` is called."""
+    """One job of scripts/identical.py and what it left. It makes its last steps when `finish` is called."""
 
     def __init__(self, stack: Stack, out: Path, world: int, steps: int, *args: str, until: int = 0) -> None:
         self.stack, self.out, self.world, self.steps = stack, out, world, steps
-        self.go_on(until or steps - 1)
+        self.go_on(until or steps - 3)
         command = (str(out), "--steps", str(steps), *args)
         self.job = stack.submit("identical.py", *command, workers=world, flags=("--max-restarts", "50"))
 
     def go_on(self, until: int) -> None:
         """Let it make steps up to this one."""
+        self._limit = until
         self.out.mkdir(parents=True, exist_ok=True)
         (self.out / "limit.new").write_text(str(until))
         (self.out / "limit.new").rename(self.out / "limit")
@@ -98,6 +99,8 @@ class Run:
 
     def wait_next(self, rank: int, generation: int) -> None:
         """Wait for the first step after that generation."""
+        if self.lines(rank)[-1][1] >= self._limit:
+            self.go_on(self._limit + 1)  # the state may be that of the last step it was allowed
         try:
             wait_until(lambda: self.lines(rank)[-1][0] > generation, "it goes on")
         except AssertionError as error:

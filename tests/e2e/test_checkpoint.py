@@ -45,7 +45,9 @@ def test_a_run_on_s3_survives_the_death_of_workers_and_of_the_server(
     s3.start()
     missed = disturbed.lines(0)[-1][1]
     disturbed.creep(lambda: disturbed.newest_saved() > missed, "saving goes on")
-    disturbed.kill_worker(1)
+    ended = disturbed.end_worker(1)
+    disturbed.go_on(disturbed.steps - 1)
+    disturbed.wait_next(1, ended)
     status = disturbed.finish()
     assert status["restarts"] == 1
     log = stack.loom("logs", disturbed.job).stdout
