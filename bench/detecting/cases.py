@@ -86,6 +86,8 @@ CASES = {
         _case("slow-receiver", "slow-receiver", "receiver-slow", "communication-slow", **_NETWORK),
         # gloo's ring sends to the rank before.
         _case("slow-link", "slow-link", "link-slow", "communication-slow", more={"peer": -1}, **_NETWORK),
+        # Among two nobody can tell it from one that is slow now and then.
+        _case("imbalance", "", "data-imbalance", names_from=NOBODY, horizon_s=60, args=("--uneven",)),
         _case("never-starts", "", "no-progress", horizon_s=100, args=("--never-starts", "{rank}")),
     )
 }

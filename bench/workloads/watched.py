@@ -1,11 +1,12 @@
 """A DDP job to try detection on: a data loader, loss and gradient norm, and on wish what healthy jobs do.
 
-    watched.py [--step-ms 20] [--busy SHARE] [--wide N] [--pauses N --notes FILE] [--lengths] [--housekeeping]
-               [--seed N]
+    watched.py [--step-ms 20] [--busy SHARE] [--wide N] [--pauses N --notes FILE] [--lengths] [--uneven]
+               [--housekeeping] [--seed N]
 
 `--pauses` makes one rank at a time do something long (3 to 60 s) that it does not announce, `--lengths` makes
-batches of different lengths, `--housekeeping` saves, evaluates, collects garbage and changes its learning
-rate. All of it is seeded and differs by rank and step. Pauses are noted in a file: they are counted there.
+batches of three lengths, `--uneven` of any, `--housekeeping` saves, evaluates, collects garbage and changes
+its learning rate. All of it is seeded and differs by rank and step. Pauses are noted in a file, and counted
+there.
 """
 
 import argparse
@@ -34,6 +35,7 @@ parser.add_argument("--notes", default="")
 parser.add_argument("--shortest", type=float, default=3.0)
 parser.add_argument("--longest", type=float, default=60.0)
 parser.add_argument("--lengths", action="store_true")
+parser.add_argument("--uneven", action="store_true")
 parser.add_argument("--housekeeping", action="store_true")
 parser.add_argument("--wide", type=int, default=64, help="of the hidden layer: 8192 is 1 MB of gradients")
 parser.add_argument("--never-starts", type=int, default=-1, metavar="RANK")
@@ -102,7 +104,8 @@ for step, batch in enumerate(loader, start=1):
         pause(step)
     if args.housekeeping:
         keep_house(step)
-    share = random.Random(f"{args.seed} {rank} {step}").choice((0.6, 1.0, 1.4)) if args.lengths else 1.0
+    luck = random.Random(f"{args.seed} {rank} {step}")
+    share = luck.uniform(0.3, 1.7) if args.uneven else luck.choice((0.6, 1.0, 1.4)) if args.lengths else 1.0
     # Noise that nothing can learn: a loss that falls to 0 jumps by any factor, and no real one does.
     loss = (model(batch) - torch.randn(len(batch), 1)).square().mean()
     loss.backward()
