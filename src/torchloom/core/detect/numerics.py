@@ -85,7 +85,9 @@ def broken_values(
 def _what(names: Sequence[str], whom: str) -> str:
     if list(names) == [PARAMETERS]:
         return f"the parameters of {whom} are not all finite numbers"
-    return f"{', '.join(names)} of {whom} is not a finite number"
+    if len(names) > 1:
+        return f"{', '.join(names)} of {whom} are not finite numbers"
+    return f"{names[0]} of {whom} is not a finite number"
 
 
 def peaks_of(windows: Sequence[RankWindow]) -> dict[str, tuple[int, float]]:
