@@ -86,8 +86,16 @@ CASES = {
         _case("slow-receiver", "slow-receiver", "receiver-slow", "communication-slow", **_NETWORK),
         # gloo's ring sends to the rank before.
         _case("slow-link", "slow-link", "link-slow", "communication-slow", more={"peer": -1}, **_NETWORK),
-        # Among two nobody can tell it from one that is slow now and then.
-        _case("imbalance", "", "data-imbalance", names_from=NOBODY, horizon_s=60, args=("--uneven",)),
+        # Among two nobody can tell it from one that is slow now and then; and steps must be long beside the
+        # time for which ranks wait for a core, or that may be what makes them uneven.
+        _case(
+            "imbalance",
+            "",
+            "data-imbalance",
+            names_from=NOBODY,
+            horizon_s=60,
+            args=("--uneven", "--step-ms", "150"),
+        ),
         _case("never-starts", "", "no-progress", horizon_s=100, args=("--never-starts", "{rank}")),
     )
 }
