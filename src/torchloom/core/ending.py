@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torchloom.core import store_away
 from torchloom.core.aftermath import tell_disagreement
 from torchloom.core.budget import made_progress, plan_restart
@@ -202,21 +204,13 @@ def end_generation(turn: Turn, job: Job, incident: Incident, why: str) -> None:
 def _let_end(turn: Turn, job: Job) -> None:
     """Wait for whose script has failed already, but not for ever: its end may be waiting for its peers."""
     failing = [w for w in job.workers if w.alive and w.script_failed]
-    for node, mine in sorted(by_node(failing).items()):
-        for worker in mine:
-            if worker.state is not WorkerState.STOPPING:
-                move_worker(turn, worker, WorkerState.STOPPING)
-        turn.want(
-            StopWorkers(
-                id=turn.next_effect_id(),
-                cause=turn.seq,
-                reason="its script has failed and its process is ending by itself",
-                node=node,
-                workers=tuple(w.ref for w in mine),
-                grace_s=max(GRACE_TO_END_S, job.spec.stop_grace_s),
-                let_end=True,
-            )
-        )
+    _ask_to_end(
+        turn,
+        failing,
+        reason="its script has failed and its process is ending by itself",
+        grace_s=max(GRACE_TO_END_S, job.spec.stop_grace_s),
+        let_end=True,
+    )
 
 
 def start_did_fail(turn: Turn, job: Job, refs: set[WorkerRef], why: str) -> None:
@@ -343,23 +337,25 @@ def stop_workers(
             turn.close(effect.id)
     # In a recovery only: what a person stops is stopped.
     alive: list[Worker] = [w for w in job.workers if w.alive and not (kill_in_collective and w.script_failed)]
-    for node, mine in sorted(by_node(alive).items()):
+    _ask_to_end(
+        turn,
+        alive,
+        reason=reason,
+        at_step=at_step,
+        boundary_wait_s=boundary_wait_s,
+        grace_s=grace_s,
+        kill_in_collective=kill_in_collective,
+    )
+
+
+def _ask_to_end(turn: Turn, workers: list[Worker], **how: Any) -> None:
+    """`how` are fields of StopWorkers."""
+    for node, mine in sorted(by_node(workers).items()):
         for worker in mine:
             if worker.state is not WorkerState.STOPPING:
                 move_worker(turn, worker, WorkerState.STOPPING)
-        turn.want(
-            StopWorkers(
-                id=turn.next_effect_id(),
-                cause=turn.seq,
-                reason=reason,
-                node=node,
-                workers=tuple(w.ref for w in mine),
-                at_step=at_step,
-                boundary_wait_s=boundary_wait_s,
-                grace_s=grace_s,
-                kill_in_collective=kill_in_collective,
-            )
-        )
+        refs = tuple(worker.ref for worker in mine)
+        turn.want(StopWorkers(id=turn.next_effect_id(), cause=turn.seq, node=node, workers=refs, **how))
 
 
 def end_job(turn: Turn, job: Job, state: JobState, reason: str) -> None:
