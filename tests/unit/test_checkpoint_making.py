@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -10,24 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from large_states import large  # noqa: F401 – in force by being here
 
 import torchloom as loom
-from torchloom.checkpoint import making, memory, region, staging
+from torchloom.checkpoint import memory, region, staging
 from torchloom.checkpoint.image import plan
 from torchloom.checkpoint.memory import SlotFile
 from torchloom.checkpoint.names import CheckpointName
-
-
-@pytest.fixture(autouse=True)
-def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Under an agent, and any state counts as a large one."""
-    for name in list(os.environ):
-        if name.startswith("LOOM_") or name in ("RANK", "WORLD_SIZE", "CHECKPOINT_DIR", "JOB_ID", "USE_S3"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("LOOM_MEMORY_DIR", str(tmp_path / "memory"))
-    monkeypatch.setattr(making, "INLINE", 0)
-    monkeypatch.setattr(staging, "INLINE", 0)
-    yield
 
 
 @pytest.fixture

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from large_states import large  # noqa: F401 – in force by being here
 
 import torchloom as loom
-from torchloom.checkpoint import making, memory, staging
-
-
-@pytest.fixture(autouse=True)
-def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Under an agent, and any state counts as a large one."""
-    for name in list(os.environ):
-        if name.startswith("LOOM_") or name in ("RANK", "WORLD_SIZE", "CHECKPOINT_DIR", "JOB_ID", "USE_S3"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("LOOM_MEMORY_DIR", str(tmp_path / "memory"))
-    monkeypatch.setattr(making, "INLINE", 0)
-    monkeypatch.setattr(staging, "INLINE", 0)
-    yield
+from torchloom.checkpoint import memory
 
 
 def checkpoint(tmp_path: Path, model: torch.nn.Module) -> loom.Checkpoint:
