@@ -1,4 +1,7 @@
-"""Steering over real HTTP, on a weaver of its own with ranks that answer: changes, phases, refusals."""
+"""Steering over real HTTP, on a weaver of its own with ranks that answer: changes, phases, refusals.
+
+It has more than 400 lines because all of it, the command line too, is tried on one server and its ranks.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ def patch(server: ApiServer, job: str, body: dict[str, Any], **headers: str) -> 
 
 
 def ended(server: ApiServer, job: str, operation: str) -> Any:
-    for _ in range(5):
+    for _ in range(30):
         view = server.request("GET", f"/jobs/{job}/operations/{operation}?wait_s=5")[2]
         if view["ended"]:
             return view
