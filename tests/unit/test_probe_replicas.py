@@ -140,6 +140,23 @@ def test_parameters_that_stop_being_numbers_are_told_once_and_so_is_their_recove
     assert [finite for finite, _ in told] == [False, True]
 
 
+def test_what_was_told_of_old_parameters_ends_with_them() -> None:
+    told: list[bool] = []
+    replicas = Replicas(box(), lambda finite, step: told.append(finite))
+    weight = torch.nn.Parameter(torch.ones(10))
+    for step in range(64):
+        replicas.look(step, torch.optim.SGD([weight], lr=0.1))
+    with torch.no_grad():
+        weight.fill_(torch.nan)
+    for step in range(64, 128):
+        replicas.look(step, torch.optim.SGD([weight], lr=0.1))
+    assert told == [False]
+    fresh = torch.nn.Parameter(torch.ones(10))
+    for step in range(128, 192):
+        replicas.look(step, torch.optim.SGD([fresh], lr=0.1))
+    assert told == [False, True]
+
+
 def test_large_numbers_are_numbers() -> None:
     told: list[tuple[bool, int]] = []
     weights = [torch.ones(1000), torch.ones(1000, dtype=torch.float16)]

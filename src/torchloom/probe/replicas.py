@@ -100,7 +100,7 @@ class Replicas:
     # -- what -----------------------------------------------------------------------------------
     def _hash(self, step: int, optimizer: Any) -> None:
         torch = sys.modules["torch"]
-        self._look_at_parameters(torch, optimizer)
+        self._look_at_parameters(torch, optimizer, step)
         if not self._parts:
             return
         device = self._parameters[0].device
@@ -137,13 +137,16 @@ class Replicas:
             return all(_all_finite(torch, flat) for flat in flats)
         return torch.stack([torch.isfinite(flat).all() for flat in flats]).all().to(torch.int64)
 
-    def _look_at_parameters(self, torch: Any, optimizer: Any) -> None:
+    def _look_at_parameters(self, torch: Any, optimizer: Any, step: int) -> None:
         present = [p for group in optimizer.param_groups for p in group["params"]]
         identities = [id(p) for p in present]
         if identities == self._identities:
             return
         self._identities = identities
+        if self._ill:
+            self._tell_finite(True, step)  # what was told of other parameters does not hold for these
         self._were_finite, self._ill = set(), set()
+        self._coming.clear()
         kinds = (torch.Tensor, torch.nn.Parameter)
         ordinary = [p for p in present if type(p) in kinds and p.numel() and _is_dense(torch, p)]
         devices = {p.device for p in ordinary}
