@@ -142,7 +142,8 @@ def test_a_paused_job_stays_paused_when_its_workers_die(stack: Stack, job: str, 
     made = len(rows(out, 0))
     stack.loom("set", job, "dropout=0.2")
     saved = stack.json("checkpoint", job)["step"]
-    assert saved <= paused and stands() and len(rows(out, 0)) == made + 1, "the step it stood in was made"
+    wait_until(stands, "they stand before the next step")
+    assert saved <= paused and len(rows(out, 0)) == made + 1, "the step it stood in was made"
     assert "goes on" in stack.loom("resume", job).stdout
     wait_until(lambda: rows(out, 0)[-1][0] > saved + 3, "it goes on")
     again = [row for row in rows(out, 0)[made:] if row[0] in before and row[0] <= saved]

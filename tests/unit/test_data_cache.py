@@ -251,3 +251,26 @@ def test_the_fetching_process_ends_with_its_reader(
         assert select.select([fetching], [], [], 30)[0], "it still runs"
     finally:
         os.close(fetching)
+
+
+def test_closing_does_not_wait_for_a_fork_that_holds_the_pipes(
+    served: tuple[str, Path, list[str]], tmp_path: Path
+) -> None:
+    fetcher = Fetcher(served[0], tmp_path / "cache", 1 << 20)
+    fetcher.read("index.json", 1 << 20)
+    process = fetcher._process
+    assert process is not None
+    held, told = os.pipe()
+    if (fork := os.fork()) == 0:  # a data worker that outlives its loader
+        os.close(told)
+        os.read(held, 1)
+        os._exit(0)
+    try:
+        closing = threading.Thread(target=fetcher.close, daemon=True)
+        closing.start()
+        closing.join(60)
+        assert not closing.is_alive() and process.poll() is not None
+    finally:
+        os.close(told)
+        os.close(held)
+        os.waitpid(fork, 0)

@@ -2,7 +2,8 @@
 
 A process of its own, because the object store's client has threads of its own and does not survive a fork: in
 a forked data worker a request made through it never comes back. It reads one JSON request per line from stdin
-and answers on stdout; it ends when stdin does, so it cannot outlive its reader. It knows nothing of samples.
+and answers on stdout; it ends when stdin does, so it does not outlive its reader, and may be killed at any
+time (a part file is swept). It knows nothing of samples.
 
     → {"uri": …, "cache_dir": …, "cache_bytes": …}            first line
     → {"id": 1, "read": "index.json", "most": 1000}           ← {"id": 1, "text": …}

@@ -116,6 +116,8 @@ def _end(process: subprocess.Popen[str], owner: int) -> None:
         except OSError:
             pass
     if owner == os.getpid():
+        # A data worker forked meanwhile holds copies of these pipes: closing ours need not end the process.
+        process.kill()
         process.wait()
     else:
         process.returncode = 0  # not ours: keeps its destructor from asking after it
