@@ -224,6 +224,20 @@ def test_a_timer_that_is_not_set_or_comes_too_late_does_nothing() -> None:
     assert story.tell(TimerFired(timer="backoff/nobody/1")) == []
 
 
+def test_a_timer_that_fires_early_stays_set_and_nothing_happens() -> None:
+    story = Story(a=8)
+    story.run(workers=1)
+    story.exit(0, KILLED)
+    (timer,) = story.fleet.timers.values()
+    story.now_ns = timer.at_ns - 1
+    assert story.tell(TimerFired(timer=timer.id), after_s=0) == []
+    assert story.state() is JobState.BACKOFF and story.fleet.timers == {timer.id: timer}
+    story.now_ns = timer.at_ns
+    assert only(StartStore, story.tell(TimerFired(timer=timer.id))).store == StoreRef("j", 2)
+    assert not story.fleet.timers
+    story.check_replay()
+
+
 def test_a_job_is_submitted_once() -> None:
     story = Story(a=8)
     story.submit()

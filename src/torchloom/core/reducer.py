@@ -274,9 +274,12 @@ def _first_step(turn: Turn, event: FirstStep) -> None:
 
 
 def _timer_fired(turn: Turn, event: TimerFired) -> None:
-    timer = turn.fleet.timers.pop(event.timer, None)
-    job = turn.fleet.jobs.get(timer.job) if timer is not None else None
-    if timer is None or job is None:
+    timer = turn.fleet.timers.get(event.timer)
+    if timer is None or timer.at_ns > turn.now_ns:
+        return  # a weaver only guesses the stream's clock: one that fired early stays set and fires again
+    del turn.fleet.timers[timer.id]
+    job = turn.fleet.jobs.get(timer.job)
+    if job is None:
         return
     if timer.id == timer_id(job):
         time_passed(turn, job)

@@ -321,7 +321,7 @@ class Weaver(Steering, NodeWords, Scaling, Injecting):
     async def _fire_timers(self) -> None:
         now_ns = self._clock.now_ns(local_ns())
         for timer in [t for t in self.fleet.timers.values() if t.at_ns <= now_ns]:
-            # Under a new id each time: one that came too early to matter is set again for the same moment.
+            # Under a new id each time: one that came too early stays set and fires again.
             await self._say("timer", TimerFired(timer=timer.id))
 
     async def _hear(self, message: Message) -> None:
