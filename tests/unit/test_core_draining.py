@@ -6,6 +6,7 @@ import pytest
 from core_story import FAILED, S, Story, lost_peer
 from test_core_acting import answer, saved, stepping
 
+from torchloom.core.draining import TRIES
 from torchloom.model.checkpoints import SavedCheckpoint
 from torchloom.model.effects import PostMail
 from torchloom.model.events import (
@@ -129,6 +130,23 @@ def test_what_cannot_be_saved_stays_unless_it_is_forced() -> None:
     assert [w.node for w in story.job().workers] == ["a", "c"]
 
 
+def test_what_was_saved_before_the_room_went_is_too_old_when_there_is_room_again() -> None:
+    story = training("c")
+    drain(story)
+    take(story)
+    story.submit("k", workers=1)  # it takes the place on c
+    assert leaving(story).stays and "room for 1 of its 2 workers" in leaving(story).note
+    commit(story)
+    assert story.state() is JobState.RUNNING
+    story.join("d", 1)
+    assert story.state() is JobState.RUNNING, "an hour of steps may have been made since"
+    assert leaving(story).note == "it is being saved first"
+    take(story, 90)
+    commit(story, 90)
+    assert story.state() is JobState.STOPPING
+    story.check_replay()
+
+
 def test_a_save_that_fails_keeps_the_job_where_it_is() -> None:
     story = training("c")
     drain(story)
@@ -137,7 +155,42 @@ def test_a_save_that_fails_keeps_the_job_where_it_is() -> None:
     assert leaving(story).stays and "could not be saved: see incident j.1" in leaving(story).note
     assert story.state() is JobState.RUNNING
     story.tell(ChangeRequested(job="j", operation="x", kind=Kind.PAUSE, by="bob"))
-    assert len(story.job().operations) == 2, "it is not tried again and again"
+    assert len(story.job().operations) == 2, "it is not tried again at once"
+    story.check_replay()
+
+
+def fail_the_save(story: Story) -> None:
+    step = 60 + 10 * leaving(story).tries
+    take(story, step)
+    story.tell(CheckpointFailed(node="a", ref=story.ref(0), step=step, why="the disk is full"))
+
+
+def test_a_save_that_failed_is_tried_again_after_a_while_and_then_it_goes() -> None:
+    story = training("c")
+    drain(story)
+    fail_the_save(story)
+    assert leaving(story).note.endswith("see incident j.1; it is tried again after 1 min")
+    failed_ns = story.now_ns
+    story.fire()
+    assert story.now_ns >= failed_ns + 60 * S
+    assert not leaving(story).stays and leaving(story).note == "it is being saved first"
+    take(story, 70)
+    commit(story, 70)
+    assert story.state() is JobState.STOPPING and not story.fleet.timers.get("save-again/j/1")
+    story.check_replay()
+
+
+def test_it_is_tried_a_few_times_and_again_when_somebody_drains_again() -> None:
+    story = training("c")
+    drain(story)
+    for _ in range(TRIES - 1):
+        fail_the_save(story)
+        story.fire()
+    fail_the_save(story)
+    assert leaving(story).tries == TRIES and "drain the node again to try again" in leaving(story).note
+    assert not story.fleet.timers and story.state() is JobState.RUNNING
+    drain(story)
+    assert leaving(story).note == "it is being saved first"
     story.check_replay()
 
 
@@ -147,6 +200,7 @@ def test_an_operation_that_is_not_applied_keeps_it_too() -> None:
     (name,) = story.job().operations
     story.tell(ChangeCancelled(job="j", operation=name, by="bob"))
     assert leaving(story).stays and "could not be saved: cancelled by bob" in leaving(story).note
+    assert "save-again/j/1" not in story.fleet.timers, "a person did not want it"
 
 
 def test_a_node_that_is_opened_again_keeps_its_job() -> None:

@@ -2,7 +2,8 @@
 
 Owns which job may go and when. A healthy job is worth more than an empty node: one that has no room
 elsewhere, cannot save or is paused stays and trains on, and the note says why; it is looked at again with
-every event, so it goes when it can. `force` moves also what cannot be saved, from its newest checkpoint.
+every event, so it goes when it can. A save that failed is asked for again after a while, a few times.
+`force` moves also what cannot be saved, from its newest checkpoint.
 Placing is for sizing.py and place.py, which never use a drained node.
 """
 
@@ -20,6 +21,10 @@ from torchloom.model.transaction.messages import Kind
 
 STEP_S = 1.0
 """How long a step is taken to be where nobody knows: ranks are waited for a little longer then."""
+TRIES = 6
+"""So many saves are asked for …"""
+AGAIN_S = 60.0
+"""… the second so long after the first failed, each further one after twice the wait: half an hour in all."""
 
 
 def drain_jobs(turn: Turn, node: Node, event: NodeDrained) -> None:
@@ -31,6 +36,7 @@ def drain_jobs(turn: Turn, node: Node, event: NodeDrained) -> None:
             job.leaving.force |= event.force and event.move
             continue  # it is on its way from another drained node, and will not stop at this one
         job.leaving = None
+        turn.cancel_timer("save-again", job)
         if event.move and not job.ended:
             step_s = event.step_s.get(name, 0.0) or job.control.step_ns / 1e9 or STEP_S
             job.leaving = Leaving(node=node.id, by=event.by, why=reason, force=event.force, step_s=step_s)
@@ -45,8 +51,15 @@ def follow_leaving(turn: Turn) -> None:
             del turn.fleet.leaving[name]
             if job is not None:
                 job.leaving = None
+                turn.cancel_timer("save-again", job)
         else:
             _advance(turn, job, job.leaving)
+
+
+def save_again(job: Job) -> None:
+    """What could not be saved is asked for anew in this turn, if it still is to go."""
+    if job.leaving is not None and job.leaving.unsaved:
+        job.leaving.operation = job.leaving.unsaved = ""
 
 
 def _on_drained(fleet: Fleet, job: Job) -> bool:
@@ -60,6 +73,8 @@ def _advance(turn: Turn, job: Job, leaving: Leaving) -> None:
         return
     no_room = why_no_room(turn.fleet, job)
     if no_room:
+        # By the time there is room what was saved for this would be old, and the steps since then lost.
+        leaving.operation = leaving.saved = ""
         _stay(leaving, f"{no_room}; it goes when there is room")
         return
     why_not = _save(turn, job, leaving)
@@ -76,7 +91,7 @@ def _stay(leaving: Leaving, why: str) -> None:
 def _save(turn: Turn, job: Job, leaving: Leaving) -> str:
     """Ask for a checkpoint and wait until it is committed: on another node its memory would not be found.
 
-    Why it cannot be had; empty while it may come. What was found once is not tried again.
+    Why it cannot be had; empty while it may come.
     """
     if leaving.unsaved:
         return leaving.unsaved
@@ -92,9 +107,9 @@ def _save(turn: Turn, job: Job, leaving: Leaving) -> str:
     record = job.operations.get(leaving.operation)
     if record is None or (record.ended and record.state != "applied"):
         why = "nothing is known of its checkpoint any more" if record is None else record.reason
-        leaving.unsaved = f"it could not be saved: {why}"
+        _not_saved(turn, job, leaving, why, again=record is None or not record.cancelled)
     elif record.ended:
-        _committed(job, leaving, record)
+        _committed(turn, job, leaving, record)
     return leaving.unsaved
 
 
@@ -115,7 +130,7 @@ def _ask(turn: Turn, job: Job, leaving: Leaving) -> None:
     )
 
 
-def _committed(job: Job, leaving: Leaving, record: OperationRecord) -> None:
+def _committed(turn: Turn, job: Job, leaving: Leaving, record: OperationRecord) -> None:
     """Whether the state that all ranks took for this is whole in its store."""
     known = job.checkpoints
     assert known is not None
@@ -124,7 +139,19 @@ def _committed(job: Job, leaving: Leaving, record: OperationRecord) -> None:
     if known.saved is not None and known.saved_generation == job.generation and known.saved.step >= step:
         leaving.saved = known.saved.name
     elif known.failing and known.failed_at >= (job.generation, step):
-        leaving.unsaved = f"it could not be saved: see incident {known.failing}"
+        _not_saved(turn, job, leaving, f"see incident {known.failing}")
+
+
+def _not_saved(turn: Turn, job: Job, leaving: Leaving, why: str, again: bool = True) -> None:
+    """What ailed it may pass, a full disk for example. What a person cancelled is not asked for again."""
+    leaving.tries += 1
+    leaving.unsaved = f"it could not be saved: {why}"
+    if again and leaving.tries < TRIES:
+        wait_s = AGAIN_S * 2 ** (leaving.tries - 1)
+        turn.set_timer("save-again", job, wait_s)
+        leaving.unsaved += f"; it is tried again after {wait_s / 60:.0f} min"
+    else:
+        leaving.unsaved += "; drain the node again to try again, --force moves it all the same"
 
 
 def _go(turn: Turn, job: Job, leaving: Leaving) -> None:

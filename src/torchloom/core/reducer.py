@@ -12,7 +12,7 @@ from torchloom.core.checkpoints import (
     store_opened,
 )
 from torchloom.core.consequences import follow_outcomes
-from torchloom.core.draining import follow_leaving
+from torchloom.core.draining import follow_leaving, save_again
 from torchloom.core.ending import start_did_fail, worker_exited
 from torchloom.core.faults import fault_injected
 from torchloom.core.findings import finding_ended, finding_made, recovered
@@ -287,6 +287,8 @@ def _timer_fired(turn: Turn, event: TimerFired) -> None:
         boundary_not_reached(turn, job)
     elif timer.id.startswith("stop-again/"):
         stop_again(turn, job)
+    elif timer.id.startswith("save-again/"):
+        save_again(job)
     elif timer.id.startswith("shrink/"):
         if job.state is JobState.WAITING:
             start_generation(turn, job, "it has waited for room")

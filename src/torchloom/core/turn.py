@@ -92,10 +92,13 @@ class Turn:
 
     def cancel_timers(self, job: Job) -> None:
         for kind in TIMERS:
-            self.fleet.timers.pop(_timer_id(kind, job), None)
+            self.cancel_timer(kind, job)
+
+    def cancel_timer(self, kind: str, job: Job) -> None:
+        self.fleet.timers.pop(_timer_id(kind, job), None)
 
 
-TIMERS = ("backoff", "stop-again", "stop-boundary", "shrink")
+TIMERS = ("backoff", "stop-again", "stop-boundary", "shrink", "save-again")
 
 
 def _timer_id(kind: str, job: Job) -> str:

@@ -208,7 +208,9 @@ class Leaving(Struct, kw_only=True):
     saved: str = ""
     """The checkpoint, once it is committed."""
     unsaved: str = ""
-    """Why there is none and will be none."""
+    """Why there is none, and none is on its way."""
+    tries: int = 0
+    """Saves that were asked for and failed."""
     note: str = ""
     """Where it stands, in words."""
     stays: bool = False
