@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from detect_windows import stepping
 
 from torchloom.core.detect.attribute import stragglers
-from torchloom.core.detect.slow import SlowLimits
+from torchloom.core.detect.slow import SlowLimits, localise
 from torchloom.model.findings import Finding
 from torchloom.model.windows import ProcessFacts
 
@@ -51,3 +52,20 @@ def test_there_too_it_is_told_who_computes_more_or_waits_longer() -> None:
     longer = ProcessFacts(cpu_ns_per_step=22_000_000, run_delay_ns_per_step=112_000_000)
     assert [f.kind for f in all_wait_for_a_core(more)] == ["compute-slow"]
     assert [f.kind for f in all_wait_for_a_core(longer)] == ["host-contention"]
+
+
+def test_who_is_excused_there_is_a_peer_of_those_who_are_not() -> None:
+    """Rank 1 takes 26 ms more, by chance; rank 2 50 ms, and computes all of that."""
+
+    def facts(cpu_ms: int) -> ProcessFacts:
+        return ProcessFacts(cpu_ns_per_step=cpu_ms * 10**6, run_delay_ns_per_step=90 * 10**6)
+
+    chance = stepping(1, [0.136] * STEPS, step_s=0.16, process=facts(22))
+    more = stepping(2, [0.16] * STEPS, step_s=0.16, process=facts(72))
+    others = [stepping(rank, [0.11] * STEPS, step_s=0.16, process=facts(22)) for rank in (0, 3, 4)]
+    assert {late.rank for late in localise([*others, chance, more], SlowLimits())} == {1, 2}
+    (found,) = stragglers([*others, chance, more], SlowLimits())
+    assert (found.kind, found.ranks) == ("compute-slow", (2,))
+    assert found.inputs["cost"] == pytest.approx(0.024 / 0.16), "without it the job waits for rank 1"
+    more = stepping(2, [0.137] * STEPS, step_s=0.16, process=facts(49))
+    assert stragglers([*others, chance, more], SlowLimits()) == [], "without it the job is no faster"

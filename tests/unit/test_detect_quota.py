@@ -8,7 +8,8 @@ import pytest
 from detect_windows import SECOND, stepping
 
 from torchloom.core.detect.attribute import stragglers
-from torchloom.core.detect.slow import SlowLimits
+from torchloom.core.detect.slow import SlowLimits, localise
+from torchloom.core.policy import LIKELY
 from torchloom.model.findings import Finding
 from torchloom.model.windows import ProcessFacts, RankWindow
 
@@ -42,6 +43,15 @@ def test_a_rank_under_a_quota_is_told_where_everybody_waits_for_a_core(seed: int
     assert (found.kind, found.ranks) == ("host-contention", (2,))
     assert "the CPU quota of its cgroup stops it for 12 ms" in found.sentence
     assert not found.certain and not found.may_act
+
+
+def test_who_is_told_by_the_kernels_count_is_not_said_to_deviate() -> None:
+    windows = crowded(0, {2: 12.0}, ratio=1.3)
+    assert localise(windows, SlowLimits()) == [], "times alone would name nobody"
+    (found,) = told(windows)
+    assert "deviations" not in found.evidence[0].says and "score" not in found.inputs
+    assert found.evidence[0].says.endswith("and the kernel counts 12 ms a step that its CPU quota took")
+    assert found.confidence >= LIKELY
 
 
 @pytest.mark.parametrize("seed", range(10))

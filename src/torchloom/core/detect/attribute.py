@@ -23,6 +23,8 @@ SAME_CPU = 0.1
 """CPU times of ranks that do the same differ by this much; cold caches alone may cost it …"""
 SAME_CPU_IF_CROWDED = 0.25
 """… and by this much where all of them wait for a core for longer than one of them is late."""
+COUNTED = 0.85
+"""How sure a quota is that the kernel counts and that explains the excess, however much times vary."""
 UNEVEN_SPREAD = 0.08
 UNEVEN_LOSS = 0.15
 
@@ -31,20 +33,31 @@ def stragglers(windows: Sequence[RankWindow], limits: SlowLimits) -> list[Findin
     """Findings for every late rank, and for roles in which a different rank is late every time."""
     found: list[Finding] = []
     for peers in by_role(windows).values():
-        late, stopped = localise(peers, limits), held_back(peers, limits)
-        by_rank = {w.rank: w for w in peers}
-        together = what_if(peers, [one.rank for one in late], late[0].steps if late else 1)
-        if together.share < limits.matters or _one_group(peers, {one.rank for one in late}):
-            late = []  # without them the job would be no faster, or it is what they share that is slow
-        late += [one for one in stopped if one.rank not in {other.rank for other in late}]
-        if stopped:
-            together = what_if(peers, [one.rank for one in late])
-        calm = [w for w in peers if w.rank not in {one.rank for one in late}]
-        for one in late:
-            found += _explain(by_rank[one.rank], one, calm, together)
-        if not late:
-            found += _uneven(peers)
+        found += _named(peers, limits) or _uneven(peers)
     return found
+
+
+def _named(peers: Sequence[RankWindow], limits: SlowLimits) -> list[Finding]:
+    """The late ranks of one role. Who is excused is one of the others: for what peers take, and for what the
+    job would be without the late ones."""
+    late, stopped = localise(peers, limits), held_back(peers, limits)
+    by_rank = {w.rank: w for w in peers}
+    while late or stopped:
+        named = {one.rank: one for one in late}
+        cost = what_if(peers, named, late[0].steps if late else 1)
+        if cost.share < limits.matters or _one_group(peers, set(named)):
+            named = {}  # without them the job would be no faster, or it is what they share that is slow
+        named |= {one.rank: one for one in stopped if one.rank not in named}
+        if stopped:
+            cost = what_if(peers, named)
+        calm = [w for w in peers if w.rank not in named]
+        found = {rank: _explain(by_rank[rank], one, calm, cost) for rank, one in named.items()}
+        told = [finding for finding in found.values() if finding is not None]
+        if len(told) == len(found):
+            return told
+        late = [one for one in late if found.get(one.rank, ()) is not None]
+        stopped = [one for one in stopped if found[one.rank] is not None]
+    return []
 
 
 def _one_group(peers: Sequence[RankWindow], late: set[int]) -> bool:
@@ -56,8 +69,8 @@ def _one_group(peers: Sequence[RankWindow], late: set[int]) -> bool:
     return len(late) > 2 and any(late <= m and 2 * len(late) > len(m) for m in members.values())
 
 
-def _explain(window: RankWindow, late: Late, calm: Sequence[RankWindow], cost: Cost) -> list[Finding]:
-    """One finding; none where nothing sets the rank apart but chance on a crowded host."""
+def _explain(window: RankWindow, late: Late, calm: Sequence[RankWindow], cost: Cost) -> Finding | None:
+    """None where nothing sets the rank apart but chance on a crowded host."""
     steps = late.steps
     data = _median([s.data_wait_ns for s in window.steps[-steps:]]) - _median(
         [s.data_wait_ns for w in calm for s in w.steps[-steps:]]
@@ -80,7 +93,8 @@ def _explain(window: RankWindow, late: Late, calm: Sequence[RankWindow], cost: C
     work = window.work_per_step / max(1e-9, _median([w.work_per_step for w in calm])) if calm else 0.0
     more, whole = late.excess_ns / 1e9, max(1.0, late.excess_ns)
     kind: FindingKind
-    if throttled >= max(data, EXPLAINS_A_RANK * whole):
+    by_quota = throttled >= max(data, EXPLAINS_A_RANK * whole)
+    if by_quota:
         kind, why = (
             "host-contention",
             f"the CPU quota of its cgroup stops it for {words.lasting(throttled / 1e9)}",
@@ -94,38 +108,38 @@ def _explain(window: RankWindow, late: Late, calm: Sequence[RankWindow], cost: C
     elif window.device.startswith("GPU") or cpu >= EXPLAINS_A_RANK * whole:
         kind, why = "compute-slow", "its computation takes longer"
     elif crowded:
-        return []  # all wait for a core, and it does not wait longer than they: no one's fault
+        return None  # all wait for a core, and it does not wait longer than they: no one's fault
     else:
         kind, why = "host-contention", "neither data nor computation explains it, so its host holds it up"
-    return [
-        Finding(
-            kind=kind,
-            ranks=(window.rank,),
-            node=window.node,
-            sentence=f"{words.who(window)} takes {late.ratio:.2f}× the time of its peers "
-            f"({words.lasting(more)} a step more): {why}; this costs {cost.lost_steps_per_s:.3g} steps/s, "
-            f"{cost.share:.0%} of the job's speed",
-            confidence=min(0.99, 0.7 + 0.05 * (late.score / 6) + 0.2 * (late.share - 0.6) / 0.4),
-            certainty="slowness is reported, never certain",
-            evidence=(
-                Evidence(
-                    window.rank,
-                    f"late in {late.share:.0%} of {steps} steps, {late.score:.0f} robust standard deviations",
-                ),
-            ),
-            inputs={
-                "ratio": late.ratio,
-                "score": late.score,
-                "excess_s": more,
-                "data_s": data / 1e9,
-                "cpu_s": cpu / 1e9,
-                "run_delay_s": delay / 1e9,
-                "throttled_s": throttled / 1e9,
-                "cost": cost.share,
-                "lost_steps_per_s": cost.lost_steps_per_s,
-            },
-        )
-    ]
+    if late.score is not None:
+        how = f"{late.score:.0f} robust standard deviations"
+        confidence = min(0.99, 0.7 + 0.05 * (late.score / 6) + 0.2 * (late.share - 0.6) / 0.4)
+    else:
+        how = f"and the kernel counts {words.lasting(window.process.throttled_ns_per_step / 1e9)} a step "
+        how += "that its CPU quota took"
+        confidence = COUNTED if by_quota else 0.7
+    return Finding(
+        kind=kind,
+        ranks=(window.rank,),
+        node=window.node,
+        sentence=f"{words.who(window)} takes {late.ratio:.2f}× the time of its peers "
+        f"({words.lasting(more)} a step more): {why}; this costs {cost.lost_steps_per_s:.3g} steps/s, "
+        f"{cost.share:.0%} of the job's speed",
+        confidence=confidence,
+        certainty="slowness is reported, never certain",
+        evidence=(Evidence(window.rank, f"late in {late.share:.0%} of {steps} steps, {how}"),),
+        inputs={
+            "ratio": late.ratio,
+            **({} if late.score is None else {"score": late.score}),
+            "excess_s": more,
+            "data_s": data / 1e9,
+            "cpu_s": cpu / 1e9,
+            "run_delay_s": delay / 1e9,
+            "throttled_s": throttled / 1e9,
+            "cost": cost.share,
+            "lost_steps_per_s": cost.lost_steps_per_s,
+        },
+    )
 
 
 def _uneven(peers: Sequence[RankWindow]) -> list[Finding]:

@@ -142,7 +142,8 @@ class Late(Struct, frozen=True):
     rank: int
     ratio: float
     """Own time against the peers' median."""
-    score: float
+    score: float | None
+    """Robust standard deviations above the peers; None where other evidence than times tells of it."""
     excess_ns: float
     """A step, in the median."""
     share: float
@@ -196,7 +197,7 @@ def _behind(window: RankWindow, peers: Sequence[RankWindow], limits: SlowLimits)
     step_ns = median([s.step_ns for s in window.steps[-len(mine) :]])
     if excess < limits.matters * step_ns or share < 0.5:
         return None
-    return Late(window.rank, exp(median(above)), 0.0, excess, share, len(mine))
+    return Late(window.rank, exp(median(above)), None, excess, share, len(mine))
 
 
 def _localise(windows: Sequence[RankWindow], limits: SlowLimits, newest: int) -> list[Late]:
