@@ -3,7 +3,8 @@
 torch's `compare_set` has no timeout: with the store's process stopped it blocks for as long as that is. So
 every request runs on a thread of its own that lives only while the answer is awaited; one that never comes
 back is left behind, and its late answer reaches nobody. The connection is ours alone, because a request that
-hangs holds it. A register is written once, so what was read is never asked for again.
+hangs holds it. A register is written once, so what was read is not asked for again while it is among the
+newest; what a run of weeks has decided is not kept for ever.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ import _thread
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 MOST_STUCK = 4
 """Requests left behind before new ones fail at once."""
 CONNECT_S = 10.0
+MOST_KNOWN = 16_384
+"""Values that are kept: more than one operation asks for, also with as many ranks as a job may have."""
 
 
 class StoreSilent(Exception):
@@ -44,21 +48,29 @@ class Registers:
         def ask(client: Any) -> str:
             return _text(client.compare_set(key, "", value))
 
-        held = self._ask(ask, until_ns)
-        self._known[key] = held
-        return str(held)
+        held = str(self._ask(ask, until_ns))
+        self._keep({key: held})
+        return held
 
     def look(self, keys: Iterable[str], until_ns: int) -> dict[str, str]:
         """The values of those keys that have one. Raises StoreSilent."""
         wanted = tuple(keys)
-        missing = [key for key in wanted if key not in self._known]
+        found = {key: self._known[key] for key in wanted if key in self._known}
+        missing = [key for key in wanted if key not in found]
 
         def ask(client: Any) -> dict[str, str]:
             return {key: _text(client.get(key)) for key in missing if client.check([key])}
 
         if missing:
-            self._known |= self._ask(ask, until_ns)
-        return {key: self._known[key] for key in wanted if key in self._known}
+            new: dict[str, str] = self._ask(ask, until_ns)
+            self._keep(new)
+            found |= new
+        return found
+
+    def _keep(self, new: Mapping[str, str]) -> None:
+        self._known |= new
+        for oldest in list(islice(self._known, max(0, len(self._known) - MOST_KNOWN))):
+            del self._known[oldest]
 
     def _ask(self, ask: Callable[[Any], Any], until_ns: int) -> Any:
         if self._stuck >= MOST_STUCK:
