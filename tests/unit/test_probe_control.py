@@ -15,7 +15,7 @@ import torch
 from torchloom.agent.mail import put
 from torchloom.core.transaction.packing import unpack_answers
 from torchloom.model.transaction.messages import Answer, AttemptId, Kind, Mail, Phase, Proposal, Said
-from torchloom.probe.answers import write_answers
+from torchloom.probe.answers import Answers
 from torchloom.probe.box import Box
 from torchloom.probe.guard import LIMIT
 from torchloom.probe.registers import MOST_STUCK, Registers, StoreSilent
@@ -156,13 +156,19 @@ def test_answers_fit_whatever_they_have_to_tell() -> None:
     places = tuple((f"optimizer0.lr@{n}", 0.1, 0.2) for n in range(3000))
     answers = [Answer(AttemptId(1, n, n), 0, Said.UNDONE, n, why="x" * 4000) for n in range(1, 8)]
     newest = Answer(AttemptId(1, 9, 9), 0, Said.APPLIED, 9, changed=places)
-    write_answers(view, [*answers, newest], b"")
+    box = Answers(view)
+    box.write([*answers, newest])
     read = unpack_answers(view.read_blob(ANSWERS) or b"")
     assert read[-1] == replace(newest, changed=(("lr", 0.1, 0.2),))
     assert [answer.attempt for answer in read[:-1]] == [answer.attempt for answer in answers]
     different = tuple((f"optimizer0.lr@{n}", n, 0.2) for n in range(5000))
-    write_answers(view, [*answers, replace(newest, changed=different)], b"")
+    box.write([*answers, replace(newest, changed=different)])
     assert unpack_answers(view.read_blob(ANSWERS) or b"")[-1].said is Said.APPLIED
+    box.write(answers[1:])
+    assert list(unpack_answers(view.read_blob(ANSWERS) or b"")) == answers[1:]
+    said_more = replace(answers[1], why="y")
+    box.write([said_more])
+    assert unpack_answers(view.read_blob(ANSWERS) or b"") == (said_more,)
 
 
 # -- the store -------------------------------------------------------------------------------------

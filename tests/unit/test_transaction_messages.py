@@ -8,7 +8,13 @@ import pytest
 
 from torchloom.core.transaction.decision import FAILED, OK, vote
 from torchloom.core.transaction.lead import steps_ahead
-from torchloom.core.transaction.packing import pack_answers, pack_mail, unpack_answers, unpack_mail
+from torchloom.core.transaction.packing import (
+    MailReader,
+    pack_answers,
+    pack_mail,
+    unpack_answers,
+    unpack_mail,
+)
 from torchloom.model.transaction.messages import (
     MAIL_KEPT,
     Answer,
@@ -51,6 +57,19 @@ def test_what_is_packed_is_unpacked() -> None:
     )
     assert unpack_answers(pack_answers(answers)) == answers
     assert unpack_mail(b"") == unpack_answers(b"") == ()
+
+
+def test_a_box_that_is_read_again_gives_what_is_in_it_now() -> None:
+    reader, box = MailReader(), post((), mail(Phase.PREPARE, 1))
+    for phase, number in ((Phase.ARM, 1), (Phase.PREPARE, 2), (Phase.CONFIRM, 1), (Phase.ARM, 2)):
+        before = reader.read(pack_mail(box))
+        box = post(box, mail(phase, number))
+        after = reader.read(pack_mail(box))
+        assert after == box
+        assert all(any(one is known for known in before) for one in after if one in before), "not made anew"
+    with pytest.raises(ValueError, match="no mail"):
+        reader.read(b"[{}]")
+    assert reader.read(pack_mail(box)) == box
 
 
 @pytest.mark.parametrize("data", [b"{", b"7", b"[7]", b"[{}]", b'{"a": 1}', b"\xff", b"null"])

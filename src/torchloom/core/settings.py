@@ -7,6 +7,7 @@ sentence that names what is allowed. Standard library only, because ranks check 
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -210,6 +211,7 @@ class Address:
         )
 
 
+@functools.lru_cache(maxsize=1024)  # the few that a job has are asked for at every change, in its steps
 def parse_address(text: str) -> Address:
     found = _ADDRESS.fullmatch(text.strip())
     if found is None:

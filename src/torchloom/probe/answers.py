@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 
-from torchloom.core.transaction.packing import pack_answers
-from torchloom.model.transaction.messages import Answer, Changed
+from torchloom.core.transaction.packing import join_answers, pack_answer, pack_answers
+from torchloom.model.transaction.messages import Answer, AttemptId, Changed
 from torchloom.wire.blackbox import ANSWERS, View
 
 
-def write_answers(view: View, answers: Iterable[Answer], written: bytes) -> bytes:
-    """Write them if they differ from what was `written`; returns what is there now."""
-    data = pack_answers(answers)
-    if len(data) > ANSWERS.capacity:
-        data = _fitting(sorted(answers, key=lambda answer: answer.attempt))
-    if data != written:
-        view.write_blob(ANSWERS, data)
-    return data
+class Answers:
+    """The blob of one worker. Of several answers mostly one is new: the others are not packed again."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._packed: dict[AttemptId, tuple[Answer, bytes]] = {}
+        self._written = b""
+
+    def write(self, answers: Sequence[Answer]) -> None:
+        """Write them if they differ from what is there."""
+        self._packed = {answer.attempt: (answer, self._pack(answer)) for answer in answers}
+        data = join_answers(packed for _, packed in self._packed.values())
+        if len(data) > ANSWERS.capacity:
+            data = _fitting(sorted(answers, key=lambda answer: answer.attempt))
+        if data != self._written:
+            self._view.write_blob(ANSWERS, data)
+            self._written = data
+
+    def _pack(self, answer: Answer) -> bytes:
+        known = self._packed.get(answer.attempt)
+        return known[1] if known is not None and known[0] is answer else pack_answer(answer)
 
 
 def _fitting(answers: list[Answer]) -> bytes:

@@ -25,10 +25,10 @@ from torchloom.core.transaction.actions import (
     Undo,
     Wait,
 )
-from torchloom.core.transaction.packing import unpack_mail
+from torchloom.core.transaction.packing import MailReader
 from torchloom.core.transaction.rank import Rank
 from torchloom.model.transaction.messages import Answer, Kind, Phase, Proposal, Said
-from torchloom.probe.answers import write_answers
+from torchloom.probe.answers import Answers
 from torchloom.probe.changes import Changes
 from torchloom.probe.phases import Phases
 from torchloom.probe.registers import Registers, StoreSilent
@@ -57,9 +57,10 @@ class Control:
         self._registers = registers
         self._rank: Rank | None = None
         self._mail_read = 0
-        self._answers = b""
+        self._mails = MailReader()
+        self._answers = Answers(view)
         self._said: tuple[Answer, ...] = ()
-        """What those bytes say."""
+        """What is written there."""
         self._left = False
         self.anchor: Callable[[], str] = str
         """Names the optimizer whose steps are counted."""
@@ -191,10 +192,8 @@ class Control:
         if data is None:
             return  # being written right now
         try:
-            mails = unpack_mail(data)
-        except (
-            ValueError
-        ):  # mail is state: an unreadable one means that the older state is seen a while longer
+            mails = self._mails.read(data)
+        except ValueError:  # mail is state: if it is unreadable, the older state is seen a while longer
             mails = ()
         self._mail_read = version
         for mail in mails:
@@ -218,7 +217,7 @@ class Control:
                 rank.offset = self._changes.offset
                 rank.answers[name] = replace(answer, offset=rank.offset)
         self._said = tuple(rank.answers.values())
-        self._answers = write_answers(self._view, self._said, self._answers)
+        self._answers.write(self._said)
 
     # -- the store ------------------------------------------------------------------------------
     def _ask(self, rank: Rank, do: CompareSet) -> None:

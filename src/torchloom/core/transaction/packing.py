@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from torchloom.model.transaction.messages import Answer, AttemptId, Kind, Mail, Phase, Proposal, Said
 
 T = TypeVar("T")
+_TEXT = json.JSONEncoder(separators=(",", ":"))
 
 
 def pack_mail(mails: Iterable[Mail]) -> bytes:
@@ -19,16 +20,44 @@ def unpack_mail(data: bytes) -> tuple[Mail, ...]:
     return _unpack(data, _mail_in)
 
 
+class MailReader:
+    """Unpacks the mails of one box again and again; those that were there before are not made anew.
+
+    For a worker: its box holds the last few mails of each attempt, and one of them is new.
+    """
+
+    def __init__(self) -> None:
+        self._known: list[tuple[dict[str, Any], Mail]] = []
+
+    def read(self, data: bytes) -> tuple[Mail, ...]:
+        before, self._known = self._known, []
+        return _unpack(data, lambda row: self._mail(row, before))
+
+    def _mail(self, row: dict[str, Any], before: list[tuple[dict[str, Any], Mail]]) -> Mail:
+        mail = next((mail for known, mail in before if known == row), None) or _mail_in(row)
+        self._known.append((row, mail))
+        return mail
+
+
 def pack_answers(answers: Iterable[Answer]) -> bytes:
-    return _pack([_answer_out(answer) for answer in answers])
+    return join_answers(pack_answer(answer) for answer in answers)
+
+
+def pack_answer(answer: Answer) -> bytes:
+    """One of those that `join_answers` takes."""
+    return _pack(_answer_out(answer))
+
+
+def join_answers(packed: Iterable[bytes]) -> bytes:
+    return b"[" + b",".join(packed) + b"]"
 
 
 def unpack_answers(data: bytes) -> tuple[Answer, ...]:
     return _unpack(data, _answer_in)
 
 
-def _pack(rows: list[dict[str, Any]]) -> bytes:
-    return json.dumps(rows, separators=(",", ":")).encode()
+def _pack(rows: object) -> bytes:
+    return _TEXT.encode(rows).encode()
 
 
 def _unpack(data: bytes, read: Callable[[dict[str, Any]], T]) -> tuple[T, ...]:
