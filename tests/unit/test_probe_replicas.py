@@ -140,6 +140,20 @@ def test_parameters_that_stop_being_numbers_are_told_once_and_so_is_their_recove
     assert [finite for finite, _ in told] == [False, True]
 
 
+def test_who_has_nobody_to_compare_with_hashes_nothing_and_still_sees_what_is_no_number() -> None:
+    view, told = box(), list[bool]()
+    replicas = Replicas(view, lambda finite, step: told.append(finite), compare=False)
+    weight = torch.nn.Parameter(torch.ones(1000))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for step in range(64):
+        replicas.look(step, optimizer)
+    with torch.no_grad():
+        weight[700] = torch.nan
+    for step in range(64, 192):
+        replicas.look(step, optimizer)
+    assert told == [False] and view.hashes() == []
+
+
 def test_what_was_told_of_old_parameters_ends_with_them() -> None:
     told: list[bool] = []
     replicas = Replicas(box(), lambda finite, step: told.append(finite))

@@ -12,6 +12,7 @@ queued and read at a later boundary. What is not an ordinary dense tensor (DTens
 
 The same parts are looked at for NaN and infinities, because a script that tells nothing of its loss can train
 on with them for days. Only parts that were finite once count: a mask may have infinities for good reasons.
+A job of one worker has nobody to compare with: there only this is looked at.
 """
 
 from __future__ import annotations
@@ -55,9 +56,11 @@ class Segment(NamedTuple):
 class Replicas:
     """The hashing of one worker."""
 
-    def __init__(self, view: View, tell_finite: Callable[[bool, int], None]) -> None:
-        """`tell_finite` hears, whenever it changes, whether all parameters are finite, and the step."""
+    def __init__(self, view: View, tell_finite: Callable[[bool, int], None], *, compare: bool = True) -> None:
+        """`tell_finite` hears, whenever it changes, whether all parameters are finite, and the step.
+        `compare` says that there are other ranks whose hashes these can be compared with."""
         self._view = view
+        self._compare = compare
         self._tell_finite = tell_finite
         self._were_finite: set[int] = set()
         """Parts that were seen so."""
@@ -108,34 +111,20 @@ class Replicas:
             return  # whatever is queued now would become part of the script's graph
         chosen = parts_at(step, len(self._parts))
         with torch.no_grad():
-            sums = [self._sum(torch, self._parts[part]) for part in chosen]
-            finite = [self._is_finite(torch, self._parts[part]) for part in chosen]
+            flats = [self._flats(torch, self._parts[part]) for part in chosen]
+            sums = [_sum(torch, part) for part in flats] if self._compare else []
+            finite = [_is_finite(torch, part) for part in flats]
             if device.type == "cpu":
                 self._write(step, chosen, sums, finite)
                 return
-            host = torch.empty(2 * len(sums), dtype=torch.int64, pin_memory=True)
+            host = torch.empty(len(sums) + len(finite), dtype=torch.int64, pin_memory=True)
             host.copy_(torch.stack([*sums, *finite]), non_blocking=True)
         event = torch.cuda.Event()
         event.record()
         self._coming.append((step, chosen, host, event))
 
-    def _sum(self, torch: Any, segments: Sequence[Segment]) -> Any:
-        total: Any = None
-        for index, start, stop in segments:
-            flat = _flat(torch, self._parameters[index].detach())[start:stop]
-            summed = _added(torch, _as_integers(torch, flat))
-            # The place counts: two tensors that change places are not the same model.
-            total = summed if total is None else total * 31 + summed
-        return total
-
-    def _is_finite(self, torch: Any, segments: Sequence[Segment]) -> Any:
-        """A truth on the CPU, else a number on the device."""
-        flats = [
-            _flat(torch, self._parameters[index].detach())[start:stop] for index, start, stop in segments
-        ]
-        if flats[0].device.type == "cpu":
-            return all(_all_finite(torch, flat) for flat in flats)
-        return torch.stack([torch.isfinite(flat).all() for flat in flats]).all().to(torch.int64)
+    def _flats(self, torch: Any, segments: Sequence[Segment]) -> list[Any]:
+        return [_flat(torch, self._parameters[index].detach())[start:stop] for index, start, stop in segments]
 
     def _look_at_parameters(self, torch: Any, optimizer: Any, step: int) -> None:
         present = [p for group in optimizer.param_groups for p in group["params"]]
@@ -162,12 +151,12 @@ class Replicas:
         while self._coming and self._coming[0][3].query():
             step, chosen, host, _ = self._coming.pop(0)
             told = host.tolist()
-            self._write(step, chosen, told[: len(chosen)], told[len(chosen) :])
+            self._write(step, chosen, told[: -len(chosen)], told[-len(chosen) :])
 
     def _write(
         self, step: int, chosen: Sequence[int], sums: Sequence[int], finite: Sequence[bool | int]
     ) -> None:
-        for part, value in zip(chosen, sums, strict=True):
+        for part, value in zip(chosen, sums, strict=self._compare):
             where = self._table << 32 | part << 16 | len(self._parts)
             self._view.write_hash(self._written, Hash(step, where, value & MASK))
             self._written += 1
@@ -223,6 +212,22 @@ def _flat(torch: Any, tensor: Any) -> Any:
     if tensor.is_contiguous():
         return tensor.view(-1)
     return torch.as_strided(tensor, (tensor.numel(),), (1,), tensor.storage_offset())
+
+
+def _sum(torch: Any, flats: Sequence[Any]) -> Any:
+    total: Any = None
+    for flat in flats:
+        summed = _added(torch, _as_integers(torch, flat))
+        # The place counts: two tensors that change places are not the same model.
+        total = summed if total is None else total * 31 + summed
+    return total
+
+
+def _is_finite(torch: Any, flats: Sequence[Any]) -> Any:
+    """A truth on the CPU, else a number on the device."""
+    if flats[0].device.type == "cpu":
+        return all(_all_finite(torch, flat) for flat in flats)
+    return torch.stack([torch.isfinite(flat).all() for flat in flats]).all().to(torch.int64)
 
 
 def _added(torch: Any, integers: Any) -> Any:

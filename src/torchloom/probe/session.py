@@ -101,7 +101,9 @@ class Session:
         self._changes.count_steps_by(lambda: self.steps.completed)
         if os.environ.get("LOOM_PARAMETER_HASHES") != "0":
             replicas = Replicas(
-                view, lambda finite, step: self._metrics.parameters(finite, step, time.monotonic_ns())
+                view,
+                lambda finite, step: self._metrics.parameters(finite, step, time.monotonic_ns()),
+                compare=world > 1,
             )
             self.steps.hash_due = FIRST
             self.steps.look_at_replicas = self.guard.wrap(replicas.look, otherwise=NEVER_NS)
