@@ -40,13 +40,13 @@ class Recording:
         host: Any = SimpleNamespace(node="n", session="s", workers={}, running=lambda: [worker])
         self._windows = Windows(host, Samples(host))
 
-    def group(self, slot: int, key: int, name: str) -> None:
+    def group(self, slot: int, key: int, name: str, entered: int = 0) -> None:
         at = blackbox.GROUPS_AT // 8 + slot * blackbox.GROUP_WORDS
         words, text = self.box.view.words, name.encode()
         words[at + GroupWord.SIZE], words[at + GroupWord.NAME_LENGTH] = 2, len(text)
         start = (at + GroupWord.NAME) * 8
         self.box.view.raw[start : start + len(text)] = text
-        words[at + GroupWord.KEY] = key
+        words[at + GroupWord.ENTERED], words[at + GroupWord.KEY] = entered, key
 
     def step(self, *collectives: tuple[int, int, int, int]) -> None:
         """Of (operation, group, number, flags)."""
@@ -98,3 +98,13 @@ def test_a_number_that_the_backend_counted_tells_nothing(recording: Recording) -
     recording.step((REDUCE, 7, 1, blackbox.FLAG_BACKEND_SEQ))
     (step,) = recording.look().steps
     assert step.made == () and step.wait_ns == 500
+
+
+def test_of_very_many_groups_the_busiest_are_counted_and_always_the_same(recording: Recording) -> None:
+    for number in (1, 2):
+        for slot in range(12):
+            ahead = number == 2 and 4 <= slot < 8  # as in the middle of a step
+            recording.group(slot, slot + 1, f"g{slot}", entered=1000 if slot >= 8 else 5 + ahead)
+        recording.step(*((REDUCE, slot + 1, number, 0) for slot in range(12)))
+        (step,) = recording.look().steps
+        assert step.made == tuple((place, number) for place in (0, 1, 2, 3, 8, 9, 10, 11))

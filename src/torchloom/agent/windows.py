@@ -45,7 +45,8 @@ STEPS_KEPT = 32
 _STEPS_A_LOOK = 16
 _RECORDS_A_LOOK = 256
 _UNDER_WAY_AMONG = 64
-_GROUPS_A_STEP = 4
+_GROUPS_COUNTED = 8
+"""Groups of a rank of which every step tells how many collectives were made: a step is sent several times."""
 _WORKERS_A_MESSAGE = 64
 _ALL_STEPS_EVERY = 8
 """Looks after which all steps kept are sent again: a message may have been lost, or the weaver be new."""
@@ -112,7 +113,7 @@ class Windows:
         steps = box.progress(Progress.STEPS)
         groups = box.view.groups()
         # Steps after groups: every group of a step is in the table then.
-        fresh = _read_steps(box, past, steps, {key: place for place, key in enumerate(groups)})
+        fresh = _read_steps(box, past, steps, _counted(groups))
         names = {key: words.group_name(group.name) for key, group in groups.items()}
         under_way = _under_way(box)
         name = box.view.read_blob(blackbox.PHASE_NAME) or b""
@@ -185,6 +186,14 @@ def _under_way(box: Box) -> list[blackbox.Collective]:
     return [c for c in box.view.collectives(_UNDER_WAY_AMONG) if is_under_way(c)]
 
 
+def _counted(groups: Mapping[int, blackbox.Group]) -> dict[int, int]:
+    """Places in the table of the groups that are counted step by step: the busiest so far. By powers of two,
+    then by age, so that the choice hardly ever changes; what each rank of a group counts can be compared only
+    where all of them do."""
+    order = sorted(enumerate(groups.values()), key=lambda one: -one[1].entered.bit_length())
+    return {group.key: place for place, group in order[:_GROUPS_COUNTED]}
+
+
 def _read_steps(box: Box, past: _Past, newest: int, places: Mapping[int, int]) -> tuple[StepTimes, ...]:
     """Steps completed since the last look, with what they waited; those not fully readable are left out."""
     seen = past.steps[-1].step if past.steps else 0
@@ -234,9 +243,7 @@ def _step_times(
         for key, some in by_group.items()
         if key in places and all(c.exact and c.group_seq for c in some)
     )
-    return StepTimes(
-        step.seq, step.step_ns, step.data_wait_ns, waited_ns(plain), tuple(counted[:_GROUPS_A_STEP])
-    )
+    return StepTimes(step.seq, step.step_ns, step.data_wait_ns, waited_ns(plain), tuple(counted))
 
 
 def _pairs(past: _Past, names: Mapping[int, str]) -> tuple[PairTimes, ...]:
