@@ -15,6 +15,7 @@ import pytest
 from spawning import LONG_S, process_state, spawning, wait_until
 
 from torchloom.errors import SpawnFailed
+from torchloom.spawner.boxes import fence_of
 from torchloom.spawner.client import SpawnerGone
 from torchloom.spawner.launch import start_spawner
 from torchloom.spawner.store import find_keepers
@@ -64,6 +65,17 @@ def test_a_worker_past_the_deadline_of_its_host_is_ended_though_nobody_asks(tmp_
             view.words.release()
         wait_until(lambda: process_state(started.pid or 0) in ("", "Z"), "the worker to be ended")
         assert time.clock_gettime_ns(time.CLOCK_BOOTTIME) > now_ns + 10**9
+
+
+def test_after_the_deadline_of_its_host_no_worker_is_forked(tmp_path: Path) -> None:
+    with spawning(tmp_path, cold=True) as one:
+        now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        script = str(one.script("sleep.py", SLEEP))
+        (late,) = one.start(one.spec(script=script, fence=[10**9, now_ns - 1]))
+        assert late.pid is None and "lease of this host ran out" in (late.error or "")
+        until_ns = now_ns + 600 * 10**9
+        started = one.start_one(script=script, fence=[10**9, until_ns])
+        assert started.box is not None and fence_of(started.box) == (10**9, until_ns)
 
 
 def test_it_leaves_by_itself_with_nobody_and_nothing(tmp_path: Path) -> None:

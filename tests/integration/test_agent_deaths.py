@@ -8,6 +8,7 @@ import errno
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from agent_stage import (
@@ -23,8 +24,12 @@ from agent_stage import (
     until,
 )
 
+from torchloom.agent import fencing
+from torchloom.agent.boxes import Box
+from torchloom.agent import watch
 from torchloom.agent.main import serve
 from torchloom.agent.process import Process, is_alive, start_ticks
+from torchloom.bus.protocol import Message
 from torchloom.errors import Conflict
 from torchloom.home import Home
 from torchloom.model.events import (
@@ -36,6 +41,8 @@ from torchloom.model.events import (
     WorkersStarted,
 )
 from torchloom.model.job import Program
+from torchloom.spawner.client import AsyncSpawnerClient
+from torchloom.wire import subjects
 
 
 def test_a_spawner_that_is_slow_to_reap_is_waited_for(
@@ -43,6 +50,7 @@ def test_a_spawner_that_is_slow_to_reap_is_waited_for(
 ) -> None:
     """Where only it can tell how a worker died, that is not called unknown because a busy host reaps late."""
     monkeypatch.setattr(Process, "status", lambda _: None)  # as with a kernel older than 6.15
+    monkeypatch.setattr(watch, "_WORD_WITHIN_S", 600.0)  # this machine may be busier than any host
 
     async def scene(stage: Stage) -> None:
         await stage.start_agent()
@@ -61,6 +69,43 @@ def test_a_spawner_that_is_slow_to_reap_is_waited_for(
     run(tmp_path, scene)
 
 
+def test_an_agent_that_dies_at_a_start_leaves_no_worker_without_its_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker runs, its agent has not even heard of it and never will: the spawner ends it in time."""
+    forked = asyncio.Event()
+    start = AsyncSpawnerClient.start
+
+    async def start_and_stand_still(client: AsyncSpawnerClient, *orders: Any) -> Any:
+        await start(client, *orders)
+        forked.set()
+        await asyncio.Event().wait()
+
+    async def scene(stage: Stage) -> None:
+        async def heard(message: Message) -> None:
+            await stage.weaver.respond(message, b"heard")
+
+        leases = await stage.weaver.subscribe(subjects.LEASES, heard)
+        monkeypatch.setattr(AsyncSpawnerClient, "start", start_and_stand_still)
+        await stage.start_agent()
+        assert (await stage.send(stage.order(sh("exec sleep 600"), fence_s=3.0))).accepted
+        await forked.wait()
+        await leases.unsubscribe()
+        await stage.crash_agent()
+        monkeypatch.undo()
+        (path,) = stage.boxes()
+        box = Box.open(path)
+        limit_ns, until_ns = box.view.fence()
+        assert limit_ns == 3 * 10**9 and until_ns > 0
+        await until(lambda: not is_alive(box.pid, box.start_ticks))
+        assert fencing.now_ns() > until_ns
+        box.close()
+        await stage.start_agent()  # the next one tells its end and cleans up
+        assert (await stage.exit_of(0)).exit.signal == signal.SIGKILL
+
+    run(tmp_path, scene)
+
+
 def test_an_order_that_comes_again_starts_nothing_again(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
         await stage.start_agent()
@@ -73,8 +118,10 @@ def test_an_order_that_comes_again_starts_nothing_again(tmp_path: Path) -> None:
         await stage.start_agent()
         assert (await stage.send(order)).accepted
         await until(lambda: len(stage.events(NodeJoined)) == 2)
+        log = stage.home.jobs_dir / "tiny" / "rank-0.log"
+        await until(lambda: "once" in log.read_text())
         await stage.end(started.workers[0].ref)
-        assert stage.home.jobs_dir.joinpath("tiny", "rank-0.log").read_text().count("once") == 1
+        assert log.read_text().count("once") == 1
         assert len(stage.events(WorkersStarted)) == 1  # all under one id
 
     run(tmp_path, scene)
@@ -304,9 +351,12 @@ def test_leaving_says_so_and_workers_go_on(tmp_path: Path) -> None:
     run(tmp_path, scene)
 
 
-def test_a_spawner_is_made_ready_at_once_and_replaced_when_it_dies(tmp_path: Path) -> None:
+def test_a_spawner_is_made_ready_at_once_and_replaced_when_it_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", SOURCES)
+
     async def scene(stage: Stage) -> None:
-        os.environ["PYTHONPATH"] = SOURCES
         await stage.start_agent(prewarm=True)
         path = (await until(lambda: list(stage.home.sockets.glob("spawner-*.sock"))))[0]
         order = stage.order(Program("script", "hello.py"), spawn="warm", interpreter="")

@@ -5,8 +5,8 @@ policy). Then somebody must be sure that they do not: this host ends them itself
 the agent asks the weaver that leads for a lease; a lease lasts from when the question was *sent*, so the
 weaver, which waits from when it was *heard* (and a little longer), never replaces one that lives. None is
 started without a lease: the command may have been under way for as long as this host was cut off. The
-deadline stands in the black box, where the spawner keeps it too, and the worker at its step boundaries: the
-agent's own death changes nothing. For all other jobs nothing here happens.
+deadline stands in the black box before the worker is forked, and the spawner keeps it too, and the worker at
+its step boundaries: the agent's own death changes nothing. For all other jobs nothing here happens.
 """
 
 from __future__ import annotations
@@ -32,13 +32,6 @@ LOOK_EVERY_S = 0.1
 def now_ns() -> int:
     """Counts while the host is suspended, too."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-
-
-def arm(worker: Worker, fence_s: float, leased_ns: int) -> None:
-    """From its start on the worker has a deadline."""
-    if worker.box is not None and not worker.box.closed:
-        fence_ns = int(fence_s * 1e9)
-        worker.box.view.set_fence(fence_ns, leased_ns + fence_ns)
 
 
 async def lease(host: Host, bus: Bus, what_for: bytes = b"") -> int:

@@ -10,14 +10,14 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torchloom.agent import boxes, logs, memory
 from torchloom.agent.boxes import Box
 from torchloom.agent.environment import start_order, without_secrets
-from torchloom.agent.fencing import arm, lease, now_ns, wait_for_lease
+from torchloom.agent.fencing import now_ns, wait_for_lease
 from torchloom.agent.host import Host, Worker, order_id
 from torchloom.agent.journal import ProcessNote
 from torchloom.agent.process import Process, boot_id, is_alive
@@ -29,10 +29,11 @@ from torchloom.home import private_directory
 from torchloom.model.effects import Launch, StartWorkers
 from torchloom.model.events import StartedWorker, WorkersStarted
 from torchloom.model.ids import check_token
-from torchloom.spawner.client import Started
+from torchloom.spawner.client import AsyncSpawnerClient, Started
 
 _SIGN_IN_WITHIN_S = 0.5
 """A newborn writes its pid into its box at once; a box without one after this long has no process."""
+_LEASES_A_START = 3
 
 
 async def start_workers(
@@ -89,31 +90,59 @@ def _check(effect: StartWorkers) -> None:
 async def _start_leased(
     host: Host, bus: Bus, effect: StartWorkers, order: str, launches: Sequence[Launch], env: Mapping[str, str]
 ) -> list[Worker]:
-    """Where the job wants it, only with a lease, and with a deadline from that lease on."""
+    """Where the job wants it, only with a lease, and with a deadline from that lease on.
+
+    The lease is asked for when the spawner is ready to fork, and the spawner refuses to fork after the
+    deadline: a host that stood still in between tries again.
+    """
     if not effect.fence_s:
         return await _start(host, effect, order, launches, env)
     refs = [launch.ref for launch in launches]
-    leased_ns = await wait_for_lease(host, bus, lambda: not host.withdrawn.intersection(refs))
-    workers = await _start(host, effect, order, launches, env)
-    if now_ns() - leased_ns > effect.fence_s * 1e9 / 2:  # a cold start takes longer than that
-        with contextlib.suppress(LoomError):
-            leased_ns = await lease(host, bus)
-    for worker in workers:
-        arm(worker, effect.fence_s, leased_ns)
-    return workers
+    fence_ns, until_ns = int(effect.fence_s * 1e9), 0
+
+    async def deadline() -> tuple[int, int]:
+        nonlocal until_ns
+        leased_ns = await wait_for_lease(host, bus, lambda: not host.withdrawn.intersection(refs))
+        if not leased_ns:
+            raise SpawnFailed("it was stopped before it had started")
+        until_ns = leased_ns + fence_ns
+        return fence_ns, until_ns
+
+    for again in range(_LEASES_A_START, 0, -1):
+        until_ns = 0
+        try:
+            return await _start(host, effect, order, launches, env, deadline)
+        except SpawnFailed:
+            too_late = 0 < until_ns < now_ns()
+            if again == 1 or not too_late or host.withdrawn.intersection(refs):
+                raise
+    raise AssertionError("the last try returns or raises")
 
 
 async def _start(
-    host: Host, effect: StartWorkers, order: str, launches: Sequence[Launch], env: Mapping[str, str]
+    host: Host,
+    effect: StartWorkers,
+    order: str,
+    launches: Sequence[Launch],
+    env: Mapping[str, str],
+    deadline: Callable[[], Awaitable[tuple[int, int]]] | None = None,
 ) -> list[Worker]:
     wanted = recipe(effect.interpreter, without_secrets(env), effect.preload, effect.spawn)
     _prepare_directories(host)
     orders = [_order(host, effect, order, launch, env) for launch in launches]
     refs = [launch.ref for launch in launches]
+
+    async def fork(spawner: AsyncSpawnerClient) -> list[Started]:
+        if deadline is not None:
+            fence = await deadline()
+            for asked in orders:
+                asked["fence"] = fence
+        return await spawner.start(orders)
+
     try:
         results = await host.spawners.ask(
             wanted,
-            lambda spawner: spawner.start(orders),
+            fork,
             still_wanted=lambda: not host.withdrawn.intersection(refs),
             before_retry=lambda: _remove_unborn(orders),
         )

@@ -171,6 +171,9 @@ def _fill(view: blackbox.View, spec: Mapping[str, Any], identity: Mapping[str, A
     schedule = str(spec.get("schedule") or "").encode()
     if schedule:
         view.write_blob(blackbox.SCHEDULE, schedule)
+    if spec.get("fence"):
+        limit_ns, until_ns = spec["fence"]
+        view.set_fence(int(limit_ns), int(until_ns))
     view.set_header(Header.MAGIC, blackbox.MAGIC)
 
 

@@ -162,6 +162,8 @@ class Children:
             raise Refused("a worker needs its environment")
         if sum(bool(spec.get(key)) for key in ("script", "module", "command")) != 1:
             raise Refused("a worker needs exactly one of script, module and command")
+        if spec.get("fence") and time.clock_gettime_ns(time.CLOCK_BOOTTIME) > spec["fence"][1]:
+            raise Refused("the lease of this host ran out before the worker was started")
         if spec.get("cwd") and not os.path.isdir(spec["cwd"]):
             raise Refused(f"the working directory {spec['cwd']} does not exist")
         if spec.get("command"):
