@@ -12,6 +12,7 @@ from torchloom.data.cursor import Cursor, restored
 from torchloom.data.deal import Piece, batches, deal, left_over, rest, total
 from torchloom.data.loader import ElasticLoader
 from torchloom.data.order import Permutation
+from torchloom.data.skipping import Run, merged
 
 CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
 lines_of_shards = st.lists(st.integers(0, 40), min_size=1, max_size=12)
@@ -99,6 +100,46 @@ def test_lockstep_needs_the_state_of_one_rank_only(
             cursors.append(cursor)
         state = cursors[-1].state()
     assert sorted(seen) == places(whole(lines))
+
+
+@CALM
+@given(
+    lines_of_shards,
+    st.lists(
+        st.tuples(worlds, st.integers(1, 6), st.integers(0, 8), st.lists(st.integers(0, 200), max_size=3)),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_what_is_left_out_is_that_and_nothing_else(
+    lines: list[int], lives: list[tuple[int, int, int, list[int]]]
+) -> None:
+    """Lives as above, each with ten places left out from each of some; what one gives back the next reads."""
+    order = places(whole(lines))
+    seen: list[tuple[int, int]] = []
+    state: dict[str, Any] | None = None
+    kept = set(order)
+    for number, (world, batch, steps, left_out) in enumerate(lives):
+        runs = merged([Run(0, start, start + 10) for start in left_out])
+        skips = tuple((run.start, run.stop) for run in runs)
+        out = {place for start, stop in skips for place in order[start:stop]}
+        kept -= out
+        cursors = []
+        for rank in range(world):
+            if state is None:
+                cursor = Cursor(rank, world, batch=batch, skips=skips)
+                cursor.take(whole(lines))
+            else:
+                cursor = restored([state], rank, world, batch, lines, lambda _: whole(lines), skips)
+            ahead = list(batches(cursor.ahead(), batch))
+            taken = list(chain(*map(places, ahead if number == len(lives) - 1 else ahead[:steps])))
+            assert not out & set(taken)
+            seen += taken
+            cursor.step += steps
+            cursor.consumed = min(cursor.step * batch, cursor.loads[rank])
+            cursors.append(cursor)
+        state = {**cursors[-1].state(), "skips": ",".join(map(str, runs))}
+    assert len(seen) == len(set(seen)) and kept <= set(seen)
 
 
 @CALM

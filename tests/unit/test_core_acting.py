@@ -94,6 +94,18 @@ def test_a_policy_rolls_back_before_the_nan_and_what_was_left_out_is_kept_for_go
     story.check_replay()
 
 
+def test_many_runs_of_samples_are_told_in_short_and_kept_whole() -> None:
+    story = stepping(Policy(rules=ROLLBACK))
+    story.tell(going_back(nan()))
+    text = ",".join(f"0:{n}-{n + 4}" for n in range(0, 1000, 10))
+    for said in (Said.PREPARED, Said.ARMED):
+        answer(story, said)
+    answer(story, Said.APPLIED, changed=(("skipped_data", "", text),), offset=-10)
+    told = story.incident().decision
+    assert "0:70-74 and 92 runs more (setting skipped_data)" in told and "0:80-84" not in told
+    assert story.job().schedule[0].values == {"skipped_data": text}
+
+
 def test_without_a_checkpoint_from_before_it_is_only_told_and_why() -> None:
     story = stepping(Policy(rules=ROLLBACK))
     story.tell(going_back(nan(), None, restore_why="there is no checkpoint from before step 49"))

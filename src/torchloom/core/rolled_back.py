@@ -12,6 +12,8 @@ from torchloom.model.steering import OperationRecord
 from torchloom.model.transaction.config import Entry
 
 MARK = ".rollback."
+_NAMED = 8
+"""Runs of samples that are named one by one."""
 
 
 def rolled_back(turn: Turn, job: Job, record: OperationRecord) -> None:
@@ -62,11 +64,20 @@ def _keep_skips(turn: Turn, job: Job, record: OperationRecord) -> str:
                 at_ns=turn.now_ns,
             )
             job.schedule = record_entry(job.schedule, entry)
-            return f"and these samples are left out from now on: {after}"
+            return f"and these samples are left out from now on: {_in_short(str(after))}"
     return (
         "no batch was left out"
         if "skip" not in record.values
         else (
-            "but the batches to blame could not be left out, because the script's data has no places to name"
+            "but the batches to blame could not be left out, because the script's data has no places to "
+            "name, or too many"
         )
     )
+
+
+def _in_short(text: str) -> str:
+    """For one line: a batch of lines in shards is a run of places of every rank's."""
+    runs = text.split(",")
+    if len(runs) <= _NAMED:
+        return text
+    return f"{','.join(runs[:_NAMED])} and {len(runs) - _NAMED} runs more (setting {SKIPPED})"

@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchloom.data.deal import Piece, deal, left_over, rest, total
+from torchloom.data.deal import Piece, deal, gathered, left_over, rest, total
+from torchloom.data.left_out import Places, apart
+from torchloom.data.skipping import parse
 from torchloom.data.state import VERSION, checked, whole_number
 from torchloom.errors import UsageError
 
@@ -24,13 +26,15 @@ class Cursor:
     world: int
     epoch: int = 0
     dealt: list[Piece] | None = None
-    """What was dealt to the world; None means the whole epoch."""
+    """What was there to deal to the world, with what is left out; None means the whole epoch."""
     consumed: int = 0
     """Lines of this rank's hand that its training loop has taken."""
     batch: int | None = None
     """The batch of every rank, if they move in lockstep."""
     step: int = 0
     """Batches taken since the deal, in lockstep."""
+    skips: Places = ()
+    """What was left out of the deal."""
     hand: list[Piece] = field(default_factory=list)
     """This rank's pieces. Filled by `take`."""
     loads: list[int] = field(default_factory=list)
@@ -38,12 +42,17 @@ class Cursor:
 
     def take(self, epoch_pieces: list[Piece]) -> None:
         """Deal: `epoch_pieces` is what a fresh epoch consists of."""
-        hands = deal(epoch_pieces if self.dealt is None else self.dealt, self.world)
+        hands = self.hands(epoch_pieces)
         self.hand, self.loads = hands[self.rank], [total(hand) for hand in hands]
         if self.consumed > self.loads[self.rank]:
             raise UsageError(
                 f"the data state says {self.consumed} lines were read of {self.loads[self.rank]}"
             )
+
+    def hands(self, epoch_pieces: list[Piece]) -> list[list[Piece]]:
+        """The pieces of every rank, as they were dealt."""
+        pieces = epoch_pieces if self.dealt is None else self.dealt
+        return deal(apart(pieces, epoch_pieces, self.skips)[0], self.world)
 
     def ahead(self) -> list[Piece]:
         """What this rank has not read."""
@@ -85,14 +94,16 @@ def restored(
     batch: int | None,
     lines: Sequence[int],
     fresh: Callable[[int], list[Piece]],
+    skips: Places | None = None,
 ) -> Cursor:
     """The cursor of this rank: exactly where it was if nothing changed, else dealt again.
 
-    `fresh(epoch)` gives the pieces of a whole epoch, `lines` the lines of each shard.
+    `fresh(epoch)` gives the pieces of a whole epoch, `lines` the lines of each shard. `skips` is what is to
+    be left out of the epoch; None: what the state left out.
     """
     for state in states:
         checked(state, "lines")
-        for name in ("epoch", "world", "dealt", "batch"):
+        for name in ("epoch", "world", "dealt", "batch", "skips"):
             if state.get(name) != states[0].get(name):
                 raise UsageError(f"the ranks' data states disagree on {name}", hint="take them at one step")
     first = states[0]
@@ -100,19 +111,34 @@ def restored(
     if not 1 <= old_world <= 1_000_000:
         raise UsageError(f"a world of {old_world} in the data state is impossible")
     dealt = None if first.get("dealt") is None else [_piece(raw, lines) for raw in first["dealt"]]
-    before = fresh(epoch) if dealt is None else dealt
+    whole, skipped = fresh(epoch), left_out_of(first, epoch)
+    before, out = apart(whole if dealt is None else dealt, whole, skipped)
     loads = [total(hand) for hand in deal(before, old_world)]
+    skips = skipped if skips is None else skips
     # Every rank must come to the same conclusion here, whichever states it was given.
     step = whole_number(first, "step", None)
     in_step = all(state.get("step") == step for state in states)
-    if old_world == world and first.get("batch") == batch and in_step:
+    if old_world == world and first.get("batch") == batch and in_step and skips == skipped:
         own = [state for state in states if state.get("rank") == rank]
         consumed = whole_number(own[0], "consumed", loads[rank]) if own else table(states, loads)[rank]
-        cursor = Cursor(rank, world, epoch, dealt, consumed, batch, step)
+        cursor = Cursor(rank, world, epoch, dealt, consumed, batch, step, skips)
     else:
-        cursor = Cursor(rank, world, epoch, left_over(before, table(states, loads)), 0, batch)
-    cursor.take(before)
+        read = table(states, loads)
+        if any(read):
+            # What was left out is there again, should somebody want it back.
+            order = {piece.shard: number for number, piece in enumerate(whole)}
+            dealt = gathered([*left_over(before, read), *out], order)
+        cursor = Cursor(rank, world, epoch, dealt, 0, batch, 0, skips)
+    cursor.take(whole)
     return cursor
+
+
+def left_out_of(state: Mapping[str, Any], epoch: int) -> Places:
+    """The places of an epoch that a state says are left out; one from before there was such a thing: none."""
+    text = state.get("skips", "")
+    if not isinstance(text, str):
+        raise UsageError("the data state does not tell what is left out")
+    return tuple((run.start, run.stop) for run in parse(text) if run.epoch == epoch)
 
 
 def _piece(raw: Any, lines: Sequence[int]) -> Piece:

@@ -10,7 +10,7 @@ old world, what is left over is gathered and dealt again: every line is seen exa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 
@@ -80,15 +80,19 @@ def left_over(pieces: Sequence[Piece], consumed: Sequence[int]) -> list[Piece]:
     for piece in pieces:
         order.setdefault(piece.shard, len(order))
     hands = deal(pieces, len(consumed))
-    left = [
+    left = (
         piece
         for hand, count in zip(hands, consumed, strict=True)
         for piece in rest(hand, count)
         if piece.size
-    ]
-    left.sort(key=lambda piece: (order[piece.shard], piece.start))
+    )
+    return gathered(left, order)
+
+
+def gathered(pieces: Iterable[Piece], order: Mapping[int, int]) -> list[Piece]:
+    """Pieces in the order of their shards, neighbours grown together. `order`: shard → its number."""
     joined: list[Piece] = []
-    for piece in left:
+    for piece in sorted(pieces, key=lambda piece: (order[piece.shard], piece.start)):
         if joined and joined[-1].shard == piece.shard and joined[-1].stop == piece.start:
             joined[-1] = Piece(piece.shard, joined[-1].start, piece.stop)
         else:

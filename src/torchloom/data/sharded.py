@@ -19,9 +19,11 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from torchloom.data.cursor import Cursor, restored
 from torchloom.data.deal import Piece, deal
+from torchloom.data.left_out import Places
 from torchloom.data.order import Permutation
 from torchloom.data.place import whereabouts
 from torchloom.data.shards import Shards
+from torchloom.data.skipping import Run, Skips, merged
 from torchloom.data.state import checked, whole_number
 from torchloom.errors import UsageError
 
@@ -55,6 +57,8 @@ class ShardedDataset(IterableDataset):
         """
         self.shards = Shards(str(uri), window, stride or window, cache_dir, cache_bytes, verify, transform)
         self._seed, self._shuffle = int(seed), bool(shuffle)
+        self.skips = Skips()
+        """Lines that are left out; a setting of the job where there is a `loader`."""
         self._cursor = Cursor(*whereabouts(rank, world))
         self._cursor.take(self._epoch_pieces(0))
         self._read_elsewhere: mmap.mmap | None = mmap.mmap(-1, 1)
@@ -106,9 +110,17 @@ class ShardedDataset(IterableDataset):
         facts = {"fingerprint": self.shards.fingerprint, "seed": self._seed, "shuffle": self._shuffle}
         ahead = cursor.ahead()
         at = [self.shards.index.shards[ahead[0].shard].name, ahead[0].start] if ahead else None
-        return {**cursor.state(), **facts, "at": at}
+        # Of this epoch what was left out of the deal: what was set since counts from the next deal on.
+        others = [run for run in self.skips.runs if run.epoch != cursor.epoch]
+        runs = merged([*others, *(Run(cursor.epoch, *places) for places in cursor.skips)])
+        return {**cursor.state(), **facts, "at": at, "skips": ",".join(map(str, runs))}
 
-    def _restore(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]], batch: int | None) -> None:
+    def _restore(
+        self,
+        state: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        batch: int | None,
+        skips: Places | None = None,
+    ) -> None:
         states = [state] if isinstance(state, Mapping) else list(state)
         if not states:
             raise UsageError("there is no data state to load")
@@ -118,10 +130,15 @@ class ShardedDataset(IterableDataset):
         before, self._seed = self._seed, seed
         try:
             rank, world = self._cursor.rank, self._cursor.world
-            self._cursor = restored(states, rank, world, batch, self.shards.lines, self._epoch_pieces)
+            self._cursor = restored(states, rank, world, batch, self.shards.lines, self._epoch_pieces, skips)
         except BaseException:
             self._seed = before
             raise
+        self.skips.adopt(states[0].get("skips", ""))
+
+    def _deal_again(self, batch: int) -> None:
+        """Deal what is unread, in lockstep by this batch and without what is to be left out now."""
+        self._restore(self._state(self._cursor), batch, self.skips.of(self.epoch))
 
     # -- reading ---------------------------------------------------------------------------------------
 
@@ -152,21 +169,24 @@ class ShardedDataset(IterableDataset):
         return self._seed if self._shuffle else None
 
     def _next_epoch(self) -> None:
-        cursor = Cursor(
-            self._cursor.rank, self._cursor.world, self._cursor.epoch + 1, batch=self._cursor.batch
-        )
-        cursor.take(self._epoch_pieces(cursor.epoch))
+        last, epoch = self._cursor, self._cursor.epoch + 1
+        cursor = Cursor(last.rank, last.world, epoch, batch=last.batch, skips=self.skips.of(epoch))
+        cursor.take(self._epoch_pieces(epoch))
         self._cursor = cursor
 
     def _epoch_pieces(self, epoch: int) -> list[Piece]:
-        lines = self.shards.lines
-        order = Permutation(len(lines), self._seed, epoch, "shards") if self._shuffle else range(len(lines))
-        return [Piece(shard, 0, lines[shard]) for shard in order if lines[shard]]
+        return epoch_pieces(self.shards.lines, self._order_seed, epoch)
 
     def __getstate__(self) -> dict[str, Any]:
         # A spawned data worker gets a pickle of it. Whoever else copies it loses the right to a state: safe.
         self._pickled = True
         return {**self.__dict__, "_read_elsewhere": None}
+
+
+def epoch_pieces(lines: Sequence[int], seed: int | None, epoch: int) -> list[Piece]:
+    """A whole epoch: every shard with lines, in the epoch's order; `seed` is None for that of the index."""
+    order = range(len(lines)) if seed is None else Permutation(len(lines), seed, epoch, "shards")
+    return [Piece(shard, 0, lines[shard]) for shard in order if lines[shard]]
 
 
 def with_next(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, int | None]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -19,11 +20,14 @@ from torch.utils.data import DataLoader
 
 from torchloom.data import live
 from torchloom.data.batch import GlobalBatch
+from torchloom.data.cursor import Cursor
 from torchloom.data.deal import Piece, batches, rest
+from torchloom.data.left_out import places_of
 from torchloom.data.loader import OWNED
 from torchloom.data.order import seed_of, weight
-from torchloom.data.sharded import ShardedDataset, with_next
+from torchloom.data.sharded import ShardedDataset, epoch_pieces, with_next
 from torchloom.data.shards import Shards
+from torchloom.data.skipping import Run
 from torchloom.data.transforms import Pipeline, Transforms
 from torchloom.errors import UsageError
 
@@ -64,6 +68,9 @@ class ShardedLoader:
         self.batch = GlobalBatch(self)
         """The global batch as a setting."""
         live.offer("batch_size", self.batch)
+        self.skips = dataset.skips
+        """Lines that are left out, as a setting."""
+        live.offer("skipped_data", self.skips)
         self._in_lockstep()
         if loader_options.get("num_workers"):
             dataset.shards.close()  # the data workers read; each has a fetching process of its own
@@ -164,7 +171,8 @@ class ShardedLoader:
         while True:
             self._take_batch()
             revision, cursor = self._revision, self._dataset._cursor
-            pipeline = self._pipeline
+            pipeline, skips = self._pipeline, self.skips.runs
+            lines, order = self._dataset.shards.lines, self._dataset._order_seed
             load, loads = cursor.loads[cursor.rank], Counter(cursor.loads)
             self._plan.begin(self._tasks(cursor.step, len(self), pipeline))
             taken = iter(self._loader)
@@ -177,11 +185,13 @@ class ShardedLoader:
                 self._weight = weight(own, everyone, cursor.world)
                 cursor.step, cursor.consumed = step + 1, min((step + 1) * self._batch, load)
                 self._in_hand = True
+                self.skips.note_that(partial(_taken, lines, order, cursor, step, self._batch))
                 yield batch
                 self._in_hand = False
                 if self._reader is not reader:
                     raise UsageError("another loop over this loader has begun", hint="use one loop at a time")
                 changed = self._wanted != self._batch or self._pipeline != pipeline
+                changed = changed or self.skips.runs != skips
                 if changed or self._revision != revision:
                     break  # what was read ahead is not what is wanted any more
             else:
@@ -206,12 +216,13 @@ class ShardedLoader:
             yield [(order, base, epoch, piece, after.get(piece.shard), pipeline) for piece in pieces]
 
     def _in_lockstep(self) -> None:
-        """Make the dataset's cursor count in our batches; what was read in others is dealt again."""
+        """Make the dataset's cursor count in our batches and leave out what is to be: if it does not, deal
+        again what is unread."""
         cursor = self._dataset._cursor
         if cursor.consumed == 0 and cursor.step == 0:
             cursor.batch = self._batch
-        elif cursor.batch != self._batch:
-            self._dataset._restore(self._dataset._state(cursor), self._batch)
+        if cursor.batch != self._batch or cursor.skips != self.skips.of(cursor.epoch):
+            self._dataset._deal_again(self._batch)
 
 
 class _Plan:
@@ -235,6 +246,16 @@ class _Asked:
 
     def __getitems__(self, tasks: list[Task]) -> list[Any]:
         return [sample for task in tasks for sample in self._shards.read(*task)]
+
+
+def _taken(lines: Sequence[int], seed: int | None, cursor: Cursor, step: int, batch: int) -> list[Run]:
+    """What all ranks together took as that batch of this deal. (Knows no loader: notes of batches must not
+    keep one alive.)"""
+    fresh = epoch_pieces(lines, seed, cursor.epoch)
+    pieces = [
+        piece for hand in cursor.hands(fresh) for piece in next(batches(rest(hand, step * batch), batch), [])
+    ]
+    return [Run(cursor.epoch, *places) for places in places_of(pieces, fresh)]
 
 
 def _clamped(value: int, most: int) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from torchloom.data import live
@@ -18,7 +19,7 @@ from torchloom.errors import UsageError
 
 REMEMBERED = 4096
 """Batches whose places are known."""
-MOST = 200
+MOST = 400
 """Runs of samples that may be left out: the text travels in mail."""
 _RUN = re.compile(r"(\d{1,9}):(\d{1,18})-(\d{1,18})")
 
@@ -39,13 +40,20 @@ class Skips:
 
     def __init__(self) -> None:
         self.runs: tuple[Run, ...] = ()
-        self._taken: deque[tuple[int, Run]] = deque(maxlen=REMEMBERED)
+        self._is_set = False
+        self._taken: deque[tuple[int, Callable[[], Iterable[Run]]]] = deque(maxlen=REMEMBERED)
 
     def get(self) -> str:
         return ",".join(map(str, self.runs))
 
     def set(self, value: str) -> None:
-        self.runs = parse(value)
+        self.runs, self._is_set = parse(value), True
+
+    def adopt(self, value: str) -> None:
+        """What a state says was left out, unless somebody has said anything here: then that holds, and an
+        older state does not take it back."""
+        if not self._is_set and not self.runs:
+            self.runs = parse(value)
 
     def check(self, value: str) -> None:
         parse(value)
@@ -56,12 +64,18 @@ class Skips:
 
     def note(self, epoch: int, start: int, stop: int) -> None:
         """The training loop has taken this batch, for the step that is made next."""
-        self._taken.append((live.completed_steps() + 1, Run(epoch, start, stop)))
+        self.note_that((Run(epoch, start, stop),).__iter__)
+
+    def note_that(self, batch: Callable[[], Iterable[Run]]) -> None:
+        """The same for a batch whose places are many, and looked up only when somebody asks."""
+        self._taken.append((live.completed_steps() + 1, batch))
 
     def with_steps(self, first: int, last: int) -> str:
-        """The setting that leaves out the batches of these steps (counted as the loop makes them) as well."""
-        found = [run for step, run in self._taken if first <= step <= last]
-        return ",".join(map(str, merged([*self.runs, *found])))
+        """The setting that leaves out the batches of these steps (counted as the loop makes them) as well;
+        as it is when that would be more than can be named."""
+        found = [run for step, batch in self._taken if first <= step <= last for run in batch()]
+        together = merged([*self.runs, *found])
+        return ",".join(map(str, together)) if len(together) <= MOST else self.get()
 
 
 def parse(text: str) -> tuple[Run, ...]:
