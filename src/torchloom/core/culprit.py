@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from torchloom.core import store_away
+from torchloom.core.lost_peers import followed
 from torchloom.model.fleet import ExitReport, Incident
 
 
@@ -62,7 +63,7 @@ def complete(incident: Incident, report: ExitReport) -> bool:
 
 def _guilt(report: ExitReport) -> tuple[bool, int]:
     """The smaller, the likelier the cause."""
-    return bool(report.end and report.end.connection_lost), _fault_ns(report)
+    return followed(report), _fault_ns(report)
 
 
 def _as_secondary(report: ExitReport) -> ExitReport:
@@ -102,17 +103,17 @@ def verdict(culprit: ExitReport) -> str:
 def secondary_note(exits: Sequence[ExitReport]) -> str:
     """Who else ended: of the same mistake, or because a peer was gone."""
     alike = sorted(r.rank for r in exits if r.secondary and _alike(exits[0], r))
-    followed = sorted(r.rank for r in exits if r.secondary and r.rank not in alike)
+    others = sorted(r.rank for r in exits if r.secondary and r.rank not in alike)
     note = f"; {_names(alike)} failed alike" if alike else ""
-    if followed:
-        whose = "its" if len(followed) == 1 else "their"
-        note += f"; {_names(followed)} followed because {whose} peer was gone"
+    if others:
+        whose = "its" if len(others) == 1 else "their"
+        note += f"; {_names(others)} followed because {whose} peer was gone"
     return note
 
 
 def _alike(chief: ExitReport, other: ExitReport) -> bool:
     """Whether both died of the same error, and none of them of the other's death: a mistake in the script."""
-    if chief.end is None or other.end is None or not chief.end.exception or other.end.connection_lost:
+    if chief.end is None or other.end is None or not chief.end.exception or followed(other):
         return False
     return (chief.end.exception, chief.end.message) == (other.end.exception, other.end.message)
 

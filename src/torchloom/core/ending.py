@@ -19,7 +19,7 @@ from torchloom.core.generation import (
 )
 from torchloom.core.incidents import close_findings
 from torchloom.core.lifecycle import move_job, move_worker
-from torchloom.core.lost_peers import silence_before
+from torchloom.core.lost_peers import followed, silence_before
 from torchloom.core.numbers import goodput
 from torchloom.core.steering import job_ended, rank_ended
 from torchloom.core.turn import Turn
@@ -158,9 +158,8 @@ def _end_of_what_was_stuck(turn: Turn, job: Job, incident: Incident, report: Exi
     """
     assert incident.finding is not None
     sentence, fault_ns = incident.finding.sentence, incident.timeline.fault_ns
-    followed = report.end is not None and report.end.connection_lost
     incident.timeline.decided_ns = turn.now_ns
-    if report.rank in incident.finding.ranks and not followed:
+    if report.rank in incident.finding.ranks and not followed(report):
         incident.kind, incident.culprit = "crash", None
         add_exit(turn, job, incident, report)
         incident.verdict += f"; before that, {sentence}"

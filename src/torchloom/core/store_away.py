@@ -8,6 +8,7 @@ has once been reached waits; before that, an address is likelier wrong than away
 from __future__ import annotations
 
 from torchloom.core.budget import backoff_s
+from torchloom.core.lost_peers import followed
 from torchloom.model.fleet import ExitReport, Fleet, Incident, Job, Plan
 
 KIND = "checkpoint-store-away"
@@ -28,7 +29,7 @@ def same_wait(fleet: Fleet, job: Job) -> Incident | None:
 def explains(job: Job, incident: Incident, report: ExitReport) -> bool:
     """Is this why the others ended? Peers follow at once, and their ends may be known first."""
     same = incident.kind == "crash" and incident.generation == job.generation and is_away(job, report)
-    return same and all(e.after_stop or (e.end is not None and e.end.connection_lost) for e in incident.exits)
+    return same and all(e.after_stop or followed(e) for e in incident.exits)
 
 
 def take_over(job: Job, incident: Incident, report: ExitReport, chance: float) -> None:

@@ -146,7 +146,7 @@ def _lasts(memory: Memory, limits: SlowLimits) -> bool:
     if not any(f.kind in WHOLE_JOB for f in memory.slow):
         return False
     began = memory.trigger.last_step - memory.trigger.above
-    return memory.changed_step is None or began > memory.changed_step + limits.forget_steps
+    return not limits.may_be_meant(began, memory.changed_step)
 
 
 def _numbers(windows: Sequence[RankWindow], memory: Memory) -> tuple[Memory, list[Finding]]:

@@ -54,6 +54,15 @@ class SlowLimits(Struct, frozen=True, kw_only=True):
     """… and while it is told of only after this long, too: what is wrong does not become usual, but what was
     told wrongly must not keep a job from being known for ever."""
 
+    def is_usual(self, untold: int, lasting: int, lasting_s: float) -> bool:
+        """Whether something has been slower for so long that it counts as usual: so many steps in a row
+        without being told of, or so many and so long in any case."""
+        return untold > self.forget_steps or (lasting_s > self.forget_s and lasting > self.forget_steps)
+
+    def may_be_meant(self, began_step: int, changed_step: int | None) -> bool:
+        """Whether what began at this step follows a change of settings, or was followed by one."""
+        return changed_step is not None and began_step <= changed_step + self.forget_steps
+
 
 class Trigger(Struct, frozen=True):
     """State of the cumulative sum: plain data, kept by the caller between calls."""
@@ -96,7 +105,7 @@ def watch(trigger: Trigger, step: int, step_s: float, limits: SlowLimits, found:
     # No higher than a few alarms: what lasted for long must not take as long to be over.
     total = min(total, 4 * max(limits.alarm, limits.alarm_sigmas * sigma))
     unfound, slow_s = 0 if found else trigger.unfound + 1, trigger.slow_s + step_s
-    if total == 0.0 or _is_usual(unfound, trigger.above, slow_s, limits):
+    if total == 0.0 or limits.is_usual(unfound, trigger.above, slow_s):
         kept = healthy if total == 0.0 else trigger.excesses
         return Trigger((*kept, y)[-limits.baseline_steps :], last_step=step)
     # The baseline stands still while the sum is positive, or it would learn the slowness.
@@ -124,11 +133,6 @@ def watch(trigger: Trigger, step: int, step_s: float, limits: SlowLimits, found:
         unfound,
         slow_s,
     )
-
-
-def _is_usual(unfound: int, above: int, slow_s: float, limits: SlowLimits) -> bool:
-    """Whether a slower pace has lasted for so long that it counts as the usual one."""
-    return unfound > limits.forget_steps or (slow_s > limits.forget_s and above > limits.forget_steps)
 
 
 def _fast(values: Sequence[float]) -> float:

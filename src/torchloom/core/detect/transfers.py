@@ -107,9 +107,7 @@ def watch_levels(
         elif last_step < KNOWN_STEPS or now <= SUSPECT * level.usual_ns:
             level = _learned(level, now, crowd) if learn or last_step < KNOWN_STEPS else _calm(level)
         else:
-            began = last_step - level.raised
-            # What follows a change of settings, or is followed by one, may be meant so.
-            meant = changed_step is not None and began <= changed_step + limits.forget_steps
+            meant = limits.may_be_meant(last_step - level.raised, changed_step)
             level = _higher(level, now, crowd, step_ns, fresh_s, limits, meant)
         levels[name] = level
     return levels
@@ -140,8 +138,7 @@ def _higher(
         suspect = level.suspect + len(fresh_s) if meant else 0
     else:
         raised, raised_s, suspect = 0, 0.0, level.suspect + len(fresh_s)
-    lasted = raised_s > limits.forget_s and raised > limits.forget_steps
-    if lasted or suspect > limits.forget_steps:
+    if limits.is_usual(suspect, raised, raised_s):
         return Level(now, crowd)
     return replace(level, suspect=suspect, raised=raised, raised_s=raised_s, longer_ns=longer)
 
