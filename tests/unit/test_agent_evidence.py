@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -130,6 +131,9 @@ def test_a_real_process_that_waits_for_a_lock(tmp_path: Path, stopped: bool) -> 
         if stopped:  # only now: it would not come to the lock any more
             os.kill(process.pid, signal.SIGSTOP)
             assert stack_of(process.pid).location == "tokenize() at job.py:4"
+        # Whoever is looked at may be awake for a moment.
+        while kernel.state_of(process.pid) == "R":
+            time.sleep(0.001)
         assert kernel.state_of(process.pid) == ("T" if stopped else "S")
         if not stopped:
             assert kernel.waits_on((process.pid,)) in ("lock", "unknown")
@@ -137,6 +141,24 @@ def test_a_real_process_that_waits_for_a_lock(tmp_path: Path, stopped: bool) -> 
         process.kill()
         process.wait()
         process.stdout.close()  # type: ignore[union-attr]
+
+
+def test_a_reading_that_takes_too_long_is_ended_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, began = tmp_path / "py-spy", tmp_path / "began"
+    slow.write_text(f"#!/bin/sh\necho $$ > {began}\nexec sleep 1000\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr(stacks, "_program", lambda: str(slow))
+    monkeypatch.setattr(stacks, "_WITHIN_S", 0.2)
+    monkeypatch.setattr(stacks, "_ENDS_WITHIN_S", 120.0)
+    found: object = None
+    while not began.exists():
+        found = asyncio.run(stacks.read(os.getpid()))
+    assert found is None
+    gc.collect()  # what it left would be told now, by an error in a finalizer
+    if pid := began.read_text():
+        assert kernel.state_of(int(pid)) == ""
 
 
 def test_a_process_that_is_gone_has_no_counts() -> None:

@@ -8,6 +8,7 @@ that holds the GIL for ever has a stack, too.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 _WITHIN_S = 2.0
+_ENDS_WITHIN_S = 5.0
 _MOST_FRAMES = 24
 _LIBRARY = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen", "<string>")
 _STARTERS = (
@@ -88,6 +90,10 @@ async def read(pid: int) -> Stack | None:
     finally:
         if process.returncode is None:
             process.kill()
+            # Its end is waited for: after the loop is closed there would be nobody to tell of it.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_ENDS_WITHIN_S):
+                    await process.communicate()
     try:
         threads = _threads.decode(out)
     except msgspec.DecodeError:

@@ -1,0 +1,14 @@
+"""What holds for all tests: hypothesis draws the same examples on every run and never looks at the clock.
+
+A test that fails once in a hundred runs tells nobody anything, and a machine that stands still for a second is
+no failure. Whoever wants other examples raises the number of them (LOOM_TEST_EXAMPLES where it is read).
+"""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "torchloom", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("torchloom")
