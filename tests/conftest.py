@@ -1,7 +1,7 @@
 """What holds for all tests: hypothesis draws the same examples on every run and never looks at the clock.
 
-A test that fails once in a hundred runs tells nobody anything, and a machine that stands still for a second is
-no failure. Whoever wants other examples raises the number of them (LOOM_TEST_EXAMPLES where it is read).
+A test that fails once in a hundred runs tells nobody anything, and a machine that stands still for a second
+is no failure. Whoever wants other examples raises the number of them (LOOM_TEST_EXAMPLES where it is read).
 """
 
 from __future__ import annotations

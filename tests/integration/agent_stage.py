@@ -11,8 +11,9 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest import mock
 
-from torchloom.agent import boxes
+from torchloom.agent import boxes, spawners
 from torchloom.agent.main import serve
 from torchloom.bus.memory import MemoryBus, MemoryHub
 from torchloom.home import Home
@@ -181,6 +182,14 @@ async def until(check: Callable[[], Any], timeout_s: float = 120.0) -> Any:
 
 @contextlib.asynccontextmanager
 async def staged(tmp_path: Path) -> AsyncIterator[Stage]:
+    # An agent does not wait for ever for a spawner that should leave; here nothing may be left of one.
+    with mock.patch.object(spawners, "_LEAVE_WITHIN_S", 120.0):
+        async with _staged(tmp_path) as stage:
+            yield stage
+
+
+@contextlib.asynccontextmanager
+async def _staged(tmp_path: Path) -> AsyncIterator[Stage]:
     home = Home(tmp_path / uuid.uuid4().hex[:8])
     work = tmp_path / "work"
     work.mkdir(exist_ok=True)

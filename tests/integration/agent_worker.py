@@ -1,6 +1,7 @@
 """A worker without torch: steps, collectives and the mailbox through the black box alone, as the probe would.
 
-Usage: agent_worker.py SECONDS_PER_STEP [collective] [stubborn] [child]
+Usage: agent_worker.py SECONDS_PER_STEP [collective] [stubborn] [child] [held=STEPS]
+One that is held makes no further step than that one until there is mail for it.
 """
 
 import json
@@ -15,6 +16,7 @@ from torchloom.wire import blackbox
 from torchloom.wire.blackbox import CollectiveWord, Mailbox, Phase, Progress, Source, View
 
 step_s, words = float(sys.argv[1]), sys.argv[2:]
+held = next((int(word.removeprefix("held=")) for word in words if word.startswith("held=")), sys.maxsize)
 with open(os.environ["LOOM_BOX"], "r+b") as file:
     view = View(memoryview(mmap.mmap(file.fileno(), blackbox.SIZE)))
 view.write_blob(blackbox.DEVICE, json.dumps({"kind": "cpu", "cores": [0]}).encode())
@@ -42,6 +44,8 @@ while True:
         print("stopped before step", done + 1, flush=True)
         sys.exit(0)
     time.sleep(step_s)
+    if done >= held and not view.words[mail + Mailbox.VERSION]:
+        continue
     done += 1
     now = time.monotonic_ns()
     view.write_step(done, now, int(step_s * 1e9), 0, 0)

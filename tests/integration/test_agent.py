@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from agent_stage import (
     NODE,
+    SOURCES,
     Stage,
     environment,
     read_box,
@@ -64,16 +65,16 @@ def test_a_kill_is_told_by_its_signal_with_what_the_worker_was_doing(tmp_path: P
         await stage.start_agent()
         started = await stage.start(steps(0.01, "collective"))
         first = await stage.event(FirstStep)
-        assert abs(first.at_ns - time.time_ns()) < 60e9
+        assert abs(first.at_ns - time.time_ns()) < 3600e9, "a time of day, not of the machine"
         registered = await stage.event(WorkerRegistered)
         assert [d.device for d in registered.devices] == [f"cpu-{NODE}-0"]
-        os.kill(started.workers[0].pid, signal.SIGKILL)
         killed_ns = time.time_ns()
+        os.kill(started.workers[0].pid, signal.SIGKILL)
         ended = await stage.exit_of(0)
         assert (ended.exit.code, ended.exit.signal) == (None, 9)
         assert ended.steps > 0 and ended.ran_s > 0
         assert ended.activity.startswith("in all_reduce #412 (4.0 MB float32) for ")
-        assert ended.at_ns - killed_ns < 5e9
+        assert killed_ns <= ended.at_ns <= time.time_ns()
 
     run(tmp_path, scene)
 
@@ -81,13 +82,14 @@ def test_a_kill_is_told_by_its_signal_with_what_the_worker_was_doing(tmp_path: P
 def test_stop_at_a_boundary_then_term_then_kill(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
         await stage.start_agent()
-        gentle = await stage.start(steps(0.01), job="gentle")
+        # Held, so that it cannot be past its end before it is told of it.
+        gentle = await stage.start(steps(0.01, "held=30"), job="gentle")
         stubborn = await stage.start(steps(0.01, "stubborn"), job="stubborn")
         await until(lambda: len(stage.events(FirstStep)) == 2)
-        await stage.end(gentle.workers[0].ref, at_step=200, boundary_wait_s=30.0, grace_s=30.0)
+        await stage.end(gentle.workers[0].ref, at_step=40, boundary_wait_s=600.0, grace_s=600.0)
         ended = await stage.event(WorkerExited, lambda e: e.ref.job == "gentle")
-        assert ended.exit.ok and ended.steps == 199
-        assert ended.log_tail[-1] == "stopped before step 200"
+        assert ended.exit.ok and ended.steps == 39
+        assert ended.log_tail[-1] == "stopped before step 40"
         await stage.end(stubborn.workers[0].ref, grace_s=0.2)
         killed = await stage.event(WorkerExited, lambda e: e.ref.job == "stubborn")
         assert killed.exit.signal == signal.SIGKILL
@@ -196,7 +198,7 @@ def test_stopping_what_never_ran_is_an_exit_all_the_same(tmp_path: Path) -> None
 def test_logs_and_boxes_can_be_asked_for(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
         await stage.start_agent()
-        started = await stage.start(steps(0.01, "collective", "child"))
+        started = await stage.start(steps(0.01, "collective", "child", "held=3"))
         await stage.event(FirstStep)
         piece = await read_log(stage, ReadLog("tiny", 0))
         assert (
@@ -261,6 +263,7 @@ def test_secrets_of_ours_do_not_reach_a_worker_and_torchruns_variables_do(tmp_pa
         secret = {"LOOM_TOKEN": "s3cret", "LOOM_NATS_URL": "nats://u:s3cret@h", "MINE": "kept"}
         order = stage.order(sh("env | sort"), world=2, port=4711)
         await stage.send(order, env=environment() | secret)
+        await stage.exit_of(0)
         await stage.exit_of(1)
         text = (await read_log(stage, ReadLog("tiny", 1))).data.decode()
         assert "s3cret" not in text
@@ -344,11 +347,17 @@ def test_two_ranks_of_torch_meet_in_a_store_and_are_seen_waiting(tmp_path: Path)
 def test_a_stop_overtakes_a_start_that_waits_for_a_warm_spawner(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
         await stage.start_agent()
-        order = stage.order(sh("echo must not run"), spawn="warm")
-        await stage.send(order)
+        gate = stage.work / "gate"
+        # It is not warm before the stop is done, however slow this test may be beside it.
+        stage.work.joinpath("waits.py").write_text(
+            f"import os, time\nwhile not os.path.exists({str(gate)!r}):\n    time.sleep(0.01)\n"
+        )
+        order = stage.order(sh("echo must not run"), spawn="warm", preload=("waits",))
+        await stage.send(order, env=environment() | {"PYTHONPATH": f"{SOURCES}:{stage.work}"})
         await stage.end(*(launch.ref for launch in order.launches))
         assert (await stage.exit_of(0)).exit.source == "inventory"
         assert "stopped before" in (await stage.event(EffectFailed)).why
+        gate.touch()
         assert b"must not run" not in stage.home.jobs_dir.joinpath("tiny", "rank-0.log").read_bytes()
 
     run(tmp_path, scene)
