@@ -43,9 +43,15 @@ def test_a_process_that_is_gone_has_no_group(tmp_path: Path, monkeypatch: pytest
     assert cgroups.throttled(1, tmp_path) is None
 
 
-def test_this_process_can_be_asked() -> None:
-    found = cgroups.throttled(os.getpid())
-    assert found is None or found[1] >= 0
+def test_the_kernel_lists_this_process_in_the_group_that_is_found_for_it() -> None:
+    found = cgroups.cpu_group(os.getpid())
+    try:
+        listed = "" if found is None else (found[0] / "cgroup.procs").read_text()
+    except OSError as error:
+        pytest.skip(f"this host does not show the group: {error}")
+    assert found is not None and str(os.getpid()) in listed.split()
+    told = cgroups.throttled(os.getpid())
+    assert told is not None and told[0] == str(found[0])
 
 
 def test_what_another_group_counted_is_not_this_ones() -> None:

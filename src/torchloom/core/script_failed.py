@@ -33,7 +33,6 @@ def script_failed(turn: Turn, event: ScriptFailed) -> None:
         training_step=event.training_step,
         ran_s=event.ran_s,
         end=event.end,
-        activity=event.activity,
         devices=worker.devices,
         collectives=event.collectives,
     )

@@ -286,7 +286,6 @@ class ScriptFailed(EventBase, frozen=True, kw_only=True, tag="script-failed"):
     steps: int = 0
     training_step: int | None = None
     ran_s: float = 0.0
-    activity: str = ""
     collectives: tuple[Collective, ...] = ()
 
 
@@ -433,3 +432,5 @@ class Envelope(Struct, frozen=True):
     id: str
     source: str
     body: Event
+    sent_ns: int = 0
+    """An agent's wall clock as it sent this; 0 from a weaver. Times in its events are by that clock."""

@@ -43,8 +43,6 @@ class Level(Struct, frozen=True):
     raised: int = 0
     """Steps in a row in which they took so much longer that it is worth a word."""
     raised_s: float = 0.0
-    longer_ns: float = 0.0
-    """By how much, now."""
 
     @property
     def told(self) -> bool:
@@ -140,22 +138,24 @@ def _higher(
         raised, raised_s, suspect = 0, 0.0, level.suspect + len(fresh_s)
     if limits.is_usual(suspect, raised, raised_s):
         return Level(now, crowd)
-    return replace(level, suspect=suspect, raised=raised, raised_s=raised_s, longer_ns=longer)
+    return replace(level, suspect=suspect, raised=raised, raised_s=raised_s)
 
 
 def slow_transfers(
     windows: Sequence[RankWindow], levels: Mapping[str, Level], step_s: float
 ) -> list[Finding]:
     """The group or pair whose transfers take most of what they all take longer, if it has lasted."""
-    told = {name: level for name, level in levels.items() if level.told}
-    if not told:
+    told = {name for name, level in levels.items() if level.told}
+    now = transfer_times(windows) if told else {}
+    longer = {name: now[name] - levels[name].usual_ns for name in told & now.keys()}
+    if not longer:
         return []
-    worst = max(told, key=lambda name: (told[name].longer_ns, name))
-    level = told[worst]
-    change = words.change(level.usual_ns / 1e9, (level.usual_ns + level.longer_ns) / 1e9)
-    inputs: dict[str, float | str] = {"usual_s": level.usual_ns / 1e9, "step_s": step_s}
+    worst = max(longer, key=lambda name: (longer[name], name))
+    usual_s = levels[worst].usual_ns / 1e9
+    change = words.change(usual_s, now[worst] / 1e9)
+    inputs: dict[str, float | str] = {"usual_s": usual_s, "step_s": step_s}
     sentence = f"transfers {where(windows, worst)} went from {change} in a step of {words.lasting(step_s)}"
-    return [say(windows, worst, sentence, level.longer_ns, inputs)]
+    return [say(windows, worst, sentence, longer[worst], inputs)]
 
 
 def where(windows: Sequence[RankWindow], name: str) -> str:
