@@ -42,6 +42,7 @@ from torchloom.model.worker import EndRecord, Exit, WorkerRef
 from torchloom.wire import codec
 
 S = 1_000_000_000
+MS = 1_000_000
 START_NS = 1_700_000_000 * S
 KILLED = Exit(None, 9, "spawner")
 FAILED = Exit(1, None, "spawner")
@@ -76,6 +77,8 @@ class Story:
         self.stream: list[tuple[bytes, int, int]] = []
         self.effects: list[Effect] = []
         self.now_ns = START_NS
+        self.ahead_s: dict[str, float] = {}
+        """By how much the clocks of some nodes are wrong; times they tell are by those."""
         for node, slots in nodes.items():
             self.join(node, slots)
 
@@ -83,7 +86,9 @@ class Story:
     def tell(self, event: Event, event_id: str = "", after_s: float = 0.01) -> list[Effect]:
         self.now_ns += int(after_s * S)
         seq = len(self.stream) + 1
-        data = codec.encode(Envelope(event_id or f"event-{seq}", "story", event))
+        ahead_s = self.ahead_s.get(getattr(event, "node", ""))
+        sent_ns = 0 if ahead_s is None else self.now_ns + int(ahead_s * S) - MS
+        data = codec.encode(Envelope(event_id or f"event-{seq}", "story", event, sent_ns))
         self.stream.append((data, seq, self.now_ns))
         effects = apply(self.fleet, codec.decode_envelope(data), seq, self.now_ns)
         assert broken(self.fleet) == []

@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections import deque
 from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from torchloom.bus.protocol import Bus
 from torchloom.errors import LoomError, UsageError
@@ -25,8 +28,7 @@ _LONGEST_RETRY_S = 0.5
 
 @dataclass(frozen=True, eq=False)
 class _Waiting:
-    id: str
-    data: bytes
+    envelope: Envelope
     stored: asyncio.Future[bool]
 
 
@@ -43,7 +45,7 @@ class Reporter:
         """Queue an event. The future's value is False if the event was given up as impossible to store."""
         envelope = Envelope(event_id, f"agent/{self._node}", event)
         stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._queue.append(_Waiting(event_id, codec.encode(envelope), stored))
+        self._queue.append(_Waiting(envelope, stored))
         self._more.set()
         return stored
 
@@ -60,15 +62,18 @@ class Reporter:
             retry_s = _FIRST_RETRY_S
             while self._queue:
                 first = self._queue[0]
+                id = first.envelope.id
                 try:
-                    await self._bus.append(subject, first.data, id=first.id)
-                except (UsageError, ValueError) as error:
+                    # At every try anew: it tells the stream's clock from this host's, however long it waited.
+                    data = codec.encode(replace(first.envelope, sent_ns=time.time_ns()))
+                    await self._bus.append(subject, data, id=id)
+                except (UsageError, ValueError, OverflowError) as error:
                     # It would be refused every time, and everything behind it would wait for ever.
-                    log.error("event %s cannot be stored and is dropped: %s", first.id, error)
+                    log.error("event %s cannot be stored and is dropped: %s", id, error)
                     self._done(first, False)
                     continue
                 except LoomError as error:
-                    log.info("event %s waits (%d in all): %s", first.id, len(self._queue), error)
+                    log.info("event %s waits (%d in all): %s", id, len(self._queue), error)
                     await asyncio.sleep(retry_s)
                     retry_s = min(_LONGEST_RETRY_S, retry_s * 2)
                     continue

@@ -11,6 +11,7 @@ from torchloom.core.checkpoints import (
     checkpoint_saved,
     store_opened,
 )
+from torchloom.core.clocks import in_stream_time
 from torchloom.core.consequences import follow_outcomes
 from torchloom.core.draining import follow_leaving, save_again
 from torchloom.core.ending import start_did_fail, worker_exited
@@ -125,7 +126,7 @@ def apply(fleet: Fleet, envelope: Envelope, seq: int, now_ns: int) -> list[Effec
     if is_of_a_deposed_weaver(fleet, envelope):
         return []
     turn = Turn(fleet, seq, fleet.now_ns, envelope.id)
-    _dispatch(turn, envelope.body)
+    _dispatch(turn, in_stream_time(fleet, envelope))
     follow_outcomes(turn)
     if fleet.leaving:
         follow_leaving(turn)

@@ -11,7 +11,7 @@ from torchloom.model.effects import Effect
 from torchloom.model.findings import Finding, RankEvidence
 from torchloom.model.job import JobSpec
 from torchloom.model.links import LinkMatrix
-from torchloom.model.node import Inventory, StoreAddress, StoreRef
+from torchloom.model.node import Inventory, NodeClock, StoreAddress, StoreRef
 from torchloom.model.steering import OperationRecord
 from torchloom.model.transaction.config import Schedule
 from torchloom.model.transaction.state import Limits, Proposer
@@ -358,6 +358,8 @@ class Fleet(Struct, kw_only=True):
     leader: str = ""
     jobs: dict[str, Job] = field(default_factory=dict)
     nodes: dict[str, Node] = field(default_factory=dict)
+    clocks: dict[str, NodeClock] = field(default_factory=dict)
+    """By node; kept by core.clocks."""
     incidents: dict[str, Incident] = field(default_factory=dict)
     outbox: dict[str, Effect] = field(default_factory=dict)
     """Effects that no event has closed yet."""

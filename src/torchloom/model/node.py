@@ -29,6 +29,15 @@ class LiveWorker(Struct, frozen=True):
     devices: tuple[DeviceUse, ...] = ()
 
 
+class NodeClock(Struct, frozen=True, array_like=True):
+    """What a node's wall clock shows, against the clock that stamps the stream."""
+
+    behind_ns: int
+    """To be added to a time of the node; negative when it is ahead."""
+    at_ns: int
+    """When that was seen, by the stream's clock."""
+
+
 class Inventory(Struct, frozen=True, kw_only=True):
     """Everything an agent knows about its host, sent when it starts and whenever it is connected again."""
 

@@ -1,0 +1,55 @@
+"""One clock for all: what an agent tells by its host's wall clock is put into the time of the stream.
+
+Whom to blame, and how long a recovery took, is told by comparing times of several hosts and of our own
+decisions. A host whose clock is an hour behind would otherwise have died before everything else. How far a
+clock is behind is read from every event: the stream stamps it a little after its agent has sent it, so the
+smallest difference is the nearest to the truth, and never below it. It may grow slowly, because clocks drift.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from torchloom.model.events import CheckpointSaved, Envelope, Event, FirstStep, ScriptFailed, WorkerExited
+from torchloom.model.fleet import Fleet
+from torchloom.model.node import NodeClock
+from torchloom.model.worker import EndRecord
+
+DRIFT = 5_000
+"""A clock goes wrong by one part in so many at most, if nobody sets it."""
+SET_NS = 10 * 10**9
+"""An event that seems to be longer under way than this was not: the clock of its host was set back."""
+
+
+def in_stream_time(fleet: Fleet, envelope: Envelope) -> Event:
+    """The event with its times by the stream's clock, none of them later than now."""
+    event, node, now_ns = envelope.body, getattr(envelope.body, "node", ""), fleet.now_ns
+    if not envelope.sent_ns or not node:
+        return event
+    clock = followed(fleet.clocks.get(node), now_ns - envelope.sent_ns, now_ns)
+    fleet.clocks[node] = clock
+
+    def told(at_ns: int) -> int:
+        return min(now_ns, at_ns + clock.behind_ns) if at_ns else 0
+
+    def ended(end: EndRecord | None) -> EndRecord | None:
+        return None if end is None else replace(end, at_ns=told(end.at_ns))
+
+    match event:
+        case WorkerExited():
+            return replace(event, at_ns=told(event.at_ns), end=ended(event.end))
+        case ScriptFailed():
+            return replace(event, at_ns=told(event.at_ns), end=ended(event.end))
+        case FirstStep():
+            return replace(event, at_ns=told(event.at_ns))
+        case CheckpointSaved():
+            return replace(event, saved=replace(event.saved, at_ns=told(event.saved.at_ns)))
+    return event
+
+
+def followed(known: NodeClock | None, behind_ns: int, now_ns: int) -> NodeClock:
+    """The clock after another look at it, which shows it `behind_ns` or less behind."""
+    if known is None or behind_ns - known.behind_ns > SET_NS:
+        return NodeClock(behind_ns, now_ns)
+    drifted_ns = max(0, now_ns - known.at_ns) // DRIFT
+    return NodeClock(min(behind_ns, known.behind_ns + drifted_ns), max(now_ns, known.at_ns))
