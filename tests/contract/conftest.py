@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 
+from torchloom.bus import nats, nats_lease
 from torchloom.bus.embedded import EmbeddedNats
 from torchloom.bus.memory import MemoryBus, MemoryHub
 from torchloom.bus.nats import NatsBus
 from torchloom.bus.protocol import Bus
 
 TEST_TIMEOUT_S = 240
+ANSWER_WITHIN_S = 120
+"""Where a test says nothing else: a machine may stand still for longer than a service should wait."""
 
 
 class Stage(Protocol):
@@ -68,16 +72,21 @@ class NatsStage:
 
     def start(self) -> None:
         self._process = self.server.start()
-        self.server.wait_ready()
+        self.server.wait_ready(ANSWER_WITHIN_S)
 
     async def open(self) -> Bus:
-        bus = await NatsBus.connect(self.server.address("weaver"), name="weaver")
-        self._buses.append(bus)
+        bus = await self._connect("weaver")
         await bus.provision()
         return bus
 
     async def open_agent(self) -> NatsBus:
-        bus = await NatsBus.connect(self.server.address("agent"), name="agent")
+        return await self._connect("agent")
+
+    async def _connect(self, role: str) -> NatsBus:
+        bus = await NatsBus.connect(self.server.address(role), name=role, wait_s=ANSWER_WITHIN_S)
+        patient: Any = bus
+        patient.append = functools.partial(bus.append, timeout_s=ANSWER_WITHIN_S)
+        patient.request = functools.partial(bus.request, timeout_s=ANSWER_WITHIN_S)
         self._buses.append(bus)
         return bus
 
@@ -100,7 +109,9 @@ class NatsStage:
 
 
 @pytest.fixture
-def nats_stage(tmp_path: Path) -> Iterator[NatsStage]:
+def nats_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NatsStage]:
+    for module in (nats, nats_lease):
+        monkeypatch.setattr(module, "REQUEST_TIMEOUT_S", ANSWER_WITHIN_S)
     stage = NatsStage(tmp_path / "nats")
     stage.start()
     yield stage
@@ -133,7 +144,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
                     await arguments[name].close()
             left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
             if left:
-                await asyncio.wait(left, timeout=5)
+                await asyncio.wait(left, timeout=60)
             assert all(task.done() for task in left), f"tasks left behind: {left}"
 
     asyncio.run(play())

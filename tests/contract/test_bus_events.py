@@ -142,7 +142,7 @@ async def test_append_while_cut_off_is_unavailable_and_can_be_repeated(stage: An
         await bus.append(SUBJECT, b"during", id="during", timeout_s=0.2)
     with pytest.raises(BusUnavailable):
         await bus.append(SUBJECT, b"during", id="during", timeout_s=0.2)
-    waiting = asyncio.ensure_future(bus.append(SUBJECT, b"during", id="during", timeout_s=30))
+    waiting = asyncio.ensure_future(bus.append(SUBJECT, b"during", id="during", timeout_s=120))
     await stage.mend()
     assert await waiting == 2
     assert await bus.append(SUBJECT, b"during", id="during") == 2
@@ -158,7 +158,7 @@ async def test_reader_survives_being_cut_off_without_loss_or_duplicate(stage: An
     async def write() -> None:
         number = 0
         while not done.is_set():
-            acknowledged.append(await writer.append(SUBJECT, b"%d" % number, id=f"w{number}", timeout_s=30))
+            acknowledged.append(await writer.append(SUBJECT, b"%d" % number, id=f"w{number}", timeout_s=120))
             number += 1
             await asyncio.sleep(0)
 

@@ -37,7 +37,7 @@ async def test_an_agent_cannot_speak_for_another_node(nats_stage: Any) -> None:
     weaver, agent = await nats_stage.open(), await nats_stage.open_agent()
     for subject in ("loom.v1.event.node.n2.exit", "loom.v1.event.weaver", "loom.v1.event.node.n1"):
         with pytest.raises(NotAllowed):
-            await agent.append(subject, b"", id=subject, timeout_s=30)
+            await agent.append(subject, b"", id=subject, timeout_s=120)
     got: asyncio.Queue[Message] = asyncio.Queue()
     await weaver.subscribe("loom.v1.>", got.put)
     for subject in ("loom.v1.telemetry.n2", "loom.v1.command.n2", "loom.v1.command.n1"):
@@ -77,7 +77,7 @@ async def test_an_agent_has_no_stream_no_lease_no_object(nats_stage: Any) -> Non
         await agent.lease("weaver", "agent", 60).acquire()
     for call in ("PURGE.LOOM_EVENTS", "MSG.GET.LOOM_EVENTS", "MSG.GET.OBJ_LOOM_OBJECTS"):
         with pytest.raises(NotAllowed):
-            await agent.request(f"$JS.API.STREAM.{call}", b"", timeout_s=30)
+            await agent.request(f"$JS.API.STREAM.{call}", b"", timeout_s=120)
     assert await weaver.last_seq() == 1
 
 
