@@ -23,6 +23,7 @@ from torchloom.agent.host import Host, Worker
 from torchloom.agent.pulse import numbers
 from torchloom.bus.protocol import Bus
 from torchloom.core.detect.window import PAIRWISE, waited_ns
+from torchloom.core.watched import PARAMETERS, is_watched
 from torchloom.model.windows import (
     Broken,
     Collective,
@@ -282,15 +283,14 @@ def _typical(waits: Iterable[int]) -> int:
 
 
 def _values(box: Box, past: _Past) -> dict[str, float]:
-    """Loss and gradient norm, as the script tells them, and parameters that are no numbers. Other metrics may
-    be NaN for good reasons."""
+    """What is watched, as the script tells it, and parameters that are no numbers."""
     version = box.view.blob_version(blackbox.METRICS)
     if version != past.values_version:
         found = box.json(blackbox.METRICS)
         told = numbers(found)
-        past.values = {k: v for k, v in told.items() if k in ("loss", "grad_norm") or k.endswith("_loss")}
-        if isinstance(found, dict) and found.get("parameters") is False:
-            past.values["parameters"] = nan
+        past.values = {k: v for k, v in told.items() if is_watched(k)}
+        if isinstance(found, dict) and found.get(PARAMETERS) is False:
+            past.values[PARAMETERS] = nan
         past.broken = _broken(found)
         past.peaks = _peaks(found)
         step = found.get("step") if isinstance(found, dict) else 0

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from torchloom.core.watched import PARAMETERS, is_watched
 from torchloom.probe.values import UNREAD, is_tensor, plain
 from torchloom.wire.blackbox import METRICS, View
 
@@ -26,13 +27,7 @@ INTERVAL_NS = 20_000_000
 PEAK_NS = 1_000_000_000
 NAMES = 128
 NAME_CHARS = 100
-PARAMETERS = "parameters"
 _ALARMING = ("NaN", "Infinity", "-Infinity")
-
-
-def is_watched(name: str) -> bool:
-    """Losses and gradient norms. Other metrics may be NaN for good reasons."""
-    return name in ("loss", "grad_norm") or name.endswith("_loss")
 
 
 class Metrics:
@@ -150,7 +145,7 @@ class Metrics:
         values = dict(self._values)
         while True:
             told = {"step": self._step, "at_ns": now_ns, "values": values, "broken": self._broken}
-            told |= {"peaks": self._highest(), "parameters": self._parameters}
+            told |= {"peaks": self._highest(), PARAMETERS: self._parameters}
             text = json.dumps(told).encode()
             if len(text) <= METRICS.capacity:
                 return text

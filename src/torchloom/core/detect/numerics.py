@@ -10,6 +10,7 @@ from msgspec import Struct
 from torchloom.core.detect import words
 from torchloom.core.detect.robust import median, spread
 from torchloom.core.detect.window import RankWindow
+from torchloom.core.watched import CURVES, PARAMETERS
 from torchloom.model.findings import Finding
 
 HISTORY = 64
@@ -21,9 +22,6 @@ LEAST_SCORE = 3.5
 DOUBT = 10
 LEAST = 1.5
 """A value below this many times the usual is no spike, however quiet the curve was."""
-WATCHED = ("loss", "grad_norm")
-PARAMETERS = "parameters"
-"""Told like a metric, as NaN, while some of them are no finite numbers."""
 
 
 class Curves(Struct, frozen=True):
@@ -93,7 +91,7 @@ def _what(names: Sequence[str], whom: str) -> str:
 def peaks_of(windows: Sequence[RankWindow]) -> dict[str, tuple[int, float]]:
     """The highest values of late, where most ranks had theirs at the same step: (step, median)."""
     found: dict[str, tuple[int, float]] = {}
-    for name in WATCHED:
+    for name in CURVES:
         at: dict[int, list[float]] = {}
         for window in windows:
             if name in window.peaks:
@@ -116,7 +114,7 @@ def spikes(
     kept = dict(curves.values)
     found = []
     told = dict(curves.told)
-    for name in WATCHED:
+    for name in CURVES:
         value = values.get(name)
         if value is None or not isfinite(value):
             continue
