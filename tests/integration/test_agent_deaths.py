@@ -24,9 +24,8 @@ from agent_stage import (
     until,
 )
 
-from torchloom.agent import fencing
+from torchloom.agent import fencing, watch
 from torchloom.agent.boxes import Box
-from torchloom.agent import watch
 from torchloom.agent.main import serve
 from torchloom.agent.process import Process, is_alive, start_ticks
 from torchloom.bus.protocol import Message
