@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,9 @@ from torchloom.model.findings import RankEvidence
 from torchloom.model.job import HangLimits
 from torchloom.model.messages import AskEvidence, EvidenceAnswer
 from torchloom.model.windows import RankWindow, RefWindow, StepTimes, WindowBatch
+from torchloom.weaver import lateness
 from torchloom.weaver import watch as module
+from torchloom.weaver.lateness import Lateness
 from torchloom.weaver.watch import Watch, limits_of
 from torchloom.wire import codec, subjects
 
@@ -60,12 +63,16 @@ class Scene:
 
         await self.agent.subscribe(subjects.query("a"), receive)
 
-    async def hear(self, *windows: RankWindow, **change: Any) -> None:
+    async def hear(self, *windows: RankWindow, sent_ns: int = 0, **change: Any) -> None:
         found = tuple(
             RefWindow(replace(self.story.ref(w.rank), **change), replace(w, node="a")) for w in windows
         )
-        batch = WindowBatch(node="a", session="s1", windows=found)
+        batch = WindowBatch(node="a", session="s1", sent_ns=sent_ns, windows=found)
         await self.watch.hear(Message(subjects.windows("a"), codec.encode(batch)))
+
+
+def local_ns() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 def play(scenario: Callable[[Scene], Any]) -> Scene:
@@ -152,6 +159,42 @@ def test_without_a_fresh_window_of_every_rank_nothing_is_said(
 
     scene = play(scenario)
     assert scene.said == [] and scene.asked == []
+
+
+def test_what_waited_in_a_buffer_is_not_news_when_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host was cut off for a minute, and what it had sent meanwhile comes at once."""
+    monkeypatch.setattr(lateness, "AGREE_AFTER_NS", 10**18)  # however long this machine stands still
+
+    async def scenario(scene: Scene) -> None:
+        await scene.answer()
+        host_ns = 10**15  # its clock began at another time
+        calm = tuple(replace(w, steps_done=30) for w in (waiting(0, size=2, for_s=0.1), waiting(1, size=2)))
+        await scene.hear(*calm, sent_ns=local_ns() + host_ns)
+        while scene.watch._jobs["j"].fresh:
+            await asyncio.sleep(0.001)
+        for ago_s in range(60, 2, -1):
+            await scene.hear(*STOPPED, sent_ns=local_ns() + host_ns - ago_s * 10**9)
+            assert scene.watch._jobs["j"].fresh == set() and scene.watch.windows("j") == []
+            await asyncio.sleep(0.006)
+        assert scene.said == [] and scene.asked == []
+        while not scene.said:  # it is still so
+            await scene.hear(*STOPPED, sent_ns=local_ns() + host_ns)
+            await asyncio.sleep(0.006)
+
+    scene = play(scenario)
+    assert len(scene.said) == 1
+
+
+def test_how_late_a_message_is_can_be_told_whatever_the_clocks_show() -> None:
+    late_of, second = Lateness().of, 10**9
+    assert late_of("a", "s1", 0, 7 * second) == 0.0, "an agent that does not stamp"
+    assert late_of("a", "s1", 900 * second, 7 * second) == 0.0
+    assert late_of("a", "s1", 901 * second, 20 * second) == pytest.approx(12, abs=0.01)
+    assert late_of("a", "s1", 914 * second, 21 * second) == 0.0
+    assert late_of("b", "s9", 1 * second, 21 * second) == 0.0, "each node has its own"
+    assert late_of("a", "s2", 3 * second, 22 * second) == 0.0, "another agent, maybe after a reboot"
+    late = [late_of("a", "s2", (3 + n) * second, (122 + n) * second) for n in range(60)]
+    assert late[0] > 99 and late[20] > 99 and late[-1] < 0.1, "it was frozen with its clock"
 
 
 def test_a_node_cannot_speak_for_the_ranks_of_another() -> None:

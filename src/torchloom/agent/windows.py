@@ -96,6 +96,7 @@ class Windows:
                 batch = WindowBatch(
                     node=self._host.node,
                     session=self._host.session,
+                    sent_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME),
                     windows=tuple(found[first : first + _WORKERS_A_MESSAGE]),
                 )
                 await bus.publish(subjects.windows(self._host.node), codec.encode(batch))

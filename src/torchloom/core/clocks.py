@@ -47,9 +47,9 @@ def in_stream_time(fleet: Fleet, envelope: Envelope) -> Event:
     return event
 
 
-def followed(known: NodeClock | None, behind_ns: int, now_ns: int) -> NodeClock:
+def followed(known: NodeClock | None, behind_ns: int, now_ns: int, set_ns: int = SET_NS) -> NodeClock:
     """The clock after another look at it, which shows it `behind_ns` or less behind."""
-    if known is None or behind_ns - known.behind_ns > SET_NS:
+    if known is None or behind_ns - known.behind_ns > set_ns:
         return NodeClock(behind_ns, now_ns)
     drifted_ns = max(0, now_ns - known.at_ns) // DRIFT
     return NodeClock(min(behind_ns, known.behind_ns + drifted_ns), max(now_ns, known.at_ns))

@@ -206,4 +206,6 @@ class WindowBatch(Struct, frozen=True, kw_only=True):
 
     node: str
     session: str
+    sent_ns: int = 0
+    """When it was sent, by a clock of its host that nobody sets (since boot)."""
     windows: tuple[RefWindow, ...]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -32,6 +33,7 @@ from torchloom.model.job import HangLimits
 from torchloom.model.windows import PartHash, RankWindow, RefWindow, StepTimes
 from torchloom.weaver.baselines import Baseline, Baselines
 from torchloom.weaver.evidence import gather
+from torchloom.weaver.lateness import Lateness
 from torchloom.wire import codec, subjects
 
 log = logging.getLogger(__name__)
@@ -61,6 +63,7 @@ class _Heard:
     window: RankWindow
     incarnation: int
     at_s: float
+    """When it was sent, which may be long before it came."""
 
 
 @dataclass
@@ -102,6 +105,7 @@ class Watch:
         self._say = say
         self._jobs: dict[str, _Watched] = {}
         self._baselines = Baselines(bus)
+        self._lateness = Lateness()
         self._led = False
         self._saved_s = 0.0
         self._wake = asyncio.Event()
@@ -116,11 +120,12 @@ class Watch:
             return
         if subjects.node_of(message.subject) != batch.node:
             return
-        now_s = asyncio.get_running_loop().time()
+        late_s = self._lateness.of(batch.node, batch.session, batch.sent_ns, _since_boot_ns())
+        sent_s = asyncio.get_running_loop().time() - late_s
         for one in batch.windows:
-            self._keep(one, batch.node, now_s)
+            self._keep(one, batch.node, sent_s, fresh=late_s <= FRESH_S)
 
-    def _keep(self, one: RefWindow, node: str, now_s: float) -> None:
+    def _keep(self, one: RefWindow, node: str, sent_s: float, fresh: bool) -> None:
         ref, window = one.ref, one.window
         job = self._fleet().jobs.get(ref.job)
         if job is None or job.generation != ref.generation or not 0 <= ref.rank < len(job.workers):
@@ -133,7 +138,9 @@ class Watch:
         if before is not None and before.incarnation == ref.incarnation:
             steps, hashes = _joined(before.window, window), _joined_hashes(before.window, window)
             window = replace(window, steps=steps, hashes=hashes)
-        watched.heard[ref.rank] = _Heard(window, ref.incarnation, now_s)
+        watched.heard[ref.rank] = _Heard(window, ref.incarnation, sent_s)
+        if not fresh:
+            return  # its steps are worth keeping, but it says nothing about now
         watched.fresh.add(ref.rank)
         if len(watched.fresh) >= len(job.workers):
             self._wake.set()  # nothing is gained by waiting: this is the newest of everybody
@@ -336,6 +343,10 @@ def limits_of(told: HangLimits) -> AllLimits:
     if told.hang_act_s is not None:
         hang = replace(hang, hang_act_s=told.hang_act_s, start_act_s=told.hang_act_s)
     return AllLimits(hang=hang)
+
+
+def _since_boot_ns() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 def _is_due(job: Job, watched: _Watched, now_s: float) -> bool:
