@@ -6,6 +6,7 @@ Owns the process and its ports. All ports are given, because its defaults are fi
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -20,6 +21,9 @@ import pytest
 START_LIMIT_S = 150.0
 GRPC_OFFSET = 10_000
 """The server listens for its own parts at each port plus this."""
+PORTS = range(2_000, 9_900)
+"""They and their partners lie below those of outgoing connections and of our NATS servers: so they are still
+free when a server that was killed comes back."""
 PARTS = ("master.port", "volume.port", "filer.port", "s3.port", "admin.port")
 
 
@@ -133,16 +137,10 @@ def _free_ports() -> dict[str, int]:
     found: dict[str, int] = {}
     with ExitStack() as held:
         while len(found) < len(PARTS) + 1:
-            first = held.enter_context(socket.socket())
-            first.bind(("127.0.0.1", 0))
-            port = first.getsockname()[1]
-            if port + GRPC_OFFSET > 65535:
-                # Ephemeral ports begin at 32768 and mostly lie too high: look below them.
-                port = 10_000 + port % 20_000
+            port = secrets.choice(PORTS)
             try:
-                for wanted in {port, port + GRPC_OFFSET} - {first.getsockname()[1]}:
-                    other = held.enter_context(socket.socket())
-                    other.bind(("127.0.0.1", wanted))
+                for wanted in (port, port + GRPC_OFFSET):
+                    held.enter_context(socket.socket()).bind(("127.0.0.1", wanted))
             except OSError:
                 continue
             found[("metricsPort", *PARTS)[len(found)]] = port

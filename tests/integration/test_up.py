@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import stat
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from loom_home import LoomHome, wait_for
+from plain_nats import plain_nats
 
 from torchloom.agent.process import is_alive, start_ticks
 
@@ -128,20 +128,9 @@ def test_a_home_that_cannot_be_written(tmp_path: Path) -> None:
     assert "LOOM_HOME" in said and said.count("\n") == 1
 
 
-def test_nats_without_jetstream_is_refused(bare: LoomHome) -> None:
-    from torchloom.bus.nats_binary import find_server
-
-    with socket.socket() as chosen:
-        chosen.bind(("127.0.0.1", 0))
-        port = chosen.getsockname()[1]
-    server = subprocess.Popen(
-        [str(find_server()), "-a", "127.0.0.1", "-p", str(port)], stderr=subprocess.DEVNULL
-    )
-    try:
+def test_nats_without_jetstream_is_refused(bare: LoomHome, tmp_path: Path) -> None:
+    with plain_nats(tmp_path) as port:
         said = bare.loom("up", "--port", "0", "--nats", f"nats://127.0.0.1:{port}", code=2).stderr
-    finally:
-        server.terminate()
-        server.wait()
     assert "JetStream" in said and said.count("\n") == 1
 
 
