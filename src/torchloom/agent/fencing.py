@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import time
 from collections.abc import Callable
 
 from torchloom.agent.host import Host, Worker
+from torchloom.boottime import now_ns
 from torchloom.bus.protocol import Bus
 from torchloom.errors import LoomError
 from torchloom.wire import subjects
@@ -27,11 +27,6 @@ log = logging.getLogger(__name__)
 ASK_EVERY_S = 0.5
 ANSWER_WITHIN_S = 2.0
 LOOK_EVERY_S = 0.1
-
-
-def now_ns() -> int:
-    """Counts while the host is suspended, too."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 async def lease(host: Host, bus: Bus, what_for: bytes = b"") -> int:

@@ -17,12 +17,13 @@ from typing import Any
 from torchloom.agent import boxes, logs, memory
 from torchloom.agent.boxes import Box
 from torchloom.agent.environment import start_order, without_secrets
-from torchloom.agent.fencing import now_ns, wait_for_lease
+from torchloom.agent.fencing import wait_for_lease
 from torchloom.agent.host import Host, Worker, order_id
 from torchloom.agent.journal import ProcessNote
 from torchloom.agent.process import Process, boot_id, is_alive
 from torchloom.agent.spawners import Recipe, recipe
 from torchloom.agent.watch import Watch
+from torchloom.boottime import now_ns
 from torchloom.bus.protocol import Bus
 from torchloom.errors import BlackBoxDamaged, LoomError, SpawnFailed, UsageError
 from torchloom.home import private_directory

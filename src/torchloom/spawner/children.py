@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torchloom import boottime
 from torchloom.spawner import boxes, child, store
 from torchloom.spawner.boxes import Box
 from torchloom.spawner.warm import Warmth, thread_count
@@ -162,7 +163,7 @@ class Children:
             raise Refused("a worker needs its environment")
         if sum(bool(spec.get(key)) for key in ("script", "module", "command")) != 1:
             raise Refused("a worker needs exactly one of script, module and command")
-        if spec.get("fence") and time.clock_gettime_ns(time.CLOCK_BOOTTIME) > spec["fence"][1]:
+        if spec.get("fence") and boottime.now_ns() > spec["fence"][1]:
             raise Refused("the lease of this host ran out before the worker was started")
         if spec.get("cwd") and not os.path.isdir(spec["cwd"]):
             raise Refused(f"the working directory {spec['cwd']} does not exist")
@@ -226,7 +227,7 @@ class Children:
     # -- exits ----------------------------------------------------------------------------------
     def fence(self) -> None:
         """End workers past the deadline that their agent has set, should it have died (agent/fencing.py)."""
-        now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        now_ns = boottime.now_ns()
         for one in self.workers():
             fence_ns, until_ns = boxes.fence_of(one.box) if one.box else (0, 0)
             if fence_ns and now_ns > until_ns:

@@ -1,7 +1,10 @@
 """The clock that stamps the stream, as it can be told from here. Timers are set by it, so they fire by it.
 
 It is the bus's, maybe on another host, and may differ from ours by any amount. A stamp is made before it
-arrives here, so the highest lead that was seen is the nearest to the truth, and never beyond it.
+arrives here, so the highest lead over this host's clock (torchloom/boottime.py) that was seen is the nearest
+to the truth. It is beyond it only where that clock was since set back by less than SET_BACK_NS, or is slower
+than ours; then timers fire early, stay set (core/reducer.py) and fire again. Until something was heard it is
+taken to be this host's wall clock.
 """
 
 from __future__ import annotations
@@ -10,11 +13,6 @@ import time
 
 SET_BACK_NS = 10 * 10**9
 """A stamp that is further behind than this was not long under way: that clock was set."""
-
-
-def local_ns() -> int:
-    """Goes on while the host is suspended, and nobody sets it."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 class StreamClock:
@@ -28,5 +26,5 @@ class StreamClock:
             self._ahead_ns = ahead_ns
 
     def now_ns(self, local_ns: int) -> int:
-        """What it shows, or a little less; our own before anything was heard."""
+        """What it shows, or a little less (but see above)."""
         return time.time_ns() if self._ahead_ns is None else local_ns + self._ahead_ns

@@ -1,4 +1,8 @@
-"""The live view: the newest telemetry of every worker and node. Lossy, never part of a decision by itself."""
+"""The live view: the newest telemetry of every worker, and when each node was heard last. Lossy.
+
+Owns no decision. What the core decides by it (a node's silence, how far ranks are, a step that is near) is
+first said as an event with the numbers in it, so a replay decides alike.
+"""
 
 from __future__ import annotations
 

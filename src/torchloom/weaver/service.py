@@ -12,6 +12,7 @@ import logging
 import uuid
 from weakref import WeakValueDictionary
 
+from torchloom import boottime
 from torchloom.bus.protocol import Bus, Message, Record
 from torchloom.core.place import refusal
 from torchloom.errors import BusUnavailable, Conflict, LoomError, NotFound, TimedOut, UsageError
@@ -40,7 +41,7 @@ from torchloom.model.notice import Notice
 from torchloom.model.windows import RankWindow
 from torchloom.weaver import snapshot
 from torchloom.weaver.checkpoints import Catalogues
-from torchloom.weaver.clock import StreamClock, local_ns
+from torchloom.weaver.clock import StreamClock
 from torchloom.weaver.dispatch import Deposed, Dispatcher
 from torchloom.weaver.environment import Environments
 from torchloom.weaver.feed import Feed, tell
@@ -240,7 +241,7 @@ class Weaver(Steering, NodeWords, Scaling, Injecting):
                     self._moved.notify_all()
 
     def _apply(self, record: Record) -> None:
-        self._clock.heard(record.at_ns, local_ns())
+        self._clock.heard(record.at_ns, boottime.now_ns())
         self._live.listen(asyncio.get_running_loop().time())
         if record.subject == subjects.DECISIONS:
             self._dispatcher.last_decision = max(self._dispatcher.last_decision, record.seq)
@@ -319,7 +320,7 @@ class Weaver(Steering, NodeWords, Scaling, Injecting):
                 log.info("the bus is away: %s", error)
 
     async def _fire_timers(self) -> None:
-        now_ns = self._clock.now_ns(local_ns())
+        now_ns = self._clock.now_ns(boottime.now_ns())
         for timer in [t for t in self.fleet.timers.values() if t.at_ns <= now_ns]:
             # Under a new id each time: one that came too early stays set and fires again.
             await self._say("timer", TimerFired(timer=timer.id))
