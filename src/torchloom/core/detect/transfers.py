@@ -3,7 +3,7 @@
 How long a group needs once everybody is there is far steadier than a step: on a busy host steps vary by a
 half and transfers hardly. So a level of its own is kept of every group (and every pair that sends), beside
 the time that the ranks wait for a CPU: what that explains is no slow transfer. A raised level is not learned
-while it is told of, for half an hour at most.
+while it is told of, until half an hour and so many steps are over (SlowLimits).
 """
 
 from __future__ import annotations
