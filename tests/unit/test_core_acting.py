@@ -161,25 +161,26 @@ def slow(story: Story, after_s: float = 0.01) -> None:
     story.tell(made(STRAGGLER, step_s=0.1), after_s=after_s)
 
 
-def saved(story: Story) -> None:
+def saved(story: Story, step: int = 50) -> None:
     """A checkpoint was stored just now: a restart would cost nothing but itself."""
     ref, place = story.ref(0), CheckpointPlace("/ckpt", "j")
     story.tell(CheckpointStoreOpened(node="a", ref=ref, place=place))
-    state = SavedCheckpoint(name="step-50.g1", step=50, at_ns=story.now_ns)
+    state = SavedCheckpoint(name=f"step-{step}.g1", step=step, at_ns=story.now_ns)
     story.tell(CheckpointSaved(node="a", ref=ref, saved=state))
 
 
 def test_slowness_is_acted_on_once_it_has_cost_more_than_a_restart() -> None:
     policy = Policy(rules={"compute-slow": {"likely": "evict"}}, restart_cost_s=20.0)
     story = stepping(policy, nodes={"a": 1, "b": 1, "c": 1})
-    saved(story)
     slow(story)
     assert "it has cost 0 ms of training so far, which is less than the" in story.incident().decision
     slow(story, after_s=30)
-    assert story.state() is JobState.RUNNING, "15 s lost, and the work since the checkpoint is worth 30 s"
-    story.now_ns += 30 * S
+    assert "less than the 110 s that" in story.incident().decision, "all work since the start would be lost"
     saved(story)
     slow(story)
+    assert story.job().acting is None and "less than the 20.0 s that" in story.incident().decision
+    slow(story, after_s=15)
+    save_first(story)
     assert story.state() is JobState.STOPPING and "away from b" in story.job().reason
     assert story.job().avoid == {"b": "rank 1 is slow"} and story.job().acts[-1].action == "evict"
     story.end_rest()
@@ -200,6 +201,18 @@ def bring_to_act(story: Story) -> None:
     story.now_ns += 10 * S
     saved(story)
     slow(story)
+    save_first(story)
+
+
+def save_first(story: Story) -> None:
+    """What the policy asked for is stored, if it asked."""
+    if story.job().acting is None:
+        return
+    assert story.state() is JobState.RUNNING, "it trains on meanwhile"
+    for said in (Said.PREPARED, Said.ARMED):
+        answer(story, said)
+    answer(story, Said.APPLIED, offset=61 - story.job().control.at_step)
+    saved(story, 60)
 
 
 def test_where_there_is_no_other_place_the_job_shrinks_if_it_may() -> None:

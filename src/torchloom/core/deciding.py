@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torchloom.core import moving, rolling_back
+from torchloom.core.acting import is_saved_first
 from torchloom.core.numbers import recovery_s
 from torchloom.core.policy import MOVES, Facts, wanted
 from torchloom.core.telling import key
@@ -38,7 +39,7 @@ def facts_of(turn: Turn, job: Job, event: FindingMade, plan: Plan) -> Facts:
         why_not=why_not,
         how=how,
         lost_s=_lost_s(turn, job, event),
-        cost_s=_cost_s(turn, job),
+        cost_s=_cost_s(turn, job, keeps_work=is_saved_first(job, finding)),
     )
 
 
@@ -51,13 +52,15 @@ def _lost_s(turn: Turn, job: Job, event: FindingMade) -> float:
     return share * (turn.now_ns - known.timeline.first_sign_ns) / 1e9
 
 
-def _cost_s(turn: Turn, job: Job) -> float:
-    """Of ending the generation: the restart, and the work since the last checkpoint, which is done again."""
+def _cost_s(turn: Turn, job: Job, keeps_work: bool) -> float:
+    """Of ending the generation: the restart, and the work since the last checkpoint, if it is done again."""
     restart_s = job.spec.policy.restart_cost_s
     if restart_s is None:
         past = [turn.fleet.incidents[id] for id in job.incidents[-8:] if id in turn.fleet.incidents]
         seen = [s for incident in past if (s := recovery_s(incident)) is not None]
         restart_s = max(seen, default=RESTART_S)
+    if keeps_work:
+        return restart_s
     known = job.checkpoints
     saved_ns = known.saved.at_ns if known is not None and known.saved is not None else 0
     return restart_s + max(0, turn.now_ns - max(saved_ns, job.generation_at_ns)) / 1e9

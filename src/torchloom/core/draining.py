@@ -132,14 +132,29 @@ def _ask(turn: Turn, job: Job, leaving: Leaving) -> None:
 
 def _committed(turn: Turn, job: Job, leaving: Leaving, record: OperationRecord) -> None:
     """Whether the state that all ranks took for this is whole in its store."""
-    known = job.checkpoints
-    assert known is not None
-    step = 0 if record.training_step is None else record.training_step - 1
-    leaving.note = f"the state of step {step} is being written"
+    leaving.note = f"the state of step {_state_of(record)} is being written"
+    leaving.saved, trouble = stored(job, record)
+    if trouble:
+        _not_saved(turn, job, leaving, trouble)
+
+
+def stored(job: Job, record: OperationRecord | None) -> tuple[str, str]:
+    """The name of the state that was asked for, once it is whole in its store; or why it will not be."""
+    if record is None:
+        return "", "nothing is known of its checkpoint any more"
+    if not record.ended or record.state != "applied":
+        return "", record.reason if record.ended else ""
+    known, step = job.checkpoints, _state_of(record)
+    if known is None:
+        return "", "it has told of no checkpoints"
     if known.saved is not None and known.saved_generation == job.generation and known.saved.step >= step:
-        leaving.saved = known.saved.name
-    elif known.failing and known.failed_at >= (job.generation, step):
-        _not_saved(turn, job, leaving, f"see incident {known.failing}")
+        return known.saved.name, ""
+    failed = known.failing and known.failed_at >= (job.generation, step)
+    return "", f"see incident {known.failing}" if failed else ""
+
+
+def _state_of(record: OperationRecord) -> int:
+    return 0 if record.training_step is None else record.training_step - 1
 
 
 def _not_saved(turn: Turn, job: Job, leaving: Leaving, why: str, again: bool = True) -> None:

@@ -12,16 +12,18 @@ from torchloom.core.lifecycle import move_job
 from torchloom.core.sizing import room_elsewhere, unit, wanted, why_no_room
 from torchloom.core.stopping import end_at_boundary
 from torchloom.core.turn import Turn
-from torchloom.model.events import FindingMade, WorkerProgress
+from torchloom.model.events import WorkerProgress
 from torchloom.model.findings import Finding
 from torchloom.model.fleet import Fleet, Incident, Job, JobState
-from torchloom.model.policy import Action
+from torchloom.model.policy import Acting, Action
 
 
 def why_not(fleet: Fleet, job: Job, finding: Finding, action: Action) -> str:
     """Why the job cannot leave the node that is to blame; empty if it can."""
     if job.state is not JobState.RUNNING:
         return f"the job is {job.state}"
+    if job.leaving is not None:
+        return f"it is leaving {job.leaving.node} already"
     if not finding.node or not finding.ranks:
         return "the evidence names no single node"
     if len(job.workers) > 1 and 2 * len(finding.ranks) > len(job.workers):
@@ -37,14 +39,13 @@ def how(fleet: Fleet, job: Job, finding: Finding) -> str:
     return f"away from {finding.node}{smaller}"
 
 
-def move(turn: Turn, job: Job, incident: Incident, event: FindingMade, action: Action, reason: str) -> None:
-    """End the generation at a boundary; the next one is placed elsewhere."""
-    leave(turn, job, event.finding, action, incident.verdict)
-    incident.timeline.decided_ns = turn.now_ns
-    move_job(turn, job, JobState.STOPPING, f"{incident.verdict}; {reason}")
+def move(turn: Turn, job: Job, incident: Incident, acting: Acting) -> None:
+    """End the generation at a boundary; the next one is placed elsewhere (see `leave`)."""
+    move_job(turn, job, JobState.STOPPING, f"{incident.verdict}; {acting.reason}")
     turn.cancel_timers(job)
     job.resizing = job.generation
-    progress = tuple(WorkerProgress(rank, event.steps, event.step_s) for rank in range(len(job.workers)))
+    ranks = range(len(job.workers))
+    progress = tuple(WorkerProgress(rank, acting.steps, acting.step_s) for rank in ranks)
     hears = bool(job.control.step)
     end_at_boundary(turn, job, "policy", job.reason, job.spec.stop_grace_s, progress, hears)
 
@@ -54,5 +55,17 @@ def leave(turn: Turn, job: Job, finding: Finding, action: Action, why: str) -> N
     job.avoid[finding.node] = why
     if action == "drain":
         node = turn.fleet.nodes[finding.node]
-        node.drained = f"the policy of {job.id}: {why}"
+        node.drained = f"{_drained_by(job)}{why}"
         turn.seats_changed = True
+
+
+def stay(turn: Turn, job: Job, node: str) -> None:
+    """It does not leave the node after all."""
+    job.avoid.pop(node, None)
+    known = turn.fleet.nodes.get(node)
+    if known is not None and known.drained.startswith(_drained_by(job)):
+        known.drained, turn.room_appeared = "", True
+
+
+def _drained_by(job: Job) -> str:
+    return f"the policy of {job.id}: "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import assert_never
 
+from torchloom.core.acting import follow_acting
 from torchloom.core.checkpoints import (
     checkpoint_failed,
     checkpoint_rejected,
@@ -130,6 +131,9 @@ def apply(fleet: Fleet, envelope: Envelope, seq: int, now_ns: int) -> list[Effec
     follow_outcomes(turn)
     if fleet.leaving:
         follow_leaving(turn)
+        follow_outcomes(turn)
+    if fleet.acting:
+        follow_acting(turn)
         follow_outcomes(turn)
     if turn.room_appeared:
         retry_waiting(turn)
@@ -290,6 +294,8 @@ def _timer_fired(turn: Turn, event: TimerFired) -> None:
         stop_again(turn, job)
     elif timer.id.startswith("save-again/"):
         save_again(job)
+    elif timer.id.startswith("save-first/"):
+        pass  # it is looked at in every turn
     elif timer.id.startswith("shrink/"):
         if job.state is JobState.WAITING:
             start_generation(turn, job, "it has waited for room")

@@ -98,7 +98,7 @@ class Turn:
         self.fleet.timers.pop(_timer_id(kind, job), None)
 
 
-TIMERS = ("backoff", "stop-again", "stop-boundary", "shrink", "save-again")
+TIMERS = ("backoff", "stop-again", "stop-boundary", "shrink", "save-again", "save-first")
 
 
 def _timer_id(kind: str, job: Job) -> str:

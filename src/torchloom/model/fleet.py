@@ -12,6 +12,7 @@ from torchloom.model.findings import Finding, RankEvidence
 from torchloom.model.job import JobSpec
 from torchloom.model.links import LinkMatrix
 from torchloom.model.node import Inventory, NodeClock, StoreAddress, StoreRef
+from torchloom.model.policy import Acting
 from torchloom.model.steering import OperationRecord
 from torchloom.model.transaction.config import Schedule
 from torchloom.model.transaction.state import Limits, Proposer
@@ -273,6 +274,7 @@ class Job(Struct, kw_only=True):
     avoid: dict[str, str] = field(default_factory=dict)
     """Nodes that it left because of a finding, and why; used only if there is no other place."""
     leaving: Leaving | None = None
+    acting: Acting | None = None
     spares: list[str] = field(default_factory=list)
     """Nodes that keep a spare place for it; kept by core.standby."""
     target: int = 0
@@ -369,6 +371,8 @@ class Fleet(Struct, kw_only=True):
     """Jobs that want spare places; kept by core.jobs."""
     leaving: dict[str, None] = field(default_factory=dict)
     """Jobs that are to leave a drained node; kept by core.draining."""
+    acting: dict[str, None] = field(default_factory=dict)
+    """Jobs that are saved because a policy wants something done about them; kept by core.acting."""
     waiting: dict[str, None] = field(default_factory=dict)
     """Jobs that wait for room, longest first; kept by core.lifecycle."""
     keys: dict[str, Submission] = field(default_factory=dict)

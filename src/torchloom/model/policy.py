@@ -47,3 +47,21 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """At most once in so long."""
     rules: dict[str, dict[str, Action]] = {}
     """Kind of finding → level → action."""
+
+
+class Acting(Struct, kw_only=True):
+    """What a policy has decided to do once the job is saved; kept by core.acting."""
+
+    incident: str
+    action: Action
+    reason: str
+    node: str
+    """To be left, if it is to move."""
+    generation: int
+    steps: int
+    step_s: float
+    """Where the job is, and how long a step takes."""
+    operation: str
+    """The checkpoint that was asked for."""
+    until_ns: int
+    """Then it is done without."""
