@@ -20,6 +20,8 @@ from torchloom.wire import blackbox
 SOURCE = Path(__file__).parents[2] / "src"
 LONG_S = 120.0
 """For conditions that come within a second unless the machine is very busy."""
+IDLE_S = 600.0
+"""A spawner that a test does not talk to for a while is there when the next one does."""
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = LONG_S) -> Any:
@@ -93,9 +95,7 @@ def torchrun_environment(
 class Spawning:
     """A spawner of its own, a client connected to it, and a directory for boxes, logs and scripts."""
 
-    def __init__(
-        self, directory: Path, cold: bool, preload: Sequence[str] = (), idle_s: float = 30.0
-    ) -> None:
+    def __init__(self, directory: Path, cold: bool, preload: Sequence[str] = ()) -> None:
         self.directory = directory
         self.env = base_environment()
         if preload:
@@ -103,7 +103,7 @@ class Spawning:
         self.key = spawner_key(sys.executable, TORCHRUN_FLAGS, self.env, preload, cold)
         self.socket = socket_path(directory / "run", self.key)
         self.process = start_spawner(
-            directory / "run", self.key, sys.executable, self.env, preload, cold, idle_s=idle_s
+            directory / "run", self.key, sys.executable, self.env, preload, cold, idle_s=IDLE_S
         )
         self.client = SpawnerClient.connect(self.socket, LONG_S)
         self._started: list[tuple[int, int]] = []
@@ -172,11 +172,9 @@ class Spawning:
 
 
 @contextlib.contextmanager
-def spawning(
-    directory: Path, cold: bool = False, preload: Sequence[str] = (), idle_s: float = 30.0
-) -> Iterator[Spawning]:
+def spawning(directory: Path, cold: bool = False, preload: Sequence[str] = ()) -> Iterator[Spawning]:
     directory.chmod(0o700)
-    one = Spawning(directory, cold, preload, idle_s)
+    one = Spawning(directory, cold, preload)
     try:
         yield one
     finally:

@@ -82,8 +82,10 @@ def test_the_interpreter_ends_normally(spawner: Spawning) -> None:
     text = (
         "import atexit, threading, time\n"
         "atexit.register(print, 'atexit')\n"
-        "threading.Thread(target=lambda: (time.sleep(0.1), print('thread'))).start()\n"
+        "over = threading.Event()\n"
+        "threading.Thread(target=lambda: (over.wait(), time.sleep(0.1), print('thread'))).start()\n"
         "print('end of script')\n"
+        "over.set()\n"
     )
     started = spawner.start_one(name="ends", script=str(spawner.script("ends.py", text)))
     assert exit_of(spawner.client, started.pid).code == 0

@@ -79,11 +79,10 @@ def test_after_the_deadline_of_its_host_no_worker_is_forked(tmp_path: Path) -> N
 
 
 def test_it_leaves_by_itself_with_nobody_and_nothing(tmp_path: Path) -> None:
-    with spawning(tmp_path, cold=True, idle_s=0.1) as one:
-        one.client.close()
-        assert one.process.wait(LONG_S) == 0
-        assert not one.socket.exists()
-        assert [p.suffix for p in one.socket.parent.iterdir()] == [".log"]
+    tmp_path.chmod(0o700)
+    process = start_spawner(tmp_path, "k", sys.executable, dict(os.environ), cold=True, idle_s=0.1)
+    assert process.wait(LONG_S) == 0
+    assert [p.suffix for p in tmp_path.iterdir()] == [".log"], "not even its socket is left"
 
 
 def test_quit_waits_for_workers_unless_told_otherwise(tmp_path: Path) -> None:
@@ -133,7 +132,8 @@ def test_another_user_is_refused(tmp_path: Path) -> None:
         connection.close()
         _, status = os.waitpid(pid, 0)
         assert os.waitstatus_to_exitcode(status) == 0
-        assert "refused a connection of user 65534" in next(one.socket.parent.glob("*.log")).read_text()
+        log = next(one.socket.parent.glob("*.log"))
+        wait_until(lambda: "refused a connection of user 65534" in log.read_text(), "it is told")
         assert one.client.state(LONG_S)["state"] == "cold", "the agent that was there stays connected"
 
 
@@ -145,10 +145,16 @@ def test_a_directory_open_to_others_is_refused(tmp_path: Path) -> None:
 
 
 def test_it_answers_while_warming_and_preloads_what_it_is_told(tmp_path: Path) -> None:
-    (tmp_path / "slow_module.py").write_text("import time\ntime.sleep(2)\nBORN = time.monotonic()\n")
+    go = tmp_path / "go"
+    (tmp_path / "slow_module.py").write_text(
+        "import os, time\n"
+        f"while not os.path.exists({str(go)!r}):\n    time.sleep(0.01)\n"
+        "BORN = time.monotonic()\n"
+    )
     text = "import time, sys\nassert 'torch' in sys.modules\nimport slow_module\nprint(slow_module.BORN)\n"
     with spawning(tmp_path, preload=["slow_module", "no_such_module"]) as one:
         assert one.client.state(LONG_S)["state"] == "warming"
+        go.touch()
         one.start_one(name="a", script=str(one.script("uses.py", text)))
         state = one.client.state(LONG_S)
         assert (state["state"], state["threads"], state["problem"]) == ("warm", 1, None)
