@@ -21,7 +21,7 @@ def begin(command: str) -> tuple[subprocess.Popen[bytes], Process]:
 
 
 def wait_readable(process: Process) -> None:
-    assert select.select([process.fd], [], [], 30)[0]
+    assert select.select([process.fd], [], [], 240)[0]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torchloom.errors import Conflict
 
 @pytest.fixture
 def sleeper() -> Iterator[int]:
-    process = subprocess.Popen(["sleep", "60"])
+    process = subprocess.Popen(["sleep", "1000"])
     yield process.pid
     process.kill()
     process.wait()
@@ -43,7 +43,7 @@ def test_a_host_that_lets_us_not_is_told_of_with_a_way_out(sleeper: int, tmp_pat
 
 
 def test_a_worker_that_has_ended_is_let_be(tmp_path: Path) -> None:
-    process = subprocess.Popen(["sleep", "60"])
+    process = subprocess.Popen(["sleep", "1000"])
     try:
         quota = Quota(process.pid, 25, "test-ended")
     except Conflict as refusal:

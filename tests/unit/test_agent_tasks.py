@@ -22,11 +22,13 @@ def test_task_cancelled_before_its_first_turn_is_no_unawaited_work(
         await tasks.cancel()
 
     seen: list[str] = []
+    gc.collect()  # what tests before this one left is not ours to tell
     warnings.simplefilter("always")
+    recwarn.clear()
     asyncio.run(scene())
     gc.collect()
     assert seen == []
-    assert [str(one.message) for one in recwarn] == []
+    assert [str(one.message) for one in recwarn if one.category is RuntimeWarning] == []
 
 
 def test_failing_task_ends_no_other() -> None:

