@@ -68,5 +68,5 @@ while True:
     view.set_progress(Progress.STEP_ENDED_NS, time.monotonic_ns())
     view.set_progress(Progress.STEPS, steps)
     for asked in root.glob("save-*"):
-        asked.unlink()
         save(int(asked.name.removeprefix("save-")))
+        asked.unlink()

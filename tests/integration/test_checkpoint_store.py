@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -208,12 +209,10 @@ def test_a_writer_frozen_before_its_commit_never_wins(place: Place, point: str) 
     found = find(storage, "job", 2).found
     assert found is not None and found.name == OLD
     settle(storage, "job", 2, found.name)
-    while frozen.poll() is None:
+    while frozen.poll() is None:  # it stops at that point each time it passes
         frozen.send_signal(signal.SIGCONT)
-        try:
-            _, errors = frozen.communicate(timeout=0.1)
-        except subprocess.TimeoutExpired:
-            continue
+        time.sleep(0.01)
+    _, errors = frozen.communicate()
     if point == "commit.checked":  # past its last look: it commits, and nobody ever resumes from it
         assert frozen.returncode == 0
         late = next(entry for entry in list_checkpoints(storage, "job") if entry.name == str(NEW))
@@ -265,17 +264,19 @@ def test_a_read_only_store_can_be_read_and_says_why_it_cannot_be_written(small_d
 
 
 def test_a_server_killed_in_the_middle_of_a_save_loses_nothing(server: S3Server) -> None:
-    place = Place("outage", {**server.environment, "LOOM_STORE_TIMEOUT": "1"})
-    storage = place.open()
+    place = Place("outage", server.environment)
+    storage, hasty = place.open(), place.open(LOOM_STORE_TIMEOUT="1")
     save_one(storage, "job", OLD)
     target = Target("job", CheckpointName(0, 20), 1, 1)
     writer = PartWriter(storage, target, 0)
     writer.add("first", [b"1"])
     server.kill()
+    writer._storage = hasty  # only where it is meant to give up: a busy server may need its time
     with pytest.raises(StorageFailed, match=r"could not write s3://loom/outage/job/step-20\.g0/.* within"):
         writer.add("second", [b"2"])
+    writer._storage = storage
     with pytest.raises(StorageFailed):
-        find(storage, "job")
+        find(hasty, "job")
     server.start()
     assert whole(storage, "job").name == OLD
     writer.add("second", [b"2"])

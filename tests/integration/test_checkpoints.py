@@ -180,6 +180,7 @@ def test_a_running_and_an_ended_job_go_back(tmp_path: Path) -> None:
         await until(lambda: scene.job.generation == 3 and scene.known.restored == "step-20.g2")
         assert scene.job.state is JobState.RUNNING
 
+        await scene.saved(50)
         os.kill(scene.job.workers[0].pid, 9)  # what follows goes on from the newest state again
         await until(lambda: scene.job.generation == 4 and scene.known.restored.endswith(".g3"))
 
@@ -231,8 +232,8 @@ def test_saving_that_fails_is_one_incident_until_it_goes_well_again(tmp_path: Pa
         incident = scene.weaver.fleet.incidents[scene.known.failing]
         assert incident.kind == "checkpoint-failed" and "the test has broken the store" in incident.verdict
         await scene.ask_to_save(50)
+        await until(lambda: not (scene.store / "save-50").exists())
         (scene.store / "broken").rmdir()
-        await asyncio.sleep(0.3)
         await scene.ask_to_save(60)
         await scene.saved(60)
         await until(lambda: not scene.weaver.fleet.incidents[incident.id].open)

@@ -82,7 +82,8 @@ def test_four_then_three_then_five_ranks_in_one_epoch(tmp_path: Path) -> None:
     assert sorted(seen) == list(range(lines))
 
 
-def test_an_outage_is_waited_out(server: S3Server, tmp_path: Path) -> None:
+def test_an_outage_is_waited_out(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOOM_STORE_TIMEOUT", "240")
     dataset = opened(tmp_path, cache_bytes=20_000)
     seen: list[int] = []
     back = threading.Thread(target=server.start)
