@@ -24,6 +24,7 @@ from torchloom.api.schemas import (
     WorkerView,
 )
 from torchloom.core.lost_nodes import waiting_note
+from torchloom.core.numbers import goodput
 from torchloom.core.schedule import version_at
 from torchloom.core.settings import MAX_STEPS
 from torchloom.core.sizing import wanted
@@ -94,7 +95,7 @@ def job_summary(fleet: Fleet, job: Job, pulses: Pulses, now_ns: int) -> JobSumma
         total_steps=total,
         steps_per_s=rate,
         eta_s=max(0, total - step) / rate if total is not None and rate > 0 and not job.ended else None,
-        goodput=_goodput(fleet, job, elapsed_s, until_ns),
+        goodput=goodput(fleet, job, until_ns),
         elapsed_s=elapsed_s,
         submitted_at_ns=job.submitted_at_ns,
         started_at_ns=job.started_at_ns,
@@ -209,16 +210,6 @@ def replica_views(job: Job, pulses: Pulses) -> list[ReplicaView]:
             )
         )
     return made
-
-
-def _goodput(fleet: Fleet, job: Job, elapsed_s: float, until_ns: int) -> float | None:
-    if elapsed_s <= 0:
-        return None
-    down_ns = job.down_ns
-    current = fleet.incidents.get(job.incident)
-    if current is not None and current.open and current.timeline.fault_ns:
-        down_ns += max(0, until_ns - current.timeline.fault_ns)
-    return min(1.0, max(0.0, 1.0 - down_ns / 1e9 / elapsed_s))
 
 
 def worker_view(worker: Worker, pulse: WorkerPulse | None) -> WorkerView:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from torchloom.core.policy import STUCK
 from torchloom.model.fleet import Fleet, Incident, Job, JobState
 
 
@@ -19,7 +20,19 @@ def goodput(fleet: Fleet, job: Job, now_ns: int) -> float | None:
     incident = fleet.incidents.get(job.incident)
     if incident is not None and incident.timeline.fault_ns and not incident.timeline.first_step_ns:
         down += max(0, _up_again_ns(job, incident, now_ns) - incident.timeline.fault_ns)
+    else:
+        down += sum(max(0, now_ns - hang.timeline.fault_ns) for hang in _hangs(fleet, job))
     return max(0.0, min(1.0, 1 - down / wall))
+
+
+def _hangs(fleet: Fleet, job: Job) -> list[Incident]:
+    """The one that lasts and that nobody acts on (yet): of whatever kind, it is one fault (core.telling.key)."""
+    told = (fleet.incidents.get(id) for id in job.findings.values())
+    return [incident for incident in told if incident is not None and is_stuck(incident)]
+
+
+def is_stuck(incident: Incident) -> bool:
+    return incident.open and incident.finding is not None and incident.finding.kind in STUCK
 
 
 def _up_again_ns(job: Job, incident: Incident, now_ns: int) -> int:
