@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import math
+
+import pytest
+from msgspec import structs
+
 from torchloom.api import views
 from torchloom.api.log_stream import format_id, parse_id
+from torchloom.api.metrics import _family
+from torchloom.cli import output
 from torchloom.model.checkpoints import CheckpointPlace, SavedCheckpoint
 from torchloom.model.fleet import (
     Fleet,
@@ -100,6 +108,42 @@ def test_the_scripts_own_number_wins() -> None:
     pulses = {0: pulse(0, 5, 0.1, 905), 1: pulse(1, 5, 0.1, 904)}
     view = views.job_summary(Fleet(jobs={"j": made}), made, pulses, 20 * S)
     assert (view.step, view.step_is_training) == (904, True)
+
+
+@pytest.mark.parametrize(
+    ("told", "shown", "gauge"),
+    [
+        ((0.5, 1.5), 1.0, "1"),
+        ((float("nan"), 1.0), "nan", "NaN"),
+        ((float("inf"), 1.0), "inf", "+Inf"),
+        ((float("-inf"), 1.0), "-inf", "-Inf"),
+        ((float("-inf"), float("inf")), "nan", "NaN"),
+    ],
+)
+def test_a_loss_that_is_no_number_is_told_by_its_name(
+    told: tuple[float, float], shown: float | str, gauge: str
+) -> None:
+    made = job()
+    pulses = {
+        rank: structs.replace(pulse(rank, 5, 0.1), metrics={"loss": loss, "accuracy": 0.5})
+        for rank, loss in enumerate(told)
+    }
+    view = views.job_detail(Fleet(jobs={"j": made}), made, pulses, 20 * S)
+    sent = json.loads(view.model_dump_json())
+    assert sent["last_loss"] == shown == sent["replicas"][0]["last_loss"]
+    assert output.number(sent["last_loss"]) == str(shown).removesuffix(".0")
+    first = told[0]
+    assert sent["workers"][0]["metrics"] == {
+        "loss": first if math.isfinite(first) else str(first),
+        "accuracy": 0.5,
+    }
+    assert list(_family("loss", "gauge", "it", [({}, float(sent["last_loss"]))]))[1] == f"loss {gauge}\n"
+
+
+def test_no_loss_is_no_number_either() -> None:
+    made = job()
+    assert views.job_summary(Fleet(jobs={"j": made}), made, {0: pulse(0, 5, 0.1)}, 20 * S).last_loss is None
+    assert output.number(None) == "–"
 
 
 def test_an_open_incident_counts_against_goodput() -> None:

@@ -18,6 +18,8 @@ from torchloom.core.detect.cost import per_rank
 from torchloom.model.fleet import JobState, NodeState
 
 Sample = tuple[dict[str, str], float]
+_NAMED = {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}
+"""What is no number, as the format spells it."""
 
 
 class PrometheusText(PlainTextResponse):
@@ -73,7 +75,7 @@ def _jobs(control: Control, now_ns: int) -> Iterator[str]:
     yield from _gauge("loom_job_eta_seconds", "Expected time to the known end.", eta)
     good = [(n, s.goodput) for n, s in living if s.goodput is not None]
     yield from _gauge("loom_job_goodput_ratio", "Share of the time that was not lost to faults.", good)
-    loss = [(n, s.last_loss) for n, s in living if s.last_loss is not None]
+    loss = [(n, float(s.last_loss)) for n, s in living if s.last_loss is not None]
     yield from _gauge("loom_job_loss", "Loss as the script tells it, mean over the ranks.", loss)
     workers = [(n, float(s.running_workers)) for n, s in living]
     yield from _gauge("loom_job_workers", "Running workers of a job.", workers)
@@ -110,7 +112,8 @@ def _family(name: str, kind: str, says: str, samples: list[Sample]) -> Iterator[
     yield f"# HELP {name} {says}\n# TYPE {name} {kind}\n"
     for labels, value in samples:
         inner = ",".join(f'{key}="{_escape(text)}"' for key, text in labels.items())
-        yield f"{name}{{{inner}}} {float(value):.17g}\n" if inner else f"{name} {float(value):.17g}\n"
+        told = _NAMED.get(f"{float(value):.17g}", f"{float(value):.17g}")
+        yield f"{name}{{{inner}}} {told}\n" if inner else f"{name} {told}\n"
 
 
 def _escape(text: str) -> str:

@@ -23,6 +23,8 @@ State = Literal[
     "waiting", "starting", "running", "recovering", "backoff", "stopping", "completed", "failed", "stopped"
 ]
 EndState = Literal["completed", "failed", "stopped"]
+Number = float | Literal["nan", "inf", "-inf"]
+"""What a script tells of itself: JSON has no NaN and no infinity, so they come by their names."""
 
 
 class Strict(BaseModel):
@@ -219,7 +221,7 @@ class WorkerView(BaseModel):
     collective: str
     in_collective_s: float
     recorder: str
-    metrics: dict[str, float]
+    metrics: dict[str, Number]
     exit: str
     """How it ended, in words; empty while it runs."""
     blind: str
@@ -290,7 +292,7 @@ class ReplicaView(BaseModel):
     step: int
     phase: str
     """Of the worker that is furthest behind."""
-    last_loss: float | None
+    last_loss: Number | None
 
 
 class JobSummary(BaseModel):
@@ -330,7 +332,7 @@ class JobSummary(BaseModel):
     """Share of the known end that is done, 0 to 1."""
     samples_per_s: float | None
     """As the script tells it with loom.log(samples_per_s=…), over all ranks."""
-    last_loss: float | None
+    last_loss: Number | None
     """As the script tells it with loom.log(loss=…), mean over the ranks."""
     replicas: list[ReplicaView]
     checkpoint_step: int | None

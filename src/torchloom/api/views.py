@@ -18,6 +18,7 @@ from torchloom.api.schemas import (
     JobSummary,
     LeavingView,
     NodeView,
+    Number,
     ReplicaView,
     TimelineView,
     WorkerDevices,
@@ -169,11 +170,17 @@ def _samples_per_s(job: Job, pulses: Pulses) -> float | None:
     return sum(told) if told and not job.ended else None
 
 
-def _loss(pulses: Iterable[WorkerPulse]) -> float | None:
-    """Mean over the ranks; none where a rank's loss is not a number, which JSON cannot say."""
+def _loss(pulses: Iterable[WorkerPulse]) -> Number | None:
+    """Mean over the ranks; not a number as soon as one rank's is none."""
     told = [p.metrics["loss"] for p in pulses if "loss" in p.metrics]
-    mean = sum(told) / len(told) if told else None
-    return mean if mean is not None and math.isfinite(mean) else None
+    return _number(sum(told) / len(told)) if told else None
+
+
+def _number(value: float) -> Number:
+    """As JSON can say it."""
+    if math.isnan(value):
+        return "nan"
+    return value if math.isfinite(value) else "inf" if value > 0 else "-inf"
 
 
 def config_version(job: Job, pulses: Pulses) -> int:
@@ -234,7 +241,7 @@ def worker_view(worker: Worker, pulse: WorkerPulse | None) -> WorkerView:
         collective=pulse.collective if pulse else "",
         in_collective_s=live.in_collective_s if live else 0.0,
         recorder=pulse.recorder if pulse else "none",
-        metrics={k: v for k, v in pulse.metrics.items() if math.isfinite(v)} if pulse else {},
+        metrics={name: _number(value) for name, value in pulse.metrics.items()} if pulse else {},
         exit=worker.exit.describe() if worker.exit else "",
         blind=worker.blind,
     )

@@ -118,7 +118,10 @@ def _summarize(api: Client, job: str) -> None:
     view = api.job(job)
     metrics = view["workers"][0]["metrics"]
     print()
-    print(f"steps      {output.steps(view)}" + (f", loss {metrics['loss']:.3f}" if "loss" in metrics else ""))
+    print(
+        f"steps      {output.steps(view)}"
+        + (f", loss {output.number(metrics['loss'])}" if "loss" in metrics else "")
+    )
     print(f"restarts   {view['restarts']} of at most {view['max_restarts']}")
     print(f"goodput    {output.percent(view['goodput'])} of {output.seconds(view['elapsed_s'])}")
     for incident in view["incident_list"]:

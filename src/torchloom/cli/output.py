@@ -148,8 +148,10 @@ def rate(steps_per_s: float) -> str:
     return f"{steps_per_s:.1f}/s" if steps_per_s >= 1 else f"{1 / steps_per_s:.1f} s/step"
 
 
-def number(value: float | None) -> str:
-    """A metric: as many digits as tell something."""
+def number(value: float | str | None) -> str:
+    """A metric: as many digits as tell something. What is no number comes as a word."""
+    if isinstance(value, str):
+        return value
     return "–" if value is None else f"{value:.4g}"
 
 

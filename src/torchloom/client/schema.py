@@ -376,7 +376,7 @@ class JobDetail(TypedDict):
     max_steps: int | None
     progress: float | None
     samples_per_s: float | None
-    last_loss: float | None
+    last_loss: float | Literal["nan", "inf", "-inf"] | None
     replicas: list[ReplicaView]
     checkpoint_step: int | None
     checkpoint_interval: int | None
@@ -468,7 +468,7 @@ class JobSummary(TypedDict):
     max_steps: int | None
     progress: float | None
     samples_per_s: float | None
-    last_loss: float | None
+    last_loss: float | Literal["nan", "inf", "-inf"] | None
     replicas: list[ReplicaView]
     checkpoint_step: int | None
     checkpoint_interval: int | None
@@ -718,7 +718,7 @@ class ReplicaView(TypedDict):
     running_workers: int
     step: int
     phase: str
-    last_loss: float | None
+    last_loss: float | Literal["nan", "inf", "-inf"] | None
 
 
 class ResetView(TypedDict):
@@ -848,6 +848,6 @@ class WorkerView(TypedDict):
     collective: str
     in_collective_s: float
     recorder: str
-    metrics: dict[str, float]
+    metrics: dict[str, float | Literal["nan", "inf", "-inf"]]
     exit: str
     blind: str
