@@ -189,7 +189,7 @@ class ApiServer:
         async def run() -> Any:
             return await make()
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(60)
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(240)
 
     def wait(self, condition: Callable[[], object], timeout_s: float = 120.0) -> None:
         async def run() -> None:
@@ -255,7 +255,7 @@ class ApiServer:
         self.call(self._end)
         self.call(self._still)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(60)
+        self._thread.join(240)
         self._loop.close()
         self._listener.close()
 
@@ -270,7 +270,7 @@ class ApiServer:
         if body is not None and not isinstance(body, bytes):
             body = json.dumps(body).encode()
             sent.setdefault("Content-Type", "application/json")
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=240)
         try:
             connection.request(method, path, body, sent)
             answer = connection.getresponse()

@@ -61,9 +61,9 @@ class LoomHome:
     def json(self, *args: str) -> Any:
         return json.loads(self.loom(*args, "--json").stdout)
 
-    def sleeper(self, *flags: str, seconds: int = 300, name: str = "sleeper") -> str:
-        """A job without Python, let alone torch."""
-        words = ("submit", "--name", name, "--spawn", "cold", *flags, "--no-python", "sleep", str(seconds))
+    def sleeper(self, *flags: str, name: str = "sleeper") -> str:
+        """A job without Python, let alone torch, that ends only when it is ended."""
+        words = ("submit", "--name", name, "--spawn", "cold", *flags, "--no-python", "sleep", "100000")
         job = self.loom(*words).stdout.strip()
         wait_for(lambda: self.request("GET", f"/jobs/{job}")[2]["running_workers"] > 0, f"{job} runs")
         return job
@@ -93,7 +93,7 @@ class LoomHome:
         """One bare HTTP request: status, headers, decoded body."""
         port = json.loads((self.home.parts_dir / "plan.json").read_bytes())["port"]
         given = self.home.token_file.read_text().strip() if token is None else token
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=240)
         sent = {"Authorization": f"Bearer {given}"} | {k.replace("_", "-"): v for k, v in headers.items()}
         try:
             connection.request(method, path, body, sent)

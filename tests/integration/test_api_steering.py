@@ -19,17 +19,27 @@ from loom_home import LOOM, wait_for
 from msgspec.structs import replace
 from steered_ranks import OFFSET, Ranks
 
+from torchloom.cli import complete
+from torchloom.core import steering as core_steering
 from torchloom.model.checkpoints import CheckpointPlace
 from torchloom.model.events import CheckpointStoreOpened
 from torchloom.model.messages import WorkerPulse
 from torchloom.model.transaction.messages import Kind, Phase
 from torchloom.model.worker import WorkerRef
+from torchloom.weaver import steering as weaver_steering
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     with api_server(tokens_file=tmp_path_factory.mktemp("home") / "tokens.json") as made:
         yield made
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits, waits until the test has looked at it."""
+    monkeypatch.setitem(core_steering.VOTE_TIMEOUT_S, Kind.SET, 600.0)
+    monkeypatch.setattr(weaver_steering, "HEARD_WITHIN_S", 600.0)
 
 
 @pytest.fixture
@@ -254,6 +264,7 @@ def test_links_are_measured_shown_and_kept_with_the_incident(server: ApiServer, 
     server.request("DELETE", f"/jobs/{alone}?force=true")
 
 
+@pytest.mark.usefixtures("patient")
 def test_one_that_waits_is_followed_and_given_up(server: ApiServer, job: str) -> None:
     ranks = server.agents[0].steered[job]
     ranks.silent = True
@@ -337,13 +348,17 @@ def test_what_has_ended_or_never_was_cannot_be_steered(server: ApiServer, job: s
 # -- the command line over the same API ----
 
 
-def loom(server: ApiServer, home: Path, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    env = {k: v for k, v in os.environ.items() if not k.startswith("LOOM_")} | {
+def address(server: ApiServer, home: Path) -> dict[str, str]:
+    return {
         "LOOM_HOME": str(home),
         "LOOM_ADDRESS": f"http://127.0.0.1:{server.port}",
         "LOOM_TOKEN": TOKEN,
         "NO_COLOR": "1",
     }
+
+
+def loom(server: ApiServer, home: Path, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    env = {k: v for k, v in os.environ.items() if not k.startswith("LOOM_")} | address(server, home)
     done = subprocess.run([LOOM, *words], env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
@@ -369,6 +384,7 @@ def test_the_command_line_sets_shows_and_reverts(server: ApiServer, job: str, tm
     assert "0.1 → 0.5" in loom(server, tmp_path, "operations", job, one).stdout
 
 
+@pytest.mark.usefixtures("patient")
 def test_the_command_line_says_what_went_wrong(server: ApiServer, job: str, tmp_path: Path) -> None:
     said = loom(server, tmp_path, "set", job, "dropuot=0.5", code=2).stderr
     assert "did you mean dropout?" in said and "Traceback" not in said
@@ -388,10 +404,15 @@ def test_the_command_line_says_what_went_wrong(server: ApiServer, job: str, tmp_
     assert "not applied" in said
 
 
-def test_completion_knows_settings_and_versions(server: ApiServer, job: str, tmp_path: Path) -> None:
+def test_completion_knows_settings_and_versions(
+    server: ApiServer, job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in address(server, tmp_path).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(complete, "ASK_WITHIN_S", 240.0)  # a person would not wait for so long
+
     def words(*typed: str) -> list[str]:
-        shown = loom(server, tmp_path, "__complete", *typed).stdout
-        return [line.partition("\t")[0] for line in shown.splitlines()]
+        return [word for word, _ in complete.candidates(list(typed))]
 
     assert words("set", job, "dr") == ["dropout="]
     assert words("set", job, "lr") == ["lr="]
@@ -404,12 +425,13 @@ def test_completion_knows_settings_and_versions(server: ApiServer, job: str, tmp
     assert words("set", "--timeout", "5s", job, "dr") == ["dropout="]
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_service_that_has_just_begun_refuses_no_setting_that_it_has_yet_to_hear_of(
     server: ApiServer, job: str
 ) -> None:
     """Agents repeat settings and those of optimizers each in its own time: the second may come later."""
     ranks = server.agents[0].steered[job]
-    whole, late = ranks.pulse, time.monotonic() + 2.0
+    whole, late = ranks.pulse, time.monotonic() + 1.0
 
     def pulse(ref: WorkerRef, pid: int) -> WorkerPulse:
         told = whole(ref, pid)
