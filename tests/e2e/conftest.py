@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from forked import Forked, forked
 from probed import Warm
-from stack import Stack, wait_until
+from stack import Stack
 from steered import Forks, Job, NearStore, Start
 
 sys.path.append(str(Path(__file__).parents[1] / "integration"))
@@ -30,8 +30,7 @@ def bare(home: Path) -> Iterator[Stack]:
     try:
         yield stack
     finally:
-        stack.loom("down", "--stop-jobs", check=None)
-    wait_until(lambda: not stack.leftovers(), f"nothing left: {stack.leftovers()}")
+        stack.end()
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +41,7 @@ def lasting() -> Iterator[Path]:
         try:
             yield stack.home.root
         finally:
-            stack.loom("down", "--stop-jobs", check=None)
-        wait_until(lambda: not stack.leftovers(), f"nothing left: {stack.leftovers()}")
+            stack.end()
 
 
 @pytest.fixture

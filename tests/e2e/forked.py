@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import runpy
 import select
 import socket
@@ -79,13 +80,20 @@ def forked() -> Iterator[Forked]:
         process.wait(120)
 
 
+def free_port() -> int:
+    """Below those the kernel gives to outgoing connections: whoever it is for binds it seconds later."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+
+
 def _serve() -> None:
     for name in IMPORTS:
         __import__(name)
     for line in sys.stdin:
         request = json.loads(line)
-        with socket.create_server(("127.0.0.1", 0)) as chosen:
-            port = chosen.getsockname()[1]
+        port = free_port()
         ranks = [os.fork() or _rank(rank, port, request) for rank in range(len(request["args"]))]
         print(json.dumps(ranks), flush=True)
         print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) for rank in ranks]), flush=True)

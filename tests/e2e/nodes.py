@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -17,15 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from forked import free_port
 from stack import BIN, Stack, wait_until
 
 from torchloom.bus.nats_binary import find_server
 
 PATIENCE_S = 240.0
 """Only against a wait without end: a machine may stand still for seconds at any place."""
-
-
-TIMED_OUT = 6
 
 
 class Nodes:
@@ -41,15 +38,13 @@ class Nodes:
 
     # -- the fleet ------------------------------------------------------------------------------------
     def start(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as found:
-            port = found.getsockname()[1]
+        port = free_port()
         server = [str(find_server()), "-js", "-sd", str(self.root / "js"), "-a", "127.0.0.1", "-p", str(port)]
         with (self.root / "nats.log").open("wb") as log:
             self._server = subprocess.Popen(server, stdout=log, stderr=log)
         for name, stack in self.stacks.items():
             stack.env |= {"LOOM_NATS_URL": f"nats://127.0.0.1:{port}", "LOOM_NODE": name}
-        while self.near.loom("up", "--port", "0", check=None).returncode == TIMED_OUT:
-            pass  # a machine that stands still: the next one adopts what has started
+        self.near.up()
         for name in list(self.stacks)[1:]:
             self.begin(name)
         self.wait_ready(*self.stacks)
@@ -92,7 +87,7 @@ class Nodes:
                 self._server.kill()
                 self._server.wait()
         for stack in self.stacks.values():
-            wait_until(lambda stack=stack: not stack.leftovers(), f"nothing left: {stack.leftovers()}")
+            stack.wait_nothing_left()
 
     # -- looking --------------------------------------------------------------------------------------
     def view(self, name: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,6 +27,26 @@ SCRIPTS = Path(__file__).resolve().parent / "scripts"
 
 HANG_S = 150.0
 """A limit that is only there against a hang: some machines are slow, and stand still for seconds."""
+REFUSED, TIMED_OUT = 5, 6
+"""Exit codes of commands."""
+TOO_LATE = re.compile(r"in time|tries\)|did not answer within|does not answer")
+"""What the ranks say, and the service, when they could not agree because the machine had no time for them."""
+BUSY = frozenset(
+    {
+        "node-lost",
+        "no-progress",
+        "compute-slow",
+        "data-slow",
+        "host-contention",
+        "communication-slow",
+        "link-slow",
+        "sender-slow",
+        "receiver-slow",
+        "data-imbalance",
+        "global-slowdown",
+    }
+)
+"""What is truly told of a healthy job on a machine that has no time for it."""
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = HANG_S) -> Any:
@@ -40,6 +61,15 @@ def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = HANG_
             raise AssertionError(f"not within {timeout_s:g} s: {what}")
         # Looking takes time from what is waited for.
         time.sleep(max(0.02, time.monotonic() - began))
+
+
+def lines_of(path: Path) -> list[str]:
+    """The lines of a file that somebody else is writing, without one that is not whole yet."""
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return []
+    return text[: text.rfind("\n") + 1].splitlines()
 
 
 READ: dict[str, Callable[..., Any]] = {
@@ -77,6 +107,20 @@ class Stack:
             )
         return done
 
+    def steer(self, *args: str) -> subprocess.CompletedProcess[str]:
+        """A command for which all ranks have to agree. Said again where they had no time to: that is told,
+        changes nothing, and is shown elsewhere."""
+
+        def once() -> subprocess.CompletedProcess[str] | None:
+            done = self.loom(*args, check=None)
+            late = done.returncode == REFUSED and TOO_LATE.search(done.stdout + done.stderr)
+            return None if late else done
+
+        found: subprocess.CompletedProcess[str] = wait_until(once, f"the ranks agree to {args}")
+        if found.returncode:
+            raise AssertionError(f"loom {' '.join(args)}: {found}\n--- logs\n{self.logs()}")
+        return found
+
     def json(self, verb: str, *args: str) -> Any:
         """What a command answers. What commands only read is asked for without one: that is done often, and
         to start one takes half a second of a core."""
@@ -99,10 +143,27 @@ class Stack:
         return Client(Endpoint(local_url(self.home), self.home.token_file.read_text().strip()))
 
     def up(self, *flags: str) -> None:
-        self.loom("up", "--port", "0", *flags)
+        """Said again where the machine stood still: the next one adopts what has started."""
+        while (done := self.loom("up", "--port", "0", *flags, check=None)).returncode == TIMED_OUT:
+            pass
+        if done.returncode:
+            raise AssertionError(f"loom up: {done}\n--- logs\n{self.logs()}")
 
-    def down(self) -> None:
-        self.loom("down", "--stop-jobs")
+    def end(self) -> None:
+        """End everything; nothing of it may be left."""
+
+        def down() -> bool:
+            return self.loom("down", "--stop-jobs", check=None).returncode == 0
+
+        wait_until(down, "everything is told to end")
+        self.wait_nothing_left()
+
+    def wait_nothing_left(self) -> None:
+        """Who was told to end may need a moment to be gone."""
+        try:
+            wait_until(lambda: not self.leftovers(), "nothing is left")
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {self.leftovers()}\n{self.logs()}") from error
 
     def stay_up(self) -> None:
         """Up, unless all of it is."""
@@ -112,11 +173,19 @@ class Stack:
 
     def end_jobs(self) -> None:
         """What runs is killed, so that the next test has the machine for itself."""
-        for job in self.json("ps"):
-            if not job["ended"]:
-                with self.client() as client, contextlib.suppress(Conflict):
-                    client.stop(job["id"], {"kill": True})
-        wait_until(lambda: all(job["ended"] for job in self.json("ps")), "all jobs have ended")
+        told: set[str] = set()
+
+        def over() -> bool:
+            living = [job["id"] for job in self.json("ps") if not job["ended"]]
+            for job in living:
+                # The test may have left a service that is just coming back: it is told again.
+                with self.client() as client, contextlib.suppress(Conflict, NotAnswering, Unavailable):
+                    if job not in told:
+                        client.stop(job, {"kill": True})
+                        told.add(job)
+            return not living
+
+        wait_until(over, "all jobs have ended")
 
     def submit(self, script: str, *args: str, workers: int = 2, flags: tuple[str, ...] = ()) -> str:
         path = script if os.path.isabs(script) else str(SCRIPTS / script)
@@ -126,6 +195,14 @@ class Stack:
     def status(self, job: str) -> dict[str, Any]:
         found: dict[str, Any] = self.json("status", job)
         return found
+
+    def faults(self, job: str) -> list[dict[str, Any]]:
+        """Incidents but those that a busy machine causes: who takes its time is told of as well."""
+
+        def busy(one: dict[str, Any]) -> bool:
+            return one["kind"] in BUSY or ("hang" in one["kind"] and one["decision"].startswith("reported"))
+
+        return [one for one in self.json("incidents", job) if not busy(one)]
 
     def try_status(self, job: str) -> dict[str, Any]:
         """Like status, but empty while the control service is away."""

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from stack import lines_of
+
 from torchloom.agent.mail import put
 from torchloom.core.schedule_packing import pack_schedule
 from torchloom.core.transaction import proposer
@@ -42,6 +44,8 @@ from torchloom.wire.blackbox import ANSWERS, END, SETTINGS, SIZE, Progress, View
 HERE = Path(__file__).parent / "steering"
 SOURCES = str(Path(__file__).parents[2] / "src")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": SOURCES, "LOOM_RECORDER": "none", "OMP_NUM_THREADS": "1"}
+PATIENCE_S = 60.0
+"""For answers that come in milliseconds, on a machine that may stand still for seconds."""
 STORE = """
 import sys, time
 from torch.distributed import TCPStore
@@ -158,7 +162,7 @@ class Job:
             log = str(directory / f"log.g{generation}.{rank}")
             orders.append({"spec": order, "cwd": str(directory), "log": log, "env": env})
         self.pids: list[int] = forks.ask({"start": orders})
-        self.weaver = Proposer(limits=limits or Limits(answer_timeout_s=20.0))
+        self.weaver = Proposer(limits=limits or Limits(answer_timeout_s=PATIENCE_S))
         self.told: dict[int, Outcome] = {}
         self.versions = 0
         self.cut: set[int] = set()
@@ -179,6 +183,7 @@ class Job:
 
     def ask(self, kind: Kind, values: dict[str, object] | None = None, **more: Any) -> int:
         self.versions += 1
+        more.setdefault("vote_timeout_s", PATIENCE_S)
         operation = Operation(self.versions, kind, values or {}, **more)
         self.feed(Requested(operation))
         return self.versions
@@ -247,8 +252,8 @@ class Job:
 
     def values(self, rank: int = 0) -> dict[int, dict[str, Any]]:
         """The worker's own log: count of the step → what it used."""
-        text = (self.directory / f"values.g{self.generation}.{rank}").read_text()
-        lines = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+        found = lines_of(self.directory / f"values.g{self.generation}.{rank}")
+        lines = [json.loads(line) for line in found]
         return {line["step"]: line for line in lines}
 
     def story(self) -> str:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stack import Stack, wait_until
+from stack import Stack, lines_of, wait_until
 
 Row = tuple[int, int, int, float]
 
 
 def rows(out: Path, rank: int) -> list[Row]:
-    path = out / f"made-{rank}"
-    found = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+    found = [line.split() for line in lines_of(out / f"made-{rank}")]
     return [(int(f[0]), int(f[1]), int(f[2]), float(f[3])) for f in found if len(f) == 4]
 
 
@@ -19,10 +18,10 @@ def test_batch_and_transforms_are_set_on_all_ranks_at_one_step(stack: Stack, tmp
     out = tmp_path / "out"
     job = stack.submit("changing.py", str(out), workers=2)
     wait_until(lambda: len(rows(out, 0)) > 20, "it trains")
-    stack.loom("set", job, "batch_size=12", "transforms=plus,times")
+    stack.steer("set", job, "batch_size=12", "transforms=plus,times")
     wait_until(lambda: any(row[1] == 12 for row in rows(out, 0)), "the new batch")
     assert "times" in stack.loom("config", job).stdout
-    stack.loom("set", job, 'transforms=["times", {"plus": {"by": 3}}]')
+    stack.steer("set", job, 'transforms=["times", {"plus": {"by": 3}}]')
     wait_until(lambda: any(row[3] == 3 for row in rows(out, 0)), "the new order")
     for refused in ("transforms=blur", "batch_size=1", "batch_size=0"):
         assert stack.loom("set", job, refused, check=None).returncode != 0

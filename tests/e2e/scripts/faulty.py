@@ -1,7 +1,8 @@
 """A DDP job that goes wrong in one way on one rank, in its first generation only.
 
 Usage: faulty.py NOTES FAULT [--at STEP] [--rank R] [--seconds S]. Notes every completed step as `<pid> <rank>
-<step>`. FAULT: none, hang, pause, desync, slow, nan, silent-nan (gradients are NaN, and no loss is told).
+<step>`. FAULT: none, hang, pause (for S seconds, or until there is a file NOTES.go), desync, slow, nan,
+silent-nan (gradients are NaN, and no loss is told).
 """
 
 import argparse
@@ -25,7 +26,9 @@ args = parser.parse_args()
 
 def tokenize() -> None:
     """Where the faulty rank is while the others wait."""
-    time.sleep(args.seconds)
+    end = time.monotonic() + args.seconds
+    while time.monotonic() < end and not os.path.exists(f"{args.notes}.go"):
+        time.sleep(0.2)
 
 
 def compute(seconds: float) -> None:
