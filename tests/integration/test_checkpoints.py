@@ -23,13 +23,14 @@ from torchloom.checkpoint.commit import PartWriter, Target, commit
 from torchloom.checkpoint.manifest import Facts
 from torchloom.checkpoint.names import CheckpointName
 from torchloom.checkpoint.storage import open_storage
-from torchloom.errors import Conflict, NotFound, StorageFailed
+from torchloom.errors import Conflict, NotFound, StorageFailed, UsageError
 from torchloom.home import Home
 from torchloom.model.checkpoints import CheckpointPlace
 from torchloom.model.faults import Fault
 from torchloom.model.fleet import Fleet, Job, JobCheckpoints, JobState
 from torchloom.model.job import JobSpec, Program
 from torchloom.model.messages import AskCheckpoints
+from torchloom.model.transaction.config import Entry
 from torchloom.weaver.checkpoints import Catalogues
 from torchloom.weaver.environment import Environments
 from torchloom.weaver.service import Weaver
@@ -141,6 +142,23 @@ def test_a_catalogue_is_listed_verified_pinned_and_thinned_out(tmp_path: Path) -
         assert await scene.steps() == [30, 20]
         with pytest.raises(NotFound, match="no checkpoint step-10"):
             await scene.weaver.checkpoints("saver", "verify", oldest.name)
+
+    play(tmp_path, act)
+
+
+def test_who_can_go_back_nowhere_is_not_asked_how(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.submit()
+        await scene.saved(30)
+        scene.job.schedule = (Entry(1, 25, {"lr": 0.1}),)
+        with pytest.raises(Conflict, match=r"step 15 .*does not exist"):
+            await scene.weaver.restore("saver", 15, "eve")
+        with pytest.raises(UsageError, match=r"1 change of saver's config came after step 20: choose"):
+            await scene.weaver.restore("saver", 20, "eve")
+        assert not any(e.pinned for e in (await scene.weaver.checkpoints("saver", "list")).entries)
+        scene.job.checkpoints = None
+        with pytest.raises(NotFound, match="told of no checkpoints"):
+            await scene.weaver.restore("saver", 20, "eve")
 
     play(tmp_path, act)
 

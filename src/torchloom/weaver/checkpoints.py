@@ -100,18 +100,25 @@ class Catalogues:
                 await self.ask(fleet, job, "pin", found.name, LOOK_WITHIN_S)
         return found, ""
 
-    async def prepare_restore(self, fleet: Fleet, job: Job, step: int) -> CheckpointEntry:
-        """The state that a restore of `step` would take. Raises Conflict with the steps there are.
-
-        It is pinned, because the job may save more until it stops, and its keep rules must not remove just
-        this one.
-        """
+    async def find(
+        self, fleet: Fleet, job: Job, step: int
+    ) -> tuple[CheckpointEntry, Sequence[CheckpointEntry]]:
+        """The state of a step that could be restored, and all there are. Raises Conflict or NotFound."""
         entries = (await self.ask(fleet, job, "list")).entries
         found = choose(entries, step)
         if found is None:
             broken = [entry for entry in entries if entry.step == step]
             why = f"cannot be used: {broken[0].why}" if broken else "does not exist"
             raise Conflict(f"The checkpoint of step {step} of {job.id} {why}", hint=_others(entries))
+        return found, entries
+
+    async def prepare_restore(self, fleet: Fleet, job: Job, step: int) -> CheckpointEntry:
+        """The state that a restore of `step` would take. Raises Conflict with the steps there are.
+
+        It is pinned, because the job may save more until it stops, and its keep rules must not remove just
+        this one.
+        """
+        found, entries = await self.find(fleet, job, step)
         with contextlib.suppress(TimedOut):  # too large to be read now: its files are there with their sizes
             answer = await self.ask(fleet, job, "verify", found.name, LOOK_WITHIN_S)
             if answer.why:

@@ -207,6 +207,7 @@ class Steering(ABC):
         found = self._job(job)
         later = len(found.schedule) - len(in_force(found.schedule, step + 1))
         if later and config is None:
+            await self._catalogues.find(self.fleet, found, step)  # nothing to choose where nothing is
             raise UsageError(
                 f"{later} change{'s' if later != 1 else ''} of {job}'s config came after step {step}",
                 hint="choose `--config keep` (the values of today hold from there on) or `--config revert` "
