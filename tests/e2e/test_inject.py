@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import time
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
-from stack import Stack, wait_until
+from stack import Stack, lines_of, wait_until
 
 
 class Job:
-    """A running job of 2 workers that notes its steps."""
+    """A running job of 2 workers that notes its steps, and when they were over. Nobody ends a rank of it only
+    because it hangs."""
 
-    def __init__(self, stack: Stack, notes: Path) -> None:
-        self.stack, self.notes = stack, notes
-        self.name = stack.submit("train.py", str(notes))
+    def __init__(self, stack: Stack, work: Path) -> None:
+        self.stack, self.notes = stack, work / "notes"
+        (work / "policy.toml").write_text('[rules.hang]\ncertain = "report"\n')
+        flags = ("--policy", str(work / "policy.toml"))
+        self.name = stack.submit("train.py", str(self.notes), "--clock", flags=flags)
         stack.wait_state(self.name, "running")
         self.wait_steps(30)
 
     def steps(self) -> list[list[str]]:
-        return [line.split() for line in self.notes.read_text().splitlines()] if self.notes.exists() else []
+        return [line.split() for line in lines_of(self.notes)]
 
     def wait_steps(self, more: int) -> None:
         there = len(self.steps())
@@ -35,43 +39,45 @@ class Job:
     def inject(self, *args: str) -> None:
         self.stack.loom("inject", self.name, *args)
 
-    def seconds_for(self, steps: int) -> float:
-        began = time.monotonic()
-        self.wait_steps(steps)
-        return time.monotonic() - began
+    def crash(self) -> Any:
+        """What is told of a rank that ended."""
+        return wait_until(lambda: self.stack.faults(self.name), "an incident")[0]
+
+    def between(self) -> list[float]:
+        """Seconds between the ends of two steps of rank 0."""
+        ends = [float(when) for _, rank, _, when in self.steps() if rank == "0"]
+        return [after - before for before, after in pairwise(ends)]
 
 
 @pytest.fixture
 def job(stack: Stack, tmp_path: Path) -> Job:
-    return Job(stack, tmp_path / "notes")
+    return Job(stack, tmp_path)
 
 
 def test_an_exit_code_is_the_one_that_was_asked_for(job: Job) -> None:
     job.inject("exit", "--rank", "1", "--amount", "23")
     wait_until(lambda: len(job.pids()) >= 4, "new processes step")
-    incident = wait_until(lambda: job.stack.json("incidents", job.name), "an incident")[0]
+    incident = job.crash()
     assert incident["culprit"] == 1
     assert "23" in incident["verdict"]
 
 
 def test_a_hang_with_an_end_stops_the_steps_and_costs_no_restart(job: Job) -> None:
-    with job.stack.client() as client:  # at once: a command may need as long as the hang lasts
-        client.inject(job.name, {"kind": "hang", "ranks": [0], "duration_s": 4.0})
-    wait_until(lambda: (n := len(job.steps()), time.sleep(0.7)) and len(job.steps()) == n, "nobody steps")
+    job.inject("hang", "--rank", "0", "--for", "4s")
+    wait_until(lambda: max(job.between()) >= 4.0, "nobody steps for so long")
     job.wait_steps(20)
     assert len(job.pids()) == 2
 
 
 def test_a_slow_rank_makes_the_job_slower_while_it_lasts(job: Job) -> None:
-    before = min(job.seconds_for(15) for _ in range(3))  # the machine may have stood still meanwhile
+    before = min(job.between())  # the fastest step is one that the machine had time for
     job.inject("slow", "--rank", "1", "--amount", "6")
-    wait_until(lambda: job.seconds_for(15) > 2 * before, f"more than twice {before:.2f} s")
+    wait_until(lambda: min(job.between()[-15:]) > 2 * before, f"more than twice {before:.3f} s for all steps")
 
 
 def test_a_stopped_process_is_stopped(job: Job) -> None:
     pid = job.pid(1)
-    with job.stack.client() as client:  # at once: that rank is found out soon, and replaced
-        client.inject(job.name, {"kind": "stop", "ranks": [1], "duration_s": 20.0})
+    job.inject("stop", "--rank", "1", "--for", "600s")
     wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, "rank 1 is stopped")
 
 
@@ -88,7 +94,7 @@ def test_only_an_admin_may_and_a_wrong_name_is_explained(job: Job) -> None:
 
 def test_a_device_that_fails_ends_the_rank_with_its_words(job: Job) -> None:
     job.inject("device-error", "--rank", "1")
-    incident = wait_until(lambda: job.stack.json("incidents", job.name), "an incident")[0]
+    incident = job.crash()
     assert incident["culprit"] == 1 and "uncorrectable ECC error" in incident["verdict"]
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchloom.cli import story
 from torchloom.cli.screen import Screen, lines
-from torchloom.client import Client, Endpoint, NotAnswering
+from torchloom.client import Client, Endpoint, NotAnswering, Unavailable
 from torchloom.errors import LoomError, NotFound
 from torchloom.home import Home
 
@@ -80,11 +80,13 @@ class Follower:
         last: JobDetail | None = None
         logs_done = self._quiet
         give_up = 0.0
-        while last is None or not (logs_done or time.monotonic() > give_up):
+        while last is None or not logs_done:
             self._act_on_interrupt()
             try:
                 kind, body = self._queue.get(timeout=0.1)
             except Empty:
+                if last is not None and time.monotonic() > give_up:
+                    break  # what has come is shown, however late it is
                 continue
             match kind:
                 case "log":
@@ -150,7 +152,7 @@ class Follower:
             try:
                 Client(self._endpoint).stop(self._job, {"kill": kill})
                 return
-            except NotAnswering:
+            except (NotAnswering, Unavailable):
                 time.sleep(AGAIN_AFTER_S)
             except LoomError as error:
                 self._queue.put(("say", {"text": str(error)}))

@@ -1,6 +1,10 @@
 """A plain DDP job that knows nothing of torchloom. Notes every completed step as `<pid> <rank> <step>`.
 
-Usage: train.py NOTES [--steps N] [--step-ms M] [--crash-at N --crash-rank R --crash-how exit|raise]
+Usage: train.py NOTES [--steps N] [--step-ms M] [--end FILE]
+                [--crash-at N --crash-rank R --crash-how exit|raise]
+
+With --end it ends, on all ranks after the same step, when there is that file. Notes have a fourth word with
+--clock: when the step was over, in seconds.
 """
 
 import argparse
@@ -16,6 +20,8 @@ parser = argparse.ArgumentParser()
 parser.add_argument("notes")
 parser.add_argument("--steps", type=int, default=10**9)
 parser.add_argument("--step-ms", type=float, default=10)
+parser.add_argument("--end", default="")
+parser.add_argument("--clock", action="store_true")
 parser.add_argument("--crash-at", type=int, default=0)
 parser.add_argument("--crash-rank", type=int, default=1)
 parser.add_argument("--crash-how", default="raise")
@@ -35,6 +41,12 @@ with open(args.notes, "a", buffering=1) as notes:
             sys.exit(17)
         optimizer.step()
         optimizer.zero_grad()
-        notes.write(f"{os.getpid()} {rank} {step}\n")
+        when = f" {time.monotonic()}" if args.clock else ""
+        notes.write(f"{os.getpid()} {rank} {step}{when}\n")
         time.sleep(args.step_ms / 1000)
+        if args.end:
+            over = torch.tensor(float(os.path.exists(args.end)))
+            dist.all_reduce(over)
+            if over.item():
+                break
 dist.destroy_process_group()
