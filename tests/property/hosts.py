@@ -117,7 +117,8 @@ class Host:
         if self.session is None:
             return
         self._names += 1
-        envelope = Envelope(f"{self.node}-{self._names}", f"agent/{self.node}", event)
+        session = f"s{self.session.number}"
+        envelope = Envelope(f"{self.node}-{self._names}", f"agent/{self.node}", event, session=session)
         self.session.queue.append(envelope)
         if effect:
             self.session.answers[effect] = envelope

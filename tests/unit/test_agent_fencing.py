@@ -15,7 +15,6 @@ from torchloom.agent.host import Host
 from torchloom.bus.memory import MemoryBus, MemoryHub
 from torchloom.errors import TimedOut
 from torchloom.model.fleet import NodeState
-from torchloom.wire.subjects import TO_START
 
 
 async def kept(host: Host, bus: MemoryBus) -> None:
@@ -32,7 +31,7 @@ def test_a_host_that_counts_as_silent_keeps_what_runs_and_starts_nothing(
 ) -> None:
     monkeypatch.setattr(fencing, "ANSWER_WITHIN_S", 0.5)
     monkeypatch.setattr(fencing, "ASK_EVERY_S", 0.01)
-    host: Any = SimpleNamespace(node="n1")
+    host: Any = SimpleNamespace(node="n1", session="s")
 
     async def scenario(host: Host) -> None:
         hub = MemoryHub()
@@ -40,7 +39,7 @@ def test_a_host_that_counts_as_silent_keeps_what_runs_and_starts_nothing(
         async with running(hub, "w1") as weaver:
             await until(weaver, lambda: weaver.active, "leads")
             with pytest.raises(TimedOut):
-                await fencing.lease(host, bus, TO_START)  # nobody knows this host
+                await fencing.lease(host, bus, "start")  # nobody knows this host
             await ObedientAgent(MemoryBus(hub)).join()
             await until(weaver, lambda: "n1" in weaver.fleet.nodes, "joined")
             began_ns = fencing.now_ns()
@@ -50,7 +49,7 @@ def test_a_host_that_counts_as_silent_keeps_what_runs_and_starts_nothing(
             known.state = NodeState.LEFT  # as silent as one that is unreachable, and stays so
             await kept(host, bus)
             with pytest.raises(TimedOut):
-                await fencing.lease(host, bus, TO_START)
+                await fencing.lease(host, bus, "start")
             waiting = asyncio.ensure_future(fencing.wait_for_lease(host, bus, lambda: True))
             await asyncio.sleep(0.1)
             assert not waiting.done()

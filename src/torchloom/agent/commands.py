@@ -80,6 +80,9 @@ class Commands:
             log.warning("a command that cannot be read was refused: %s", error)
             receipt = Receipt(False, self._host.epoch, f"this agent does not understand the command: {error}")
         else:
+            if command.session not in ("", self._host.session):
+                log.warning("a command for another agent of the name %s is left to it", self._host.node)
+                return  # no word: a refusal of ours might come before the answer of who is meant
             receipt = self._accept(command)
         await self._bus.respond(message, codec.encode(receipt))
 

@@ -15,12 +15,14 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable
+from typing import Literal
 
 from torchloom.agent.host import Host, Worker
 from torchloom.boottime import now_ns
 from torchloom.bus.protocol import Bus
 from torchloom.errors import LoomError
-from torchloom.wire import subjects
+from torchloom.model.messages import AskLease
+from torchloom.wire import codec, subjects
 
 log = logging.getLogger(__name__)
 
@@ -29,10 +31,11 @@ ANSWER_WITHIN_S = 2.0
 LOOK_EVERY_S = 0.1
 
 
-async def lease(host: Host, bus: Bus, what_for: bytes = b"") -> int:
+async def lease(host: Host, bus: Bus, what_for: Literal["keep", "start"] = "keep") -> int:
     """Since when the host has a lease, asked for now. Raises LoomError if there is none."""
     sent_ns = now_ns()
-    await bus.request(subjects.lease(host.node), what_for, timeout_s=ANSWER_WITHIN_S)
+    ask = AskLease(session=host.session, what_for=what_for)
+    await bus.request(subjects.lease(host.node), codec.encode(ask), timeout_s=ANSWER_WITHIN_S)
     return sent_ns
 
 
@@ -40,7 +43,7 @@ async def wait_for_lease(host: Host, bus: Bus, needed: Callable[[], bool]) -> in
     """The same for a start, as soon as there is one; 0 when it is not needed any more."""
     while needed():
         try:
-            return await lease(host, bus, subjects.TO_START)
+            return await lease(host, bus, "start")
         except LoomError as error:
             log.info("a start waits for a lease: %s", error)
         await asyncio.sleep(ASK_EVERY_S)

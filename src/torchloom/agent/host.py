@@ -135,11 +135,13 @@ class Host:
         return [worker for worker in self.workers.values() if not worker.ending]
 
     def inventory(self) -> Inventory:
-        ending = [w for w in self.workers.values() if w.ending and not w.told.is_set()]
+        # Also those whose exit is said: it may not be in the stream yet.
+        ending = [w for w in self.workers.values() if w.ending]
         return Inventory(
             hostname=socket.gethostname(),
             address=self.address,
             boot_id=f"{boot_id():032x}",
+            home=self.journal.installation(),
             max_workers=self.max_workers,
             devices=self.devices.all(),
             workers=tuple(LiveWorker(w.ref, w.pid, w.devices) for w in self.running()),

@@ -11,6 +11,7 @@ import fcntl
 import json
 import logging
 import os
+import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -75,6 +76,17 @@ class Journal:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def installation(self) -> str:
+        """Names this home for good, and no other; by its place on the disk where nothing can be written."""
+        path = self._directory / "id"
+        try:
+            if not path.exists():
+                _replace(path, f"{uuid.uuid4().hex}\n")
+            return path.read_text().strip()
+        except (OSError, HomeUnusable):
+            found = self._directory.stat()
+            return f"{found.st_dev:x}-{found.st_ino:x}"
 
     # -- epoch ----------------------------------------------------------------------------------
     def epoch(self) -> int:

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import os
 import uuid
-from collections.abc import Awaitable, Callable
 
 from torchloom.agent import adopt, boxes, devices, fencing, mail, memory, pulse
 from torchloom.agent.commands import Commands
@@ -20,6 +18,7 @@ from torchloom.agent.evidence import Samples
 from torchloom.agent.host import Host
 from torchloom.agent.journal import Journal
 from torchloom.agent.logs import DEFAULT_LIMIT
+from torchloom.agent.name import Name
 from torchloom.agent.queries import Queries
 from torchloom.agent.report import Reporter
 from torchloom.agent.spawners import Spawners, recipe
@@ -29,7 +28,7 @@ from torchloom.agent.windows import Windows
 from torchloom.bus.protocol import Bus, Handler, Subscription
 from torchloom.errors import BusUnavailable
 from torchloom.home import Home
-from torchloom.model.events import NodeJoined, NodeLeft
+from torchloom.model.events import NodeLeft
 from torchloom.model.ids import check_token
 from torchloom.wire import subjects
 
@@ -58,8 +57,8 @@ async def serve(
 
     `prewarm` starts a spawner for the agent's own interpreter and environment at once. Spawners without
     workers end with the agent unless `keep_spawners` is set by then (an agent about to be replaced).
-    `ready` is set when commands are taken and the node's joining is on its way. Raises Conflict if another
-    agent has this home.
+    `ready` is set when commands are taken and the node has joined. Raises Conflict if another agent has this
+    home, or another host this name.
     """
     check_token(node, "node name")
     journal = Journal(home)
@@ -67,24 +66,24 @@ async def serve(
     tasks = Tasks()
     host = _host(home, node, bus, address, journal, max_workers, log_limit)
     watch = Watch(host, tasks)
-    greet = _greeter(host)
+    name = Name(host, bus)
+    keeping: asyncio.Task[None] | None = None
     subscriptions: list[Subscription] = []
     clean = False
     try:
         await host.spawners.reconnect()
         if prewarm:
             tasks.start(_prewarm(host), "prewarm")
-        await _adopt(host, watch, greet)
-        tasks.keep(host.reporter.run, "reporter")
+        await _adopt(host, watch)
         samples = Samples(host)
         windows = Windows(host, samples)
         commands, queries = Commands(host, watch, bus, tasks), Queries(host, bus, tasks, samples)
-        for subject, handler in (
-            (subjects.command(node), commands.receive),
-            (subjects.query(node), queries.receive),
-        ):
-            subscriptions.append(await _subscribe(bus, subject, handler))
-        bus.on_reconnect.append(greet)
+        # Before it has joined: the first commands come as soon as that is read.
+        subscriptions.append(await _subscribe(bus, subjects.command(node), commands.receive))
+        await name.take(stop)
+        tasks.keep(host.reporter.run, "reporter")  # after the inventory, which names the exits that follow it
+        subscriptions.append(await _subscribe(bus, subjects.query(node), queries.receive))
+        bus.on_reconnect.append(name.greet)
         tasks.keep(lambda: pulse.follow_starts(host), "first steps and failures")
         tasks.keep(lambda: pulse.beat(host, bus), "pulse")
         tasks.keep(lambda: mail.follow_answers(host), "answers")
@@ -95,11 +94,15 @@ async def serve(
         tasks.keep(lambda: memory.keep(host), "memory tiers")
         if ready is not None:
             ready.set()
-        await stop.wait()
+        keeping = asyncio.create_task(name.keep(), name="name")
+        await _until_stopped(stop, keeping)
         clean = True
     finally:
+        while keeping is not None and not keeping.done():
+            keeping.cancel()
+            await asyncio.wait({keeping}, timeout=0.05)
         with contextlib.suppress(ValueError):
-            bus.on_reconnect.remove(greet)
+            bus.on_reconnect.remove(name.greet)
         for subscription in subscriptions:
             await subscription.unsubscribe()
         if clean:
@@ -126,7 +129,7 @@ def _host(
     max_workers: int | None,
     log_limit: int,
 ) -> Host:
-    found = devices.look(node)
+    found, session = devices.look(node), uuid.uuid4().hex
 
     def has_workers(spawner: str) -> bool:
         return any(worker.spawner == spawner for worker in host.workers.values())
@@ -135,36 +138,36 @@ def _host(
         home=home,
         node=node,
         address=address,
-        session=uuid.uuid4().hex,
+        session=session,
         max_workers=max_workers or min(_MOST_WORKERS, max(64, _WORKERS_PER_CORE * len(found.cores))),
         log_limit=log_limit,
         devices=found,
         journal=journal,
-        reporter=Reporter(bus, node),
+        reporter=Reporter(bus, node, session),
         spawners=Spawners(home, has_workers),
         epoch=journal.epoch(),
     )
     return host
 
 
-def _greeter(host: Host) -> Callable[[], Awaitable[None]]:
-    numbers = itertools.count(1)
+async def _until_stopped(stop: asyncio.Event, keeping: asyncio.Task[None]) -> None:
+    """Raises what ended the keeping of the name, should that end first."""
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    try:
+        await asyncio.wait({stopping, keeping}, return_when=asyncio.FIRST_COMPLETED)
+        if not stop.is_set():
+            keeping.result()
+    finally:
+        stopping.cancel()
 
-    async def greet() -> None:
-        event = NodeJoined(node=host.node, session=host.session, inventory=host.inventory())
-        host.reporter.say(event, f"{host.session}.joined.{next(numbers)}")
 
-    return greet
-
-
-async def _adopt(host: Host, watch: Watch, greet: Callable[[], Awaitable[None]]) -> None:
-    """The inventory comes first and names the exits that follow it."""
+async def _adopt(host: Host, watch: Watch) -> None:
+    """What is found is watched from now on; what there is to say of it waits until this node has joined."""
     workers = await adopt.find_workers(host)
     stores, lost = adopt.find_stores(host)
     host.workers.update({worker.ref: worker for worker in workers})
     for store in stores:
         watch.add_store(store)
-    await greet()
     for worker in workers:
         watch.add(worker)
     for note in lost:

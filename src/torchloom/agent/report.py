@@ -35,15 +35,16 @@ class _Waiting:
 class Reporter:
     """A queue of events. `say` never waits; the future it returns is done when the event is in the stream."""
 
-    def __init__(self, bus: Bus, node: str) -> None:
+    def __init__(self, bus: Bus, node: str, session: str = "") -> None:
         self._bus = bus
+        self._session = session
         self._node = node
         self._queue: deque[_Waiting] = deque()
         self._more = asyncio.Event()
 
     def say(self, event: Event, event_id: str) -> asyncio.Future[bool]:
         """Queue an event. The future's value is False if the event was given up as impossible to store."""
-        envelope = Envelope(event_id, f"agent/{self._node}", event)
+        envelope = Envelope(event_id, f"agent/{self._node}", event, session=self._session)
         stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._queue.append(_Waiting(envelope, stored))
         self._more.set()

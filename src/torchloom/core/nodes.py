@@ -15,6 +15,7 @@ from torchloom.core.generation import (
     process_exists,
     settle_start,
 )
+from torchloom.core.joining import change_of, other_claims, refused
 from torchloom.core.lost_nodes import HEARD, lose_workers, say_heard, say_silent
 from torchloom.core.turn import Turn
 from torchloom.model.effects import StopStore, StopWorkers
@@ -35,15 +36,17 @@ from torchloom.model.worker import Exit, WorkerRef
 
 def node_joined(turn: Turn, event: NodeJoined) -> None:
     """Bring our picture of the node in line with what its agent sees."""
+    if refused(turn, event):
+        return
     known = turn.fleet.nodes.get(event.node)
-    rebooted = known is not None and known.inventory.boot_id != event.inventory.boot_id
+    change = change_of(known, event.inventory)
     turn.fleet.nodes[event.node] = Node(
         id=event.node,
         session=event.session,
         state=NodeState.READY,
         inventory=event.inventory,
         joined_at_ns=known.joined_at_ns if known is not None else turn.now_ns,
-        reason="its host was rebooted" if rebooted else "",
+        reason=change,
         jobs=known.jobs if known is not None else {},
         taken=known.taken if known is not None else 0,
         stores=known.stores if known is not None else {},
@@ -51,11 +54,12 @@ def node_joined(turn: Turn, event: NodeJoined) -> None:
         spare=known.spare if known is not None else {},
         lost=known.lost if known is not None else [],
         lost_stores=known.lost_stores if known is not None else [],
+        claims=other_claims(known, event.inventory) if known is not None else {},
     )
     turn.room_appeared = True
-    say_heard(turn, event.node, "its host was rebooted" if rebooted else HEARD)
+    say_heard(turn, event.node, change or HEARD)
     _confirm_living(turn, event)
-    _miss_absent(turn, event, rebooted)
+    _miss_absent(turn, event, change)
     _miss_stores(turn, event)
     _end_orphans(turn, event)
 
@@ -73,7 +77,7 @@ def _confirm_living(turn: Turn, event: NodeJoined) -> None:
         settle_start(turn, turn.fleet.jobs[job])
 
 
-def _miss_absent(turn: Turn, event: NodeJoined, rebooted: bool) -> None:
+def _miss_absent(turn: Turn, event: NodeJoined, change: str) -> None:
     """Workers we believed in and the agent does not know are gone, and nobody saw how.
 
     Not those that it has still to start or to stop: a command that was under way when the inventory was
@@ -81,7 +85,7 @@ def _miss_absent(turn: Turn, event: NodeJoined, rebooted: bool) -> None:
     their store.
     """
     told = {live.ref for live in event.inventory.workers} | set(event.inventory.exits_to_come)
-    why = "its host was rebooted" if rebooted else "the agent found neither its process nor its black box"
+    lost = "lost: the agent found neither its process nor its black box"
     being_ended = _being_ended(turn, event.node)
     for worker in _workers_on(turn, event.node):
         if worker.ref in told or worker.ref in being_ended:
@@ -95,7 +99,7 @@ def _miss_absent(turn: Turn, event: NodeJoined, rebooted: bool) -> None:
             exit=Exit(None, None, "inventory"),
             at_ns=turn.now_ns,
             ran_s=ran_ns / 1e9,
-            activity=f"last seen before {why}" if rebooted else f"lost: {why}",
+            activity=f"last seen before {change}" if change else lost,
         )
         worker_exited(turn, gone)
 
@@ -172,6 +176,7 @@ def node_unreachable(turn: Turn, event: NodeUnreachable) -> None:
     if node is None or node.state is not NodeState.READY:
         return
     node.state, turn.seats_changed = NodeState.UNREACHABLE, True
+    node.heard_ns = turn.now_ns - int(event.silent_s * 1e9)
     busy = len(_workers_on(turn, event.node))
     node.reason = (
         f"silent for {event.silent_s:.1f} s; that may be the way to it, so its {busy} workers are left alone"
@@ -192,7 +197,7 @@ def node_left(turn: Turn, event: NodeLeft) -> None:
     node = turn.fleet.nodes.get(event.node)
     if node is not None:
         node.state, node.reason = NodeState.LEFT, "its agent was stopped; workers, if any, go on"
-        turn.seats_changed = True
+        node.heard_ns, turn.seats_changed = turn.now_ns, True
         say_heard(turn, event.node, "its agent said that it was stopped")
 
 

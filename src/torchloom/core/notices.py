@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from torchloom.core.joining import is_of_another_session
 from torchloom.core.leading import is_of_a_deposed_weaver
 from torchloom.core.operations import asked, sentence
 from torchloom.core.reducer import apply
@@ -58,7 +59,8 @@ def apply_and_tell(fleet: Fleet, envelope: Envelope, seq: int, now_ns: int) -> N
     None for an event that was applied before, or that is not believed: nothing happened.
     """
     event = envelope.body
-    no_news = seq <= fleet.seq or envelope.id in fleet.seen or is_of_a_deposed_weaver(fleet, envelope)
+    no_news = seq <= fleet.seq or envelope.id in fleet.seen
+    no_news = no_news or is_of_a_deposed_weaver(fleet, envelope) or is_of_another_session(fleet, envelope)
     job = job_of(event, fleet)
     near = _near(fleet, event, job)
     jobs, incidents = _jobs(fleet, near), _incidents(fleet, near)
@@ -70,7 +72,12 @@ def apply_and_tell(fleet: Fleet, envelope: Envelope, seq: int, now_ns: int) -> N
         near.setdefault(job)
     changed = [change for change in _jobs(fleet, near).values() if jobs.get(change.id) != change]
     found = [i for i in _incidents(fleet, near).values() if incidents.get(i.id) != i]
-    topic, text = _words(event)
+    kind, (topic, text) = str(event.__struct_config__.tag), _words(event)
+    if isinstance(event, NodeJoined) and fleet.nodes[event.node].session != event.session:
+        kind, text = (
+            "node-refused",
+            f"{event.inventory.hostname} did not get the name {event.node}: it is taken",
+        )
     more: list[Topic] = ["job"] if changed and topic != "job" else []
     told = _operations_told(fleet, job, under_way, event)
     if told:
@@ -82,7 +89,7 @@ def apply_and_tell(fleet: Fleet, envelope: Envelope, seq: int, now_ns: int) -> N
     return Notice(
         seq=seq,
         at_ns=now_ns,
-        kind=str(event.__struct_config__.tag),
+        kind=kind,
         topics=(topic, *more),
         text=text,
         job=job,

@@ -28,6 +28,7 @@ from torchloom.core.generation import (
     workers_started,
 )
 from torchloom.core.jobs import job_deleted, job_submitted
+from torchloom.core.joining import is_of_another_session
 from torchloom.core.leading import is_of_a_deposed_weaver
 from torchloom.core.nodes import (
     node_drained,
@@ -124,7 +125,7 @@ def apply(fleet: Fleet, envelope: Envelope, seq: int, now_ns: int) -> list[Effec
     if len(fleet.seen) >= REMEMBERED_EVENTS + FORGOTTEN_TOGETHER:
         for old in list(islice(fleet.seen, FORGOTTEN_TOGETHER)):
             del fleet.seen[old]
-    if is_of_a_deposed_weaver(fleet, envelope):
+    if is_of_a_deposed_weaver(fleet, envelope) or is_of_another_session(fleet, envelope):
         return []
     turn = Turn(fleet, seq, fleet.now_ns, envelope.id)
     _dispatch(turn, in_stream_time(fleet, envelope))

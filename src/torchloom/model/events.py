@@ -434,3 +434,5 @@ class Envelope(Struct, frozen=True):
     body: Event
     sent_ns: int = 0
     """An agent's wall clock as it sent this; 0 from a weaver. Times in its events are by that clock."""
+    session: str = ""
+    """Of the agent that sent it."""

@@ -315,6 +315,10 @@ class Node(Struct, kw_only=True):
     lost: list[WorkerRef] = field(default_factory=list)
     lost_stores: list[StoreRef] = field(default_factory=list)
     """What counts as dead because a person said that the host is gone; ended if it is heard again."""
+    heard_ns: int = 0
+    """When it was heard last, once it is silent or has left."""
+    claims: dict[str, int] = field(default_factory=dict)
+    """Hosts that wanted its name and did not get it, and since when; kept by core.joining."""
 
     @property
     def usable(self) -> bool:

@@ -9,6 +9,7 @@ from msgspec import Struct
 from torchloom.model.checkpoints import CheckpointEntry, CheckpointPlace
 from torchloom.model.effects import Effect
 from torchloom.model.findings import RankEvidence
+from torchloom.model.node import HostId
 from torchloom.model.worker import WorkerRef
 
 
@@ -19,6 +20,8 @@ class Command(Struct, frozen=True):
     effect: Effect
     env: dict[str, str] = {}
     """The job's environment, attached at sending so that it is in no event."""
+    session: str = ""
+    """Of the agent that is meant: another one under the same name does not answer."""
 
 
 class Receipt(Struct, frozen=True):
@@ -27,6 +30,24 @@ class Receipt(Struct, frozen=True):
     accepted: bool
     highest_epoch: int
     why: str = ""
+
+
+class AskLease(Struct, frozen=True, kw_only=True):
+    """An agent asks the weaver that leads: whether it is heard, and whether the node's name is its own."""
+
+    session: str
+    what_for: Literal["keep", "start", "name"]
+    """To keep workers that fence themselves, to start such, or to be sure of the name."""
+    host: HostId | None = None
+    """Who asks for the name."""
+
+
+class Standing(Struct, frozen=True):
+    """The answer to an agent that asks for its node's name."""
+
+    name: Literal["yours", "free", "taken"]
+    why: str = ""
+    hint: str = ""
 
 
 class ReadLog(Struct, frozen=True, tag_field="ask", tag="read-log"):

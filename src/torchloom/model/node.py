@@ -29,6 +29,14 @@ class LiveWorker(Struct, frozen=True):
     devices: tuple[DeviceUse, ...] = ()
 
 
+class HostId(Struct, frozen=True):
+    """Which host an agent serves, as far as it can tell."""
+
+    hostname: str
+    boot_id: str
+    home: str
+
+
 class NodeClock(Struct, frozen=True, array_like=True):
     """What a node's wall clock shows, against the clock that stamps the stream."""
 
@@ -45,6 +53,8 @@ class Inventory(Struct, frozen=True, kw_only=True):
     address: str
     """Address at which other nodes reach this one; 127.0.0.1 on a single machine."""
     boot_id: str
+    home: str = ""
+    """Names the installation (LOOM_HOME) that the agent serves, for good."""
     max_workers: int
     devices: tuple[DeviceUse, ...] = ()
     workers: tuple[LiveWorker, ...] = ()

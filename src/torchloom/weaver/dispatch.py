@@ -116,7 +116,8 @@ class Dispatcher:
             env = await self._environments.get(effect.env_of)
         elif isinstance(effect, WarmSpawner):
             env = await self._environments.get(effect.job)
-        data = codec.encode(Command(epoch, effect, env))
+        known = fleet.nodes.get(effect.node)
+        data = codec.encode(Command(epoch, effect, env, known.session if known is not None else ""))
         receipt = codec.decode_receipt(
             await self._bus.request(subjects.command(effect.node), data, timeout_s=2.0)
         )

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 
 from msgspec.structs import replace
 
 from torchloom.bus.protocol import Bus, Lease, Message
 from torchloom.core.detect.silence import fenced_nodes, heard_again, silent_nodes
+from torchloom.core.joining import standing
 from torchloom.errors import Conflict, NotFound
 from torchloom.model.events import Event, NodeDrained, NodeGone
 from torchloom.model.fleet import Fleet, NodeState
 from torchloom.weaver.live import LiveView
-from torchloom.wire import subjects
-from torchloom.wire.subjects import TO_START
+from torchloom.wire import codec, subjects
+
+log = logging.getLogger(__name__)
 
 SILENT_LIMIT_S = 3.0
 """A node that was not heard for longer is unreachable."""
@@ -41,15 +44,36 @@ class NodeWords(ABC):
     @abstractmethod
     def active(self) -> bool: ...
 
+    @property
+    @abstractmethod
+    def ready(self) -> bool: ...
+
     async def _lease_asked(self, message: Message) -> None:
-        """A host asks whether it is heard. Only who leads may answer: it is who would replace its workers.
-        A host that counts as silent is told what has to end there before it may start anything."""
+        """A host asks whether its name is its own, which the stream tells everybody, or whether it is heard:
+        that only who leads may answer, because it is who would replace its workers. A host that counts as
+        silent is told what has to end there before it may start anything."""
         node = subjects.node_of(message.subject)
-        if node is not None and self.active and not self._lease.expired:
+        if node is None:
+            return
+        try:
+            ask = codec.decode_lease_ask(message.data)
+        except codec.DecodeError as error:
+            log.warning("a question on %s cannot be read: %s", message.subject, error)
+            return
+        known = self.fleet.nodes.get(node)
+        if ask.what_for == "name":
+            if ask.host is not None and self.ready:
+                found = standing(known, ask.session, ask.host, self.node_seen(node))
+                await self._bus.respond(message, codec.encode(found))
+        elif self.active and not self._lease.expired and self._is_its_agent(node, ask.session):
             self._live.last_heard_s[node] = asyncio.get_running_loop().time()
-            known = self.fleet.nodes.get(node)
-            if message.data != TO_START or (known is not None and known.state is NodeState.READY):
+            if ask.what_for == "keep" or (known is not None and known.state is NodeState.READY):
                 await self._bus.respond(message, b"heard")
+
+    def _is_its_agent(self, node: str, session: str) -> bool:
+        """Whether this is the agent that has the node's name, as far as it is known: others are not heard."""
+        known = self.fleet.nodes.get(node)
+        return known is None or known.session == session
 
     async def _say_silence(self, now_s: float) -> None:
         """Nodes that fell silent or are heard again, and workers that their own hosts had to end by now."""

@@ -331,7 +331,8 @@ class Weaver(Steering, NodeWords, Scaling, Injecting):
         except codec.DecodeError as error:
             log.warning("telemetry on %s cannot be read: %s", message.subject, error)
             return
-        if subjects.node_of(message.subject) == telemetry.node:
+        node = telemetry.node
+        if subjects.node_of(message.subject) == node and self._is_its_agent(node, telemetry.session):
             self._live.hear(telemetry, asyncio.get_running_loop().time())
 
     async def _say(self, kind: str, body: Event, event_id: str = "") -> None:

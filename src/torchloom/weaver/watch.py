@@ -118,7 +118,8 @@ class Watch:
         except codec.DecodeError as error:
             log.warning("windows on %s cannot be read: %s", message.subject, error)
             return
-        if subjects.node_of(message.subject) != batch.node:
+        known = self._fleet().nodes.get(batch.node)
+        if subjects.node_of(message.subject) != batch.node or (known and known.session != batch.session):
             return
         late_s = self._lateness.of(batch.node, batch.session, batch.sent_ns, _since_boot_ns())
         sent_s = asyncio.get_running_loop().time() - late_s

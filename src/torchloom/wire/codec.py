@@ -7,6 +7,7 @@ import msgspec
 from torchloom.model.events import Envelope
 from torchloom.model.fleet import Fleet
 from torchloom.model.messages import (
+    AskLease,
     BoxReading,
     CheckpointAnswer,
     Command,
@@ -14,6 +15,7 @@ from torchloom.model.messages import (
     LogPiece,
     Query,
     Receipt,
+    Standing,
     StepsReading,
     Telemetry,
 )
@@ -22,6 +24,8 @@ from torchloom.model.windows import WindowBatch
 _encoder = msgspec.msgpack.Encoder()
 _envelope = msgspec.msgpack.Decoder(Envelope)
 _command = msgspec.msgpack.Decoder(Command)
+_lease_ask = msgspec.msgpack.Decoder(AskLease)
+_standing = msgspec.msgpack.Decoder(Standing)
 _receipt = msgspec.msgpack.Decoder(Receipt)
 _query = msgspec.msgpack.Decoder(Query)
 _telemetry = msgspec.msgpack.Decoder(Telemetry)
@@ -39,6 +43,8 @@ DecodeError = msgspec.DecodeError
 encode = _encoder.encode
 decode_envelope = _envelope.decode
 decode_command = _command.decode
+decode_lease_ask = _lease_ask.decode
+decode_standing = _standing.decode
 decode_receipt = _receipt.decode
 decode_query = _query.decode
 decode_telemetry = _telemetry.decode

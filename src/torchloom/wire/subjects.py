@@ -7,8 +7,6 @@ EVENTS = f"{ROOT}.event.>"
 TELEMETRY = f"{ROOT}.telemetry.*"
 WINDOWS = f"{ROOT}.window.*"
 LEASES = f"{ROOT}.lease.*"
-TO_START = b"to start"
-"""What an agent says with the question for a lease when it wants to start workers, and not to keep them."""
 DECISIONS = f"{ROOT}.event.weaver.decision"
 """Appended to only by the weaver that holds the lease, each time with the expected last sequence."""
 
@@ -33,7 +31,7 @@ def windows(node: str) -> str:
 
 
 def lease(node: str) -> str:
-    """Where the agent of `node` asks whether it is still heard (agent/fencing.py)."""
+    """Where the agent of `node` asks whether it is still heard and has its name (agent/{fencing,name}.py)."""
     return f"{ROOT}.lease.{node}"
 
 
