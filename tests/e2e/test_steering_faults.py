@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stack import Stack, wait_until
+from stack import Stack, lines_of, wait_until
 
 from torchloom.client import Client, Endpoint
 from torchloom.errors import LoomError, UsageError
@@ -28,9 +28,7 @@ class Values:
         self.path = path
 
     def rows(self) -> list[tuple[int, int, int, float]]:
-        if not self.path.exists():
-            return []
-        lines = [line.split() for line in self.path.read_text().splitlines()]
+        lines = [line.split() for line in lines_of(self.path)]
         return [(int(f[0]), int(f[1]), int(f[2]), float(f[3])) for f in lines if len(f) == 4]
 
     def first_steps(self, value: float) -> dict[int, tuple[int, int]]:
@@ -83,9 +81,8 @@ def test_a_kill_in_the_midst_of_a_change(stack: Stack, tmp_path: Path, part: str
         asked[operation] = value
         time.sleep(chance.uniform(0.0, 0.15))
         if part == "worker":
-            pids = [w["pid"] for w in stack.status(job)["workers"]] if number else []
-            pids = pids or [pid for pid, _, _, _ in values.rows()[-2:]]
-            os.kill(chance.choice(pids), signal.SIGKILL)
+            pids = {rank: pid for pid, rank, _, _ in values.rows()}  # those that stepped last
+            os.kill(chance.choice(sorted(pids.values())), signal.SIGKILL)
         else:
             stack.wait_part_back(part, stack.kill_part(part))
 
@@ -95,11 +92,10 @@ def test_a_kill_in_the_midst_of_a_change(stack: Stack, tmp_path: Path, part: str
         wait_until(ended, f"the outcome of change {number}")
         stack.wait_state(job, "running")
         values.wait_more(5)
-    told = {o["id"]: o for o in operations(client, job)}
+    told = wait_until(lambda: {o["id"]: o for o in operations(client, job)}, "what became of them")
     for operation, value in asked.items():
         check(told[operation], values.first_steps(value), world=2)
     client.close()
-    stack.loom("stop", job)
 
 
 def check(told: dict[str, Any], used: dict[int, tuple[int, int]], world: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stack import HANG_S, Stack, wait_until
+from stack import HANG_S, Stack, lines_of, wait_until
 
 
 class Steps:
@@ -19,9 +19,7 @@ class Steps:
         self.path = path
 
     def read(self) -> list[tuple[int, int, int]]:
-        if not self.path.exists():
-            return []
-        lines = [line.split() for line in self.path.read_text().splitlines()]
+        lines = [line.split() for line in lines_of(self.path)]
         return [(int(f[0]), int(f[1]), int(f[2])) for f in lines if len(f) == 3]
 
     def pids(self) -> set[int]:
@@ -49,11 +47,6 @@ def started(stack: Stack, steps: Steps, *args: str) -> str:
     return job
 
 
-def faults(stack: Stack, job: str) -> list[dict[str, Any]]:
-    """Incidents but those about silence: a part that takes its time to come back is told of."""
-    return [one for one in stack.json("incidents", job) if one["kind"] != "node-lost"]
-
-
 def worker_pids(status: dict[str, Any]) -> dict[int, int]:
     return {w["rank"]: w["pid"] for w in status["workers"]}
 
@@ -67,7 +60,7 @@ def test_a_killed_worker_is_seen_named_and_the_job_goes_on(stack: Stack, steps: 
     assert after["restarts"] == 1 and after["generation"] == 2
     assert set(worker_pids(after).values()).isdisjoint(before.values())
     incident = wait_until(
-        lambda: next((i for i in stack.json("incidents", job) if i["recovery_s"]), None), "a closed incident"
+        lambda: next((i for i in stack.faults(job) if i["recovery_s"]), None), "a closed incident"
     )
     assert incident["culprit"] == 1 and "SIGKILL" in incident["verdict"]
     line = incident["timeline"]
@@ -84,7 +77,7 @@ def test_an_exception_is_the_culprit_and_its_peer_is_secondary(stack: Stack, ste
     job = stack.submit("train.py", str(steps.path), "--crash-at", "5", flags=("--max-restarts", "0"))
     status = stack.wait_state(job, "failed")
     assert "rank 1" in status["reason"] and "flux capacitor" in status["reason"]
-    (incident,) = stack.json("incidents", job)
+    (incident,) = stack.faults(job)
     assert incident["culprit"] == 1
     detail = stack.json("incident", incident["id"])
     by_rank = {e["rank"]: e for e in detail["exits"]}
@@ -122,7 +115,7 @@ def test_workers_train_through_the_death_of_a_part(stack: Stack, steps: Steps, p
     stack.wait_part_back(part, killed)
     after = stack.wait_state(job, "running")
     assert worker_pids(after) == before, "no healthy worker was touched"
-    assert after["restarts"] == 0 and faults(stack, job) == []
+    assert after["restarts"] == 0 and stack.faults(job) == []
     steps.wait_more(10)
     assert steps.pids() == set(before.values()), "nothing was started twice"
     wait_until(lambda: stack.status(job)["workers"][0]["steps"] >= 50, "the state follows the steps again")
@@ -159,7 +152,7 @@ def test_a_worker_that_dies_while_nobody_looks_is_recovered_later(stack: Stack, 
     wait_until(lambda: len(steps.pids()) >= 4, "both ranks are started anew")
     after = stack.wait_state(job, "running")
     assert after["restarts"] == 1
-    (incident,) = faults(stack, job)
+    (incident,) = stack.faults(job)
     assert incident["culprit"] == 1, incident
     stack.loom("stop", job)
 
@@ -168,7 +161,7 @@ def test_jobs_and_history_are_there_after_down_and_up(stack: Stack, steps: Steps
     job = stack.submit("train.py", str(steps.path), "--steps", "20")
     stack.wait_state(job, "completed")
     stack.loom("down")
-    assert stack.leftovers() == []
+    stack.wait_nothing_left()
     stack.up()
     assert stack.wait_state(job, "completed")["generation"] == 1
     assert "hello from rank 0" in stack.loom("logs", job).stdout
@@ -187,9 +180,7 @@ def test_keep_jobs_hands_the_workers_to_the_next_up(stack: Stack, steps: Steps) 
 
 def test_devices_show_both_directions_and_go_with_their_workers(stack: Stack, steps: Steps) -> None:
     job = started(stack, steps)
-    shown = stack.json("devices")
-    text = str(shown)
-    assert job in text
+    wait_until(lambda: job in str(stack.json("devices")), "its workers are shown there")
     stack.loom("stop", job)
     wait_until(lambda: job not in str(stack.json("devices")), "entries go with their workers")
 
