@@ -18,6 +18,7 @@ demo: setup      ## a real job on 2 workers, with a real fault on the way
 	$(BIN)/loom demo
 
 test: setup      ## all tests
+	$(BIN)/python -m compileall -q src  # else each of a thousand processes may do it for itself
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder  # the long ones first
 
 test-long: setup ## the tests that take minutes
