@@ -40,8 +40,9 @@ from torchloom.model.events import (
     WorkersStarted,
 )
 from torchloom.model.job import Program
+from torchloom.model.messages import Standing
 from torchloom.spawner.client import AsyncSpawnerClient
-from torchloom.wire import subjects
+from torchloom.wire import codec, subjects
 
 
 def test_a_spawner_that_is_slow_to_reap_is_waited_for(
@@ -82,7 +83,10 @@ def test_an_agent_that_dies_at_a_start_leaves_no_worker_without_its_deadline(
 
     async def scene(stage: Stage) -> None:
         async def heard(message: Message) -> None:
-            await stage.weaver.respond(message, b"heard")
+            if codec.decode_lease_ask(message.data).what_for == "name":
+                await stage.weaver.respond(message, codec.encode(Standing("yours")))
+            else:
+                await stage.weaver.respond(message, b"heard")
 
         leases = await stage.weaver.subscribe(subjects.LEASES, heard)
         monkeypatch.setattr(AsyncSpawnerClient, "start", start_and_stand_still)

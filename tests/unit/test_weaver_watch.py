@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ from core_story import Story
 from detect_windows import missing, waiting
 from msgspec.structs import replace
 
+from torchloom import boottime
 from torchloom.bus.memory import MemoryBus, MemoryHub
 from torchloom.bus.protocol import Message
 from torchloom.model.events import FindingEnded, FindingMade
@@ -71,10 +71,6 @@ class Scene:
         )
         batch = WindowBatch(node="a", session="s1", sent_ns=sent_ns, windows=found)
         await self.watch.hear(Message(subjects.windows("a"), codec.encode(batch)))
-
-
-def local_ns() -> int:
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 def play(scenario: Callable[[Scene], Any]) -> Scene:
@@ -180,16 +176,16 @@ def test_what_waited_in_a_buffer_is_not_news_when_it_comes(monkeypatch: pytest.M
         await scene.answer()
         host_ns = 10**15  # its clock began at another time
         calm = tuple(replace(w, steps_done=30) for w in (waiting(0, size=2, for_s=0.1), waiting(1, size=2)))
-        await scene.hear(*calm, sent_ns=local_ns() + host_ns)
+        await scene.hear(*calm, sent_ns=boottime.now_ns() + host_ns)
         while scene.watch._jobs["j"].fresh:
             await asyncio.sleep(0.001)
         for ago_s in range(1500, 900, -10):
-            await scene.hear(*STOPPED, sent_ns=local_ns() + host_ns - ago_s * 10**9)
+            await scene.hear(*STOPPED, sent_ns=boottime.now_ns() + host_ns - ago_s * 10**9)
             assert scene.watch._jobs["j"].fresh == set() and scene.watch.windows("j") == []
             await asyncio.sleep(0.006)
         assert scene.said == [] and scene.asked == []
         while not scene.said:  # it is still so
-            await scene.hear(*STOPPED, sent_ns=local_ns() + host_ns)
+            await scene.hear(*STOPPED, sent_ns=boottime.now_ns() + host_ns)
             await asyncio.sleep(0.006)
 
     scene = play(scenario)

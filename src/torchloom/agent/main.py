@@ -67,7 +67,6 @@ async def serve(
     host = _host(home, node, bus, address, journal, max_workers, log_limit)
     watch = Watch(host, tasks)
     name = Name(host, bus)
-    keeping: asyncio.Task[None] | None = None
     subscriptions: list[Subscription] = []
     clean = False
     try:
@@ -94,13 +93,12 @@ async def serve(
         tasks.keep(lambda: memory.keep(host), "memory tiers")
         if ready is not None:
             ready.set()
-        keeping = asyncio.create_task(name.keep(), name="name")
-        await _until_stopped(stop, keeping)
+        tasks.keep(name.keep, "name")
+        await _either(stop, name.lost)
+        if name.why is not None:
+            raise name.why
         clean = True
     finally:
-        while keeping is not None and not keeping.done():
-            keeping.cancel()
-            await asyncio.wait({keeping}, timeout=0.05)
         with contextlib.suppress(ValueError):
             bus.on_reconnect.remove(name.greet)
         for subscription in subscriptions:
@@ -150,15 +148,13 @@ def _host(
     return host
 
 
-async def _until_stopped(stop: asyncio.Event, keeping: asyncio.Task[None]) -> None:
-    """Raises what ended the keeping of the name, should that end first."""
-    stopping = asyncio.create_task(stop.wait(), name="stop")
+async def _either(*events: asyncio.Event) -> None:
+    waiting = [asyncio.create_task(event.wait()) for event in events]
     try:
-        await asyncio.wait({stopping, keeping}, return_when=asyncio.FIRST_COMPLETED)
-        if not stop.is_set():
-            keeping.result()
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        stopping.cancel()
+        for task in waiting:
+            task.cancel()
 
 
 async def _adopt(host: Host, watch: Watch) -> None:

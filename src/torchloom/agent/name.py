@@ -15,7 +15,7 @@ import time
 
 from torchloom.agent.host import Host
 from torchloom.bus.protocol import Bus
-from torchloom.errors import BusUnavailable, Conflict, LoomError, NoResponder, TimedOut
+from torchloom.errors import Conflict, LoomError, NoResponder, UsageError
 from torchloom.model.events import Envelope, NodeJoined
 from torchloom.model.messages import AskLease, Standing
 from torchloom.model.node import HostId
@@ -41,6 +41,9 @@ class Name:
         self._bus = bus
         self._numbers = itertools.count(1)
         self._ask_now = asyncio.Event()
+        self.lost = asyncio.Event()
+        """Set when the name has become another's; `why` says so."""
+        self.why: Conflict | None = None
 
     async def greet(self) -> None:
         """Say what is here, after everything that was said before; for whenever the bus is back."""
@@ -57,18 +60,23 @@ class Name:
             self._ask_now.set()
 
     async def keep(self) -> None:
-        """Ask again now and then, for ever. Raises Conflict when the name has become another's."""
-        never = asyncio.Event()
-        while True:
+        """Ask again now and then, until the name has become another's."""
+        while not self.lost.is_set():
             try:
                 async with asyncio.timeout(ASK_EVERY_S):
                     await self._ask_now.wait()
             except TimeoutError:
                 pass
             self._ask_now.clear()
-            if not await self._settle(never, time.monotonic() + NOBODY_AFTER_S):
-                await asyncio.sleep(min(1.0, ASK_EVERY_S))
-                self._ask_now.set()
+            try:
+                known = await self._settle(self.lost, time.monotonic() + NOBODY_AFTER_S)
+            except Conflict as error:
+                self.why = error
+                self.lost.set()
+            else:
+                if not known:
+                    await asyncio.sleep(1.0)
+                    self._ask_now.set()
 
     async def _settle(self, stop: asyncio.Event, until_s: float) -> bool:
         """Ask until the name is ours; False if there was no answer, `until_s` at least."""
@@ -78,10 +86,11 @@ class Name:
                 found = await self._ask(wait_s)
             except NoResponder:
                 return False
-            except (TimedOut, BusUnavailable):
+            except LoomError:
                 if time.monotonic() > until_s:
                     return False
                 wait_s = min(_LAST_ANSWER_S, wait_s * 2)
+                await asyncio.sleep(_AGAIN_S)
                 continue
             if found.name == "yours":
                 return True
@@ -110,7 +119,7 @@ class Name:
         try:
             return codec.decode_standing(answer)
         except codec.DecodeError:
-            raise TimedOut("an answer that cannot be read is none") from None
+            raise NoResponder("an answer that cannot be read is nobody's") from None
 
     async def _join(self, stop: asyncio.Event) -> None:
         """Straight to the stream, before anything that waits to be reported."""
@@ -128,6 +137,9 @@ class Name:
                     subjects.node_event(self._host.node), codec.encode(envelope), id=event_id
                 )
                 return
+            except (UsageError, ValueError, OverflowError) as error:
+                log.error("%s cannot join: %s", self._host.node, error)
+                return  # it would be refused every time
             except LoomError as error:
                 log.info("the joining of %s waits: %s", self._host.node, error)
                 await asyncio.sleep(_RETRY_S)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from math import nan
 from statistics import median
 
+from torchloom import boottime
 from torchloom.agent import cgroups, kernel, words
 from torchloom.agent.boxes import Box, is_under_way
 from torchloom.agent.collectives import record
@@ -96,7 +97,7 @@ class Windows:
                 batch = WindowBatch(
                     node=self._host.node,
                     session=self._host.session,
-                    sent_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME),
+                    sent_ns=boottime.now_ns(),
                     windows=tuple(found[first : first + _WORKERS_A_MESSAGE]),
                 )
                 await bus.publish(subjects.windows(self._host.node), codec.encode(batch))

@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from torchloom import boottime
 from torchloom.bus.protocol import Bus, Message
 from torchloom.core.detect.judge import AllLimits, Memory, judge
 from torchloom.core.detect.robust import median
@@ -121,7 +121,7 @@ class Watch:
         known = self._fleet().nodes.get(batch.node)
         if subjects.node_of(message.subject) != batch.node or (known and known.session != batch.session):
             return
-        late_s = self._lateness.of(batch.node, batch.session, batch.sent_ns, _since_boot_ns())
+        late_s = self._lateness.of(batch.node, batch.session, batch.sent_ns, boottime.now_ns())
         sent_s = asyncio.get_running_loop().time() - late_s
         for one in batch.windows:
             self._keep(one, batch.node, sent_s, fresh=late_s <= FRESH_S)
@@ -344,10 +344,6 @@ def limits_of(told: HangLimits) -> AllLimits:
     if told.hang_act_s is not None:
         hang = replace(hang, hang_act_s=told.hang_act_s, start_act_s=told.hang_act_s)
     return AllLimits(hang=hang)
-
-
-def _since_boot_ns() -> int:
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 def _is_due(job: Job, watched: _Watched, now_s: float) -> bool:
