@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import ast
 import math
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pytest
 from stack import Stack, wait_until
 
-SEED = "153"
-"""With it the poisoned sample is one of step 29."""
-POISONED = 7
+from torchloom.data import ElasticLoader, ShardedDataset
+
+SEED = 153
+SAMPLES = 160_000
+"""Of poisoned.py: enough for minutes, however late something is done."""
 
 
 class Notes:
@@ -46,14 +50,36 @@ def incident(stack: Stack, job: str, kind: str, **wanted: Any) -> dict[str, Any]
     return found
 
 
+def lines_of_shards(root: Path) -> None:
+    root.mkdir()
+    for shard in range(8):
+        names = range(shard * SAMPLES // 8, (shard + 1) * SAMPLES // 8)
+        (root / f"{shard}.jsonl").write_text("".join(f'{{"id": {name}}}\n' for name in names))
+
+
+def one_of_step_29(loader: Any) -> int:
+    for _ in islice(loader, 29):
+        found = loader.indices()
+    return int(found[3])
+
+
+@pytest.mark.parametrize("data", ["samples", "lines"])
 def test_a_nan_is_rolled_back_and_the_batch_that_caused_it_is_left_out_for_good(
-    stack: Stack, tmp_path: Path
+    stack: Stack, tmp_path: Path, data: str
 ) -> None:
+    place: dict[str, Any] = {"seed": SEED, "rank": 0, "world": 2}
+    loader: Any = ElasticLoader(range(SAMPLES), 16, **place)
+    shards = []
+    if data == "lines":
+        lines_of_shards(tmp_path / "shards")
+        shards = [str(tmp_path / "shards")]
+        loader = ShardedDataset(shards[0], **place).loader(8, collate_fn=list)
+    poisoned = one_of_step_29(loader)
     policy = tmp_path / "policy.toml"
     policy.write_text('cooldown_s = 1\n[rules.not-a-number]\ncertain = "rollback"\n')
     flags = ("--policy", str(policy))
     stack.env["CHECKPOINT_DIR"] = str(tmp_path / "ckpt")
-    job = stack.submit("poisoned.py", str(tmp_path), SEED, flags=flags)
+    job = stack.submit("poisoned.py", str(tmp_path), str(SEED), str(poisoned), *shards, flags=flags)
     notes = Notes(tmp_path)
     notes.wait(60)
     found = incident(stack, job, "not-a-number", open=False)
@@ -67,7 +93,7 @@ def test_a_nan_is_rolled_back_and_the_batch_that_caused_it_is_left_out_for_good(
         assert bad and rows[bad[0]][0] == 29
         after = rows[bad[-1] + 1 :]
         assert [step for step, _, _ in after] == list(range(26, 26 + len(after)))
-        assert all(POISONED not in indices for _, indices, _ in after)
+        assert all(poisoned not in indices for _, indices, _ in after)
     # What was saved before knows nothing of it, and still it is left out.
     before = len(notes.rows(0))
     stack.loom("restore", job, "--step", "10")
