@@ -25,18 +25,19 @@ Checkpoints and data that survive restarts and resizes:
         ckpt.step(n, loss=loss)
 
 The same script runs unchanged without torchloom around it. Importing this imports neither torch nor any part
-of the control plane; the names that need torch come when they are asked for.
+of the control plane; names come when they are asked for, because every process of ours imports this package
+first, and a command line is started often.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-from torchloom.probe.api import Info, attach, info, log, phase, role, step
-from torchloom.probe.declared import handler, setting
 
 if TYPE_CHECKING:
     from torchloom.checkpoint.checkpoint import Checkpoint
     from torchloom.core.retention import KeepRules
     from torchloom.data import ElasticLoader, ScaledRate, ShardedDataset, ShardedLoader, Transforms
+    from torchloom.probe.api import Info, attach, info, log, phase, role, step
+    from torchloom.probe.declared import handler, setting
 
 __version__ = "0.1.0"
 
@@ -60,23 +61,24 @@ __all__ = [
     "step",
 ]
 
-_DATA = ("ElasticLoader", "ScaledRate", "ShardedDataset", "ShardedLoader", "Transforms")
+_FROM = {
+    "torchloom.checkpoint.checkpoint": ("Checkpoint",),
+    "torchloom.core.retention": ("KeepRules",),
+    "torchloom.data": ("ElasticLoader", "ScaledRate", "ShardedDataset", "ShardedLoader", "Transforms"),
+    "torchloom.probe.api": ("Info", "attach", "info", "log", "phase", "role", "step"),
+    "torchloom.probe.declared": ("handler", "setting"),
+}
 
 
 def __getattr__(name: str) -> Any:
+    source = next((module for module, names in _FROM.items() if name in names), None)
+    if source is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "Checkpoint":
         from torchloom.checkpoint import telling
-        from torchloom.checkpoint.checkpoint import Checkpoint
-        from torchloom.probe.api import tell_checkpoints, training_step
+        from torchloom.probe import api
 
-        telling.connect(phase, log, training_step, tell_checkpoints)
-        return Checkpoint
-    if name == "KeepRules":
-        from torchloom.core.retention import KeepRules
-
-        return KeepRules
-    if name in _DATA:
-        from torchloom import data
-
-        return getattr(data, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        telling.connect(api.phase, api.log, api.training_step, api.tell_checkpoints)
+    found = getattr(import_module(source), name)
+    globals()[name] = found  # not asked for again: a script may call it in every step
+    return found

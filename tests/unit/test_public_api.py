@@ -53,6 +53,17 @@ def test_importing_brings_neither_torch_nor_the_control_plane() -> None:
     }
 
 
+def test_names_come_when_they_are_asked_for_and_then_stay() -> None:
+    code = """
+import sys, torchloom
+ours = {name for name in sys.modules if name.startswith("torchloom.")}
+first, again = torchloom.step, torchloom.step
+print(ours, first is again is vars(torchloom)["step"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set() True\n"
+
+
 def test_without_torchloom_around_it_every_call_does_nothing() -> None:
     assert torchloom.info() is None
     assert torchloom.attach() is False
