@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from stack import HANG_S, Stack, wait_until
+from stack import HANG_S, Stack, lines_of, wait_until
 
 
 class Store(Protocol):
@@ -55,10 +55,7 @@ class Run:
 
     def lines(self, rank: int) -> list[tuple[int, int, str, int]]:
         """(generation, step, samples, pid) of every step a rank has made."""
-        path = self.out / f"samples-{rank}"
-        if not path.exists():
-            return []
-        fields = [line.split() for line in path.read_text().splitlines()]
+        fields = [line.split() for line in lines_of(self.out / f"samples-{rank}")]
         return [(int(f[0]), int(f[1]), f[2], int(f[3])) for f in fields if len(f) == 4]
 
     def samples(self) -> dict[tuple[int, int], str]:

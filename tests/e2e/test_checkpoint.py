@@ -66,7 +66,7 @@ def test_the_memory_tier_is_there_while_the_job_runs_and_goes_with_it(stack: Sta
     stack.loom("stop", run.job)
     stack.loom("down")
     assert not folder.exists()
-    assert stack.leftovers() == []
+    stack.wait_nothing_left()
 
 
 def test_a_job_waits_for_a_store_that_is_away_for_longer_than_its_restarts_last(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 from runs import Run, compare, disturb, random_steps
 from s3 import S3Server
-from stack import Stack
+from stack import Stack, wait_until
 
 from torchloom.data.demo import make
 
@@ -55,14 +56,30 @@ def test_a_disturbed_run_resumes_bit_identical_from_disk(stack: Stack, tmp_path:
     compare(plain, disturbed)
 
 
+def arm(run: Run, operation: str) -> bool:
+    """Let it make one more step, unless all ranks are armed for what is planned; whether they are. No step is
+    made before the last one is known: a service that stands still must not miss the one that was named."""
+    state = run.stack.json("operations", run.job, operation)["state"]
+    assert state in ("waiting", "preparing", "arming", "confirmed"), state
+    made = run.lines(0)[-1][1]
+    if state != "confirmed" and run.stack.status(run.job)["step"] >= made:
+        run.go_on(made + 1)
+        time.sleep(0.1)  # for the message that they find at its end
+    return bool(state == "confirmed")
+
+
 def test_a_steered_run_that_is_killed_ends_like_one_that_was_not(stack: Stack, tmp_path: Path) -> None:
     """Batch and learning rate are changed at a step that the killed run makes twice."""
-    args = ("--every", "10", "--step-ms", "100", "--no-memory")
-    plain, disturbed = (Run(stack, tmp_path / name, 2, 135, *args) for name in ("plain", "disturbed"))
-    for run in (plain, disturbed):
-        run.wait_step(3)
+    args = ("--every", "10", "--step-ms", "10", "--no-memory")
+    runs = [Run(stack, tmp_path / name, 2, 135, *args, until=80) for name in ("plain", "disturbed")]
+    for run in runs:
+        run.wait_step(80)
         with stack.client() as client:
-            client.change(run.job, {"values": {"batch_size": 30, "lr": 5e-4}, "at_step": 104})
+            change = {"values": {"batch_size": 30, "lr": 5e-4}, "at_step": 104}
+            asked = client.change(run.job, change)["operation"]
+        wait_until(lambda r=run, o=asked: arm(r, o), "all ranks are armed")
+        run.go_on(run.steps - 3)
+    plain, disturbed = runs
     disturbed.wait_step(107)
     disturbed.kill_worker(1)
     disturbed.wait_step(120)

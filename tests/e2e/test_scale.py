@@ -20,7 +20,7 @@ def test_a_training_job_gets_more_workers_and_a_node_that_is_heard_is_not_gone(
     wait_until(lambda: stack.status(job)["step"] >= 5, "it trains")
     found = stack.status(job)
     assert (found["world_size"], found["generation"], found["restarts"]) == (3, 2, 0)
-    assert {worker["rank"] for worker in found["workers"]} == {0, 1, 2} and not found["incident_list"]
+    assert {worker["rank"] for worker in found["workers"]} == {0, 1, 2} and not stack.faults(job)
     assert found["spares"] == [], "there is no other node"
     assert "0 of 1: no other node has room for it" in stack.loom("status", job).stdout
     refused = stack.loom("scale", job, "4", check=5)
