@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from core_story import Story
-from detect_windows import missing, waiting
+from detect_windows import PACE, missing, waiting
 from msgspec.structs import replace
 
 from torchloom import boottime
@@ -117,6 +117,32 @@ def test_a_stopped_rank_is_said_once_with_its_evidence_and_acted_on() -> None:
     assert {e.rank for e in said.evidence} == {0, 1} and "in save() at train.py:9" in said.finding.sentence
     assert scene.asked[0].suspects == (1,) and scene.asked[0].stacks == (0,)
     assert scene.story.incident().evidence and scene.story.state() == "recovering"
+
+
+@pytest.mark.parametrize("again_s", [0.0, 1000.0])
+def test_a_new_verdict_comes_with_what_those_who_wait_do_now(
+    monkeypatch: pytest.MonkeyPatch, again_s: float
+) -> None:
+    monkeypatch.setattr(module, "ASK_AGAIN_S", again_s)
+
+    async def scenario(scene: Scene) -> None:
+        await scene.answer()
+        watched = scene.watch._watched(scene.story.job())
+        watched.memory = replace(watched.memory, pace=PACE)
+        await keep_until_said(scene, tuple(replace(w, steps_done=30) for w in HANG), 1)
+        assert scene.story.state() == "running"
+        await keep_until_said(scene, tuple(replace(w, steps_done=30) for w in STOPPED), 2)
+
+    scene = play(scenario)
+    first, second = scene.said
+    assert isinstance(first, FindingMade) and isinstance(second, FindingMade)
+    assert {e.rank for e in first.evidence} == {0, 1} and second.finding.certain
+    everybody = [query for query in scene.asked if len(query.refs) == 2]
+    if again_s:
+        assert len(everybody) == len(scene.asked) == 1, "what is known is new enough"
+    else:
+        assert {e.rank for e in second.evidence} == {0, 1}
+        assert len(everybody) == 2 and everybody[1].stacks == (0,), "once for each verdict"
 
 
 def test_an_agent_that_does_not_answer_holds_up_nothing_for_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,12 @@ class _Watched:
     stuck_s: float | None = None
     """Since when the job has been found to be held up."""
     asked_s: float = 0.0
+    all_asked_s: float = 0.0
+    """When everybody was asked last, and not only whoever is to blame …"""
+    asked_about: tuple[object, ...] = ()
+    """… and what was found then."""
     asking: asyncio.Task[None] | None = None
+    all_answered: bool = False
 
 
 class Watch:
@@ -279,10 +284,19 @@ class Watch:
         first = watched.stuck_s is None
         if watched.stuck_s is None:
             watched.stuck_s = now_s
-        if watched.asking is None and (first or now_s - watched.asked_s >= ASK_AGAIN_S):
+        # A new verdict, or that it is acted on now, is told with what those who wait do now.
+        case = (stuck.kind, stuck.ranks, stuck.certain, stuck.may_act)
+        all_again = case != watched.asked_about and now_s - watched.all_asked_s >= ASK_AGAIN_S
+        if watched.asking is None and (first or all_again or now_s - watched.asked_s >= ASK_AGAIN_S):
             watched.asked_s = now_s
-            watched.asking = asyncio.create_task(self._ask(job, watched, stuck, everybody=first))
-        return bool(watched.evidence) or now_s - watched.stuck_s >= EVIDENCE_WITHIN_S
+            if first or all_again:
+                watched.all_asked_s, watched.asked_about, watched.all_answered = now_s, case, False
+            asking = self._ask(job, watched, stuck, everybody=first or all_again)
+            watched.asking = asyncio.create_task(asking)
+        elif all_again:
+            return False  # as soon as the question is answered that is out
+        answered = watched.all_answered and bool(watched.evidence)
+        return answered or now_s - watched.all_asked_s >= EVIDENCE_WITHIN_S
 
     async def _ask(self, job: Job, watched: _Watched, finding: Finding, everybody: bool) -> None:
         try:
@@ -291,6 +305,7 @@ class Watch:
             if watched.stuck_s is not None:
                 watched.evidence |= found
                 watched.fresh_evidence |= found
+                watched.all_answered |= everybody
                 watched.urgent = True
                 self._wake.set()
         finally:
