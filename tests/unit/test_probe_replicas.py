@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Callable
+from itertools import count, pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +16,15 @@ from torchloom.wire.blackbox import SIZE, Hash, Progress, View
 
 @pytest.fixture(autouse=True)
 def looks_that_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How often is looked depends on what a look took, and on a busy machine that may be anything."""
-    monkeypatch.setattr("torchloom.probe.replicas.time", SimpleNamespace(monotonic_ns=lambda: 0))
+    """How often is looked depends on what a look took."""
+    clocks(monkeypatch, cpu=lambda: 0)
+
+
+def clocks(monkeypatch: pytest.MonkeyPatch, cpu: Callable[[], int]) -> None:
+    """As on a host where every look has to wait for a core for a second."""
+    wall = count(0, 10**9)
+    both = SimpleNamespace(thread_time_ns=cpu, monotonic_ns=lambda: next(wall))
+    monkeypatch.setattr("torchloom.probe.replicas.time", both)
 
 
 def box(step_ns: int = 300_000_000) -> View:
@@ -94,7 +102,7 @@ def test_other_memory_formats_are_hashed_and_what_is_no_ordinary_tensor_is_left_
 
 def test_looks_are_powers_of_two_apart_and_seldom_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(0, 10**15, 3_000_000))  # every look seems to take 3 ms
-    monkeypatch.setattr("torchloom.probe.replicas.time", SimpleNamespace(monotonic_ns=lambda: next(clock)))
+    clocks(monkeypatch, cpu=lambda: next(clock))
     view = box(step_ns=10_000_000)
     replicas, optimizer = (
         Replicas(view, lambda *told: None),
