@@ -8,7 +8,19 @@ from hosts import KILLED, Host
 from msgspec.structs import replace
 from world import ACTIONS, WEIGHTS, World
 
-from torchloom.model.events import Event, FindingMade, JobSubmitted, NodeDrained, NodeGone, NodeUnreachable
+from torchloom.core.telling import key
+from torchloom.model.checkpoints import CheckpointPlace
+from torchloom.model.events import (
+    CheckpointStoreOpened,
+    Event,
+    FindingEnded,
+    FindingMade,
+    JobSubmitted,
+    NodeDrained,
+    NodeGone,
+    NodeUnreachable,
+    StepReached,
+)
 from torchloom.model.findings import Finding
 from torchloom.model.fleet import Job, JobState
 from torchloom.model.policy import Policy
@@ -60,6 +72,12 @@ class MovingWorld(World):
         job = running[number % len(running)]
         self._may_begin_once_more(job)
         worker = job.workers[number // 3 % len(job.workers)]
+        if (
+            number % 2
+        ):  # then what is slow is saved before it is moved, or it is tried: the ranks are deaf here
+            place = CheckpointPlace("/ckpt", job.id)
+            self.say(CheckpointStoreOpened(node=worker.node, ref=worker.ref, place=place))
+            self.say(StepReached(job=job.id, generation=job.generation, step=30, step_s=0.1))
         kind = ("hang", "hang", "compute-slow", "host-contention")[number // 5 % 4]
         lasting = number // 5 % 4 == 1
         finding = Finding(
@@ -79,6 +97,9 @@ class MovingWorld(World):
             self.say(
                 FindingMade(job=job.id, generation=job.generation, finding=finding, steps=30, step_s=0.1)
             )
+        if number % 7 == 0:
+            over = FindingEnded(job=job.id, generation=job.generation, key=key(finding), lasted_s=1.0)
+            self.say(over)
 
     def fence(self, number: int) -> None:
         """A host that was cut off ends its workers itself; then, and only then, the weaver says so."""

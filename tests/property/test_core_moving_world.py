@@ -26,6 +26,6 @@ def test_safe_always_and_alive_once_the_world_is_calm(seed: int) -> None:
     assert codec.encode(again) == codec.encode(world.fleet), "a replay comes to the same fleet"
     world.calm()
     world.check_alive()
-    assert not world.fleet.leaving
+    assert not world.fleet.leaving and not world.fleet.acting
     world.finish_all()
     world.check_nothing_left()
