@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Any
@@ -156,6 +158,24 @@ def test_a_sample_knows_its_seed() -> None:
 
     here, there = seeds(ElasticLoader(Seeds(4), 4)), seeds(ElasticLoader(Seeds(4), 4, num_workers=1))
     assert here == there and len(set(here.values())) == 4 and sample_seed() == 0
+
+
+@pytest.mark.parametrize("taken", [1, 99], ids=["broken off", "whole"])
+def test_a_loader_ends_with_its_last_reference(taken: int) -> None:
+    """Not by the garbage collector, see GlobalBatch."""
+    gc.disable()
+    try:
+        loader = ElasticLoader(Numbers(20), 4, num_workers=1, persistent_workers=True)
+        for _ in islice(loader, taken):
+            pass
+        left = weakref.ref(loader)
+        batch = loader.batch
+        del loader
+        assert left() is None
+    finally:
+        gc.enable()
+    with pytest.raises(UsageError, match="is gone"):
+        batch.get()
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import pickle
+import weakref
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -145,6 +147,20 @@ def test_another_batch_size_in_the_middle_loses_nothing(corpus: Path) -> None:
         if step == 3:
             loader.set_batch_size(9)
     assert sorted(seen) == everything(corpus)
+
+
+@pytest.mark.parametrize("taken", [1, 99], ids=["broken off", "whole"])
+def test_a_loader_ends_with_its_last_reference(corpus: Path, taken: int) -> None:
+    """Not by the garbage collector, see GlobalBatch."""
+    gc.disable()
+    try:
+        loader = opened(corpus).loader(4, num_workers=1, persistent_workers=True)
+        read(loader, taken)
+        left = weakref.ref(loader)
+        del loader
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 def test_dropping_the_last_leaves_full_batches_only(corpus: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Protocol
 
 from torchloom.errors import UsageError
@@ -22,10 +23,21 @@ class Batching(Protocol):
 
 
 class GlobalBatch:
-    """`batch_size` of a job: samples of one step over all ranks."""
+    """`batch_size` of a job: samples of one step over all ranks.
+
+    Does not keep its loader alive. A cycle would be ended by the garbage collector, in the midst of a step,
+    which closes the queues of torch's data workers first: then each of them is waited for for five seconds.
+    """
 
     def __init__(self, loader: Batching) -> None:
-        self._loader = loader
+        self._of = weakref.ref(loader)
+
+    @property
+    def _loader(self) -> Batching:
+        loader = self._of()
+        if loader is None:
+            raise UsageError("the loader of this batch size is gone")
+        return loader
 
     def get(self) -> int:
         return self._loader.global_batch

@@ -270,6 +270,16 @@ class _Settings(NamedTuple):
     skips: tuple[Run, ...]
 
 
+class _Begun(NamedTuple):
+    """Where an iteration begins, and in what."""
+
+    position: int
+    seed: int
+    epoch: int
+    length: int
+    drop_last: bool
+
+
 class Wanted(NamedTuple):
     """What a data worker is asked for. Epoch and pipeline travel with the question, because persistent data
     workers keep the dataset of the first epoch, and a batch is made by what held when it was planned."""
@@ -287,20 +297,20 @@ class _Plan:
         self._begun: Iterator[Wanted] = iter(())
 
     def begin(self, loader: ElasticLoader, position: int) -> None:
-        self._begun = self._batches(loader, position, loader._seed, loader._epoch, loader._settings())
+        # Without the loader itself, see GlobalBatch: an iteration that was broken off would keep it alive.
+        begun = _Begun(position, loader._seed, loader._epoch, loader._length, loader._drop_last)
+        self._begun = self._batches(begun, loader._order(loader._epoch), loader._settings())
 
     def __iter__(self) -> Iterator[Wanted]:
         return self._begun
 
     @staticmethod
-    def _batches(
-        loader: ElasticLoader, position: int, seed: int, epoch: int, made: _Settings
-    ) -> Iterator[Wanted]:
+    def _batches(begun: _Begun, order: Permutation | None, made: _Settings) -> Iterator[Wanted]:
         # Everything is an argument: data workers read ahead while the loop may already have moved.
-        order, size = loader._order(epoch), made.global_batch
+        position, seed, epoch, length, drop_last = begun
         skips = [(run.start, run.stop) for run in made.skips if run.epoch == epoch]
         batches: list[range] = []
-        for start, stop in spans(loader._length, position, size, loader._drop_last, skips):
+        for start, stop in spans(length, position, made.global_batch, drop_last, skips):
             first, last = share(stop - start, made.rank, made.world)
             if first == last:
                 first, last = 0, 1

@@ -174,7 +174,7 @@ class ShardedLoader:
             pipeline, skips = self._pipeline, self.skips.runs
             lines, order = self._dataset.shards.lines, self._dataset._order_seed
             load, loads = cursor.loads[cursor.rank], Counter(cursor.loads)
-            self._plan.begin(self._tasks(cursor.step, len(self), pipeline))
+            self._plan.begin(_tasks(self._dataset, self._batch, range(cursor.step, len(self)), pipeline))
             taken = iter(self._loader)
             for step in range(cursor.step, len(self)):
                 batch = next(taken)
@@ -203,17 +203,6 @@ class ShardedLoader:
         """What `Transforms` do now, if the dataset has any."""
         transform = self._dataset.shards.transform
         return transform.pipeline if isinstance(transform, Transforms) else None
-
-    def _tasks(self, step: int, steps: int, pipeline: Pipeline | None) -> Iterator[list[Task]]:
-        dataset = self._dataset
-        epoch, order, base = dataset.epoch, dataset._order_seed, dataset._seed
-        after = {piece.shard: later for piece, later in with_next(dataset._cursor.hand)}
-        ahead = batches(dataset._cursor.ahead(), self._batch)
-        some = next(number for number, lines in enumerate(dataset.shards.lines) if lines)
-        for _ in range(step, steps):
-            # A rank without lines reads any one, because a batch must have the usual shape; its weight is 0.
-            pieces = next(ahead, [Piece(some, 0, 1)])
-            yield [(order, base, epoch, piece, after.get(piece.shard), pipeline) for piece in pieces]
 
     def _in_lockstep(self) -> None:
         """Make the dataset's cursor count in our batches and leave out what is to be: if it does not, deal
@@ -246,6 +235,20 @@ class _Asked:
 
     def __getitems__(self, tasks: list[Task]) -> list[Any]:
         return [sample for task in tasks for sample in self._shards.read(*task)]
+
+
+def _tasks(
+    dataset: ShardedDataset, batch: int, steps: range, pipeline: Pipeline | None
+) -> Iterator[list[Task]]:
+    """What the data workers are asked for, step by step. (Knows no loader, see GlobalBatch.)"""
+    epoch, order, base = dataset.epoch, dataset._order_seed, dataset._seed
+    after = {piece.shard: later for piece, later in with_next(dataset._cursor.hand)}
+    ahead = batches(dataset._cursor.ahead(), batch)
+    some = next(number for number, lines in enumerate(dataset.shards.lines) if lines)
+    for _ in steps:
+        # A rank without lines reads any one, because a batch must have the usual shape; its weight is 0.
+        pieces = next(ahead, [Piece(some, 0, 1)])
+        yield [(order, base, epoch, piece, after.get(piece.shard), pipeline) for piece in pieces]
 
 
 def _taken(lines: Sequence[int], seed: int | None, cursor: Cursor, step: int, batch: int) -> list[Run]:
