@@ -33,6 +33,8 @@ class Ranks:
     held: dict[str, Held] = field(default_factory=dict)
     step: int = 11
     """About to be made."""
+    offset: int | None = OFFSET
+    """To the training step; None: the script does not tell that."""
     version: int = 0
     paused: bool = False
     refuse: str = ""
@@ -82,7 +84,7 @@ class Ranks:
             anchor="SGD",
             why=why,
             changed=changed,
-            offset=OFFSET,
+            offset=self.offset,
         )
 
     def _culprit(self) -> str:
@@ -146,8 +148,8 @@ class Ranks:
             idle_s=0.0,
             phase="paused" if self.paused else "training",
             phase_s=0.0,
-            training_step=self.step - 1 + OFFSET,
-            offset=OFFSET,
+            training_step=None if self.offset is None else self.step - 1 + self.offset,
+            offset=self.offset,
             hyperparameters=json.dumps({"optimizers": [{"class": "SGD", "groups": self.groups}]}),
             settings=pack_settings(told).decode(),
             config_version=self.version,

@@ -178,6 +178,14 @@ def test_the_end_of_a_job_is_a_setting_that_cannot_lie_behind_it(server: ApiServ
     assert status == 422 and f"loom stop {job}" in problem["detail"]
 
 
+def test_the_end_of_a_script_that_tells_no_training_step_cannot_lie_behind_it(server: ApiServer) -> None:
+    name = server.submit(world_size=2)
+    server.steer(name, Ranks(step=201, offset=None))
+    status, problem = patch(server, name, {"values": {"max_steps": 50}})
+    assert status == 422 and "has made step 200" in problem["detail"]
+    server.request("DELETE", f"/jobs/{name}?force=true")
+
+
 def test_workers_that_are_starting_can_be_told_where_to_end(server: ApiServer) -> None:
     name = server.submit(world_size=2)
     status, answer = patch(server, name, {"values": {"max_steps": 30}})

@@ -12,6 +12,7 @@ from torchloom.model.events import (
     CheckpointRejected,
     CheckpointSaved,
     CheckpointStoreOpened,
+    RestoreRequested,
 )
 from torchloom.model.fleet import Fleet, JobCheckpoints, JobState
 from torchloom.model.worker import Exit
@@ -74,6 +75,25 @@ def test_what_an_older_generation_tells_is_dropped() -> None:
     story.tell(CheckpointSaved(node="a", ref=old, saved=SavedCheckpoint(name="x", step=9)))
     assert story.known.saved is None and not story.known.failing
     assert len(story.job().incidents) == 1, "only that of the crash"
+
+
+def test_what_was_saved_after_the_step_gone_back_to_counts_no_more() -> None:
+    story = SavingStory()
+    story.saved(30)
+    story.failed(40)
+    story.first_step(0)
+    story.first_step(1)
+    story.tell(RestoreRequested(job="j", step=20, by="bob"))
+    story.end_rest()
+    story.bring_up()
+    story.opened(restored="step-20.g1")
+    assert story.known.saved is not None and (story.known.saved.name, story.known.saved.step) == (
+        "step-20.g1",
+        20,
+    )
+    story.saved(25)
+    assert story.known.saved.step == 25 and not story.known.failing
+    story.check_replay()
 
 
 def test_failures_in_a_row_are_one_incident_that_a_save_closes() -> None:

@@ -10,10 +10,13 @@ from steering_story import SteeringStory
 
 from torchloom.core.notices import apply_and_tell
 from torchloom.core.transaction.packing import pack_answers, unpack_mail
+from torchloom.model.checkpoints import CheckpointPlace, SavedCheckpoint
 from torchloom.model.effects import PostMail, StartWorkers, StopWorkers
 from torchloom.model.events import (
     ChangeCancelled,
     ChangeRequested,
+    CheckpointSaved,
+    CheckpointStoreOpened,
     RanksAnswered,
     RestoreRequested,
     StepReached,
@@ -320,6 +323,27 @@ def test_a_restore_goes_by_the_ranks_if_they_can() -> None:
     story.carry(step=100, offset=-40)
     assert story.record("back").state == "applied" and story.state() is JobState.RUNNING
     assert [e.version for e in story.job().schedule] == [1], "what came later was given up"
+    story.check_replay()
+
+
+def test_what_is_saved_after_going_back_is_the_newest_of_the_branch() -> None:
+    story = running()
+    place, ref = CheckpointPlace("/data", "j"), story.ref()
+    story.tell(CheckpointStoreOpened(node="a", ref=ref, place=place))
+
+    def saved(step: int) -> int:
+        name = f"step-{step}.g1"
+        story.tell(CheckpointSaved(node="a", ref=ref, saved=SavedCheckpoint(name=name, step=step)))
+        known = story.job().checkpoints
+        assert known is not None and known.saved is not None
+        return known.saved.step
+
+    assert (saved(60), saved(90)) == (60, 90)
+    story.tell(restored(operation="back", config="revert", checkpoint="step-60.g1"))
+    story.carry(step=100, offset=-40)
+    known = story.job().checkpoints
+    assert known is not None and known.saved is not None and known.saved.name == "step-60.g1"
+    assert saved(70) == 70
     story.check_replay()
 
 

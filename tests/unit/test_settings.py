@@ -184,7 +184,7 @@ def test_what_cannot_be_scaled(name: str, given: object, hint: str) -> None:
 def test_a_setting_of_the_scripts_own_is_never_scaled() -> None:
     record = {"scale": 2.0}
     assert resolve({"noise": record}, KNOWN)[0] == {"noise": record}
-    with pytest.raises(UsageError, match="not a value for dropout"):
+    with pytest.raises(UsageError, match="dropout is not a hyperparameter"):
         resolve({"dropout": {"scale": 0.5}}, KNOWN)
 
 

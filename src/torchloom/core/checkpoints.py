@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from torchloom.core.ending import open_incident
 from torchloom.core.generation import find_worker
+from torchloom.core.rolled_back import gone_back
 from torchloom.core.turn import Turn
 from torchloom.model.events import (
     CheckpointFailed,
@@ -37,6 +38,7 @@ def store_opened(turn: Turn, event: CheckpointStoreOpened) -> None:
     if incident is not None and event.restored and incident.generation < event.ref.generation:
         incident.timeline.restored_ns = incident.timeline.restored_ns or turn.now_ns
     if job.restore is not None and event.restored and event.ref.generation > job.restore.after:
+        gone_back(turn, job, job.restore.step, event.restored)
         job.restore = None
 
 

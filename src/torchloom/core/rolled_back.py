@@ -1,7 +1,9 @@
-"""What follows once a job went back by its policy: what was left out is kept, the incident ends. Where it
-did not go back, nothing else is done instead."""
+"""What follows once a job went back: what is saved of its branch, what was left out, and the end of the
+incident if its policy wanted it. Where it did not go back, nothing else is done instead."""
 
 from __future__ import annotations
+
+from msgspec.structs import replace
 
 from torchloom.core.incidents import close
 from torchloom.core.schedule import record as record_entry
@@ -18,16 +20,30 @@ _NAMED = 8
 
 def rolled_back(turn: Turn, job: Job, record: OperationRecord) -> None:
     """All ranks stand at the earlier state."""
+    step = record.values.get("step")
+    if isinstance(step, int):
+        gone_back(turn, job, step, str(record.values.get("checkpoint", "")))
     left_out = _keep_skips(turn, job, record)
     incident = turn.fleet.incidents.get(record.id.partition(MARK)[0])
     if MARK not in record.id or incident is None or not incident.open:
         return
     incident.timeline.restored_ns = turn.now_ns
-    done = f"rolled back to the end of step {record.values.get('step')}"
+    done = f"rolled back to the end of step {step}"
     incident.decision = f"{done}, {left_out}"
     close(turn, job, incident, done)
     for name in [name for name, id in job.findings.items() if id == incident.id]:
         del job.findings[name]
+
+
+def gone_back(turn: Turn, job: Job, step: int, name: str) -> None:
+    """The training goes on from this state: what was saved, or could not be, later is of another branch."""
+    known = job.checkpoints
+    if known is None:
+        return
+    if known.saved is not None and known.saved.step > step:
+        known.saved = replace(known.saved, name=name, step=step, at_ns=turn.now_ns)
+    if known.failed_at[1] > step:
+        known.failed_at = (known.failed_at[0], step)
 
 
 def left_as_it_is(turn: Turn, record: OperationRecord) -> bool:

@@ -17,7 +17,7 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any
 
-from torchloom.core.overrides import OWN, SCALE, Held, factor_of, in_effect, mode_of
+from torchloom.core.overrides import HOLD, OWN, SCALE, Held, factor_of, in_effect, mode_of
 from torchloom.errors import UsageError
 
 
@@ -310,6 +310,11 @@ def resolve(wanted: Mapping[str, object], known: Known) -> tuple[dict[str, objec
 
 def _word(setting: Setting, given: object, *, is_group: bool) -> object:
     """The checked value, or for a param group what is to be done with the script's own."""
+    if not is_group and mode_of(given) != HOLD and setting.type is not Type.RECORD:
+        raise UsageError(
+            f"{setting.name} is not a hyperparameter: it cannot be scaled, nor given back to the script",
+            hint=f"give {setting.allowed()}",
+        )
     if not is_group:
         return setting.parse(given) if isinstance(given, str) else setting.check(given)
     if isinstance(given, str) and given.strip().lower() == OWN:

@@ -356,8 +356,9 @@ def _notes(job: Job, waiting: bool, at_step: int | None) -> list[str]:
 
 def _check_end(job: Job, end: object, pulses: Mapping[int, WorkerPulse]) -> None:
     """An end that is past would end the job at once, which is another wish."""
-    made = max((p.training_step for p in pulses.values() if p.training_step is not None), default=None)
-    if isinstance(end, int) and made is not None and end < made:
+    # A script that tells no training step is ended by the count of this generation.
+    made = max((p.steps if p.training_step is None else p.training_step for p in pulses.values()), default=0)
+    if isinstance(end, int) and end < made:
         raise UsageError(
             f"Step {end} is past: {job.id} has made step {made}",
             hint=f"name a later one; `loom stop {job.id}` ends it now",
