@@ -59,8 +59,8 @@ class Names(Story):
     def session(self) -> str:
         return self.fleet.nodes["a"].session
 
-    def silent(self, for_s: float = 3.1) -> None:
-        self.tell(NodeUnreachable(node="a", silent_s=for_s))
+    def silent(self, unheard_s: float | None = 3.1) -> None:
+        self.tell(NodeUnreachable(node="a", silent_s=3.1, unheard_s=unheard_s))
 
     def say(self, session: str, event: Event) -> list[Effect]:
         seq = len(self.stream) + 1
@@ -105,14 +105,21 @@ def test_an_agent_that_was_started_again_has_the_name_at_once_and_its_former_sel
     story.check_replay()
 
 
-def test_a_host_that_was_rebooted_has_its_name_as_soon_as_its_former_self_is_silent() -> None:
+@pytest.mark.parametrize("unheard_s", [70.0, None])
+def test_a_host_that_was_rebooted_has_its_name_as_soon_as_its_former_self_is_silent(
+    unheard_s: float | None,
+) -> None:
     story = Names()
-    story.come("one", "s2", boot="boot-2")  # within the seconds in which nobody has noticed
+    story.come("one", "s2", boot="boot-2")  # when nobody has noticed yet
     assert story.session == "s1" and story.state() is JobState.RUNNING
-    story.silent()
+    story.now_ns += (
+        60 * S
+    )  # as when there was no weaver meanwhile, and the one that came never heard the node
+    story.silent(unheard_s)
     story.come("one", "s2", boot="boot-2")
     assert story.session == "s2" and story.fleet.nodes["a"].reason == "its host was rebooted"
-    assert not any(w.alive for w in story.job().workers), "they are proven dead"
+    living = [w.ref for w in story.job().workers if w.alive]
+    assert all(ref.generation == 2 for ref in living), "those of before are proven dead"
     story.check_replay()
 
 

@@ -79,10 +79,10 @@ async def serve(
         commands, queries = Commands(host, watch, bus, tasks), Queries(host, bus, tasks, samples)
         # Before it has joined: the first commands come as soon as that is read.
         subscriptions.append(await _subscribe(bus, subjects.command(node), commands.receive))
+        bus.on_reconnect.append(name.greet)
         await name.take(stop)
         tasks.keep(host.reporter.run, "reporter")  # after the inventory, which names the exits that follow it
         subscriptions.append(await _subscribe(bus, subjects.query(node), queries.receive))
-        bus.on_reconnect.append(name.greet)
         tasks.keep(lambda: pulse.follow_starts(host), "first steps and failures")
         tasks.keep(lambda: pulse.beat(host, bus), "pulse")
         tasks.keep(lambda: mail.follow_answers(host), "answers")

@@ -48,8 +48,8 @@ def standing(node: Node | None, session: str, host: HostId, seen_s: float | None
 def _is_rebooted(node: Node, host: HostId) -> bool:
     """Whether this is the node's own host after another boot: by its installation, or else by its name.
 
-    One that asked while the node was still heard is not: two boots of one host are never there together. Nor
-    is another installation on the very same boot: what runs there may go on.
+    One that asked for the name before the node was heard last is not: two boots of one host are never there
+    together. Nor is another installation on the very same boot: what runs there may go on.
     """
     held = host_of(node.inventory)
     if held.boot_id == host.boot_id or node.claims.get(_key(host), node.heard_ns) < node.heard_ns:

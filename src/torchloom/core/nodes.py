@@ -176,7 +176,7 @@ def node_unreachable(turn: Turn, event: NodeUnreachable) -> None:
     if node is None or node.state is not NodeState.READY:
         return
     node.state, turn.seats_changed = NodeState.UNREACHABLE, True
-    node.heard_ns = turn.now_ns - int(event.silent_s * 1e9)
+    node.heard_ns = turn.now_ns - int(event.unheard_s * 1e9) if event.unheard_s is not None else 0
     busy = len(_workers_on(turn, event.node))
     node.reason = (
         f"silent for {event.silent_s:.1f} s; that may be the way to it, so its {busy} workers are left alone"

@@ -152,6 +152,9 @@ class NodeUnreachable(EventBase, frozen=True, kw_only=True, tag="node-unreachabl
 
     node: str
     silent_s: float
+    """For how long it counts as silent: since it was heard, or since somebody has listened."""
+    unheard_s: float | None = None
+    """How long ago the weaver that says so has heard it itself; None: never."""
 
 
 class NodeReachable(EventBase, frozen=True, kw_only=True, tag="node-reachable"):

@@ -316,7 +316,7 @@ class Node(Struct, kw_only=True):
     lost_stores: list[StoreRef] = field(default_factory=list)
     """What counts as dead because a person said that the host is gone; ended if it is heard again."""
     heard_ns: int = 0
-    """When it was heard last, once it is silent or has left."""
+    """When it was surely heard last, once it is silent or has left; 0: unknown."""
     claims: dict[str, int] = field(default_factory=dict)
     """Hosts that wanted its name and did not get it, and since when; kept by core.joining."""
 

@@ -21,13 +21,16 @@ class LiveView:
     def __init__(self) -> None:
         self._pulses: dict[str, dict[int, WorkerPulse]] = {}
         self.last_heard_s: dict[str, float] = {}
+        """When a node was heard, or was not to be heard by anybody: its silence counts from then on."""
+        self.spoke_s: dict[str, float] = {}
+        """When it was heard, and by nobody but us."""
         self.expected_s = 0.0
         """Since when somebody here decides by it: what others heard before is not known."""
         self._listened_s = 0.0
 
     def hear(self, telemetry: Telemetry, now_s: float) -> None:
         self.listen(now_s)
-        self.last_heard_s[telemetry.node] = now_s
+        self.note(telemetry.node, now_s)
         for pulse in telemetry.workers:
             ranks = self._pulses.setdefault(pulse.ref.job, {})
             before = ranks.get(pulse.ref.rank)
@@ -40,6 +43,10 @@ class LiveView:
                     settings=pulse.settings or before.settings,
                 )
             ranks[pulse.ref.rank] = pulse
+
+    def note(self, node: str, now_s: float) -> None:
+        """The node was heard just now."""
+        self.last_heard_s[node] = self.spoke_s[node] = now_s
 
     def pulses(self, fleet: Fleet, job: str) -> dict[int, WorkerPulse]:
         """Newest pulse by rank, of the current generation only."""

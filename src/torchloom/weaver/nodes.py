@@ -66,7 +66,7 @@ class NodeWords(ABC):
                 found = standing(known, ask.session, ask.host, self.node_seen(node))
                 await self._bus.respond(message, codec.encode(found))
         elif self.active and not self._lease.expired and self._is_its_agent(node, ask.session):
-            self._live.last_heard_s[node] = asyncio.get_running_loop().time()
+            self._live.note(node, asyncio.get_running_loop().time())
             if ask.what_for == "keep" or (known is not None and known.state is NodeState.READY):
                 await self._bus.respond(message, b"heard")
 
@@ -79,7 +79,9 @@ class NodeWords(ABC):
         """Nodes that fell silent or are heard again, and workers that their own hosts had to end by now."""
         heard_s = self._live.last_heard_s
         for silent in silent_nodes(self.fleet, heard_s, now_s, SILENT_LIMIT_S):
-            await self._say("finding", silent)
+            spoke_s = self._live.spoke_s.get(silent.node)
+            unheard_s = None if spoke_s is None else now_s - spoke_s
+            await self._say("finding", replace(silent, unheard_s=unheard_s))
         for again in heard_again(self.fleet, heard_s, now_s, SILENT_LIMIT_S):
             await self._say("finding", again)
         since_s = self._live.expected_s  # another weaver may have given leases until then
