@@ -195,13 +195,6 @@ def test_stop_ends_a_job_and_delete_forgets_it(loom: LoomHome) -> None:
     loom.loom("status", job, code=3)
 
 
-def test_json_on_stdout_is_pure(loom: LoomHome, job: str) -> None:
-    for words in (("ps",), ("status", job), ("logs", job), ("devices",), ("nodes",), ("incidents",)):
-        done = loom.loom(*words, "--json")
-        json.loads(done.stdout)
-        assert done.stderr == ""
-
-
 def test_more_nodes_than_are_connected_is_said_at_once(loom: LoomHome) -> None:
     said = loom.loom("submit", "--nnodes", "2", "--no-python", "sleep", "1", code=2).stderr
     assert "2 nodes were asked for and 1 are connected" in said
