@@ -51,7 +51,7 @@ class LoomError(Exception):
         """What the reader can do now, as an imperative; empty if there is nothing to do."""
 
     def __str__(self) -> str:
-        return f"{self.message}: {self.hint}" if self.hint else self.message
+        return f"{self.message.removesuffix('.')}: {self.hint}" if self.hint else self.message
 
 
 class UsageError(LoomError):

@@ -88,6 +88,7 @@ def test_what_makes_no_sense_is_told_before_anybody_is_asked(
         (3e-4, "0.0003"),
         ([0.9, 0.999], "0.9,0.999"),
         ("cosine", "cosine"),
+        ("", '""'),
         ({"own": True}, "own"),
         ({"scale": 0.5}, "×0.5"),
         ({"a": 1, "b": "x"}, '{"a": 1, "b": "x"}'),
@@ -234,12 +235,14 @@ def test_history_tells_who_why_and_what_came_of_it(capsys: pytest.CaptureFixture
             one(),
             one(version=2, in_force=False, reverts=0, why=""),
             one(version=3, state="not applied", reason="rank 1 refused", changed=[], step=None),
+            one(version=4, values={"lr": {"scale": 0.5}, "noise": {"a": 1}}, why=""),
         ]
     )
     shown = capsys.readouterr().out
     assert "optimizer0.lr@0 0.2 → 0.1 · “flat loss”" in shown
     assert "rolled back" in shown and "back to version 0" in shown
     assert "not applied" in shown and "lr=0.1 · rank 1 refused" in shown
+    assert shown.rstrip().endswith("optimizer0.lr@0 0.2 → 0.1 · lr=×0.5")
 
 
 # -- elsewhere ----

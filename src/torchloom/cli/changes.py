@@ -236,10 +236,17 @@ def value(given: Any) -> str:
             return "own"
         case {"scale": factor} if len(given) == 1:
             return f"×{value(factor)}"
+        case "":
+            return '""'
         case str() | int():
             return str(given)
         case _:
             return json.dumps(given, ensure_ascii=False)
+
+
+def is_relative(given: Any) -> bool:
+    """Whether what then holds follows the script's own value."""
+    return isinstance(given, dict) and set(given) in ({"own"}, {"scale"})
 
 
 def assignments(values: dict[str, Any]) -> str:

@@ -129,6 +129,9 @@ def change(one: HistoryView) -> str:
 
     done = "; ".join(f"{place} {text}" for place, text in changes.grouped(one["changed"]))
     parts = [done or changes.assignments(one["values"])]
+    how = {name: given for name, given in one["values"].items() if changes.is_relative(given)}
+    if done and how:  # the number alone does not tell what holds from then on
+        parts.append(changes.assignments(how))
     if one["state"] not in ("applied",):
         parts.append(one["reason"])
     if one["reverts"] is not None:

@@ -77,4 +77,6 @@ def recovered(incident: IncidentView) -> str:
     if incident["open"]:
         return "not yet"
     ended = incident["resolution"]
+    if ended.startswith("rolled back"):
+        return "rolled back"
     return "by itself" if ended and not ended.startswith(("the job ", "its generation ")) else "no"

@@ -354,7 +354,9 @@ class Weaver(Steering, NodeWords, Scaling, Injecting):
             raise UsageError(f"A job has 1 to {MAX_WORKERS} workers, {spec.world_size} were asked for.")
         why_not = refusal(self.fleet, spec, queue)
         if why_not:
-            raise Conflict(why_not, hint='ask for fewer, or submit with "queue": true to wait for room')
+            raise Conflict(
+                why_not, hint='ask for fewer, or let it wait for room (--queue, in a request "queue": true)'
+            )
 
     def _job(self, job: str) -> Job:
         found = self.fleet.jobs.get(job)
