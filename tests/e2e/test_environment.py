@@ -25,7 +25,7 @@ def elsewhere(tmp_path: Path) -> Iterator[Stack]:
     try:
         yield other
     finally:
-        other.loom("down", "--stop-jobs", check=None)
+        other.end()
 
 
 def settings(s3: S3Server, corpus: str, cache: Path, **more: str) -> dict[str, str]:
@@ -91,8 +91,8 @@ def test_the_environment_alone_trains_from_s3_into_s3_and_goes_on_from_there(
 
     # The host is lost: all its processes at once, with its memory and disk. Another one takes the job up.
     stack.loom("stop", "nightly", "--kill")
-    stack.loom("down", "--stop-jobs")
-    newest = max(c["step"] for c in found)
+    newest = max(c["step"] for c in checkpoints(stack, "nightly") if c["whole"])
+    stack.end()
     elsewhere.env |= settings(s3, corpus, tmp_path / "cache-2", MAX_STEPS=str(newest + 60), SLEEP_SEC="0")
     elsewhere.up()
     done = elsewhere.loom("run", *EXAMPLE, timeout=240)

@@ -21,8 +21,10 @@ def chained() -> None:
 
 def late_thread() -> None:
     atexit.register(print, "atexit")
-    threading.Thread(target=lambda: (time.sleep(0.05), print("thread"))).start()
+    over = threading.Event()
+    threading.Thread(target=lambda: (over.wait(), time.sleep(0.05), print("thread"))).start()
     print("main is over")
+    over.set()
 
 
 def own_excepthook() -> None:

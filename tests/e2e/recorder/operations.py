@@ -296,6 +296,8 @@ def many(me: Rank) -> dict[str, Any]:
                 work.wait()
             works.clear()
             records += me.new_records()
+            if number % 1000 == 999:
+                me.wait_for_reader()
     mismatch = [
         (want, got)
         for want, got in zip(expected, records, strict=False)

@@ -57,13 +57,20 @@ class Rank:
         numbers = range(self._read + 1, newest + 1)
         self._read = newest
         # Who waits for a future may go on before the future's callbacks have run: give those a moment.
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while True:
             found = [self.view.read_collective(number) for number in numbers]
             late = [r for r in found if r is not None and r.source != bb.Source.NONE and not r.finished_ns]
             if not late or not settled or time.monotonic() > deadline:
                 break
         return [record._asdict() | {"op": bb.OPS[record.op]} for record in found if record is not None]
+
+    def wait_for_reader(self) -> None:
+        """Until the test has looked at the box once more: it must not miss what it is to see."""
+        looks = self.directory / "looks"
+        before = looks.stat().st_size
+        while looks.stat().st_size == before:
+            time.sleep(0.001)
 
     def progress(self) -> dict[str, int]:
         return {word.name: self.view.progress(word) for word in bb.Progress} if self.view else {}
