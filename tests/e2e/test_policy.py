@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
-from stack import Stack, wait_until
+from stack import Stack, lines_of, wait_until
 
 from torchloom.data import ElasticLoader, ShardedDataset
 
@@ -25,20 +26,19 @@ class Notes:
         self.folder = folder
 
     def rows(self, rank: int) -> list[tuple[int, list[int], float]]:
-        path = self.folder / f"rank{rank}"
-        lines = path.read_text().splitlines() if path.exists() else []
         found = []
-        for line in lines:
+        for line in lines_of(self.folder / f"rank{rank}"):
             step, _, rest = line.partition(" ")
             indices, _, loss = rest.rpartition(" ")
             found.append((int(step), ast.literal_eval(indices), float(loss)))
         return found
 
-    def last(self) -> int:
-        return min((self.rows(rank)[-1][0] if self.rows(rank) else 0) for rank in (0, 1))
-
-    def wait(self, step: int) -> None:
-        wait_until(lambda: self.last() >= step, f"step {step}, at {self.last()}")
+    def since_the_nan(self, rank: int) -> list[tuple[int, list[int], float]]:
+        """What was made after the last loss that was none."""
+        rows = self.rows(rank)
+        bad = [n for n, (_, _, loss) in enumerate(rows) if not math.isfinite(loss)]
+        assert bad and rows[bad[0]][0] == 29
+        return rows[bad[-1] + 1 :]
 
 
 def incident(stack: Stack, job: str, kind: str, **wanted: Any) -> dict[str, Any]:
@@ -81,26 +81,31 @@ def test_a_nan_is_rolled_back_and_the_batch_that_caused_it_is_left_out_for_good(
     stack.env["CHECKPOINT_DIR"] = str(tmp_path / "ckpt")
     job = stack.submit("poisoned.py", str(tmp_path), str(SEED), str(poisoned), *shards, flags=flags)
     notes = Notes(tmp_path)
-    notes.wait(60)
     found = incident(stack, job, "not-a-number", open=False)
-    assert found["resolution"].startswith("rolled back to the end of step 25"), found
+    # Of step 25, unless the disk was so slow that another one was saved.
+    back = re.match(r"rolled back to the end of step (\d+)", found["resolution"])
+    assert back and 0 < int(back[1]) < 29, found
     assert "left out from now on: 0:" in found["decision"]
+    wait_until(lambda: all(len(notes.since_the_nan(rank)) > 30 for rank in (0, 1)), "it goes past it")
     status = stack.status(job)
     assert status["restarts"] == 0 and status["generation"] == 1
     for rank in (0, 1):
-        rows = notes.rows(rank)
-        bad = [n for n, (_, _, loss) in enumerate(rows) if not math.isfinite(loss)]
-        assert bad and rows[bad[0]][0] == 29
-        after = rows[bad[-1] + 1 :]
-        assert [step for step, _, _ in after] == list(range(26, 26 + len(after)))
+        after = notes.since_the_nan(rank)
+        first = int(back[1]) + 1
+        assert [step for step, _, _ in after] == list(range(first, first + len(after)))
         assert all(poisoned not in indices for _, indices, _ in after)
     # What was saved before knows nothing of it, and still it is left out.
+    oldest = min(one["step"] for one in stack.json("checkpoints", job)["checkpoints"] if one["whole"])
     before = len(notes.rows(0))
-    stack.loom("restore", job, "--step", "10")
-    wait_until(lambda: any(step == 11 for step, _, _ in notes.rows(0)[before:]), "it is back at step 11")
-    wait_until(lambda: notes.rows(0)[-1][0] >= 45 > 11, "it goes past it")
+    stack.steer("restore", job, "--step", str(oldest))
+
+    def steps() -> list[int]:
+        return [step for step, _, _ in notes.rows(0)[before:]]
+
+    wait_until(lambda: oldest + 1 in steps(), "it is back there")
+    wait_until(lambda: steps()[-1] >= 45, "it goes past it")
     later = notes.rows(0)[before:]
-    start = next(n for n, (step, _, _) in enumerate(later) if step == 11)
+    start = next(n for n, (step, _, _) in enumerate(later) if step == oldest + 1)
     assert all(math.isfinite(loss) for _, _, loss in later[start:])
     assert len([i for i in stack.json("incidents", job) if i["kind"] == "not-a-number"]) == 1
 
@@ -112,6 +117,6 @@ def test_a_policy_pauses_a_real_job_until_somebody_lets_it_go_on(stack: Stack, t
     wait_until(lambda: stack.status(job).get("paused"), f"paused: {stack.status(job)}")
     told = incident(stack, job, "not-a-number")
     assert f"`loom resume {job}` lets it go on" in told["decision"] or told["decision"].startswith("paused")
-    steps = len((tmp_path / "notes").read_text().splitlines())
-    stack.loom("resume", job)
-    wait_until(lambda: len((tmp_path / "notes").read_text().splitlines()) > steps + 10, "it goes on")
+    steps = len(lines_of(tmp_path / "notes"))
+    stack.steer("resume", job)
+    wait_until(lambda: len(lines_of(tmp_path / "notes")) > steps + 10, "it goes on")
