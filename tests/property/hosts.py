@@ -55,6 +55,7 @@ class Session:
     """What an agent forgets when it dies."""
 
     number: int
+    name: str
     queue: list[Envelope] = field(default_factory=list)
     answers: dict[str, Envelope] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
@@ -70,6 +71,7 @@ class Host:
         self.node = node
         self.slots = slots
         self.boot = 1
+        self.home = ""
         self.processes: dict[WorkerRef, Process] = {}
         self.unread: dict[WorkerRef, WorkerExited] = {}
         self.ended: set[tuple[str, WorkerRef]] = set()
@@ -83,7 +85,7 @@ class Host:
     # -- the agent's life -----------------------------------------------------------------------
     def start_agent(self) -> None:
         self._sessions += 1
-        self.session = Session(self._sessions)
+        self.session = Session(self._sessions, f"s{self._sessions} of {self.node}")
         self.join()
         for exited in self.unread.values():
             self.say(exited)
@@ -105,20 +107,22 @@ class Host:
             hostname=self.node,
             address=f"10.0.0.{self.node[-1]}",
             boot_id=f"boot-{self.boot}",
+            home=self.home,
             max_workers=self.slots,
             workers=tuple(LiveWorker(ref, 1000) for ref in self.processes),
             exits_to_come=tuple(self.unread),
             stores=tuple(self.stores),
         )
-        self.say(NodeJoined(node=self.node, session=f"s{self.session.number}", inventory=inventory))
+        self.say(NodeJoined(node=self.node, session=self.session.name, inventory=inventory))
 
     def say(self, event: Event, effect: str = "") -> None:
         """Queue an event; the stream gets them in this order. Without an agent it is lost."""
         if self.session is None:
             return
         self._names += 1
-        session = f"s{self.session.number}"
-        envelope = Envelope(f"{self.node}-{self._names}", f"agent/{self.node}", event, session=session)
+        envelope = Envelope(
+            f"{self.node}-{self._names}", f"agent/{self.node}", event, session=self.session.name
+        )
         self.session.queue.append(envelope)
         if effect:
             self.session.answers[effect] = envelope
