@@ -1,4 +1,4 @@
-"""Strangers and rebooted hosts in a hostile world: no worker runs twice, and every host has its name again."""
+"""Strangers and rebooted hosts in a hostile world: no worker runs twice, every host has its name again."""
 
 from __future__ import annotations
 
