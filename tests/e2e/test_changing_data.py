@@ -23,8 +23,11 @@ def test_batch_and_transforms_are_set_on_all_ranks_at_one_step(stack: Stack, tmp
     assert "times" in stack.loom("config", job).stdout
     stack.steer("set", job, 'transforms=["times", {"plus": {"by": 3}}]')
     wait_until(lambda: any(row[3] == 3 for row in rows(out, 0)), "the new order")
-    for refused in ("transforms=blur", "batch_size=1", "batch_size=0"):
-        assert stack.loom("set", job, refused, check=None).returncode != 0
+    for refused in ("transforms=blur", "batch_size=0"):
+        assert stack.loom("set", job, refused, check=2).stderr, "before any rank hears of it"
+    assert "rank" in stack.loom("set", job, "batch_size=1", check=5).stderr, (
+        "as many as ranks, only they know"
+    )
     seen = len(rows(out, 0))
     wait_until(lambda: len(rows(out, 0)) > seen + 20, "it goes on after what was refused")
     stack.loom("stop", job)

@@ -18,7 +18,9 @@ def record(op: str, group: int = 5, size: int = 4_000_000, peer: int | None = No
     return Collective(1, OPS.index(op), group, 412, size, 7, Source.CALLBACK, 0, 4, peer, 8 * S, 0)
 
 
-def said(phase: Phase, steps: int = 0, under_way: Collective | None = None, user: str = "") -> str:
+def said(
+    phase: Phase, steps: int = 0, under_way: Collective | None = None, user: str = "", offset: int = 0
+) -> str:
     return words.activity(
         now_ns=10 * S,
         phase=phase,
@@ -28,6 +30,7 @@ def said(phase: Phase, steps: int = 0, under_way: Collective | None = None, user
         step_ended_ns=8 * S if steps else 0,
         under_way=under_way,
         groups=GROUPS,
+        offset=offset,
     )
 
 
@@ -55,6 +58,7 @@ def test_a_collective_in_words() -> None:
          "in all_reduce #412 of group default (4.0 MB float32) for 2.0 s"),
         (said(Phase.DATA_WAIT, 7), "waiting for data for 1.0 s"),
         (said(Phase.TRAINING, 7), "training, 2.0 s after its step 7"),
+        (said(Phase.TRAINING, 70, offset=-20), "training, 2.0 s after its step 50"),
         (said(Phase.STARTING), "starting, with no step completed"),
         (said(Phase.USER, 7, user="eval"), "in its phase eval for 1.0 s"),
         (said(Phase.COMPILING), "compiling for 1.0 s"),

@@ -26,12 +26,21 @@ CLIP = Setting("clip", Type.FLOAT, optional=True, minimum=0.0)
 NOISE = Setting(
     "noise", Type.RECORD, fields=(Setting("scale", Type.FLOAT), Setting("seed", Type.INT, optional=True))
 )
+LISTED = Setting("transforms", Type.TEXT, choices=("crop", "flip"))
 KNOWN = Known(
     optimizers=(
         [{"lr": 0.1, "betas": [0.9, 0.999], "amsgrad": False}, {"lr": 0.2, "betas": [0.9, 0.999]}],
         [{"lr": 0.3, "momentum": 0}],
     ),
-    declared=(DROPOUT, MODE, CLIP, NOISE, Setting("steps", Type.INT, minimum=1), Setting("flag", Type.BOOL)),
+    declared=(
+        DROPOUT,
+        MODE,
+        CLIP,
+        NOISE,
+        LISTED,
+        Setting("steps", Type.INT, minimum=1),
+        Setting("flag", Type.BOOL),
+    ),
     values={"dropout": 0.5, "mode": "fast", "clip": None},
 )
 
@@ -44,6 +53,9 @@ KNOWN = Known(
         ("mode", "exact", "exact"),
         ("clip", "none", None),
         ("clip", "1e-3", 0.001),
+        ("transforms", "flip, crop", "flip, crop"),
+        ("transforms", "", ""),
+        ("transforms", '["crop", {"flip": {"p": 1}}]', '["crop", {"flip": {"p": 1}}]'),
         ("steps", "7", 7),
         ("steps", "7.0", 7),
         ("flag", "on", True),
@@ -71,6 +83,8 @@ def test_texts_become_values(name: str, text: str, value: object) -> None:
         ("dropout", "half", "a number"),
         ("dropout", "none", "a number"),
         ("mode", "quick", "fast, exact"),
+        ("transforms", "crop,flop", "did you mean flip?"),
+        ("transforms", "blur", "there is crop, flip"),
         ("steps", "1.5", "a whole number"),
         ("flag", "maybe", "true or false"),
         ("flag", 1, "true or false"),

@@ -220,4 +220,5 @@ def activity(box: Box, now_ns: int) -> str:
         step_ended_ns=box.progress(Progress.STEP_ENDED_NS),
         under_way=under_way[0] if under_way else None,
         groups=box.view.groups(),
+        offset=box.offset or 0,
     )

@@ -119,8 +119,9 @@ def activity(
     step_ended_ns: int,
     under_way: Collective | None,
     groups: Mapping[int, Group],
+    offset: int = 0,
 ) -> str:
-    """The last thing a worker was recorded doing; reads on after "it was"."""
+    """The last thing a worker was recorded doing; reads on after "it was". `offset`: to its training step."""
     if under_way is not None:
         return f"in {collective(under_way, groups)} for {_since(now_ns, under_way.entered_ns)}"
     lasting = _since(now_ns, phase_since_ns) if phase_since_ns else "an unknown time"
@@ -132,12 +133,12 @@ def activity(
         case Phase.USER:
             return f"in its phase {user_phase or 'without a name'} for {lasting}"
         case Phase.TRAINING if steps and step_ended_ns:
-            return f"training, {_since(now_ns, step_ended_ns)} after its step {steps}"
+            return f"training, {_since(now_ns, step_ended_ns)} after its step {steps + offset}"
         case Phase.TRAINING:
             return f"training for {lasting}"
     if steps == 0:
         return "starting, with no step completed"
-    return f"past its step {steps}"
+    return f"past its step {steps + offset}"
 
 
 def _since(now_ns: int, then_ns: int) -> str:

@@ -52,6 +52,7 @@ class Setting:
     below: float | None = None
     """As maximum, but itself not allowed."""
     choices: tuple[str, ...] = ()
+    """Of CHOICE; of a TEXT that lists names, which there are."""
     count: int = 0
     """How many NUMBERS."""
     fields: tuple[Setting, ...] = ()
@@ -63,6 +64,8 @@ class Setting:
         match self.type:
             case Type.CHOICE:
                 text += " " + ", ".join(self.choices)
+            case Type.TEXT if self.choices:
+                text = "names out of " + ", ".join(self.choices)
             case Type.NUMBERS:
                 text = f"{self.count} {text}"
             case Type.RECORD:
@@ -121,11 +124,19 @@ class Setting:
                 good = isinstance(value, bool)
             case Type.TEXT:
                 good = isinstance(value, str)
+                if isinstance(value, str) and self.choices:
+                    self._check_names(value)
             case Type.CHOICE:
                 good = value in self.choices
         if not good:
             raise self._refusal(value)
         return value
+
+    def _check_names(self, text: str) -> None:
+        """What is written as JSON has more than names in it, and is left to the ranks."""
+        for name in () if text.lstrip().startswith("[") else text.split(","):
+            if name.strip() and name.strip() not in self.choices:
+                raise unknown_name(name.strip(), self.choices, f"{self.name} has no")
 
     def _bounded(self, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not _finite(value):

@@ -75,10 +75,8 @@ def _setting(name: str, thing: Any) -> Setting | None:
     if name == BATCH_SIZE:
         return Setting(name, Type.INT, minimum=1, description="samples of one step over all ranks")
     if name == TRANSFORMS:
-        known = ", ".join(thing.known)
-        return Setting(
-            name, Type.TEXT, description=f"names in their order, or JSON with arguments; of {known}"
-        )
+        described = "names in their order, or JSON with arguments"
+        return Setting(name, Type.TEXT, choices=tuple(thing.known), description=described)
     if name == SKIPPED:
         return Setting(name, Type.TEXT, description="samples left out, by place: EPOCH:FIRST-END, …")
     return None
