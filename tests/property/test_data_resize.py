@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from torchloom.data.cursor import Cursor, restored
-from torchloom.data.deal import Piece, batches, deal, left_over, rest, total
+from torchloom.data.deal import Piece, batches, deal, left_over, part, rest, total
 from torchloom.data.loader import ElasticLoader
 from torchloom.data.order import Permutation
 from torchloom.data.skipping import Run, merged
@@ -147,6 +147,7 @@ def test_what_is_left_out_is_that_and_nothing_else(
 def test_what_is_left_is_what_was_not_read(lines: list[int], consumed: int) -> None:
     pieces = whole(lines)
     assert places(rest(pieces, consumed)) == places(pieces)[consumed:]
+    assert places(list(part(pieces, consumed, consumed + 7))) == places(pieces)[consumed : consumed + 7]
 
 
 @given(st.data(), st.integers(1, 60), st.integers(4, 9), st.booleans(), st.integers(0, 3))

@@ -12,7 +12,7 @@ import pytest
 from torchloom.data import ShardedDataset, live
 from torchloom.data.deal import Piece
 from torchloom.data.demo import make
-from torchloom.data.left_out import apart, places_of
+from torchloom.data.left_out import apart, first_places, places_of
 from torchloom.data.sharded_loader import ShardedLoader
 from torchloom.data.skipping import MOST
 from torchloom.errors import UsageError
@@ -191,4 +191,4 @@ def test_pieces_are_cut_where_places_are_left_out() -> None:
     kept, out = apart([Piece(2, 4, 10), Piece(1, 0, 8)], fresh, ((0, 5), (8, 16), (20, 99)))
     assert kept == [Piece(2, 5, 8), Piece(1, 1, 5)]
     assert out == [Piece(2, 4, 5), Piece(2, 8, 10), Piece(1, 0, 1), Piece(1, 5, 8)]
-    assert places_of([*kept, Piece(0, 1, 2)], fresh) == [(5, 8), (16, 20), (11, 12)]
+    assert places_of([*kept, Piece(0, 1, 2)], first_places(fresh)) == [(5, 8), (16, 20), (11, 12)]

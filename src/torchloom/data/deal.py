@@ -71,6 +71,18 @@ def rest(pieces: Sequence[Piece], consumed: int) -> list[Piece]:
     return left
 
 
+def part(pieces: Sequence[Piece], start: int, stop: int) -> Iterator[Piece]:
+    """Lines number `start` to before `stop` of a rank's pieces, as far as there are any."""
+    before = 0
+    for piece in pieces:
+        if before >= stop:
+            return
+        first, last = max(0, start - before), min(piece.size, stop - before)
+        if first < last:
+            yield Piece(piece.shard, piece.start + first, piece.start + last)
+        before += piece.size
+
+
 def left_over(pieces: Sequence[Piece], consumed: Sequence[int]) -> list[Piece]:
     """What nobody has read, given the lines consumed by each rank of the world these pieces were dealt to.
 

@@ -8,7 +8,7 @@ can name lines for as long as the data is the same.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from torchloom.data.deal import Piece
@@ -17,17 +17,17 @@ Places = tuple[tuple[int, int], ...]
 """Runs of places, in order and apart from each other: the first, and the one after the last."""
 
 
-def places_of(pieces: Sequence[Piece], fresh: Sequence[Piece]) -> list[tuple[int, int]]:
-    """The places of each piece. `fresh` is the whole epoch."""
-    first = _first_places(fresh)
+def places_of(pieces: Sequence[Piece], first: Mapping[int, int]) -> list[tuple[int, int]]:
+    """The places of each piece. `first` has the first place of every shard."""
     return [(first[piece.shard] + piece.start, first[piece.shard] + piece.stop) for piece in pieces]
 
 
 def apart(pieces: Sequence[Piece], fresh: Sequence[Piece], skips: Places) -> tuple[list[Piece], list[Piece]]:
-    """What is read of the pieces, and what is left out of them, both in the pieces' order."""
+    """What is read of the pieces, and what is left out of them, both in the pieces' order. `fresh` is the
+    whole epoch."""
     if not skips:
         return list(pieces), []
-    first, stops = _first_places(fresh), [stop for _, stop in skips]
+    first, stops = first_places(fresh), [stop for _, stop in skips]
     kept: list[Piece] = []
     out: list[Piece] = []
     for shard, start, stop in pieces:
@@ -46,6 +46,7 @@ def apart(pieces: Sequence[Piece], fresh: Sequence[Piece], skips: Places) -> tup
     return kept, out
 
 
-def _first_places(fresh: Sequence[Piece]) -> dict[int, int]:
+def first_places(fresh: Sequence[Piece]) -> dict[int, int]:
+    """Of every shard of an epoch."""
     before = accumulate((piece.size for piece in fresh), initial=0)
     return {piece.shard: place for piece, place in zip(fresh, before, strict=False)}

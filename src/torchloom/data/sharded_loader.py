@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any
 
@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader
 from torchloom.data import live
 from torchloom.data.batch import GlobalBatch
 from torchloom.data.cursor import Cursor
-from torchloom.data.deal import Piece, batches, rest
-from torchloom.data.left_out import places_of
+from torchloom.data.deal import Piece, batches, part, rest
+from torchloom.data.left_out import first_places, places_of
 from torchloom.data.loader import OWNED
 from torchloom.data.order import seed_of, weight
 from torchloom.data.sharded import ShardedDataset, epoch_pieces, with_next
@@ -172,7 +172,7 @@ class ShardedLoader:
             self._take_batch()
             revision, cursor = self._revision, self._dataset._cursor
             pipeline, skips = self._pipeline, self.skips.runs
-            lines, order = self._dataset.shards.lines, self._dataset._order_seed
+            deal = _Deal(self._dataset.shards.lines, self._dataset._order_seed, cursor)
             load, loads = cursor.loads[cursor.rank], Counter(cursor.loads)
             self._plan.begin(_tasks(self._dataset, self._batch, range(cursor.step, len(self)), pipeline))
             taken = iter(self._loader)
@@ -185,7 +185,7 @@ class ShardedLoader:
                 self._weight = weight(own, everyone, cursor.world)
                 cursor.step, cursor.consumed = step + 1, min((step + 1) * self._batch, load)
                 self._in_hand = True
-                self.skips.note_that(partial(_taken, lines, order, cursor, step, self._batch))
+                self.skips.note_that(partial(deal.places, step, self._batch))
                 yield batch
                 self._in_hand = False
                 if self._reader is not reader:
@@ -251,14 +251,22 @@ def _tasks(
         yield [(order, base, epoch, piece, after.get(piece.shard), pipeline) for piece in pieces]
 
 
-def _taken(lines: Sequence[int], seed: int | None, cursor: Cursor, step: int, batch: int) -> list[Run]:
-    """What all ranks together took as that batch of this deal. (Knows no loader: notes of batches must not
-    keep one alive.)"""
-    fresh = epoch_pieces(lines, seed, cursor.epoch)
-    pieces = [
-        piece for hand in cursor.hands(fresh) for piece in next(batches(rest(hand, step * batch), batch), [])
-    ]
-    return [Run(cursor.epoch, *places) for places in places_of(pieces, fresh)]
+class _Deal:
+    """What all ranks were dealt. Knows no loader: notes of batches must not keep one alive."""
+
+    def __init__(self, lines: Sequence[int], seed: int | None, cursor: Cursor) -> None:
+        self._lines, self._seed, self._cursor = lines, seed, cursor
+
+    def places(self, step: int, batch: int) -> list[Run]:
+        """What they took together as this batch."""
+        first, hands = self._dealt
+        pieces = [piece for hand in hands for piece in part(hand, step * batch, (step + 1) * batch)]
+        return [Run(self._cursor.epoch, *places) for places in places_of(pieces, first)]
+
+    @cached_property
+    def _dealt(self) -> tuple[dict[int, int], list[list[Piece]]]:
+        fresh = epoch_pieces(self._lines, self._seed, self._cursor.epoch)
+        return first_places(fresh), self._cursor.hands(fresh)
 
 
 def _clamped(value: int, most: int) -> int:
