@@ -78,7 +78,7 @@ def __getattr__(name: str) -> Any:
         from torchloom.checkpoint import telling
         from torchloom.probe import api
 
-        telling.connect(api.phase, api.log, api.training_step, api.tell_checkpoints)
+        telling.connect(api.phase, api.log, api.training_step, api.tell_checkpoints, api.is_finite)
     found = getattr(import_module(source), name)
     globals()[name] = found  # not asked for again: a script may call it in every step
     return found

@@ -39,6 +39,14 @@ def test_a_metric_that_is_no_number_is_never_best() -> None:
     assert kept(odd, KeepRules(last=1, best=1)) == [3, 4]
 
 
+def test_when_the_numbers_broke_the_last_from_before_stay() -> None:
+    broken = [one(step, finite=step < 50) for step in range(10, 110, 10)]
+    assert kept(broken, KeepRules(last=2)) == [30, 40, 90, 100]
+    assert kept([*broken, one(110)], KeepRules(last=2)) == [100, 110], "they are finite again"
+    left = [one(step, finite=step < 50, resumable=step != 40) for step in range(10, 110, 10)]
+    assert kept(left, KeepRules(last=1)) == [20, 30, 100]
+
+
 def test_damaged_ones_count_for_nothing_and_the_newest_whole_one_stays() -> None:
     assert kept([one(1), one(2), one(3, whole=False)], KeepRules(last=1)) == [2, 3]
     assert kept([one(1), one(2, whole=False), one(3)], KeepRules(last=1)) == [3]

@@ -12,6 +12,7 @@ import torch
 
 import torchloom as loom
 from torchloom.checkpoint import staging
+from torchloom.checkpoint.catalogue import list_checkpoints
 from torchloom.checkpoint.reader import find
 from torchloom.checkpoint.storage import open_storage
 from torchloom.errors import CheckpointDamaged, CheckpointFenced, UsageError
@@ -69,6 +70,17 @@ def test_the_manifest_tells_what_the_state_is(tmp_path: Path) -> None:
     assert found is not None and found.step == 8
     assert found.facts.parent == "step-4.g0" and "loss" in found.facts.metrics
     assert found.facts.lineage["torch"] == torch.__version__
+
+
+def test_states_from_before_the_numbers_broke_are_kept(tmp_path: Path) -> None:
+    training = Training(tmp_path, every=1, keep=2)
+    training.ckpt.restore()
+    for step in range(1, 12):
+        training.ckpt.step(step, loss=0.5 if step < 5 else float("nan"))
+        training.ckpt.wait()
+    training.ckpt.close()
+    left = list_checkpoints(open_storage(str(tmp_path), {}), "job")
+    assert [(entry.step, entry.finite) for entry in left] == [(11, False), (10, False), (4, True), (3, True)]
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

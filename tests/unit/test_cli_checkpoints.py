@@ -28,6 +28,7 @@ def entry(**more: Any) -> Any:
         "epoch": 0,
         "config_version": 3,
         "parent": "step-5.g1",
+        "finite": True,
         "metrics": {},
         "lineage": {},
     }
@@ -57,6 +58,7 @@ def catalogue(*entries: Any, **more: Any) -> Any:
     [
         ({}, "whole"),
         ({"newest": True, "pinned": True}, "newest, pinned"),
+        ({"newest": True, "finite": False}, "newest, its numbers are not finite"),
         ({"resumable": False}, "on a branch that was left"),
         ({"whole": False, "why": "a file is gone", "pinned": True}, "damaged: a file is gone"),
     ],

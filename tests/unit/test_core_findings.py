@@ -6,8 +6,9 @@ import pytest
 from core_story import FAILED, KILLED, START_NS, S, Story, limits, only, raised
 
 from torchloom.core.numbers import recovery_s
+from torchloom.model.checkpoints import CheckpointPlace
 from torchloom.model.effects import StopWorkers
-from torchloom.model.events import FindingEnded, FindingMade
+from torchloom.model.events import CheckpointStoreOpened, FindingEnded, FindingMade
 from torchloom.model.findings import Finding, RankEvidence
 from torchloom.model.fleet import JobState
 from torchloom.model.policy import Policy
@@ -105,6 +106,16 @@ def test_slowness_and_numbers_are_only_reported(finding: Finding) -> None:
     story = running()
     assert story.tell(made(finding)) == []
     assert story.state() is JobState.RUNNING and story.incident().decision == "reported only"
+
+
+def test_broken_numbers_of_a_job_that_saves_are_told_with_the_way_back() -> None:
+    story = running()
+    place = CheckpointPlace("/data", "j")
+    story.tell(CheckpointStoreOpened(node="a", ref=story.ref(), place=place))
+    story.tell(made(NAN))
+    assert "`loom restore j --step …`" in story.incident().decision
+    story.tell(made(SLOW))
+    assert story.incident().decision == "reported only"
 
 
 def test_slowness_that_comes_back_soon_is_the_same_incident() -> None:

@@ -126,6 +126,7 @@ def _entry(entry: Entry) -> CheckpointEntry:
         epoch=entry.epoch,
         config_version=entry.config_version,
         parent=entry.parent,
+        finite=entry.finite,
         metrics=dict(entry.metrics),
         lineage=dict(entry.lineage),
     )

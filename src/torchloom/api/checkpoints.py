@@ -45,6 +45,8 @@ class CheckpointView(BaseModel):
     epoch: int
     config_version: int
     parent: str
+    finite: bool
+    """False: the loss or the parameters were known not to be finite numbers any more."""
     metrics: dict[str, float]
     lineage: dict[str, str]
 
@@ -181,6 +183,7 @@ def _view(entry: CheckpointEntry) -> CheckpointView:
         epoch=entry.epoch,
         config_version=entry.config_version,
         parent=entry.parent,
+        finite=entry.finite,
         metrics=entry.metrics,
         lineage=entry.lineage,
     )

@@ -61,6 +61,8 @@ class Entry:
     epoch: int
     config_version: int
     parent: str
+    finite: bool
+    """False: its numbers were known not to be finite."""
     metrics: Mapping[str, float]
     lineage: Mapping[str, str]
 
@@ -200,6 +202,7 @@ def _entries(listing: Listing) -> list[Entry]:
                 epoch=facts.epoch if facts else 0,
                 config_version=facts.config_version if facts else 0,
                 parent=facts.parent if facts else "",
+                finite=facts.finite if facts else True,
                 metrics=facts.metrics if facts else {},
                 lineage=facts.lineage if facts else {},
             )
@@ -229,6 +232,7 @@ def _candidate(entry: Entry) -> Candidate:
         whole=entry.whole,
         resumable=entry.resumable,
         pinned=entry.pinned,
+        finite=entry.finite,
         metrics=entry.metrics,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import sys
@@ -9,7 +10,7 @@ from collections.abc import Mapping
 
 import torch
 
-from torchloom.checkpoint import live
+from torchloom.checkpoint import live, telling
 from torchloom.checkpoint.manifest import Facts
 from torchloom.checkpoint.names import CheckpointName
 from torchloom.checkpoint.state import State
@@ -17,13 +18,15 @@ from torchloom.checkpoint.state import State
 
 def facts_of(state: State, parent: str, metrics: Mapping[str, object]) -> Facts:
     """The facts of the present state."""
+    told = figures(metrics)
     return Facts(
         epoch=state.epoch,
         config_version=live.config_version(),
         cursor=state.cursor(),
         rng="own",
         parent=parent,
-        metrics=figures(metrics),
+        metrics=told,
+        finite=telling.ports.finite() and math.isfinite(told.get("loss", 0.0)),
         lineage=describe(),
     )
 

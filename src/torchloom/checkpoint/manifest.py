@@ -57,6 +57,8 @@ class Facts:
     parent: str = ""
     """The checkpoint this state grew from: the last one saved, or the one resumed from."""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    finite: bool = True
+    """False: the loss or the parameters were known not to be finite numbers any more."""
     lineage: Mapping[str, str] = field(default_factory=dict)
     """Which run this was: script, host, version, whatever helps a person."""
 
@@ -143,6 +145,7 @@ def decode_manifest(data: bytes, job: str, name: CheckpointName) -> Manifest:
                 metrics={
                     str(k): float("nan") if v is None else float(v) for k, v in facts["metrics"].items()
                 },
+                finite=facts.get("finite") is not False,
                 lineage={str(k): _text(v) for k, v in facts["lineage"].items()},
             ),
         )

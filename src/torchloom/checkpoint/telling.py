@@ -1,6 +1,6 @@
 """What a checkpoint tells the rest of torchloom: its phase, its step, its figures, its failures.
 
-Owns four ports and no meaning. `torchloom/__init__.py` connects them to the probe; unconnected, as in a
+Owns five ports and no meaning. `torchloom/__init__.py` connects them to the probe; unconnected, as in a
 script without torchloom around it, they do nothing. A failure is also said in one line on stderr, because
 that is where the person who started the script looks.
 """
@@ -26,6 +26,10 @@ def _no_step(number: object) -> None: ...
 def _no_checkpoints(told: Mapping[str, object]) -> None: ...
 
 
+def _finite() -> bool:
+    return True
+
+
 @dataclass
 class Ports:
     """Where telling goes."""
@@ -34,6 +38,8 @@ class Ports:
     log: Callable[..., None] = _no_log
     step: Callable[[object], None] = _no_step
     checkpoints: Callable[[Mapping[str, object]], None] = _no_checkpoints
+    finite: Callable[[], bool] = _finite
+    """Whether the numbers of the training are, as far as somebody looked."""
 
 
 ports = Ports()
@@ -44,9 +50,11 @@ def connect(
     log: Callable[..., None],
     step: Callable[[object], None],
     checkpoints: Callable[[Mapping[str, object]], None] = _no_checkpoints,
+    finite: Callable[[], bool] = _finite,
 ) -> None:
     """Tell these from now on."""
     ports.phase, ports.log, ports.step, ports.checkpoints = phase, log, step, checkpoints
+    ports.finite = finite
 
 
 def say(text: str) -> None:

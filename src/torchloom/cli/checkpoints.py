@@ -116,6 +116,7 @@ def state(one: CheckpointView) -> str:
         return f"damaged: {one['why']}"
     words = ["newest" if one["newest"] else "" if one["resumable"] else "on a branch that was left"]
     words.append("pinned" if one["pinned"] else "")
+    words.append("" if one["finite"] else "its numbers are not finite")
     return ", ".join(word for word in words if word) or "whole"
 
 

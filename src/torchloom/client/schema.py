@@ -85,6 +85,7 @@ class CheckpointView(TypedDict):
     epoch: int
     config_version: int
     parent: str
+    finite: bool
     metrics: dict[str, float]
     lineage: dict[str, str]
 

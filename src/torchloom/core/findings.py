@@ -24,6 +24,7 @@ REOPENED_NS = 300 * 10**9
 """Slowness that comes back within this time is the same incident."""
 MOMENTARY = frozenset({"spike"})
 """Over as soon as it is said."""
+_STAYS = frozenset({"not-a-number", "divergence"})
 
 
 def finding_made(turn: Turn, event: FindingMade) -> None:
@@ -42,7 +43,7 @@ def finding_made(turn: Turn, event: FindingMade) -> None:
     if not _is_known_better(incident, finding):
         _update(turn, job, incident, event)
         if not under_way:
-            incident.decision = choice.reason
+            incident.decision = choice.reason + _way_back(job, finding, choice.action)
             probe_on_suspicion(turn, job, incident, finding)
     if under_way:
         return
@@ -51,6 +52,13 @@ def finding_made(turn: Turn, event: FindingMade) -> None:
     elif finding.kind in MOMENTARY:
         close(turn, job, incident, "it was one step")
         job.findings.pop(key(finding), None)
+
+
+def _way_back(job: Job, finding: Finding, action: str) -> str:
+    """What a person can do about numbers that stay broken: later states have them too."""
+    if action != "report" or finding.kind not in _STAYS or job.checkpoints is None:
+        return ""
+    return f"; to go back to before it: `loom checkpoints {job.id}`, `loom restore {job.id} --step …`"
 
 
 def finding_ended(turn: Turn, event: FindingEnded) -> None:

@@ -14,6 +14,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+_FINITE_KEPT = 2
+"""Of those from before the numbers broke; the newest may be broken already: that shows a step later."""
+
 
 @dataclass(frozen=True, slots=True)
 class KeepRules:
@@ -49,6 +52,8 @@ class Candidate:
     resumable: bool = True
     """On the line of states a restart chooses from; not on a branch that was left."""
     pinned: bool = False
+    finite: bool = True
+    """False: its numbers were known not to be finite."""
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -73,6 +78,7 @@ def judge(candidates: Iterable[Candidate], rules: KeepRules, in_use: Collection[
     newest = next((candidate for candidate in whole if candidate.resumable), None)
     last = {c.name for c in (whole if rules.last is None else whole[: rules.last])}
     best = {c.name for c in _by_metric(whole, rules)[: rules.best]}
+    finite = {c.name for c in [c for c in whole if c.resumable and c.finite][:_FINITE_KEPT]}
 
     def reason_to_keep(candidate: Candidate) -> str:
         if candidate.pinned:
@@ -93,6 +99,8 @@ def judge(candidates: Iterable[Candidate], rules: KeepRules, in_use: Collection[
             return "" if newer >= rules.last else f"it is no older than the last {rules.last} whole ones"
         if candidate.name in last:
             return f"it is one of the last {rules.last}"
+        if newest is not None and not newest.finite and candidate.name in finite:
+            return "the numbers of newer ones are not finite"
         if rules.every_steps and candidate.step % rules.every_steps == 0:
             return f"its step is a multiple of {rules.every_steps}"
         if candidate.name in best:

@@ -61,5 +61,7 @@ class CheckpointEntry(Struct, frozen=True, kw_only=True):
     epoch: int = 0
     config_version: int = 0
     parent: str = ""
+    finite: bool = True
+    """False: the loss or the parameters were known not to be finite numbers any more."""
     metrics: dict[str, float] = {}
     lineage: dict[str, str] = {}

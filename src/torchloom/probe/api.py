@@ -58,6 +58,11 @@ def tell_checkpoints(told: Mapping[str, object]) -> None:
         session.current.tell_checkpoints(told)
 
 
+def is_finite() -> bool:
+    """For loom.Checkpoint: whether loss and parameters are finite numbers, as far as somebody looked."""
+    return session.current is None or session.current.is_finite
+
+
 class phase(contextlib.ContextDecorator):
     """`with loom.phase("eval"):` names what the script does, so that a long pause is not taken for a hang."""
 

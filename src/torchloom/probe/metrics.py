@@ -79,6 +79,11 @@ class Metrics:
         self._changed = True
         self.write(now_ns, at_once=True)
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether loss, gradients and parameters are, as far as they were told or looked at."""
+        return not self._ill
+
     def write(self, now_ns: int, *, at_once: bool = False) -> None:
         """Bring the blob up to date if it is time, with what has arrived from devices meanwhile."""
         if self._coming:

@@ -216,6 +216,10 @@ class Session:
             self.view.write_blob(DEVICE, json.dumps(described).encode()[: DEVICE.capacity])
 
     # -- what the script calls ------------------------------------------------------------------
+    @property
+    def is_finite(self) -> bool:
+        return self._metrics.is_finite
+
     def _log(self, metrics: Mapping[str, object]) -> None:
         self._metrics.log(metrics, self.steps.completed, time.monotonic_ns())
 
