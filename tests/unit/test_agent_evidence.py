@@ -150,10 +150,12 @@ def test_a_reading_that_takes_too_long_is_ended_and_leaves_nothing(
     slow.write_text(f"#!/bin/sh\necho $$ > {began}\nexec sleep 1000\n")
     slow.chmod(0o755)
     monkeypatch.setattr(stacks, "_program", lambda: str(slow))
-    monkeypatch.setattr(stacks, "_WITHIN_S", 0.2)
-    monkeypatch.setattr(stacks, "_ENDS_WITHIN_S", 120.0)
+    monkeypatch.setattr(stacks, "_ENDS_WITHIN_S", 240.0)
     found: object = None
+    within_s = 0.1
     while not began.exists():
+        within_s *= 2  # until it has begun at all
+        monkeypatch.setattr(stacks, "_WITHIN_S", within_s)
         found = asyncio.run(stacks.read(os.getpid()))
     assert found is None
     gc.collect()  # what it left would be told now, by an error in a finalizer
