@@ -36,7 +36,7 @@ def test_the_eleven_classic_calls_with_curl(loom: LoomHome) -> None:
     config.write_text(f'header = "Authorization: Bearer {token}"\n')
 
     def curl(method: str, path: str, body: object = None, expect: int = 200) -> Any:
-        command = ["curl", "-sS", "-N", "--max-time", "30", "-K", str(config), "-X", method]
+        command = ["curl", "-sS", "-N", "--max-time", "240", "-K", str(config), "-X", method]
         if body is not None:
             command += ["-H", "Content-Type: application/json", "-d", json.dumps(body)]
         command += ["-w", "\n%{http_code}", f"http://127.0.0.1:{port}{path}"]
