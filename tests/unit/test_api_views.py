@@ -82,6 +82,14 @@ def test_progress_is_what_all_ranks_have_reached() -> None:
     assert view.elapsed_s == 10.0 and view.goodput == 1.0
 
 
+def test_how_far_an_ended_job_came_is_known_without_its_pulses() -> None:
+    made = job(state=JobState.COMPLETED)
+    for one in made.workers:
+        one.state, one.steps, one.training_step = WorkerState.EXITED, 20, 420
+    view = views.job_summary(Fleet(jobs={"j": made}), made, {}, 20 * S)
+    assert (view.step, view.step_is_training) == (420, True)
+
+
 def test_a_job_in_which_nothing_moves_has_no_pace() -> None:
     made = job()
 

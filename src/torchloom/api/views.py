@@ -121,13 +121,15 @@ def job_summary(fleet: Fleet, job: Job, pulses: Pulses, now_ns: int) -> JobSumma
 
 def _progress(job: Job, pulses: Pulses) -> tuple[int, bool, int | None]:
     """What all ranks have reached, whether that is the script's own number, and the known end."""
-    told = [p.training_step for p in pulses.values() if p.training_step is not None]
+    # A worker that has ended sends no pulse any more; its exit told how far it came.
+    exits = {w.ref.rank: w.training_step for w in job.workers if w.ref.rank not in pulses}
+    found = (*exits.values(), *(p.training_step for p in pulses.values()))
+    told = [step for step in found if step is not None]
     totals = [p.total_steps for p in pulses.values() if p.total_steps is not None]
     total, end = max(totals) if totals else job.spec.expected_steps, _max_steps(job)
     total = min(total, end) if total and end else end or total
     if told:
         return min(told), True, total
-    # A worker that has ended sends no pulse any more; its exit told how far it came.
     counts = [
         max(worker.steps, pulses[worker.ref.rank].steps if worker.ref.rank in pulses else 0)
         for worker in job.workers

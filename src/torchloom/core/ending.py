@@ -51,7 +51,8 @@ def worker_exited(turn: Turn, event: WorkerExited) -> None:
     job = turn.fleet.jobs[event.ref.job]
     before = worker.state
     move_worker(turn, worker, WorkerState.EXITED)
-    worker.exit, worker.exited_at_ns, worker.steps = event.exit, event.at_ns, event.steps
+    worker.exit, worker.exited_at_ns = event.exit, event.at_ns
+    worker.steps, worker.training_step = event.steps, event.training_step
     if before is WorkerState.ASSIGNED:
         close_done_starts(turn, job)
     rank_ended(turn, job, event)

@@ -42,7 +42,8 @@ def refusal(fleet: Fleet, job: Job, workers: int) -> str:
     most = spec.max_workers or spec.world_size
     if not least <= workers <= most:
         if least == most:
-            return f"{job.id} was submitted for {most} workers only, without min_workers or max_workers."
+            limits = "submit with --min-workers and --max-workers what shall change its size"
+            return f"{job.id} was submitted for {most} workers only: {limits}."
         return f"{job.id} was submitted for {least} to {most} workers."
     if workers % unit(spec):
         return f"{job.id} has replicas of {unit(spec)} workers, so it can have a multiple of that only."

@@ -69,6 +69,8 @@ class Worker(Struct, kw_only=True):
     exit: Exit | None = None
     exited_at_ns: int = 0
     steps: int = 0
+    training_step: int | None = None
+    """As its exit told, like `steps`."""
     script_failed: bool = False
     """Its script has, and its process is still ending."""
 
