@@ -59,6 +59,10 @@ class Agent:
             await self.task
         await self.bus.close()
         assert not processes_naming(self.home.sockets)
+        left = [
+            path for path in (self.home.boxes, self.home.boxes_fallback, self.home.sockets) if path.exists()
+        ]
+        assert not left, f"left behind: {left}"
 
 
 @contextlib.asynccontextmanager

@@ -26,7 +26,7 @@ from torchloom.agent.tasks import Tasks
 from torchloom.agent.watch import Watch
 from torchloom.agent.windows import Windows
 from torchloom.bus.protocol import Bus, Handler, Subscription
-from torchloom.errors import BusUnavailable
+from torchloom.errors import BusUnavailable, Conflict
 from torchloom.home import Home
 from torchloom.model.events import NodeLeft
 from torchloom.model.ids import check_token
@@ -68,7 +68,7 @@ async def serve(
     watch = Watch(host, tasks)
     name = Name(host, bus)
     subscriptions: list[Subscription] = []
-    clean = False
+    clean = refused = False
     try:
         await host.spawners.reconnect()
         if prewarm:
@@ -98,6 +98,9 @@ async def serve(
         if name.why is not None:
             raise name.why
         clean = True
+    except Conflict:
+        refused = True
+        raise
     finally:
         with contextlib.suppress(ValueError):
             bus.on_reconnect.remove(name.greet)
@@ -109,11 +112,12 @@ async def serve(
                 log.warning("%d events could not be delivered before the end", host.reporter.waiting)
         watch.look_away()  # an end that is seen while the tasks end would begin one that nobody waits for
         await tasks.cancel()
-        keep = not clean or (keep_spawners is not None and keep_spawners.is_set())
+        keep = not (clean or refused) or (keep_spawners is not None and keep_spawners.is_set())
         await host.spawners.close(quit_unused=not keep)
         watch.close()
         if clean:
             memory.release_idle(host, {}, 0.0, 0.0)
+        if clean or refused:
             _sweep(home)
         journal.close()
 
