@@ -124,6 +124,7 @@ def test_slowness_that_comes_back_soon_is_the_same_incident() -> None:
     story.tell(FindingEnded(job="j", generation=1, key="slow 1", lasted_s=30.0))
     story.tell(made(SLOW), after_s=60)
     assert len(story.job().incidents) == 1 and story.incident().open
+    assert story.incident().verdict.endswith("(2 times in 60.0 s)"), story.incident().verdict
     story.tell(FindingEnded(job="j", generation=1, key="slow 1", lasted_s=30.0))
     story.tell(made(SLOW), after_s=600)
     assert len(story.job().incidents) == 2

@@ -7,6 +7,7 @@ from math import inf, nan
 
 import pytest
 from detect_windows import window
+from msgspec.structs import replace
 
 from torchloom.core.detect.numerics import Curves, broken_values, spikes
 from torchloom.model.windows import Broken
@@ -38,6 +39,14 @@ def test_a_spike_is_told_and_a_falling_or_noisy_curve_is_not() -> None:
     assert curve([chance.lognormvariate(0, 0.4) for _ in range(500)]) == []
 
 
+def test_a_spike_is_told_by_its_training_step() -> None:
+    curves, told = Curves(), ""
+    for step, value in enumerate([*[1.0] * 60, 12.0], 1):
+        curves, found = spikes(curves, step, {"loss": value}, offset=500)
+        told += "".join(one.sentence for one in found)
+    assert told.startswith("loss jumped to 12 at step 561,")
+
+
 def test_a_higher_level_becomes_the_usual_one() -> None:
     told = curve([*[1.0] * 50, *[3.0] * 200])
     assert told and told[-1] < 100
@@ -51,6 +60,8 @@ def test_a_value_that_was_broken_between_two_looks_is_told_once() -> None:
     runs, found = broken_values([window(0, values={"loss": 1.0}), window(1, values={"loss": 1.0})], {})
     assert found == []
     seen = [window(0), window(1, values={"loss": 1.0}, broken=Broken(1, 480, "loss", "NaN"))]
+    counted = [replace(one, offset=100) for one in seen]
+    assert "at step 580" in broken_values(counted, runs)[1][0].sentence, "as the script counts them"
     runs, (told,) = broken_values(seen, runs)
     assert told.ranks == (1,) and told.inputs["step"] == 480 and "at step 480" in told.sentence
     assert broken_values(seen, runs) == (runs, [])

@@ -98,7 +98,7 @@ def test_texts_become_values(name: str, text: str, value: object) -> None:
         ("zzz", "1", "there is betas, clip"),
         ("amsgrad", "true", "betas"),
         ("lr@7", "1", "optimizer0 has 2 groups"),
-        ("optimizer5.lr", "1", "count from 0"),
+        ("optimizer5.lr", "1", "there is no optimizer5: the last is optimizer1"),
         ("dropout@1", "0.1", "dropout"),
         ("lr[0]", "1", "write lr, lr@1"),
     ],

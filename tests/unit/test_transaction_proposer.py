@@ -125,7 +125,7 @@ def test_silence_before_the_confirmation_is_certainly_nothing() -> None:
     weaver.ask()
     weaver.now_ns += 31 * S
     weaver.hear(Ticked())
-    assert weaver.told.reason == "rank 0, 1 did not answer within 30 s"
+    assert weaver.told.reason == "ranks 0, 1 did not answer within 30 s"
 
 
 def test_silence_after_the_confirmation_is_waited_for_until_one_rank_tells() -> None:

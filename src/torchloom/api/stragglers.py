@@ -8,6 +8,7 @@ from pydantic import BaseModel
 from torchloom.api.find import job_of
 from torchloom.api.ports import Control
 from torchloom.core.detect.cost import RankCost, per_rank
+from torchloom.core.numbers import is_stuck
 
 
 class RankCostView(BaseModel):
@@ -33,7 +34,9 @@ class Stragglers(BaseModel):
     job: str
     generation: int
     steps_per_s: float | None
-    """Null while no steps of all ranks are known."""
+    """Null while no steps of all ranks are known. Of the newest steps, also when the job stands."""
+    stands: str
+    """The open incident because of which no rank gets on; empty: they do."""
     missing: list[int]
     """Running ranks of which nothing was heard in the last two seconds."""
     ranks: list[RankCostView]
@@ -53,11 +56,17 @@ def routes(control: Control) -> APIRouter:
             job=job,
             generation=found.generation,
             steps_per_s=min((one.cost.steps_per_s for one in costs), default=None),
+            stands=next((i for i in reversed(found.incidents) if _holds_up(control, i)), ""),
             missing=[w.ref.rank for w in found.workers if w.alive and w.ref.rank not in nodes],
             ranks=[_view(one, nodes[one.rank]) for one in costs],
         )
 
     return router
+
+
+def _holds_up(control: Control, incident: str) -> bool:
+    known = control.fleet.incidents.get(incident)
+    return known is not None and is_stuck(known)
 
 
 def _view(one: RankCost, node: str) -> RankCostView:

@@ -89,8 +89,8 @@ def command(
     if as_json:
         output.show_line(made)
     else:
-        hit = ", ".join(map(str, made["ranks"]))
-        print(f"{made['kind']} injected into rank {hit} of {job} ({made['name']})")
+        hit = f"rank{'s' * (len(made['ranks']) > 1)} {', '.join(map(str, made['ranks']))}"
+        print(f"{made['kind']} injected into {hit} of {job} ({made['name']})")
 
 
 def _series(job: str, seed: int, lasting_s: float, every_s: float, as_json: bool) -> None:

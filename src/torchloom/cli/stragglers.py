@@ -36,7 +36,9 @@ def _show(found: Stragglers) -> None:
 
     ranks = sorted(found["ranks"], key=lambda one: (-one["lost_share"], one["rank"]))
     rate = found["steps_per_s"]
-    if rate is not None:
+    if found["stands"]:
+        print(f"{found['job']} stands: see `loom incident {found['stands']}`; below are steps before it\n")
+    elif rate is not None:
         print(f"{found['job']}: {output.rate(rate)}; {_worst(ranks, rate)}\n")
     columns = ("RANK", "NODE", "OWN", "PEERS", "DATA", "WAITS", "COSTS", "OF SPEED", "ROLE")
     shown = len(columns) - (len({one["role"] for one in ranks}) < 2)

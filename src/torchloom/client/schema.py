@@ -785,6 +785,7 @@ class Stragglers(TypedDict):
     job: str
     generation: int
     steps_per_s: float | None
+    stands: str
     missing: list[int]
     ranks: list[RankCostView]
 

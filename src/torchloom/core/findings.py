@@ -98,6 +98,7 @@ def _incident(turn: Turn, job: Job, finding: Finding) -> Incident:
                 continue
             if past.generation == job.generation and turn.now_ns - past.ended_ns < REOPENED_NS:
                 past.open, past.resolution, past.ended_ns, past.links = True, "", 0, None
+                past.times += 1
                 job.findings[name] = past.id
                 return past
             break
@@ -115,6 +116,9 @@ def _incident(turn: Turn, job: Job, finding: Finding) -> Incident:
 def _update(turn: Turn, job: Job, incident: Incident, event: FindingMade) -> None:
     finding = event.finding
     incident.kind, incident.verdict, incident.finding = finding.kind, finding.sentence, finding
+    if incident.times > 1:
+        since_s = (turn.now_ns - incident.timeline.first_sign_ns) / 1e9
+        incident.verdict += f" ({incident.times} times in {lasting(since_s)})"
     incident.culprit = culprit(finding)
     if event.evidence:
         told = {one.rank: one for one in incident.evidence}

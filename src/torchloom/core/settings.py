@@ -361,6 +361,10 @@ def _find(address: Address, known: Known) -> tuple[Setting, list[tuple[Address, 
         if address.covers(place := Address(address.name, number, at)) and address.name in group
     ]
     if not found:
+        if address.optimizer is not None and address.optimizer >= len(known.optimizers):
+            last = len(known.optimizers) - 1
+            hint = f"the last is optimizer{last}" if last >= 0 else "none has stepped yet"
+            raise UsageError(f"there is no optimizer{address.optimizer}", hint=hint)
         shape = ", ".join(
             f"optimizer{n} has {len(groups)} groups" for n, groups in enumerate(known.optimizers)
         )

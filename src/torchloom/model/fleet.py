@@ -133,6 +133,8 @@ class Incident(Struct, kw_only=True):
     open: bool = True
     finding: Finding | None = None
     """What a detector said last, if one did."""
+    times: int = 1
+    """How often it came: one that comes back soon is the same."""
     evidence: tuple[RankEvidence, ...] = ()
     """By rank; of the newest incidents only."""
     resolution: str = ""

@@ -125,12 +125,13 @@ def _say(group: str, tally: Tally, windows: Sequence[RankWindow]) -> Finding:
     late = [w for w in windows if w.rank in tally.behind]
     others = [rank for rank in tally.ranks if rank not in tally.behind]
     fewest = min(tally.behind.values())
+    step = tally.before + words.offset_of(windows)
     number = f"{fewest} collective{'s' * (fewest > 1)}"
     return Finding(
         kind="divergence",
         ranks=tuple(sorted(tally.behind)),
         node=words.node_of(late),
-        sentence=f"{words.whom(late)} left out {number} of group {group} after step {tally.before} that "
+        sentence=f"{words.whom(late)} left out {number} of group {group} after step {step} that "
         f"{words.ranks_text(others)} made: what it exchanges since then belongs to another step than theirs",
         confidence=0.97,
         certain=True,

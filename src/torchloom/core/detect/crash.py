@@ -20,12 +20,13 @@ def crashes(windows: Sequence[RankWindow]) -> list[Finding]:
     followers = sorted(w.rank for w in dead if w.rank not in {f.rank for f in first})
     after = f"; {words.ranks_text(followers)} followed" if followers else ""
     blamed = "" if own else "; it lost the connection to a peer, and nobody else is known to be dead"
+    done = max(w.steps_done for w in first) + words.offset_of(first)
     return [
         Finding(
             kind="crash",
             ranks=tuple(sorted(w.rank for w in first)),
             node=words.node_of(first),
-            sentence=f"{words.whom(first)} died after step {max(w.steps_done for w in first)}{after}{blamed}",
+            sentence=f"{words.whom(first)} died after step {done}{after}{blamed}",
             confidence=0.99 if own and len(first) == 1 else 0.8 if own else 0.4,
             certain=True,
             certainty="the process is gone",

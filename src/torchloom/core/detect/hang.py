@@ -236,7 +236,8 @@ def _nobody_waits(windows: Sequence[RankWindow], pace: Pace, limits: Limits) -> 
     sure = [certainty(w, pace, limits) for w in alive]
     frozen = all(s for s, _ in sure) and not any(one.excused for one in judged)
     done = max(w.steps_done for w in alive)
-    since = f"after step {done}" if done else "since the start, and no step is completed"
+    step = done + words.offset_of(alive)
+    since = f"after step {step}" if done else "since the start, and no step is completed"
     verb = "shows" if len(alive) == 1 else "show"
     return [
         Finding(
@@ -282,10 +283,12 @@ def _suspended(windows: Sequence[RankWindow], pace: Pace, limits: Limits) -> lis
 
 
 def _evidence(windows: Sequence[RankWindow]) -> tuple[Evidence, ...]:
-    return tuple(
-        Evidence(w.rank, f"state {w.process.state}, phase {w.phase}, step {w.steps_done}; {words.doing(w)}")
-        for w in windows[:_SHOWN]
-    )
+    found = []
+    for w in windows[:_SHOWN]:
+        step = w.steps_done + (w.offset or 0)
+        said = f"state {w.process.state}, phase {w.phase}, step {step}; {words.doing(w)}"
+        found.append(Evidence(w.rank, said))
+    return tuple(found)
 
 
 def _inputs(allowed: Limit, wait: Wait) -> dict[str, float | str]:

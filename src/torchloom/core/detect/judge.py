@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from torchloom.core.detect import words
 from torchloom.core.detect.attribute import slower_job, stragglers
 from torchloom.core.detect.counts import Tally, count
 from torchloom.core.detect.crash import crashes, lost_nodes
@@ -163,7 +164,7 @@ def _numbers(windows: Sequence[RankWindow], memory: Memory) -> tuple[Memory, lis
             told.setdefault(name, []).append(value)
     if told:
         newest = {k: median(v) for k, v in told.items()}
-        curves, jumped = spikes(memory.curves, step, newest, peaks_of(windows))
+        curves, jumped = spikes(memory.curves, step, newest, peaks_of(windows), words.offset_of(windows))
         return replace(memory, curves=curves), [*found, *jumped]
     return memory, found
 

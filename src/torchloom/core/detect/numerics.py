@@ -71,7 +71,7 @@ def broken_values(
             kind="not-a-number",
             ranks=() if everywhere else tuple(sorted(w.rank for w in guilty)),
             node="" if everywhere else words.node_of(guilty),
-            sentence=f"{_what(names, words.whom(guilty))} at step {step}",
+            sentence=f"{_what(names, words.whom(guilty))} at step {step + words.offset_of(windows)}",
             confidence=0.99,
             certain=True,
             certainty="it is not a number",
@@ -107,8 +107,12 @@ def spikes(
     step: int,
     values: Mapping[str, float],
     peaks: Mapping[str, tuple[int, float]] | None = None,
+    offset: int = 0,
 ) -> tuple[Curves, list[Finding]]:
-    """Take the newest values (medians over ranks) of a step in, and judge the highest since the last look."""
+    """Take the newest values (medians over ranks) of a step in, and judge the highest since the last look.
+
+    `offset` leads to the training step, by which a person knows it.
+    """
     if step <= curves.last_step:
         return curves, []
     kept = dict(curves.values)
@@ -122,7 +126,7 @@ def spikes(
         at, highest = (peaks or {}).get(name, (step, value))
         if highest < value or at <= told.get(name, 0):
             at, highest = step, value
-        finding = _spike(name, at, min(curves.last_step, at - 1), highest, past)
+        finding = _spike(name, at, min(curves.last_step, at - 1), highest, past, offset)
         if finding is not None:
             found.append(finding)
             told[name] = at
@@ -131,7 +135,9 @@ def spikes(
     return Curves(kept, step, told), found
 
 
-def _spike(name: str, step: int, good_step: int, value: float, past: Sequence[float]) -> Finding | None:
+def _spike(
+    name: str, step: int, good_step: int, value: float, past: Sequence[float], offset: int
+) -> Finding | None:
     if len(past) < WARM or value <= 0 or min(past) <= 0:
         return None  # a loss that may be negative has no natural scale, so nothing is said about it
     logs = [log(v) for v in past]
@@ -141,11 +147,12 @@ def _spike(name: str, step: int, good_step: int, value: float, past: Sequence[fl
     score = over / (max(spread(logs, centre), 0.02) * (1 + DOUBT / len(past)))
     if over < log(LEAST) or score <= (SCORE if over < log(TIMES) else LEAST_SCORE):
         return None
+    times = value / median(past)
     return Finding(
         kind="spike",
         ranks=(),
-        sentence=f"{name} jumped to {value:.4g} at step {step}, {value / median(past):.1f}× its usual value",
+        sentence=f"{name} jumped to {value:.4g} at step {step + offset}, {times:.1f}× its usual value",
         confidence=0.7 if over < log(TIMES) else 0.9,
         certainty="a spike may pass by itself",
-        inputs={"step": step, "good_step": good_step, "score": score, "times": value / median(past)},
+        inputs={"step": step, "good_step": good_step, "score": score, "times": times},
     )

@@ -199,7 +199,7 @@ def _outvoted(
         ranks=tuple(sorted(named)),
         node=words.node_of(guilty),
         sentence=f"{words.whom(guilty)} {have} other parameters than {words.ranks_text(others)}, "
-        f"at the latest since step {step}",
+        f"at the latest since step {step + words.offset_of(windows)}",
         confidence=0.98 if sure else 0.9,
         certain=sure,
         certainty="equal parameters have equal hashes" if sure else "it was seen in one look only",

@@ -15,6 +15,11 @@ _STATES = {
 }
 
 
+def offset_of(windows: Sequence[RankWindow]) -> int:
+    """From completed steps to training steps, by which people know them; 0 if the script tells none."""
+    return max((w.offset for w in windows if w.offset is not None), default=0)
+
+
 def ranks_text(ranks: Iterable[int]) -> str:
     """`rank 3`, `ranks 0–2 and 5`; long lists are cut."""
     ordered = sorted(set(ranks))

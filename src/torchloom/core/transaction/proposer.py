@@ -338,8 +338,9 @@ def _ticked(state: Proposer, now_ns: int, effects: list[Effect]) -> None:
         return
     patience_ns = state.patience_ns
     if state.stage is not Stage.CONFIRMED and now_ns - state.since_ns >= patience_ns:
-        silent = ", ".join(map(str, state.silent()))
-        why = f"rank {silent} did not answer within {patience_ns / 1e9:g} s"
+        silent = state.silent()
+        who = f"rank{'s' * (len(silent) > 1)} {', '.join(map(str, silent))}"
+        why = f"{who} did not answer within {patience_ns / 1e9:g} s"
         _give_up(state, why, now_ns, effects, certain=True)
     elif state.reported_ns and now_ns - state.reported_ns >= patience_ns:
         _end_if_known(state, now_ns, effects, patient=False)
