@@ -244,7 +244,7 @@ def test_batch_size_and_transforms_of_our_loaders_are_settings(start: Start) -> 
     told = job.change({"batch_size": 12, "transforms": "negate,double"}, two_phase=True)
     assert told.how is How.APPLIED, told
     refused = job.change({"transforms": "nothing"}, two_phase=True)
-    assert "there is no transform 'nothing'" in refused.reason
+    assert "transforms has no 'nothing'" in refused.reason
     job.more(4)
     for rank in range(2):
         lines = job.values(rank)

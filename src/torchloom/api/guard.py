@@ -85,7 +85,8 @@ class Guard:
             return problem(
                 401,
                 "not-allowed",
-                "A valid token is needed: send `Authorization: Bearer` with the content of LOOM_HOME/token.",
+                "A valid token is needed: `loom` takes LOOM_TOKEN, a context's or LOOM_HOME/token; "
+                "a request has it in its header `Authorization: Bearer`.",
                 {"WWW-Authenticate": "Bearer"},
             )
         if who.role == "read" and changes and path not in READERS_MAY:

@@ -175,7 +175,7 @@ def say(
     return Finding(
         kind="communication-slow",
         ranks=tuple(sorted(pair)),
-        sentence=f"{sentence}; probe its links",
+        sentence=f"{sentence}; which of its links, a probe can tell",
         confidence=0.8,
         certainty="slowness is reported, never certain",
         ask=pair or members[:32],
