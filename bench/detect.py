@@ -35,7 +35,7 @@ from torchloom.client import Client, Endpoint
 from torchloom.core.faults import KINDS
 from torchloom.home import Home
 
-REPORTING, TUNING = 9_000_000, 0
+REPORTING, TUNING = 10_000_000, 0
 
 
 class Results:
@@ -68,6 +68,9 @@ def stack(record: Path | None) -> Iterator[tuple[Client, Listener]]:
 
 def faults(args: argparse.Namespace, results: Results, base: int) -> None:
     """All sizes and kinds in turn, so that a run that is cut short has some of each."""
+    unknown = set(args.faults.split(",")) - set(CASES)
+    if unknown:
+        sys.exit(f"there is no fault {', '.join(sorted(unknown))}: there are {', '.join(CASES)}")
     done = {(r["case"], r["size"], r["seed"]) for r in results.read() if r["type"] == "fault"}
     wanted = [
         (name, int(size), base + number)
