@@ -1,4 +1,4 @@
-"""When a script ended is told in wall-clock time: it is compared with exits that somebody else saw."""
+"""What is told of a worker that ended: when, by the wall clock, and after which step of its training."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import time
 from pathlib import Path
 
 from torchloom.agent.boxes import Box
+from torchloom.agent.watch import activity
 from torchloom.probe.ending import end_record, write_end
-from torchloom.wire.blackbox import SIZE, Header
+from torchloom.wire.blackbox import SIZE, Header, Phase, Progress
 
 
 def test_the_time_of_an_exception_is_that_of_the_wall(tmp_path: Path) -> None:
@@ -24,3 +25,21 @@ def test_the_time_of_an_exception_is_that_of_the_wall(tmp_path: Path) -> None:
     box.close()
     assert end is not None and end.exception.endswith("ValueError")
     assert before_ns <= end.at_ns <= before_ns + 60 * 10**9
+
+
+def test_the_last_step_is_that_of_the_training(tmp_path: Path) -> None:
+    path = tmp_path / "box"
+    path.write_bytes(bytes(SIZE))
+    with path.open("r+b") as file:
+        box = Box(path, mmap.mmap(file.fileno(), SIZE))
+    for word, value in (
+        (Progress.PHASE, int(Phase.TRAINING)),
+        (Progress.STEPS, 70),
+        (Progress.STEP_ENDED_NS, 8 * 10**9),
+        (Progress.TRAINING_STEP, 50 + 1),
+        (Progress.TRAINING_STEP_AT, 70),
+    ):
+        box.view.set_progress(word, value)
+    told = activity(box, 10 * 10**9)
+    box.close()
+    assert told == "training, 2.0 s after its step 50"

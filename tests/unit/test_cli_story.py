@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchloom.cli import output, story
+from torchloom.cli import incidents, output, story
 from torchloom.cli.follow import exit_code
 from torchloom.cli.screen import lines
 
@@ -40,6 +40,16 @@ def incident(**changes: Any) -> dict[str, Any]:
         "open": True,
         "resolution": "",
     } | changes
+
+
+def test_how_an_incident_was_recovered_from() -> None:
+    def said(resolution: str, **more: Any) -> str:
+        made: Any = incident(open=False, resolution=resolution, **more)
+        return incidents.recovered(made)
+
+    assert said("rolled back to the end of step 300") == "rolled back"
+    assert said("rank 1 went on after 4.2 s") == "by itself"
+    assert said("the job ended") == "no" and said("", recovery_s=0.5) == "0.50 s"
 
 
 def test_states_are_told_once() -> None:

@@ -246,3 +246,11 @@ def test_many_ranks_that_fail_together_are_told_in_one_short_sentence() -> None:
     assert story.incident().culprit == 100
     assert "ranks 0, 1, 2, 3, 4, 5, 6, 7 … followed" in story.incident().verdict
     assert len(story.incident().verdict) < 200
+
+
+def test_an_exit_tells_how_far_the_training_came() -> None:
+    story = Story(a=4)
+    story.run()
+    story.exit(0, OK, steps=20, training_step=420)
+    worker = story.job().workers[0]
+    assert (worker.steps, worker.training_step) == (20, 420)

@@ -16,14 +16,22 @@ Hash = Callable[[int, int, int], int]
 
 
 def play(
-    ranks: int, hash: Hash, steps: range = range(10, 400, 10), table: Callable[[int], int] = lambda rank: 7
+    ranks: int,
+    hash: Hash,
+    steps: range = range(10, 400, 10),
+    table: Callable[[int], int] = lambda rank: 7,
+    offset: int | None = None,
 ) -> list[tuple[int, Finding]]:
     """What is said after which step; two of the parts are looked at each time."""
     known, told = Replicas(), []
     for step in steps:
         parts = (step // 10 % PARTS, (step // 10 + 1) % PARTS)
         windows = [
-            window(r, hashes=tuple(PartHash(step, table(r), p, PARTS, hash(r, step, p)) for p in parts))
+            window(
+                r,
+                hashes=tuple(PartHash(step, table(r), p, PARTS, hash(r, step, p)) for p in parts),
+                offset=offset,
+            )
             for r in range(ranks)
         ]
         known, found = compare(windows, known)
@@ -46,6 +54,8 @@ def test_a_rank_that_leaves_a_majority_is_named_and_soon_certain() -> None:
     assert told[-1][1].certain and told[-1][1].ranks == (2,) and told[-1][1].inputs["step"] == first_step
     assert "rank 2 on node b has other parameters than ranks 0, 1 and 3" in first.sentence
     assert not first.may_act
+    later = play(4, lambda r, s, p: alike(r, s, p) + (r == 2 and s >= 200 and p == 1), offset=1000)
+    assert later[0][1].sentence.endswith(f"since step {first_step + 1000}"), "as the script counts"
 
 
 def test_of_two_ranks_both_are_named_and_nobody_is_blamed() -> None:

@@ -76,8 +76,14 @@ def test_metrics_are_written_now_and_then_and_alarms_at_once(view: View) -> None
         "peaks": {"loss": [1, 1.0]},
         "parameters": True,
     }
+    assert metrics.is_finite
     metrics.log({"loss": math.nan}, step=3, now_ns=3 * INTERVAL_NS + 1)
-    assert text(view, METRICS)["values"]["loss"] == "NaN"
+    assert text(view, METRICS)["values"]["loss"] == "NaN" and not metrics.is_finite
+    metrics.parameters(False, step=3, now_ns=3 * INTERVAL_NS + 2)
+    metrics.log({"loss": 0.5}, step=4, now_ns=3 * INTERVAL_NS + 3)
+    assert not metrics.is_finite, "its parameters are not"
+    metrics.parameters(True, step=5, now_ns=3 * INTERVAL_NS + 4)
+    assert metrics.is_finite
 
 
 def test_parameters_that_are_no_numbers_are_told_at_once_and_begin_a_run(view: View) -> None:
