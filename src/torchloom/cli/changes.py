@@ -244,10 +244,5 @@ def value(given: Any) -> str:
             return json.dumps(given, ensure_ascii=False)
 
 
-def is_relative(given: Any) -> bool:
-    """Whether what then holds follows the script's own value."""
-    return isinstance(given, dict) and set(given) in ({"own"}, {"scale"})
-
-
 def assignments(values: dict[str, Any]) -> str:
     return " ".join(f"{name}={value(given)}" for name, given in values.items())

@@ -126,10 +126,11 @@ def show_history(versions: list[HistoryView]) -> None:
 def change(one: HistoryView) -> str:
     """What it did, and why."""
     from torchloom.cli import changes
+    from torchloom.core.overrides import HOLD, mode_of
 
     done = "; ".join(f"{place} {text}" for place, text in changes.grouped(one["changed"]))
     parts = [done or changes.assignments(one["values"])]
-    how = {name: given for name, given in one["values"].items() if changes.is_relative(given)}
+    how = {name: given for name, given in one["values"].items() if mode_of(given) != HOLD}
     if done and how:  # the number alone does not tell what holds from then on
         parts.append(changes.assignments(how))
     if one["state"] not in ("applied",):
