@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torchloom.core import moving
 from torchloom.core.budget import made_progress, plan_restart
-from torchloom.core.draining import stored
+from torchloom.core.draining import ask_to_save, stored
 from torchloom.core.ending import end_generation, settle
 from torchloom.core.policy import DONE, MOVES, NUMBERS, STUCK, Choice
 from torchloom.core.rolling_back import roll_back
@@ -114,18 +114,7 @@ def _save_first(turn: Turn, job: Job, incident: Incident, acting: Acting) -> Non
     turn.fleet.acting[job.id] = None
     turn.set_timer("save-first", job, SAVE_S)
     incident.decision = f"to be {DONE[acting.action]} as soon as it is saved: {acting.reason}"
-    change_requested(
-        turn,
-        ChangeRequested(
-            job=job.id,
-            operation=acting.operation,
-            kind=Kind.CHECKPOINT,
-            two_phase=True,
-            step_s=acting.step_s,
-            by="policy",
-            why=incident.verdict,
-        ),
-    )
+    ask_to_save(turn, job, acting.operation, acting.step_s, "policy", incident.verdict)
 
 
 def _look(turn: Turn, job: Job, incident: Incident, finding: Finding, acting: Acting) -> None:

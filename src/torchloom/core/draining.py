@@ -116,18 +116,15 @@ def _save(turn: Turn, job: Job, leaving: Leaving) -> str:
 def _ask(turn: Turn, job: Job, leaving: Leaving) -> None:
     leaving.operation = f"{job.id}.drain.{turn.seq}"
     leaving.note = "it is being saved first"
-    change_requested(
-        turn,
-        ChangeRequested(
-            job=job.id,
-            operation=leaving.operation,
-            kind=Kind.CHECKPOINT,
-            two_phase=True,
-            step_s=leaving.step_s,
-            by=leaving.by,
-            why=leaving.why,
-        ),
+    ask_to_save(turn, job, leaving.operation, leaving.step_s, leaving.by, leaving.why)
+
+
+def ask_to_save(turn: Turn, job: Job, operation: str, step_s: float, by: str, why: str) -> None:
+    """For who wants to end it after that; whether it was is told by `stored`."""
+    wanted = ChangeRequested(
+        job=job.id, operation=operation, kind=Kind.CHECKPOINT, two_phase=True, step_s=step_s, by=by, why=why
     )
+    change_requested(turn, wanted)
 
 
 def _committed(turn: Turn, job: Job, leaving: Leaving, record: OperationRecord) -> None:
