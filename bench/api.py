@@ -26,7 +26,7 @@ from support.table import emit, progress
 from torchloom.bus.embedded import EmbeddedNats
 from torchloom.bus.nats import NatsBus
 from torchloom.bus.protocol import Message
-from torchloom.cli.plan import node_name
+from torchloom.cli.service.plan import node_name
 from torchloom.home import Home
 from torchloom.model.effects import StartStore, StartWorkers, StopWorkers
 from torchloom.model.events import (

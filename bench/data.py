@@ -27,7 +27,7 @@ from support.s3 import available, s3_server
 from support.table import emit, progress
 from torchloom.data import ElasticLoader, ShardedDataset
 from torchloom.data.demo import make
-from torchloom.data.source import open_source
+from torchloom.data.shards.source import open_source
 
 BATCH = 64
 

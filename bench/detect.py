@@ -32,7 +32,7 @@ from detecting.listening import Listener
 from support.launchers import BIN, Notes, loom_up, torchrun, torchrun_command, wait_for
 from support.table import progress
 from torchloom.client import Client, Endpoint
-from torchloom.core.faults import KINDS
+from torchloom.core.injection import KINDS
 from torchloom.home import Home
 
 REPORTING, TUNING = 10_000_000, 0

@@ -88,14 +88,14 @@ def collectives(kind: str, blocks: int, directory: str) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from torchloom.probe import fallback, recorder
+    from torchloom.probe.observe import fallback_recorder, recorder
 
     join(0, 1, directory)
     recorder.load()
     view, address = mapped_box()
     running: list[recorder.Recorder] = []
     skip = torch._C._dispatch_tls_set_dispatch_key_excluded
-    fallback.BUDGET = 1e9  # measure the cost of a record: no sampling
+    fallback_recorder.BUDGET = 1e9  # measure the cost of a record: no sampling
     tensor = torch.ones(16)
 
     def stop() -> None:
@@ -138,9 +138,9 @@ def ddp(kind: str, blocks: int, directory: str, rank: int = 0) -> dict[str, Any]
     model = torch.nn.parallel.DistributedDataParallel(net)
     sgd = torch.optim.SGD(model.parameters(), lr=0.01)
     batch = torch.randn(32, 64)
-    from torchloom.probe import fallback, recorder
+    from torchloom.probe.observe import fallback_recorder, recorder
 
-    fallback.START_BUDGET_NS = 0  # a job spends it once, but here every block starts a recorder
+    fallback_recorder.START_BUDGET_NS = 0  # a job spends it once, but here every block starts a recorder
     recorder.load()
     running: list[recorder.Recorder] = []
 
@@ -224,7 +224,7 @@ def replicas(blocks: int) -> dict[str, Any]:
     """One look at the parameters of a small and a large model, beyond a call that does nothing."""
     import torch
 
-    from torchloom.probe.replicas import Replicas
+    from torchloom.probe.observe.parameter_hashes import Replicas
 
     torch.set_num_threads(1)
     view, _ = mapped_box()

@@ -19,10 +19,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from support.table import emit
-from torchloom.agent import stacks
-from torchloom.agent.boxes import Box
-from torchloom.agent.evidence import Samples
-from torchloom.agent.windows import WINDOW_EVERY_S, Windows
+from torchloom.agent.observe import stacks
+from torchloom.agent.observe.boxes import Box
+from torchloom.agent.observe.evidence import Samples
+from torchloom.agent.observe.windows import WINDOW_EVERY_S, Windows
 from torchloom.model.worker import WorkerRef
 from torchloom.wire import blackbox, codec
 from torchloom.wire.blackbox import CollectiveWord, Header, Progress, View

@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 
 from torchloom.bus.nats import NatsBus
-from torchloom.cli.plan import bus_address
+from torchloom.cli.service.plan import bus_address
 from torchloom.home import Home
 from torchloom.wire import codec
 

@@ -14,7 +14,7 @@ from support.peers import PEERS
 from torchloom.bus.embedded import EmbeddedNats
 from torchloom.bus.nats import NatsBus
 from torchloom.bus.protocol import Message
-from torchloom.cli.plan import node_name
+from torchloom.cli.service.plan import node_name
 from torchloom.home import Home
 from torchloom.model.windows import RankWindow
 from torchloom.wire import codec, subjects

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torchloom.core.retention import KeepRules
     from torchloom.data import ElasticLoader, ScaledRate, ShardedDataset, ShardedLoader, Transforms
     from torchloom.probe.api import Info, attach, info, log, phase, role, step
-    from torchloom.probe.declared import handler, setting
+    from torchloom.probe.steering.declared import handler, setting
 
 __version__ = "0.1.0"
 
@@ -66,7 +66,7 @@ _FROM = {
     "torchloom.core.retention": ("KeepRules",),
     "torchloom.data": ("ElasticLoader", "ScaledRate", "ShardedDataset", "ShardedLoader", "Transforms"),
     "torchloom.probe.api": ("Info", "attach", "info", "log", "phase", "role", "step"),
-    "torchloom.probe.declared": ("handler", "setting"),
+    "torchloom.probe.steering.declared": ("handler", "setting"),
 }
 
 
@@ -75,10 +75,10 @@ def __getattr__(name: str) -> Any:
     if source is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "Checkpoint":
-        from torchloom.checkpoint import telling
+        from torchloom.checkpoint import reporting
         from torchloom.probe import api
 
-        telling.connect(api.phase, api.log, api.training_step, api.tell_checkpoints, api.is_finite)
+        reporting.connect(api.phase, api.log, api.training_step, api.tell_checkpoints, api.is_finite)
     found = getattr(import_module(source), name)
     globals()[name] = found  # not asked for again: a script may call it in every step
     return found

@@ -1,7 +1,7 @@
 """This host's clock for deadlines and spans that somebody else must be able to rely on.
 
 It goes on while the host is suspended, and nobody sets it. It is the same for all processes of a host and
-says nothing about another one's. The probe reads it by itself (probe/steps.py), once a step.
+says nothing about another one's. The probe reads it by itself (probe/observe/steps.py), once a step.
 """
 
 from __future__ import annotations

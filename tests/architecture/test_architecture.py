@@ -29,8 +29,8 @@ SERVICE_TOPS = {
     "agent/commands.py": "an agent reports any failure of a command",
     "agent/tasks.py": "the top of each of the agent's tasks",
     "weaver/service.py": "one bad event must not stop all jobs",
-    "weaver/watch.py": "a mistake in a detector must cost a verdict, not the control of all jobs",
-    "data/fetch.py": "a reader without an answer would wait for ever",
+    "weaver/detection/loop.py": "a mistake in a detector must cost a verdict, not the control of all jobs",
+    "data/shards/fetch.py": "a reader without an answer would wait for ever",
 }
 """Files outside of the probe and the spawner that may swallow anything. Both of those run users' code."""
 

@@ -11,7 +11,7 @@ from runs import Run, compare
 from s3 import S3Server
 from stack import SCRIPTS, Stack, wait_until
 
-from torchloom.checkpoint import tier
+from torchloom.checkpoint.memory import tier
 
 
 @pytest.mark.parametrize("kind", ["fsdp", "ddp"])

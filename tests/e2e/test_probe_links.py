@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from steered import Job, Start
 
-from torchloom.core.links import judge, rows
+from torchloom.core.policy.link_findings import judge, rows
 from torchloom.model.transaction.messages import Kind
 from torchloom.model.transaction.operation import How, Outcome
 from torchloom.wire.blackbox import FAULT, MAILBOX_AT, MASK, Mailbox

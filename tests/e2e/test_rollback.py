@@ -8,8 +8,8 @@ import pytest
 from forked import Forked
 from stack import SCRIPTS
 
-from torchloom.checkpoint.catalogue import list_checkpoints
-from torchloom.checkpoint.storage import open_storage
+from torchloom.checkpoint.store.catalogue import list_checkpoints
+from torchloom.checkpoint.store.storage import open_storage
 
 
 @pytest.mark.parametrize(("kind", "where"), [("ddp", "store"), ("fsdp", "store"), ("ddp", "memory")])

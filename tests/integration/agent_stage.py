@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
 
-from torchloom.agent import boxes, spawners
 from torchloom.agent.main import serve
+from torchloom.agent.observe import boxes
+from torchloom.agent.processes import spawners
 from torchloom.bus.memory import MemoryBus, MemoryHub
 from torchloom.home import Home
 from torchloom.model.effects import Effect, Launch, StartWorkers, StopWorkers

@@ -23,7 +23,7 @@ from torchloom.api.defaults import Defaults
 from torchloom.api.tokens import Tokens
 from torchloom.bus.memory import MemoryBus, MemoryHub
 from torchloom.bus.protocol import Message
-from torchloom.cli.web import serve_api
+from torchloom.cli.service.serving import serve_api
 from torchloom.errors import BusUnavailable
 from torchloom.model.effects import PostMail, StartStore, StartWorkers, StopWorkers
 from torchloom.model.events import (

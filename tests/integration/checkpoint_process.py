@@ -13,13 +13,13 @@ import os
 import signal
 import sys
 
-from torchloom.checkpoint import points
-from torchloom.checkpoint.commit import PartWriter, Target, commit, gather
-from torchloom.checkpoint.generations import begin, settle
-from torchloom.checkpoint.manifest import Facts
-from torchloom.checkpoint.names import CheckpointName
-from torchloom.checkpoint.reader import find
-from torchloom.checkpoint.storage import Storage, open_storage
+from torchloom.checkpoint.store import points
+from torchloom.checkpoint.store.commit import PartWriter, Target, commit, gather
+from torchloom.checkpoint.store.generations import begin, settle
+from torchloom.checkpoint.store.manifest import Facts
+from torchloom.checkpoint.store.names import CheckpointName
+from torchloom.checkpoint.store.reader import find
+from torchloom.checkpoint.store.storage import Storage, open_storage
 
 WORLD = 2
 

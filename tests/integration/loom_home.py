@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torchloom.agent.process import is_alive, start_ticks
+from torchloom.agent.processes.process import is_alive, start_ticks
 from torchloom.home import Home
 
 LOOM = str(Path(sys.executable).parent / "loom")

@@ -105,7 +105,7 @@ class S3Server:
                     left.unlink(missing_ok=True)
 
     def _wait_ready(self) -> None:
-        from torchloom.checkpoint.storage import open_storage
+        from torchloom.checkpoint.store.storage import open_storage
         from torchloom.errors import StorageFailed
 
         storage = open_storage("ready", {**self.environment, "LOOM_STORE_TIMEOUT": "2"})
@@ -120,7 +120,7 @@ class S3Server:
 
     def fill(self, folder: Path, prefix: str) -> str:
         """Put the files of a folder under a prefix; the URI of that."""
-        from torchloom.data.source import open_source
+        from torchloom.data.shards.source import open_source
 
         uri = f"s3://{self.bucket}/{prefix}"
         store = open_source(uri, self.environment)

@@ -11,14 +11,14 @@ import sys
 import time
 from pathlib import Path
 
-from torchloom.checkpoint import telling
-from torchloom.checkpoint.commit import PartWriter, Target, commit
-from torchloom.checkpoint.generations import begin, settle
-from torchloom.checkpoint.local import LocalStorage
-from torchloom.checkpoint.manifest import Facts
-from torchloom.checkpoint.names import CheckpointName
-from torchloom.checkpoint.reader import find
-from torchloom.checkpoint.told import Told
+from torchloom.checkpoint import reporting
+from torchloom.checkpoint.report_text import Told
+from torchloom.checkpoint.store.commit import PartWriter, Target, commit
+from torchloom.checkpoint.store.generations import begin, settle
+from torchloom.checkpoint.store.local import LocalStorage
+from torchloom.checkpoint.store.manifest import Facts
+from torchloom.checkpoint.store.names import CheckpointName
+from torchloom.checkpoint.store.reader import find
 from torchloom.wire import blackbox
 from torchloom.wire.blackbox import Mailbox, Progress, View
 
@@ -26,7 +26,7 @@ root, job = Path(sys.argv[1]), os.environ["LOOM_JOB"]
 generation = int(os.environ["LOOM_GENERATION"])
 with open(os.environ["LOOM_BOX"], "r+b") as file:
     view = View(memoryview(mmap.mmap(file.fileno(), blackbox.SIZE)))
-telling.ports.checkpoints = lambda told: view.write_blob(blackbox.CHECKPOINTS, json.dumps(told).encode())
+reporting.ports.checkpoints = lambda told: view.write_blob(blackbox.CHECKPOINTS, json.dumps(told).encode())
 
 storage = LocalStorage(root)
 told = Told(storage.where, job)

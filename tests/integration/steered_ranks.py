@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 
-from torchloom.core.overrides import Held, in_effect, mode_of
-from torchloom.core.settings import MAX_STEPS, Setting, Type, parse_address
-from torchloom.core.settings_packing import Told, pack_settings
+from torchloom.core.steering.overrides import Held, in_effect, mode_of
+from torchloom.core.steering.settings import MAX_STEPS, Setting, Type, parse_address
+from torchloom.core.steering.settings_codec import Told, pack_settings
 from torchloom.core.transaction.packing import pack_answers, unpack_mail
 from torchloom.model.messages import WorkerPulse
 from torchloom.model.transaction.messages import Answer, Changed, Kind, Mail, Phase, Said

@@ -24,7 +24,7 @@ from agent_stage import (
     until,
 )
 
-from torchloom.agent.process import is_alive, start_ticks
+from torchloom.agent.processes.process import is_alive, start_ticks
 from torchloom.model.effects import StartStore, StopStore, StopWorkers
 from torchloom.model.events import (
     EffectDone,

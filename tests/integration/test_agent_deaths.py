@@ -24,10 +24,10 @@ from agent_stage import (
     until,
 )
 
-from torchloom.agent import fencing, watch
-from torchloom.agent.boxes import Box
 from torchloom.agent.main import serve
-from torchloom.agent.process import Process, is_alive, start_ticks
+from torchloom.agent.observe.boxes import Box
+from torchloom.agent.processes import exits, fencing
+from torchloom.agent.processes.process import Process, is_alive, start_ticks
 from torchloom.bus.protocol import Message
 from torchloom.errors import Conflict
 from torchloom.home import Home
@@ -50,7 +50,7 @@ def test_a_spawner_that_is_slow_to_reap_is_waited_for(
 ) -> None:
     """Where only it can tell how a worker died, that is not called unknown because a busy host reaps late."""
     monkeypatch.setattr(Process, "status", lambda _: None)  # as with a kernel older than 6.15
-    monkeypatch.setattr(watch, "_WORD_WITHIN_S", 600.0)  # this machine may be busier than any host
+    monkeypatch.setattr(exits, "_WORD_WITHIN_S", 600.0)  # this machine may be busier than any host
 
     async def scene(stage: Stage) -> None:
         await stage.start_agent()

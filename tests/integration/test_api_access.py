@@ -13,7 +13,7 @@ from torchloom.api.app import create_app
 from torchloom.api.guard import COOKIE, OPEN_PATHS, PREFIX, READERS_MAY
 from torchloom.api.tokens import Tokens
 from torchloom.bus.memory import MemoryBus, MemoryHub
-from torchloom.cli.weaver import main as weaver_main
+from torchloom.cli.service.weaver import main as weaver_main
 from torchloom.errors import UsageError
 from torchloom.weaver.service import Weaver
 

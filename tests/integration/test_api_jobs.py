@@ -14,7 +14,7 @@ from torchloom.model.events import FindingMade
 from torchloom.model.findings import Finding
 from torchloom.model.windows import RankWindow, RefWindow, StepTimes, WindowBatch
 from torchloom.model.worker import WorkerRef
-from torchloom.weaver import watch
+from torchloom.weaver.detection import loop
 from torchloom.wire import codec, subjects
 
 SECRETS = {"S3_SECRET_KEY": "hush-hush", "S3_ACCESS_KEY": "access", "SLEEP_SEC": "0.5", "USE_S3": "1"}
@@ -208,7 +208,7 @@ def test_metrics_can_be_read_by_prometheus(server: ApiServer) -> None:
 
 
 def test_what_every_rank_costs_is_told_live(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "FRESH_S", 600.0)  # they come only once here
+    monkeypatch.setattr(loop, "FRESH_S", 600.0)  # they come only once here
     job = server.submit(name="late", world_size=3)
     agent = server.agents[0]
     server.wait(lambda: sum(ref.job == job for ref in agent.live) == 3)

@@ -19,14 +19,14 @@ from loom_home import LOOM, wait_for
 from msgspec.structs import replace
 from steered_ranks import OFFSET, Ranks
 
-from torchloom.cli import complete
-from torchloom.core import steering as core_steering
+from torchloom.cli.shell import complete
+from torchloom.core.steering import driver as core_steering
 from torchloom.model.checkpoints import CheckpointPlace
 from torchloom.model.events import CheckpointStoreOpened
 from torchloom.model.messages import WorkerPulse
 from torchloom.model.transaction.messages import Kind, Phase
 from torchloom.model.worker import WorkerRef
-from torchloom.weaver import steering as weaver_steering
+from torchloom.weaver.requests import steering as weaver_steering
 
 
 @pytest.fixture(scope="module")

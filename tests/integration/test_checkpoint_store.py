@@ -19,15 +19,15 @@ import pytest
 from checkpoint_process import WORLD, content, save
 from s3 import S3Server
 
-from torchloom.checkpoint.catalogue import delete, list_checkpoints, sweep, verify_checkpoint
-from torchloom.checkpoint.commit import PartWriter, Target, commit
-from torchloom.checkpoint.generations import begin, claim, settle
-from torchloom.checkpoint.manifest import Facts, Manifest
-from torchloom.checkpoint.names import CheckpointName
-from torchloom.checkpoint.objects import ObjectStorage
-from torchloom.checkpoint.reader import find
-from torchloom.checkpoint.storage import Storage, open_storage
-from torchloom.checkpoint.verify import load
+from torchloom.checkpoint.store.catalogue import delete, list_checkpoints, sweep, verify_checkpoint
+from torchloom.checkpoint.store.commit import PartWriter, Target, commit
+from torchloom.checkpoint.store.generations import begin, claim, settle
+from torchloom.checkpoint.store.manifest import Facts, Manifest
+from torchloom.checkpoint.store.names import CheckpointName
+from torchloom.checkpoint.store.objects import ObjectStorage
+from torchloom.checkpoint.store.reader import find
+from torchloom.checkpoint.store.storage import Storage, open_storage
+from torchloom.checkpoint.store.verify import load
 from torchloom.errors import CheckpointFenced, CheckpointMissing, StorageFailed
 
 SCRIPT = Path(__file__).with_name("checkpoint_process.py")

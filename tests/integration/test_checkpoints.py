@@ -16,13 +16,13 @@ import pytest
 from agent_stage import SOURCES, until
 from s3 import S3Server
 
-from torchloom.agent.checkpoints import answer
+from torchloom.agent.checkpoints.catalogue import answer
 from torchloom.agent.main import serve
 from torchloom.bus.memory import MemoryHub
-from torchloom.checkpoint.commit import PartWriter, Target, commit
-from torchloom.checkpoint.manifest import Facts
-from torchloom.checkpoint.names import CheckpointName
-from torchloom.checkpoint.storage import open_storage
+from torchloom.checkpoint.store.commit import PartWriter, Target, commit
+from torchloom.checkpoint.store.manifest import Facts
+from torchloom.checkpoint.store.names import CheckpointName
+from torchloom.checkpoint.store.storage import open_storage
 from torchloom.errors import Conflict, NotFound, StorageFailed, UsageError
 from torchloom.home import Home
 from torchloom.model.checkpoints import CheckpointPlace
@@ -31,8 +31,8 @@ from torchloom.model.fleet import Fleet, Job, JobCheckpoints, JobState
 from torchloom.model.job import JobSpec, Program
 from torchloom.model.messages import AskCheckpoints
 from torchloom.model.transaction.config import Entry
-from torchloom.weaver.checkpoints import Catalogues
-from torchloom.weaver.environment import Environments
+from torchloom.weaver.environments import Environments
+from torchloom.weaver.requests.checkpoints import Catalogues
 from torchloom.weaver.service import Weaver
 
 

@@ -14,8 +14,8 @@ from s3 import S3Server
 
 from torchloom.data import ShardedDataset
 from torchloom.data.demo import make
-from torchloom.data.indexing import main as write_index
-from torchloom.data.source import open_source
+from torchloom.data.shards.indexing import main as write_index
+from torchloom.data.shards.source import open_source
 from torchloom.errors import DataDamaged, NotFound
 
 URI = f"s3://{S3Server.bucket}/corpus"

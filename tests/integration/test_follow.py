@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from torchloom.cli import follow
-from torchloom.cli.follow import Follower
+from torchloom.cli.jobs import follow
+from torchloom.cli.jobs.follow import Follower
 from torchloom.client import Endpoint
 
 

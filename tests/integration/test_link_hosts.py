@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from torchloom.chaos.hosts import Hosts, why_not
-from torchloom.core.links import judge, rows
+from torchloom.core.policy.link_findings import judge, rows
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
@@ -20,8 +20,8 @@ MEETS = """
 import json, os, sys, time
 from pathlib import Path
 from torchloom.model.transaction.messages import AttemptId
-from torchloom.probe.links import Links
-from torchloom.probe.registers import Registers
+from torchloom.probe.links.delay_matrix import Links
+from torchloom.probe.steering.registers import Registers
 
 class Files(Registers):  # a store that needs no torch: the hosts share a disk
     def compare_set(self, key, value, until_ns):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from agent_stage import SOURCES, environment, processes_naming, sh, until
 
-from torchloom.agent import name
+from torchloom.agent import node_name
 from torchloom.agent.main import serve
 from torchloom.bus.memory import MemoryBus, MemoryHub
 from torchloom.errors import Conflict, TimedOut
@@ -96,7 +96,7 @@ def results(hub: MemoryHub) -> list[Envelope]:
 def test_the_second_host_is_refused_and_the_first_is_replaced_only_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(name, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(node_name, "PATIENCE_S", 0.5)
     spec = JobSpec(
         program=sh("exec sleep 600"), cwd=str(tmp_path), workers_per_node=1, interpreter=sys.executable,
         spawn="cold",
@@ -132,7 +132,7 @@ def test_the_second_host_is_refused_and_the_first_is_replaced_only_by_itself(
 def test_where_there_is_no_weaver_the_second_learns_it_later_and_obeys_nothing_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(name, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(node_name, "PATIENCE_S", 0.2)
 
     async def scene() -> None:
         async with two_agents(tmp_path) as (first, second):

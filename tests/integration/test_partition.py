@@ -17,7 +17,7 @@ from gate_proxy import GateProxy
 from plain_nats import plain_nats
 
 from torchloom.agent.main import serve
-from torchloom.agent.process import is_alive, start_ticks
+from torchloom.agent.processes.process import is_alive, start_ticks
 from torchloom.bus.address import BusAddress
 from torchloom.bus.nats import NatsBus
 from torchloom.core.invariants import broken

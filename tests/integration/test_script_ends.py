@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agent_stage import Stage, run, until
 
-from torchloom.agent.process import is_alive, start_ticks
+from torchloom.agent.processes.process import is_alive, start_ticks
 from torchloom.model.events import ScriptFailed, WorkerExited
 from torchloom.model.job import Program
 

@@ -15,7 +15,7 @@ import pytest
 from loom_home import LoomHome, wait_for
 from plain_nats import plain_nats
 
-from torchloom.agent.process import is_alive, start_ticks
+from torchloom.agent.processes.process import is_alive, start_ticks
 
 PARTS = ("nats", "weaver", "agent")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
-from torchloom.checkpoint.storage import Bytes, Stored
+from torchloom.checkpoint.store.storage import Bytes, Stored
 from torchloom.errors import CheckpointMissing, StorageFailed
 
 FATES = ("ok", "refused", "answer lost", "late", "twice", "torn", "killed")

@@ -8,7 +8,7 @@ from hosts import KILLED, Host
 from msgspec.structs import replace
 from world import ACTIONS, WEIGHTS, World
 
-from torchloom.core.telling import key
+from torchloom.core.policy.reporting import key
 from torchloom.model.checkpoints import CheckpointPlace
 from torchloom.model.events import (
     CheckpointStoreOpened,

@@ -16,14 +16,14 @@ from hostile_store import FATES, Program, Server
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from torchloom.checkpoint.catalogue import sweep
-from torchloom.checkpoint.commit import PartWriter, Target, commit, gather
-from torchloom.checkpoint.generations import begin, claim_branch, read_generations, settle
-from torchloom.checkpoint.manifest import Facts, Manifest
-from torchloom.checkpoint.names import Branch, CheckpointName
-from torchloom.checkpoint.reader import find
-from torchloom.checkpoint.storage import Storage
-from torchloom.checkpoint.verify import load
+from torchloom.checkpoint.store.catalogue import sweep
+from torchloom.checkpoint.store.commit import PartWriter, Target, commit, gather
+from torchloom.checkpoint.store.generations import begin, claim_branch, read_generations, settle
+from torchloom.checkpoint.store.manifest import Facts, Manifest
+from torchloom.checkpoint.store.names import Branch, CheckpointName
+from torchloom.checkpoint.store.reader import find
+from torchloom.checkpoint.store.storage import Storage
+from torchloom.checkpoint.store.verify import load
 from torchloom.errors import CheckpointDamaged, CheckpointError, CheckpointFenced, StorageFailed
 
 JOB = "job"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from torchloom.data.index import Index, Shard, good_name, parse
+from torchloom.data.shards.index import Index, Shard, good_name, parse
 from torchloom.errors import UsageError
 
 CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure

@@ -8,10 +8,10 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from torchloom.data.cursor import Cursor, restored
-from torchloom.data.deal import Piece, batches, deal, left_over, part, rest, total
 from torchloom.data.loader import ElasticLoader
 from torchloom.data.order import Permutation
+from torchloom.data.shards.cursor import Cursor, restored
+from torchloom.data.shards.deal import Piece, batches, deal, left_over, part, rest, total
 from torchloom.data.skipping import Run, merged
 
 CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from torchloom.chaos.injections import USUAL, series
-from torchloom.core.faults import KINDS, check
+from torchloom.core.injection import KINDS, check
 
 
 def test_the_same_seed_gives_the_same_series_and_another_one_does_not() -> None:

@@ -1,5 +1,11 @@
-"""The agent: one per host, it acts and holds no opinion.
+"""The daemon on each host: starts, watches and ends processes, reads black boxes, reports. Holds no opinion.
 
-`main.serve` wires the rooms; `commands` receives, `start` and `stop` do, `watch` sees processes end, `pulse`
-tells how they are, `report` carries events to the stream. Neither torch nor the web stack is imported here.
+main         the agent's life: assemble, adopt, join, serve, leave
+host         what runs here, and the means to act on it; journal: what must survive the agent
+commands     effects in, each done once, results out; queries: questions answered
+node_name    the right to the node's name; reporting: the way of events to the stream; mail: the ranks' mail
+processes/   start, stop, adopt, exits, spawners, rendezvous stores, self-fencing
+observe/     black boxes, pulses, windows, evidence, kernel facts, devices
+logs/        workers' log files        checkpoints/   catalogue, save reports, memory tiers
+injection/   faults on purpose
 """

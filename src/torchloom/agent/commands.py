@@ -13,17 +13,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import assert_never
 
-from torchloom.agent.faults import inject
+from torchloom.agent.checkpoints.memory_tiers import release_memory
 from torchloom.agent.host import Host
+from torchloom.agent.injection.faults import inject
+from torchloom.agent.logs.removal import remove_job_files
 from torchloom.agent.mail import post_mail
-from torchloom.agent.memory import release_memory
-from torchloom.agent.remove import remove_job_files
-from torchloom.agent.standby import warm_spawner
-from torchloom.agent.start import start_workers
-from torchloom.agent.stop import stop_workers
-from torchloom.agent.stores import Stores
+from torchloom.agent.processes.exits import Watch
+from torchloom.agent.processes.rendezvous import Stores
+from torchloom.agent.processes.start import start_workers
+from torchloom.agent.processes.stop import stop_workers
+from torchloom.agent.processes.warm_standby import warm_spawner
 from torchloom.agent.tasks import Tasks
-from torchloom.agent.watch import Watch
 from torchloom.bus.protocol import Bus, Message
 from torchloom.errors import LoomError
 from torchloom.model.effects import (

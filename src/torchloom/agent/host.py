@@ -12,13 +12,13 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torchloom.agent.boxes import Box
-from torchloom.agent.devices import Devices
+from torchloom.agent.checkpoints.save_reports import Saves
 from torchloom.agent.journal import Journal, ProcessNote
-from torchloom.agent.process import Process, boot_id
-from torchloom.agent.report import Reporter
-from torchloom.agent.saves import Saves
-from torchloom.agent.spawners import Spawners
+from torchloom.agent.observe.boxes import Box
+from torchloom.agent.observe.devices import Devices
+from torchloom.agent.processes.process import Process, boot_id
+from torchloom.agent.processes.spawners import Spawners
+from torchloom.agent.reporting import Reporter
 from torchloom.home import Home
 from torchloom.model.effects import EffectBase
 from torchloom.model.node import Inventory, LiveWorker, StoreAddress, StoreRef

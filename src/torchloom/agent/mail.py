@@ -13,8 +13,8 @@ import logging
 import time
 from functools import reduce
 
-from torchloom.agent.boxes import Box
 from torchloom.agent.host import Host, Worker
+from torchloom.agent.observe.boxes import Box
 from torchloom.core.transaction.packing import pack_answers, pack_mail, unpack_answers, unpack_mail
 from torchloom.errors import BlackBoxDamaged
 from torchloom.model.effects import PostMail

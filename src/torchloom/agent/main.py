@@ -11,20 +11,23 @@ import logging
 import os
 import uuid
 
-from torchloom.agent import adopt, boxes, devices, fencing, mail, memory, pulse
+from torchloom.agent import mail
+from torchloom.agent.checkpoints import memory_tiers
 from torchloom.agent.commands import Commands
-from torchloom.agent.environment import without_secrets
-from torchloom.agent.evidence import Samples
 from torchloom.agent.host import Host
 from torchloom.agent.journal import Journal
-from torchloom.agent.logs import DEFAULT_LIMIT
-from torchloom.agent.name import Name
+from torchloom.agent.logs.files import DEFAULT_LIMIT
+from torchloom.agent.node_name import Name
+from torchloom.agent.observe import boxes, devices, pulse
+from torchloom.agent.observe.evidence import Samples
+from torchloom.agent.observe.windows import Windows
+from torchloom.agent.processes import adopt, fencing
+from torchloom.agent.processes.exits import Watch
+from torchloom.agent.processes.spawners import Spawners, recipe
+from torchloom.agent.processes.worker_environment import without_secrets
 from torchloom.agent.queries import Queries
-from torchloom.agent.report import Reporter
-from torchloom.agent.spawners import Spawners, recipe
+from torchloom.agent.reporting import Reporter
 from torchloom.agent.tasks import Tasks
-from torchloom.agent.watch import Watch
-from torchloom.agent.windows import Windows
 from torchloom.bus.protocol import Bus, Handler, Subscription
 from torchloom.errors import BusUnavailable, Conflict
 from torchloom.home import Home
@@ -90,7 +93,7 @@ async def serve(
         tasks.keep(samples.run, "samples")
         tasks.keep(lambda: fencing.keep_lease(host, bus), "lease")
         tasks.keep(lambda: fencing.enforce(host), "fence")
-        tasks.keep(lambda: memory.keep(host), "memory tiers")
+        tasks.keep(lambda: memory_tiers.keep(host), "memory tiers")
         if ready is not None:
             ready.set()
         tasks.keep(name.keep, "name")
@@ -116,7 +119,7 @@ async def serve(
         await host.spawners.close(quit_unused=not keep)
         watch.close()
         if clean:
-            memory.release_idle(host, {}, 0.0, 0.0)
+            memory_tiers.release_idle(host, {}, 0.0, 0.0)
         if clean or refused:
             _sweep(home)
         journal.close()

@@ -6,12 +6,13 @@ import logging
 import time
 from typing import assert_never
 
-from torchloom.agent import log_times, logs, words
-from torchloom.agent.boxes import Box
-from torchloom.agent.checkpoints import Checkpoints
-from torchloom.agent.evidence import Samples
+from torchloom.agent.checkpoints.catalogue import Checkpoints
 from torchloom.agent.host import Host
-from torchloom.agent.pulse import rank_steps
+from torchloom.agent.logs import files, times
+from torchloom.agent.observe import words
+from torchloom.agent.observe.boxes import Box
+from torchloom.agent.observe.evidence import Samples
+from torchloom.agent.observe.pulse import rank_steps
 from torchloom.agent.tasks import Tasks
 from torchloom.bus.protocol import Bus, Message
 from torchloom.errors import UsageError
@@ -85,9 +86,9 @@ class Queries:
             return LogPiece(b"", 0, 0, ended=True)
         alive = any(w.ref.job == query.job and w.ref.rank == query.rank for w in self._host.running())
         path = self._host.log_file(query.job, query.rank)
-        begin = log_times.place(path, query.since_ns) if query.since_ns else 0
+        begin = times.place(path, query.since_ns) if query.since_ns else 0
         offset = max(query.offset, begin) if query.offset >= 0 else query.offset
-        piece = logs.read_piece(path, offset, query.max_bytes, ended=not alive)
+        piece = files.read_piece(path, offset, query.max_bytes, ended=not alive)
         if piece.offset < begin:  # the last lines reach further back than wanted
             data = piece.data[begin - piece.offset :]
             return LogPiece(data, piece.next_offset - len(data), piece.next_offset, 0, piece.ended)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Depends, FastAPI
 
-from torchloom.api import (
+from torchloom.api import openapi, problems
+from torchloom.api.defaults import Defaults
+from torchloom.api.guard import PREFIX, Guard
+from torchloom.api.ports import Control
+from torchloom.api.routes import (
     access,
     checkpoints,
     config,
@@ -15,16 +19,11 @@ from torchloom.api import (
     links,
     logs,
     metrics,
-    openapi,
     operations,
-    problems,
     scaling,
     stragglers,
 )
-from torchloom.api.defaults import Defaults
-from torchloom.api.guard import PREFIX, Guard
-from torchloom.api.ports import Control
-from torchloom.api.schemas import Health
+from torchloom.api.schemas.bodies import Health
 from torchloom.api.tokens import Tokens
 from torchloom.errors import BusUnavailable
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from torchloom.checkpoint.interval import parse_every
+from torchloom.checkpoint.saving.interval import parse_every
 from torchloom.errors import UsageError
 from torchloom.model.ids import check_token
 from torchloom.model.job import MAX_WORKERS

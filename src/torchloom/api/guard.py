@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from torchloom.api.problems import problem, refusal_of
-from torchloom.api.schemas import Identity
+from torchloom.api.schemas.bodies import Identity
 from torchloom.api.tokens import Tokens
 from torchloom.errors import LoomError
 

@@ -11,7 +11,7 @@ from fastapi.openapi.utils import get_openapi
 from starlette.routing import compile_path
 
 from torchloom.api.guard import OPEN_PATHS, PREFIX
-from torchloom.api.schemas import Problem
+from torchloom.api.schemas.bodies import Problem
 
 _ERRORS = {
     "400": "The request is not HTTP as it should be",

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from torchloom.api.schemas import Identity, Role, TokenMade, TokenView
+from torchloom.api.schemas.bodies import Identity, Role, TokenMade, TokenView
 from torchloom.errors import Conflict, HomeUnusable, NotFound
 
 SESSION_S = 12 * 3600

@@ -1,7 +1,7 @@
 """Seeded series of faults for a real job: what goes wrong when, to whom, how badly. Does none of it.
 
 The same seed gives the same series for a job of the same size, so that a run that found something can be
-repeated. What a fault is and which numbers it takes is said in core/faults.py.
+repeated. What a fault is and which numbers it takes is said in core/injection.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchloom.core.faults import KINDS, check
+from torchloom.core.injection import KINDS, check
 from torchloom.model.faults import Fault, FaultKind, FaultPlace
 
 USUAL: tuple[FaultKind, ...] = (

@@ -23,24 +23,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from torchloom.checkpoint import live, rollback, telling
-from torchloom.checkpoint.agenda import Agenda
-from torchloom.checkpoint.commit import Target
-from torchloom.checkpoint.counting import StepCount
-from torchloom.checkpoint.deciding import Decider
+from torchloom.checkpoint import live, reporting
 from torchloom.checkpoint.group import Board, Group, generation_of, here, job_name, store_uri
-from torchloom.checkpoint.interval import SHARE, Every, Pace, parse_every
 from torchloom.checkpoint.lineage import about_state, facts_of
-from torchloom.checkpoint.manifest import Facts
-from torchloom.checkpoint.memory import MemoryTier
-from torchloom.checkpoint.names import Branch, CheckpointName, check_job
-from torchloom.checkpoint.restore import Restored, Restorer
-from torchloom.checkpoint.runs import run_of
-from torchloom.checkpoint.staging import Staging
-from torchloom.checkpoint.state import State
-from torchloom.checkpoint.storage import open_storage
-from torchloom.checkpoint.told import Told
-from torchloom.checkpoint.writer import PEER_FAILED, Outcome, Save, Writer
+from torchloom.checkpoint.memory.slots import MemoryTier
+from torchloom.checkpoint.report_text import Told
+from torchloom.checkpoint.restoring import rollback
+from torchloom.checkpoint.restoring.deciding import Decider
+from torchloom.checkpoint.restoring.restore import Restored, Restorer
+from torchloom.checkpoint.saving.agenda import Agenda
+from torchloom.checkpoint.saving.counting import StepCount
+from torchloom.checkpoint.saving.interval import SHARE, Every, Pace, parse_every
+from torchloom.checkpoint.saving.writer import PEER_FAILED, Outcome, Save, Writer
+from torchloom.checkpoint.state.parts import State
+from torchloom.checkpoint.state.staging import Staging
+from torchloom.checkpoint.store.commit import Target
+from torchloom.checkpoint.store.manifest import Facts
+from torchloom.checkpoint.store.names import Branch, CheckpointName, check_job
+from torchloom.checkpoint.store.runs import run_of
+from torchloom.checkpoint.store.storage import open_storage
 from torchloom.core.retention import KeepRules
 from torchloom.errors import CheckpointError, UsageError
 
@@ -113,7 +114,7 @@ class Checkpoint:
         wanted = step
         if wanted is None and os.environ.get("LOOM_RESTORE_STEP", "").isdecimal():
             wanted = int(os.environ["LOOM_RESTORE_STEP"])
-        with telling.ports.phase("restore"):
+        with reporting.ports.phase("restore"):
             group = self._begin()
             self._writer.wait()
             tier = self._staging.tier
@@ -132,12 +133,12 @@ class Checkpoint:
             self._told.opened(restored.name, restored.where, restorer.rejected)
         self._connect()
         if restored.name and group.rank == 0:
-            telling.say(
+            reporting.say(
                 f"goes on after step {restored.step}, restored from {restored.where} "
                 f"({restored.name}) in {restored.took_s:.3f} s"
             )
-        telling.ports.step(restored.step)
-        telling.ports.log(restored_step=restored.step, restore_s=restored.took_s)
+        reporting.ports.step(restored.step)
+        reporting.ports.log(restored_step=restored.step, restore_s=restored.took_s)
         self._step_ended = time.perf_counter()
         return restored.step
 
@@ -150,15 +151,15 @@ class Checkpoint:
         began = time.perf_counter()
         self._ready()
         step = self._count.took(step)
-        telling.ports.step(step)
+        reporting.ports.step(step)
         if metrics:
-            telling.ports.log(**metrics)
+            reporting.ports.log(**metrics)
         if self._at_end and self._do_at_end(step):
             return self._count.at
         self._took_step(began - self._step_ended)
         self._staging.look()
         self._collect()
-        telling.say(self._staging.begin())
+        reporting.say(self._staging.begin())
         if not self._can_agree and step % max(1, self._every.steps) == 0:
             self._writer.wait()
             self._staging.finish_making()
@@ -200,7 +201,7 @@ class Checkpoint:
         self.wait()
         assert self._generation is not None
         self._rollbacks += 1
-        with telling.ports.phase("restore"):
+        with reporting.ports.phase("restore"):
             self._staging.look(wait=True)
             told = (self._state, self._storage, self._job, self._generation)
             site = rollback.Site(*told, self._begin(), self._board, self._staging.tier)
@@ -214,7 +215,7 @@ class Checkpoint:
     def wait(self) -> None:
         """Wait until the save in flight, if any, is in the store or has failed."""
         self._ready()
-        with telling.ports.phase("checkpoint"):
+        with reporting.ports.phase("checkpoint"):
             self._writer.wait()
         self._collect()
 
@@ -242,12 +243,12 @@ class Checkpoint:
         self._closed = True
         live.forget(self)
         atexit.unregister(self._end)
-        with telling.ports.phase("checkpoint"):
+        with reporting.ports.phase("checkpoint"):
             self._staging.look(wait=True, tell=False)  # the process group may be gone
             if within_s == CRASHING_WITHIN_S:
                 self._writer.give_up_peers()
             if not self._writer.wait(within_s):
-                telling.say(f"the last save of {self._job} was not done within {within_s:g} s")
+                reporting.say(f"the last save of {self._job} was not done within {within_s:g} s")
         self._collect()
 
     # -- beginning -----------------------------------------------------------------------------------
@@ -318,8 +319,8 @@ class Checkpoint:
         self._count.roll_back(done.step)
         self._agenda.begin_branch()
         self._staging.begin_branch(done.goal.name)
-        telling.ports.step(done.step)
-        telling.ports.log(restored_step=done.step)
+        reporting.ports.step(done.step)
+        reporting.ports.log(restored_step=done.step)
         self._step_ended = time.perf_counter()
 
     # -- saving --------------------------------------------------------------------------------------
@@ -337,10 +338,10 @@ class Checkpoint:
         name = CheckpointName(self._generation, step, self._branch)
         self._event += 1
         self._attempt += to_store
-        with telling.ports.phase("checkpoint"):
+        with reporting.ports.phase("checkpoint"):
             about = about_state(self._state, name)
             staged = self._staging.take(name, about, self._event, to_store=to_store and not self._writer.busy)
-        telling.say(staged.note)
+        reporting.say(staged.note)
         save = None
         if to_store and staged.files is None:
             self._failed(step, "this rank is still writing the one before", self._attempt)
@@ -362,7 +363,7 @@ class Checkpoint:
         self.memory_interval = self._agenda.memory.steps if self._staging.tier is not None else 0
         told = {"checkpoint_interval": self.interval, "memory_interval": self.memory_interval}
         self._told.paces(self.interval, self.memory_interval)
-        telling.ports.log(checkpoint_blocked_s=self._blocked_s, checkpoint_staged=step, **told)
+        reporting.ports.log(checkpoint_blocked_s=self._blocked_s, checkpoint_staged=step, **told)
         if save is not None:  # threads come last: on a busy host they take the processor from this one
             self._writer.start(save, self._staging.seal_first())
         self._staging.go_on()
@@ -384,15 +385,15 @@ class Checkpoint:
     def _saved(self, step: int, outcome: Outcome) -> None:
         self._parent = str(outcome.save.target.name)
         if outcome.warning:
-            telling.say(outcome.warning)
+            reporting.say(outcome.warning)
         self._told.saved(self._parent, step, time.time(), outcome.size, outcome.took_s)
-        telling.ports.log(checkpoint_step=step, checkpoint_s=outcome.took_s)
+        reporting.ports.log(checkpoint_step=step, checkpoint_s=outcome.took_s)
 
     def _failed(self, step: int, why: str, attempt: int) -> None:
         self.failures += 1
         self.why_failed = why
-        telling.say(f"the checkpoint of step {step} failed: {why}; training goes on")
-        telling.ports.log(checkpoint_failures=self.failures, checkpoint_error=f"step {step}: {why}")
+        reporting.say(f"the checkpoint of step {step} failed: {why}; training goes on")
+        reporting.ports.log(checkpoint_failures=self.failures, checkpoint_error=f"step {step}: {why}")
         if why != PEER_FAILED:
             self._told.failed(step, why)
         if self._board is not None:

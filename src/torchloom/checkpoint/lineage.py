@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 import torch
 
-from torchloom.checkpoint import live, telling
-from torchloom.checkpoint.manifest import Facts
-from torchloom.checkpoint.names import CheckpointName
-from torchloom.checkpoint.state import State
+from torchloom.checkpoint import live, reporting
+from torchloom.checkpoint.state.parts import State
+from torchloom.checkpoint.store.manifest import Facts
+from torchloom.checkpoint.store.names import CheckpointName
 
 
 def facts_of(state: State, parent: str, metrics: Mapping[str, object]) -> Facts:
@@ -26,7 +26,7 @@ def facts_of(state: State, parent: str, metrics: Mapping[str, object]) -> Facts:
         rng="own",
         parent=parent,
         metrics=told,
-        finite=telling.ports.finite() and math.isfinite(told.get("loss", 0.0)),
+        finite=reporting.ports.finite() and math.isfinite(told.get("loss", 0.0)),
         lineage=describe(),
     )
 

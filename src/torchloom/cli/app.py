@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from types import ModuleType
 from typing import Annotated, Any
 
@@ -11,16 +10,7 @@ import typer
 from torchloom import __version__
 from torchloom.cli.main import PLAIN
 from torchloom.cli.options import ContextOption, HomeOption, with_place
-
-VERBS = (
-    *("up", "down", "run", "submit", "ps", "status", "logs", "wait", "stop", "scale", "delete", "purge"),
-    *("set", "config", "revert", "pause", "resume", "operations"),
-    *("checkpoint", "checkpoints", "restore"),
-    *("incidents", "incident", "stragglers", "probe", "events", "devices", "nodes", "node", "inject"),
-    *("shell", "demo"),
-    *("context", "token", "completion", "weaver", "agent"),
-)
-"""In the order of `loom --help`."""
+from torchloom.cli.verbs import VERBS, module_of
 
 LOCAL_VERBS = frozenset({"up", "down", "demo", "context", "completion"})
 """Verbs that concern this host only, so that no cluster can be chosen."""
@@ -64,7 +54,7 @@ def build(verbs: tuple[str, ...]) -> typer.Typer:
             # Only for the list in `loom --help`: these verbs are found before typer is asked.
             app.command(name, help=PLAIN[name])(_found_before)
             continue
-        module = import_module(f"torchloom.cli.{name}")
+        module = module_of(name)
         parts = getattr(module, "SUBVERBS", None)
         if parts is None:
             app.command(name, epilog=examples(module))(with_place(module.command, name in LOCAL_VERBS))

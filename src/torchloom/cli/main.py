@@ -10,8 +10,8 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from importlib import import_module
 
+from torchloom.cli.verbs import module_of
 from torchloom.errors import LoomError, UsageError
 
 PLAIN = {
@@ -37,7 +37,7 @@ def run(argv: list[str]) -> int:
     try:
         return _run(argv)
     except LoomError as error:
-        from torchloom.cli.wording import sentence
+        from torchloom.cli.show.wording import sentence
 
         print(f"loom: {sentence(error)}", file=sys.stderr)
         return error.exit_code
@@ -61,9 +61,9 @@ def drop_stdout() -> None:
 def _run(argv: list[str]) -> int:
     argv = place_behind_verb(argv)
     if argv and argv[0] in PLAIN:
-        return int(import_module(f"torchloom.cli.{argv[0]}").main(argv[1:]))
+        return int(module_of(argv[0]).main(argv[1:]))
     if argv and argv[0] == COMPLETE:
-        from torchloom.cli.complete import print_candidates
+        from torchloom.cli.shell.complete import print_candidates
 
         return print_candidates(argv[1:])
     from torchloom.cli.app import run_typer

@@ -94,7 +94,7 @@ def with_place(command: Callable[..., Any], local_only: bool = False) -> Callabl
 
 def use_place(home: str | Path | None, context: str | None, local_only: bool = False) -> None:
     """Make home and context hold for this process and its children, by the environment."""
-    from torchloom.cli.contexts import choose
+    from torchloom.cli.access.contexts import choose
 
     if home is not None:
         os.environ["LOOM_HOME"] = str(Path(home).expanduser().absolute())

@@ -1,1 +1,14 @@
-"""The part that chooses. Pure: events and time in, effects with reasons out; nothing here does I/O."""
+"""Pure decisions: events and the time go in, effects with reasons come out. No I/O, no clock.
+
+reducer      apply one event to the fleet; the table of which module handles which event
+turn         one turn: the event, its time, and the effects it leads to
+lifecycle    which state of a job or worker may follow which
+recovery/    how a generation starts and ends, who failed, budgets, incidents, goodput
+placement/   which node holds which ranks; sizes, standby, drains, moves
+nodes/       nodes join, fall silent, are lost; who leads; clocks of hosts
+steering/    operations on a running job, its settings and their schedule
+transaction/ one change, all ranks, one step: the protocol
+policy/      what is done about a finding, and when it is reported
+detect/      detectors: windows and the time to findings
+jobs, checkpoint_reports, retention, injection, notices, invariants: one subject each
+"""

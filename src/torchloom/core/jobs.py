@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchloom.core.generation import start_generation
+from torchloom.core.recovery.generation_start import start_generation
 from torchloom.core.turn import Turn
 from torchloom.model.effects import RemoveJobFiles
 from torchloom.model.events import JobDeleted, JobSubmitted

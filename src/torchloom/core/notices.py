@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from torchloom.core.joining import is_of_another_session
-from torchloom.core.leading import is_of_a_deposed_weaver
-from torchloom.core.operations import asked, sentence
+from torchloom.core.nodes.joining import is_of_another_session
+from torchloom.core.nodes.leading import is_of_a_deposed_weaver
 from torchloom.core.reducer import apply
+from torchloom.core.steering.operations import asked, sentence
 from torchloom.model.events import (
     ChangeCancelled,
     ChangeRequested,

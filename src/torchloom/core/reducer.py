@@ -5,32 +5,18 @@ from __future__ import annotations
 from itertools import islice
 from typing import assert_never
 
-from torchloom.core.acting import follow_acting
-from torchloom.core.checkpoints import (
+from torchloom.core.checkpoint_reports import (
     checkpoint_failed,
     checkpoint_rejected,
     checkpoint_saved,
     store_opened,
 )
-from torchloom.core.clocks import in_stream_time
-from torchloom.core.consequences import follow_outcomes
-from torchloom.core.draining import follow_leaving, save_again
-from torchloom.core.ending import start_did_fail, worker_exited
-from torchloom.core.faults import fault_injected
-from torchloom.core.findings import finding_ended, finding_made, recovered
-from torchloom.core.generation import (
-    find_worker,
-    forget_store,
-    holds_store,
-    retry_waiting,
-    start_generation,
-    store_started,
-    workers_started,
-)
+from torchloom.core.injection import fault_injected
 from torchloom.core.jobs import job_deleted, job_submitted
-from torchloom.core.joining import is_of_another_session
-from torchloom.core.leading import is_of_a_deposed_weaver
-from torchloom.core.nodes import (
+from torchloom.core.nodes.clocks import in_stream_time
+from torchloom.core.nodes.joining import is_of_another_session
+from torchloom.core.nodes.leading import is_of_a_deposed_weaver
+from torchloom.core.nodes.membership import (
     node_drained,
     node_gone,
     node_joined,
@@ -39,11 +25,24 @@ from torchloom.core.nodes import (
     node_unreachable,
     store_lost,
 )
-from torchloom.core.restoring import restore_requested
-from torchloom.core.scaling import scale_requested
-from torchloom.core.script_failed import script_failed
-from torchloom.core.standby import keep_spares
-from torchloom.core.steering import (
+from torchloom.core.placement.drain import follow_leaving, save_again
+from torchloom.core.placement.resize import scale_requested
+from torchloom.core.placement.standby import keep_spares
+from torchloom.core.policy.actions import follow_acting
+from torchloom.core.policy.findings import finding_ended, finding_made, recovered
+from torchloom.core.recovery.generation_end import start_did_fail, worker_exited
+from torchloom.core.recovery.generation_start import (
+    find_worker,
+    forget_store,
+    holds_store,
+    retry_waiting,
+    start_generation,
+    store_started,
+    workers_started,
+)
+from torchloom.core.recovery.script_failed import script_failed
+from torchloom.core.steering.consequences import follow_outcomes
+from torchloom.core.steering.driver import (
     change_cancelled,
     change_requested,
     first_step_made,
@@ -53,7 +52,8 @@ from torchloom.core.steering import (
     time_passed,
     timer_id,
 )
-from torchloom.core.stopping import boundary_not_reached, stop_again, stop_requested
+from torchloom.core.steering.restore import restore_requested
+from torchloom.core.steering.stop import boundary_not_reached, stop_again, stop_requested
 from torchloom.core.turn import Turn, jobs_of
 from torchloom.model.effects import (
     Effect,

@@ -1,8 +1,8 @@
 """Which checkpoints to keep: a pure choice, with a reason for each.
 
-Owns the keep rules. Deletes nothing: checkpoint/catalogue.py does, and asks here first. Without any rule
-everything is kept. Whatever the rules say, three kinds are never given up: the newest whole checkpoint (the
-one a restart would take), pinned ones, and those in use (what the running generation resumed from, and what
+Owns the keep rules. Deletes nothing: checkpoint/store/catalogue.py does, and asks here first. Without a
+rule everything is kept. Whatever the rules say, three kinds are never given up: the newest whole one (what
+a restart would take), pinned ones, and those in use (what the running generation resumed from, and what
 somebody is about to restore). A damaged one counts for no rule and goes when as many newer whole ones are
 there as the rules want: it never takes the place of a whole one, and is not hurried away either.
 """

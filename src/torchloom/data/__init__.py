@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from torchloom.data.loader import ElasticLoader, Portion
     from torchloom.data.randomness import sample_seed
     from torchloom.data.rates import ScaledRate
-    from torchloom.data.sharded import ShardedDataset
-    from torchloom.data.sharded_loader import ShardedLoader
+    from torchloom.data.shards.dataset import ShardedDataset
+    from torchloom.data.shards.loader import ShardedLoader
     from torchloom.data.transforms import Transforms
 
 _HOMES = {
@@ -22,8 +22,8 @@ _HOMES = {
     "Portion": "loader",
     "sample_seed": "randomness",
     "ScaledRate": "rates",
-    "ShardedDataset": "sharded",
-    "ShardedLoader": "sharded_loader",
+    "ShardedDataset": "shards.dataset",
+    "ShardedLoader": "shards.loader",
     "Transforms": "transforms",
 }
 

@@ -14,9 +14,9 @@ from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
-from torchloom.data.index import FORMATS, NAME, Index
-from torchloom.data.indexing import build
-from torchloom.data.source import LocalSource
+from torchloom.data.shards.index import FORMATS, NAME, Index
+from torchloom.data.shards.indexing import build
+from torchloom.data.shards.source import LocalSource
 from torchloom.errors import LoomError, UsageError
 
 _WORDS = [

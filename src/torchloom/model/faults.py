@@ -1,6 +1,6 @@
 """A fault that somebody injects on purpose, so that detection and recovery can be tried and measured.
 
-A record; what may be asked for is in core/faults.py.
+A record; what may be asked for is in core/injection.py.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     kind: FaultKind
     amount: float | None = None
-    """A factor, a code, a size …: see core/faults.py. None: the kind's own default."""
+    """A factor, a code, a size …: see core/injection.py. None: the kind's own default."""
     duration_s: float = 0.0
     """How long it lasts; 0: until the worker ends, or once where it is a matter of a moment."""
     at_step: int | None = None

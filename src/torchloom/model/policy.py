@@ -23,7 +23,7 @@ Level = Literal["certain", "lasting", "likely", "suspected"]
 
 
 class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Rules that a job's owner set; what they do not name follows the defaults of core/policy.py."""
+    """Rules that a job's owner set; what they do not name follows the defaults of core/policy/rules.py."""
 
     dry_run: bool = False
     """Only note what would have been done."""

@@ -1,6 +1,6 @@
 """Operations on a running job as the fleet keeps them, and what the control service tells about its config.
 
-Records only; the rules are in core/steering.py and core/transaction.
+Records only; the rules are in core/steering/driver.py and core/transaction.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def training_step(number: object) -> None:
 
 
 def tell_checkpoints(told: Mapping[str, object]) -> None:
-    """For loom.Checkpoint: what it saved, what failed, and where it is (checkpoint/told.py)."""
+    """For loom.Checkpoint: what it saved, what failed, and where it is (checkpoint/report_text.py)."""
     if session.current is not None:
         session.current.tell_checkpoints(told)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torchloom.probe.stopping import Interrupted, Lost
+from torchloom.probe.steering.stopping import Interrupted, Lost
 
 LIMIT = 3
 """Failures after which an entry point is switched off."""

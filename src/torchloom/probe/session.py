@@ -14,31 +14,31 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from torchloom.probe import device
-from torchloom.probe.arrivals import Arrivals
 from torchloom.probe.box import Box, write_identity
-from torchloom.probe.changes import Changes
-from torchloom.probe.checkpoints import Checkpoints
-from torchloom.probe.compiling import Compiling, keep_dynamo_out
-from torchloom.probe.config import Config
-from torchloom.probe.control import Control
-from torchloom.probe.data import DataWait
-from torchloom.probe.data_settings import DataSettings
-from torchloom.probe.declared import registry
-from torchloom.probe.ending import end_record, threads_go_on, write_end
-from torchloom.probe.faults import Faults
+from torchloom.probe.end_record import end_record, threads_go_on, write_end
 from torchloom.probe.guard import Guard
-from torchloom.probe.hyper import Hyperparameters
-from torchloom.probe.links import Links
-from torchloom.probe.mailbox import Inbox
-from torchloom.probe.metrics import Metrics
-from torchloom.probe.overrides import Overrides
-from torchloom.probe.pacing import Pacing, spared_ports
-from torchloom.probe.phases import Phases
-from torchloom.probe.registers import Registers
-from torchloom.probe.replicas import FIRST, Replicas
-from torchloom.probe.steps import Steps
-from torchloom.probe.stopping import Lost, StopAtBoundary, end_surely
+from torchloom.probe.import_watch import Arrivals
+from torchloom.probe.injected_faults import Faults
+from torchloom.probe.links.delay_matrix import Links
+from torchloom.probe.links.pacing import Pacing, spared_ports
+from torchloom.probe.observe import device
+from torchloom.probe.observe.compiling import Compiling, keep_dynamo_out
+from torchloom.probe.observe.data_wait import DataWait
+from torchloom.probe.observe.hyperparameters import Hyperparameters
+from torchloom.probe.observe.metrics import Metrics
+from torchloom.probe.observe.parameter_hashes import FIRST, Replicas
+from torchloom.probe.observe.phases import Phases
+from torchloom.probe.observe.steps import Steps
+from torchloom.probe.steering.changes import Changes
+from torchloom.probe.steering.config import Config
+from torchloom.probe.steering.control import Control
+from torchloom.probe.steering.data_settings import DataSettings
+from torchloom.probe.steering.declared import registry
+from torchloom.probe.steering.mailbox import Inbox
+from torchloom.probe.steering.overrides import Overrides
+from torchloom.probe.steering.registers import Registers
+from torchloom.probe.steering.saving import Checkpoints
+from torchloom.probe.steering.stopping import Lost, StopAtBoundary, end_surely
 from torchloom.wire.blackbox import (
     CHECKPOINTS,
     DEVICE,
@@ -153,7 +153,7 @@ class Session:
         self.guard.wrap(self._start_recorder)()
 
     def _start_recorder(self) -> None:
-        from torchloom.probe import recorder
+        from torchloom.probe.observe import recorder
 
         recorder.load()
         started = recorder.start(self.view, self._address)

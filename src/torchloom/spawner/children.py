@@ -226,7 +226,7 @@ class Children:
 
     # -- exits ----------------------------------------------------------------------------------
     def fence(self) -> None:
-        """End workers past the deadline that their agent has set, should it have died (agent/fencing.py)."""
+        """End workers past the deadline their agent set, should it have died (agent/processes/fencing.py)."""
         now_ns = boottime.now_ns()
         for one in self.workers():
             fence_ns, until_ns = boxes.fence_of(one.box) if one.box else (0, 0)

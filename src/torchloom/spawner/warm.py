@@ -105,10 +105,10 @@ def _import_one(name: str, warmth: Warmth) -> None:
 def _load_recorder(warmth: Warmth) -> None:
     """The native recorder is a library to be mapped once, here, rather than in every worker."""
     try:
-        recorder = importlib.import_module("torchloom.probe.recorder")
+        recorder = importlib.import_module("torchloom.probe.observe.recorder")
         recorder.load()
     except Exception as error:  # noqa: BLE001  # no recorder means less telemetry, never no worker
-        warmth.missing["torchloom.probe.recorder"] = f"{type(error).__name__}: {error}"
+        warmth.missing["torchloom.probe.observe.recorder"] = f"{type(error).__name__}: {error}"
 
 
 @contextmanager

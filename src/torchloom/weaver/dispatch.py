@@ -18,7 +18,7 @@ from torchloom.model.effects import Effect, PostMail, StartStore, StartWorkers, 
 from torchloom.model.events import Decided, Envelope
 from torchloom.model.fleet import Fleet
 from torchloom.model.messages import Command
-from torchloom.weaver.environment import Environments
+from torchloom.weaver.environments import Environments
 from torchloom.wire import codec, subjects
 
 log = logging.getLogger(__name__)

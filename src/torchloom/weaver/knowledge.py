@@ -8,14 +8,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from torchloom.core.settings import HYPERPARAMETERS, MAX_STEPS, Address, Known, Setting, parse_address
-from torchloom.core.settings_packing import known, unpack_settings
+from torchloom.core.steering.settings import (
+    HYPERPARAMETERS,
+    MAX_STEPS,
+    Address,
+    Known,
+    Setting,
+    parse_address,
+)
+from torchloom.core.steering.settings_codec import known, unpack_settings
 from torchloom.core.transaction.waiting import worth_telling
 from torchloom.model.events import StepReached
 from torchloom.model.fleet import Fleet, Job
 from torchloom.model.messages import WorkerPulse
 from torchloom.model.steering import ConfigView, HeldView, SettingView
-from torchloom.weaver.live import LiveView
+from torchloom.weaver.live_view import LiveView
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 from torchloom import boottime
 from torchloom.bus.protocol import Bus, Message, Record
-from torchloom.core.place import refusal
+from torchloom.core.placement.place import refusal
 from torchloom.errors import BusUnavailable, Conflict, LoomError, NotFound, TimedOut, UsageError
 from torchloom.model.events import (
     Envelope,
@@ -40,18 +40,18 @@ from torchloom.model.messages import (
 from torchloom.model.notice import Notice
 from torchloom.model.windows import RankWindow
 from torchloom.weaver import snapshot
-from torchloom.weaver.checkpoints import Catalogues
 from torchloom.weaver.clock import StreamClock
+from torchloom.weaver.detection.loop import Watch
 from torchloom.weaver.dispatch import Deposed, Dispatcher
-from torchloom.weaver.environment import Environments
+from torchloom.weaver.environments import Environments
 from torchloom.weaver.feed import Feed, tell
-from torchloom.weaver.injecting import Injecting
 from torchloom.weaver.knowledge import hears, steps_near
-from torchloom.weaver.live import LiveView
-from torchloom.weaver.nodes import NodeWords
-from torchloom.weaver.scaling import Scaling
-from torchloom.weaver.steering import Steering
-from torchloom.weaver.watch import Watch
+from torchloom.weaver.live_view import LiveView
+from torchloom.weaver.requests.checkpoints import Catalogues
+from torchloom.weaver.requests.injection import Injecting
+from torchloom.weaver.requests.nodes import NodeWords
+from torchloom.weaver.requests.scaling import Scaling
+from torchloom.weaver.requests.steering import Steering
 from torchloom.wire import codec, subjects
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ Three rules keep a reader safe without locks:
 * a *blob* (text) has a version that is odd while it is being written, a length and a checksum.
 
 All times are CLOCK_MONOTONIC nanoseconds of the worker's host; 0 means "not yet". The native recorder
-(probe/native/recorder.cpp) writes the same layout; tests/unit/test_blackbox.py keeps both in step.
+(probe/native/recorder.cpp) writes the same layout; tests/unit/wire/test_blackbox.py keeps both in step.
 
 It has more than 400 lines because the layout is one definition: split, its parts could drift apart.
 """
@@ -182,7 +182,7 @@ END = Blob(METRICS.at + 16384, 16384 - 24)
 MAIL = Blob(END.at + 16384, 16384 - 24)
 """JSON payload of the mailbox, written by the agent."""
 CHECKPOINTS = Blob(MAIL.at + 16384, 16384 - 24)
-"""JSON of what the worker saved, restored and could not save, and where (checkpoint/told.py)."""
+"""JSON of what the worker saved, restored and could not save, and where (checkpoint/report_text.py)."""
 ANSWERS = Blob(CHECKPOINTS.at + 16384, 65536 - 24)
 """JSON of the worker's answers to proposals (core/transaction/packing.py)."""
 SETTINGS = Blob(ANSWERS.at + 65536, 32768 - 24)
@@ -205,7 +205,7 @@ class Ring(NamedTuple):
 ROLE = Blob(PROGRESS_AT + 512, 512 - 24)
 """What this rank does, as the script tells it (`loom.role`): ranks of one role are compared."""
 HASHES = Ring(ANSWER_AT + 128, 28, 4)
-"""Hashes of parts of the parameters after a step (probe/replicas.py): step, part, hash, checksum."""
+"""Hashes of parameters after a step (probe/observe/parameter_hashes.py): step, part, hash, checksum."""
 
 
 OPS = (
@@ -391,8 +391,8 @@ class Step(NamedTuple):
 
 
 FENCE = Ring(MAILBOX_AT + 128, 1, 2)
-"""Of workers that end when their host has lost the control plane (agent/fencing.py): after how long, and
-until when on CLOCK_BOOTTIME; both 0 for all others. Written by the agent."""
+"""Self-fencing (agent/processes/fencing.py): after how long without the control plane a worker ends, and
+until when on CLOCK_BOOTTIME; both 0 for workers without it. Written by the agent."""
 
 
 class Hash(NamedTuple):

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torchloom.probe import fallback, recorder
+from torchloom.probe.observe import fallback_recorder, recorder
 from torchloom.wire import blackbox as bb
 
 
@@ -34,8 +34,8 @@ class Rank:
             return
         os.environ["LOOM_RECORDER"] = kind
         if kind == "python":
-            fallback.START_BUDGET_NS = 10**18  # record everything: sampling has tests of its own
-            fallback.BUDGET = 1e9
+            fallback_recorder.START_BUDGET_NS = 10**18  # record everything: sampling has tests of its own
+            fallback_recorder.BUDGET = 1e9
         path = directory / f"box{rank}"
         path.write_bytes(bytes(bb.SIZE))
         with path.open("r+b") as file:

@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from torchloom.checkpoint import buckets
+from torchloom.checkpoint.state import buckets
 
 
 class Net(nn.Module):

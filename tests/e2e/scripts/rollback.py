@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import torchloom as loom
-from torchloom.checkpoint import live, rollback
-from torchloom.checkpoint.interval import Every
+from torchloom.checkpoint import live
+from torchloom.checkpoint.restoring import rollback
+from torchloom.checkpoint.saving.interval import Every
 from torchloom.errors import CheckpointDamaged, CheckpointError
 
 kind, directory, rolled, memory = sys.argv[1], sys.argv[2], sys.argv[3] != "plain", sys.argv[3] == "memory"

@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from torchloom.core.detect import words
 from torchloom.core.detect.robust import median, spread
+from torchloom.core.detect.tournament import Pair
 from torchloom.core.detect.window import RankWindow
-from torchloom.core.tournament import Pair
 from torchloom.model.findings import Finding, FindingKind
 
 SLOW = 1.5

@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from torchloom.core.detect import words
 from torchloom.core.detect.robust import median, spread
+from torchloom.core.detect.watched_metrics import CURVES, PARAMETERS
 from torchloom.core.detect.window import RankWindow
-from torchloom.core.watched import CURVES, PARAMETERS
 from torchloom.model.findings import Finding
 
 HISTORY = 64

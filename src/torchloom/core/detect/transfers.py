@@ -17,8 +17,8 @@ from torchloom.core.detect import words
 from torchloom.core.detect.matrix import delays_from_training
 from torchloom.core.detect.robust import median
 from torchloom.core.detect.slow import SETTLED, SlowLimits
+from torchloom.core.detect.tournament import Pair
 from torchloom.core.detect.window import RankWindow
-from torchloom.core.tournament import Pair
 from torchloom.model.findings import Finding
 
 KNOWN_STEPS = 20

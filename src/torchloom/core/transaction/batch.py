@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torchloom.core.schedule import merge
-from torchloom.core.settings import Address, parse_address
+from torchloom.core.steering.schedule import merge
+from torchloom.core.steering.settings import Address, parse_address
 from torchloom.errors import UsageError
 from torchloom.model.transaction.config import Entry
 from torchloom.model.transaction.messages import Changed, Kind

@@ -2,7 +2,7 @@
 
 The library is compiled once, at set-up (`python -m torchloom.probe.native`), and never by a worker: a worker
 only looks for it (`find`) and does without when it is not there. Nothing is loaded here; that is
-probe/recorder.py's.
+probe/observe/recorder.py's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
-from torchloom.probe.operations import OPERATIONS
+from torchloom.probe.observe.operators import OPERATIONS
 from torchloom.wire import blackbox
 
 SOURCE = Path(__file__).with_name("recorder.cpp")

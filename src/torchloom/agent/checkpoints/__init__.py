@@ -1,0 +1,6 @@
+"""Checkpoints as the agent serves them.
+
+catalogue       answers questions about a job's checkpoints where they are
+save_reports    what workers report about saves, as events
+memory_tiers    gives the shared memory of ended jobs back
+"""

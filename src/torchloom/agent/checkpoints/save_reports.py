@@ -1,0 +1,146 @@
+"""Turns what workers tell about their checkpoints into events: not every save, but all that matters.
+
+The text comes from inside the user's process (checkpoint/report_text.py), so anything may be in it.
+Judges nothing: whether a failure is an incident is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
+
+from torchloom.agent.observe.boxes import Box
+from torchloom.model.checkpoints import CheckpointPlace, RejectedCheckpoint, SavedCheckpoint
+from torchloom.model.events import (
+    CheckpointFailed,
+    CheckpointRejected,
+    CheckpointSaved,
+    CheckpointStoreOpened,
+)
+from torchloom.wire import blackbox
+
+if TYPE_CHECKING:
+    from torchloom.agent.host import Host, Worker
+
+TELL_EVERY_NS = 5 * 10**9
+"""Saves are told this often at most; the newest one is told in the end."""
+_MOST_CHARS = 1000
+
+
+class _Saved(Struct):
+    name: str
+    step: int
+    at_ns: int = 0
+    size: int = 0
+    took_s: float = 0.0
+
+
+class _Failing(Struct):
+    step: int
+    why: str
+
+
+class _Told(Struct):
+    uri: str
+    name: str
+    opened: bool = False
+    restored: str = ""
+    restored_from: str = ""
+    rejected: list[tuple[str, str]] = []
+    saved: _Saved | None = None
+    interval: int = 0
+    memory_interval: int = 0
+    failures: int = 0
+    failing: _Failing | None = None
+
+
+_decoder = msgspec.json.Decoder(_Told)
+
+
+@dataclass
+class Saves:
+    """What of one worker has been told already."""
+
+    version: int = 0
+    told: _Told | None = None
+    opened: bool = False
+    failing: bool = False
+    healed: bool = False
+    saved: str = ""
+    saved_ns: int = 0
+
+
+def look_at_saves(host: Host, worker: Worker, box: Box, now_ns: int, last: bool = False) -> None:
+    """Say what is new. `last`: the worker has ended, so nothing waits for a better moment."""
+    if box.closed:
+        return
+    seen = worker.saves
+    version = box.view.blob_version(blackbox.CHECKPOINTS)
+    if version != seen.version and not version & 1:
+        data = box.view.read_blob(blackbox.CHECKPOINTS)
+        if data is None:
+            return
+        seen.version = version
+        try:
+            seen.told = _decoder.decode(data)
+        except (msgspec.DecodeError, RecursionError):
+            seen.told = None
+    if seen.told is not None:
+        _say_news(host, worker, seen.told, now_ns, last)
+
+
+def _say_news(host: Host, worker: Worker, told: _Told, now_ns: int, last: bool) -> None:
+    seen, stem = worker.saves, worker.event_stem
+    first = worker.ref.rank == 0
+    if first and told.opened and not seen.opened:
+        seen.opened = True
+        _say_opened(host, worker, told)
+    if told.failing is not None and not seen.failing:
+        failed = CheckpointFailed(
+            node=host.node, ref=worker.ref, step=told.failing.step, why=_short(told.failing.why)
+        )
+        host.reporter.say(failed, f"{stem}.checkpoint-failed.{told.failures}")
+    seen.healed = seen.healed or (seen.failing and told.failing is None)
+    seen.failing = told.failing is not None
+    saved = told.saved
+    if not first or saved is None or saved.name == seen.saved:
+        return
+    # That saving goes well again closes an incident, so it is said at once.
+    if last or seen.healed or not seen.saved or now_ns - seen.saved_ns >= TELL_EVERY_NS:
+        seen.saved, seen.saved_ns, seen.healed = saved.name, now_ns, False
+        about = SavedCheckpoint(
+            name=_short(saved.name),
+            step=saved.step,
+            at_ns=saved.at_ns,
+            size=saved.size,
+            took_s=saved.took_s,
+            interval=told.interval,
+            memory_interval=told.memory_interval,
+        )
+        event = CheckpointSaved(node=host.node, ref=worker.ref, saved=about)
+        host.reporter.say(event, f"{stem}.checkpoint-saved.{about.name}")
+
+
+def _say_opened(host: Host, worker: Worker, told: _Told) -> None:
+    stem = worker.event_stem
+    opened = CheckpointStoreOpened(
+        node=host.node,
+        ref=worker.ref,
+        place=CheckpointPlace(told.uri, _short(told.name)),
+        restored=_short(told.restored),
+        restored_from=_short(told.restored_from),
+    )
+    host.reporter.say(opened, f"{stem}.checkpoint-store-opened")
+    if told.rejected:
+        passed = tuple(RejectedCheckpoint(_short(name), _short(why)) for name, why in told.rejected[:16])
+        rejected = CheckpointRejected(
+            node=host.node, ref=worker.ref, rejected=passed, used=_short(told.restored)
+        )
+        host.reporter.say(rejected, f"{stem}.checkpoint-rejected")
+
+
+def _short(text: str) -> str:
+    return text[:_MOST_CHARS]

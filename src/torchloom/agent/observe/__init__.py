@@ -1,0 +1,9 @@
+"""What is seen of a worker from outside. Judges nobody.
+
+boxes         black boxes: map, read, write to the mailbox; words: what one says, for people
+pulse         regular looks: first steps, devices, telemetry
+windows       what detectors look at, twice a second; collectives: records of the ring
+evidence      stacks, collectives and samples on request; stacks: py-spy
+kernel        state, CPU time, I/O, children of a process; cgroups: quotas
+devices       devices of this host, and which worker uses which
+"""

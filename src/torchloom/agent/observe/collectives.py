@@ -1,0 +1,43 @@
+"""Records of the collectives ring as detectors know them, and which of them an exit tells. Judges nobody."""
+
+from __future__ import annotations
+
+from torchloom.agent.observe import words
+from torchloom.agent.observe.boxes import Box
+from torchloom.model.windows import Collective, Completion
+from torchloom.wire import blackbox
+from torchloom.wire.blackbox import DTYPES, Source
+
+_COMPLETION: dict[int, Completion] = {
+    Source.NONE: "none",
+    Source.CALLBACK: "callback",
+    Source.HOST_WAIT: "host-wait",
+    Source.DEVICE_EVENT: "device-event",
+}
+
+
+def record(c: blackbox.Collective, group: str) -> Collective:
+    """A record of the ring as detectors know it."""
+    return Collective(
+        op=words.op_name(c.op),
+        group=group,
+        group_seq=c.group_seq,
+        bytes=c.bytes,
+        dtype=DTYPES.get(c.dtype, "unknown"),
+        entered_ns=c.entered_ns,
+        finished_ns=c.finished_ns,
+        completion=_COMPLETION.get(c.source, "none"),
+        waited=not c.flags & blackbox.FLAG_ASYNC,
+        peer=c.peer,
+        exact=not c.flags & blackbox.FLAG_BACKEND_SEQ,
+        failed=bool(c.flags & blackbox.FLAG_FAILED),
+    )
+
+
+def last_collectives(box: Box) -> tuple[Collective, ...]:
+    """Two that were not over, the oldest, and the two newest: where ranks disagree it is one of them."""
+    names = {key: words.group_name(group.name) for key, group in box.view.groups().items()}
+    ring = list(box.view.collectives(64))
+    not_over = [c for c in ring if not c.finished_ns or c.flags & blackbox.FLAG_FAILED][:2]
+    chosen = {c.seq: c for c in (*not_over, *ring[-2:])}
+    return tuple(record(chosen[seq], names.get(chosen[seq].group, "")) for seq in sorted(chosen))

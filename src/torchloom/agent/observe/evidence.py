@@ -1,0 +1,146 @@
+"""Evidence on request: stacks, the last collectives, logs; and samples over time of ranks under suspicion.
+
+Nobody is sampled unless the weaver asked lately. "Unchanged" is said only of what was seen at every sample:
+the stacks of all threads, the main thread's turns on a CPU, I/O, the set of children, and next to no CPU
+time. What that means is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from torchloom.agent.host import Host, Worker
+from torchloom.agent.logs import files
+from torchloom.agent.observe import kernel, stacks, words
+from torchloom.agent.processes.exits import activity
+from torchloom.model.findings import RankEvidence
+from torchloom.model.messages import AskEvidence, EvidenceAnswer
+from torchloom.model.windows import WaitsOn
+from torchloom.model.worker import WorkerRef
+from torchloom.wire import blackbox
+from torchloom.wire.blackbox import Progress
+
+SAMPLE_EVERY_S = 2.0
+WATCHED_FOR_S = 15.0
+"""A rank is sampled for so long after it was asked for last."""
+_IDLE_CPU_SHARE = 0.005
+"""Watchdog threads of c10d wake up now and then: less than this share of a core is no work."""
+_AT_ONCE = 4
+_LOG_LINES = 8
+
+
+@dataclass
+class Sample:
+    """What is known of one rank under suspicion."""
+
+    location: str = ""
+    unchanged_ns: int = 0
+    samples: int = 0
+    """For how long, and in how many samples; 0 when no stack could be read."""
+    waits_on: WaitsOn = "unknown"
+    until_s: float = 0.0
+    _since_ns: int = 0
+    _print: str = ""
+    _tree: kernel.Tree | None = field(default=None, repr=False)
+    _tree_ns: int = 0
+
+    def take(self, stack: stacks.Stack | None, tree: kernel.Tree | None, now_ns: int) -> None:
+        """Compare with the sample before."""
+        if stack is None or tree is None:
+            self.unchanged_ns = self.samples = 0
+            self._tree = None
+            return
+        before = self._tree
+        same = (
+            before is not None
+            and stack.print == self._print
+            and tree.pids == before.pids
+            and tree.io_bytes == before.io_bytes
+            and tree.main_runs == before.main_runs
+            and tree.cpu_ns - before.cpu_ns <= _IDLE_CPU_SHARE * (now_ns - self._tree_ns)
+        )
+        if not same:
+            self._since_ns, self.samples = now_ns, 0
+            self.waits_on = "unknown"
+        else:
+            self.waits_on = kernel.waits_on(tree.pids)
+        self.samples += 1
+        self.unchanged_ns = now_ns - self._since_ns
+        self.location = stack.location
+        self._print, self._tree, self._tree_ns = stack.print, tree, now_ns
+
+
+NOTHING = Sample()
+
+
+class Samples:
+    """Keeps the samples of this host's ranks under suspicion."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._watched: dict[WorkerRef, Sample] = {}
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+
+    def of(self, ref: WorkerRef) -> Sample:
+        return self._watched.get(ref, NOTHING)
+
+    async def run(self) -> None:
+        """Sample whoever is watched, for ever."""
+        while True:
+            await asyncio.sleep(SAMPLE_EVERY_S)
+            now_s = time.monotonic()
+            for ref, sample in list(self._watched.items()):
+                worker = self._host.workers.get(ref)
+                if worker is None or worker.ending or sample.until_s < now_s:
+                    del self._watched[ref]
+                else:
+                    await self._look(worker, sample)
+
+    async def _look(self, worker: Worker, sample: Sample) -> stacks.Stack | None:
+        async with self._turns:
+            stack = await stacks.read(worker.pid)
+        sample.take(stack, kernel.tree(worker.pid), time.monotonic_ns())
+        return stack
+
+    async def gather(self, query: AskEvidence) -> EvidenceAnswer:
+        """Everything that is known of these ranks now; those in `suspects` are sampled from now on."""
+        found = [w for ref in query.refs if (w := self._host.workers.get(ref)) is not None]
+        return EvidenceAnswer(tuple(await asyncio.gather(*(self._of(w, query) for w in found))))
+
+    async def _of(self, worker: Worker, query: AskEvidence) -> RankEvidence:
+        suspect = worker.ref.rank in query.suspects
+        stack = None
+        if suspect:
+            sample = self._watched.setdefault(worker.ref, Sample())
+            sample.until_s = time.monotonic() + WATCHED_FOR_S
+            stack = await self._look(worker, sample) if not sample.samples else await stacks.read(worker.pid)
+        elif worker.ref.rank in query.stacks:
+            async with self._turns:
+                stack = await stacks.read(worker.pid)
+        return self._put(worker, stack, query.collectives if suspect else query.others_collectives, suspect)
+
+    def _put(
+        self, worker: Worker, stack: stacks.Stack | None, collectives: int, suspect: bool
+    ) -> RankEvidence:
+        box, now_ns = worker.box, time.monotonic_ns()
+        log = files.tail(worker.log, _LOG_LINES) if suspect else ()
+        state = kernel.state_of(worker.pid)
+        if box is None or box.closed:
+            return RankEvidence(rank=worker.ref.rank, node=self._host.node, state=state, log_tail=log)
+        name = box.view.read_blob(blackbox.PHASE_NAME) or b""
+        groups = box.view.groups()
+        return RankEvidence(
+            rank=worker.ref.rank,
+            node=self._host.node,
+            state=state,
+            phase=words.phase_name(box.progress(Progress.PHASE), name.decode("utf-8", "replace")),
+            steps=box.progress(Progress.STEPS),
+            doing=activity(box, now_ns),
+            location=stack.location if stack is not None else "",
+            stack=stack.lines if stack is not None else (),
+            gil=stack.gil if stack is not None else "",
+            collectives=tuple(words.past(c, groups, now_ns) for c in box.view.collectives(collectives)),
+            log_tail=log,
+        )

@@ -1,0 +1,333 @@
+"""Takes a window of every worker, twice a second, and sends them: what detectors look at. Judges nobody.
+
+Everything comes from the black box and from /proc, so nothing is asked of the worker. What is read in one
+look is bounded: of a job with very many collectives the newest steps are read and the others passed over.
+Windows are lossy, so each carries the newest steps again now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import nan
+from statistics import median
+
+from torchloom import boottime
+from torchloom.agent.host import Host, Worker
+from torchloom.agent.observe import cgroups, kernel, words
+from torchloom.agent.observe.boxes import Box, is_under_way
+from torchloom.agent.observe.collectives import record
+from torchloom.agent.observe.evidence import Samples
+from torchloom.agent.observe.pulse import numbers
+from torchloom.bus.protocol import Bus
+from torchloom.core.detect.watched_metrics import PARAMETERS, is_watched
+from torchloom.core.detect.window import PAIRWISE, waited_ns
+from torchloom.model.windows import (
+    Broken,
+    Collective,
+    GroupPosition,
+    PairTimes,
+    PartHash,
+    ProcessFacts,
+    RankWindow,
+    RefWindow,
+    StepTimes,
+    WindowBatch,
+)
+from torchloom.model.worker import WorkerRef
+from torchloom.wire import blackbox, codec, subjects
+from torchloom.wire.blackbox import Progress, Recorder, Step
+
+Clock = Callable[[], int]
+WINDOW_EVERY_S = 0.5
+STEPS_KEPT = 32
+_STEPS_A_LOOK = 16
+_RECORDS_A_LOOK = 256
+_UNDER_WAY_AMONG = 64
+_GROUPS_COUNTED = 8
+"""Groups of a rank of which every step tells how many collectives were made: a step is sent several times."""
+_WORKERS_A_MESSAGE = 64
+_ALL_STEPS_EVERY = 8
+"""Looks after which all steps kept are sent again: a message may have been lost, or the weaver be new."""
+_COUNTED_LOOKS = 8
+"""How far back counters are compared, in looks at the counters (every other look)."""
+
+
+@dataclass
+class _Past:
+    """What was read of one worker before."""
+
+    steps: deque[StepTimes] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
+    waits: dict[int, deque[int]] = field(default_factory=dict)
+    """Per group (by key), how long the newest steps waited in it."""
+    pairs: dict[tuple[int, int, str], deque[tuple[int, int]]] = field(default_factory=dict)
+    """Per group, peer and `send` or `recv`: the shortest of each of the newest steps, and how many."""
+    looks: int = 0
+    next_record: int = 1
+    counted: deque[tuple[int, kernel.Counts]] = field(default_factory=lambda: deque(maxlen=_COUNTED_LOOKS))
+    """Completed steps, and the kernel's counts at that time."""
+    throttled: deque[tuple[int, str, int]] = field(default_factory=lambda: deque(maxlen=_COUNTED_LOOKS))
+    """Completed steps, the cgroup, and what its quota has cost it until then."""
+    state: str = "R"
+    values_version: int = -1
+    values: dict[str, float] = field(default_factory=dict)
+    values_step: int = 0
+    peaks: dict[str, tuple[int, float]] = field(default_factory=dict)
+    broken: Broken | None = None
+    hashed_step: int = 0
+    """The newest step whose hashes were sent."""
+
+
+class Windows:
+    """Takes the windows of one host's workers."""
+
+    def __init__(self, host: Host, samples: Samples) -> None:
+        self._host = host
+        self._samples = samples
+        self._past: dict[WorkerRef, _Past] = {}
+
+    async def send(self, bus: Bus) -> None:
+        """Take and send, for ever."""
+        while True:
+            found = self.take(time.monotonic_ns)
+            for first in range(0, len(found), _WORKERS_A_MESSAGE):
+                batch = WindowBatch(
+                    node=self._host.node,
+                    session=self._host.session,
+                    sent_ns=boottime.now_ns(),
+                    windows=tuple(found[first : first + _WORKERS_A_MESSAGE]),
+                )
+                await bus.publish(subjects.windows(self._host.node), codec.encode(batch))
+            await asyncio.sleep(WINDOW_EVERY_S)
+
+    def take(self, now_ns: Clock) -> list[RefWindow]:
+        """One window of every running worker that has a black box."""
+        running = {w.ref: w for w in self._host.running() if w.box is not None and not w.box.closed}
+        for ref in [ref for ref in self._past if ref not in running]:
+            del self._past[ref]
+        return [RefWindow(ref, self._window(w, w.box, now_ns)) for ref, w in running.items() if w.box]
+
+    def _window(self, worker: Worker, box: Box, now_ns: Clock) -> RankWindow:
+        past = self._past.setdefault(worker.ref, _Past())
+        past.looks += 1
+        steps = box.progress(Progress.STEPS)
+        groups = box.view.groups()
+        # Steps after groups: every group of a step is in the table then.
+        fresh = _read_steps(box, past, steps, _counted(groups))
+        names = {key: words.group_name(group.name) for key, group in groups.items()}
+        under_way = _under_way(box)
+        name = box.view.read_blob(blackbox.PHASE_NAME) or b""
+        whole = past.looks % _ALL_STEPS_EVERY == 1
+        return RankWindow(
+            rank=worker.ref.rank,
+            node=self._host.node,
+            device=", ".join(d.device for d in worker.devices if d.kind == "gpu"),
+            started_ns=worker.began_ns,
+            last_activity_ns=box.progress(Progress.LAST_ACTIVITY_NS),
+            steps_done=steps,
+            phase=words.phase_name(box.progress(Progress.PHASE), name.decode("utf-8", "replace")),
+            phase_since_ns=box.progress(Progress.PHASE_SINCE_NS),
+            role=(box.view.read_blob(blackbox.ROLE) or b"").decode("utf-8", "replace"),
+            steps=tuple(past.steps) if whole else fresh,
+            groups=tuple(
+                GroupPosition(
+                    names[key], g.size, g.rank, g.entered, g.finished, _typical(past.waits.get(key, ()))
+                )
+                for key, g in groups.items()
+            ),
+            pairs=_pairs(past, names),
+            collectives=tuple(record(c, names.get(c.group, "")) for c in under_way),
+            process=self._facts(worker, past, steps),
+            values=_values(box, past),
+            values_step=past.values_step,
+            peaks=past.peaks,
+            broken=past.broken,
+            hashes=_hashes(box, past, whole),
+            offset=box.offset,
+            records=box.progress(Progress.RECORDER) != Recorder.NONE,
+            # Last, so that nothing above can be newer than it.
+            taken_ns=now_ns(),
+        )
+
+    def _facts(self, worker: Worker, past: _Past, steps: int) -> ProcessFacts:
+        if past.looks % 2:
+            counted = kernel.counts(worker.pid)
+            if counted is not None:
+                past.counted.append((steps, counted))
+            state = counted.state if counted is not None else "X"
+            if (held_back := cgroups.throttled(worker.pid)) is not None:
+                past.throttled.append((steps, *held_back))
+        else:
+            state = kernel.state_of(worker.pid) or "X"
+        # Stopped in two looks one after the other: a debugger or a snapshot may stop it for a moment.
+        stopped = state == "T" and past.state != "T"
+        past.state, state = state, "S" if stopped else state
+        cpu, delay = _per_step(past.counted)
+        sample = self._samples.of(worker.ref)
+        return ProcessFacts(
+            state="S" if state in "XZ" else state,  # its end is told as an event, by whoever sees it
+            cpu_ns_per_step=cpu,
+            run_delay_ns_per_step=delay,
+            throttled_ns_per_step=_throttled_per_step(past.throttled),
+            unchanged_ns=sample.unchanged_ns,
+            unchanged_samples=sample.samples,
+            waits_on=sample.waits_on,
+            location=sample.location,
+        )
+
+
+def _under_way(box: Box) -> list[blackbox.Collective]:
+    entered, finished = (
+        box.progress(Progress.COLLECTIVES_ENTERED),
+        box.progress(Progress.COLLECTIVES_FINISHED),
+    )
+    if entered == finished:
+        return []
+    return [c for c in box.view.collectives(_UNDER_WAY_AMONG) if is_under_way(c)]
+
+
+def _counted(groups: Mapping[int, blackbox.Group]) -> dict[int, int]:
+    """Places in the table of the groups that are counted step by step: the busiest so far. By powers of two,
+    then by age, so that the choice hardly ever changes; what each rank of a group counts can be compared only
+    where all of them do."""
+    order = sorted(enumerate(groups.values()), key=lambda one: -one[1].entered.bit_length())
+    return {group.key: place for place, group in order[:_GROUPS_COUNTED]}
+
+
+def _read_steps(box: Box, past: _Past, newest: int, places: Mapping[int, int]) -> tuple[StepTimes, ...]:
+    """Steps completed since the last look, with what they waited; those not fully readable are left out."""
+    seen = past.steps[-1].step if past.steps else 0
+    if newest <= seen:
+        return ()
+    entered = box.progress(Progress.COLLECTIVES_ENTERED)
+    first = max(past.next_record, entered - _RECORDS_A_LOOK + 1, 1)
+    skipped = first > past.next_record
+    records = [c for seq in range(first, entered + 1) if (c := box.view.read_collective(seq)) is not None]
+    found = []
+    for step in box.view.steps(min(newest - seen, _STEPS_A_LOOK)):
+        begin_ns = step.ended_ns - step.step_ns
+        if skipped and (not records or records[0].entered_ns > begin_ns):
+            continue
+        mine = [c for c in records if begin_ns < c.entered_ns <= step.ended_ns]
+        # A recorder that samples records some steps whole and others not at all.
+        if len(mine) < step.collectives or (not mine and box.progress(Progress.COLLECTIVES_SKIPPED)):
+            continue
+        found.append(_step_times(step, mine, past, places))
+        past.next_record = max(past.next_record, mine[-1].seq + 1) if mine else past.next_record
+    past.next_record = max(past.next_record, first)
+    past.steps.extend(found)
+    return tuple(found)
+
+
+def _step_times(
+    step: Step, mine: Sequence[blackbox.Collective], past: _Past, places: Mapping[int, int]
+) -> StepTimes:
+    by_group: dict[int, list[Collective]] = {}
+    with_peer: dict[tuple[int, int, str], list[int]] = {}
+    plain = []
+    for c in mine:
+        made = record(c, "")
+        plain.append(made)
+        if made.op not in PAIRWISE:
+            by_group.setdefault(c.group, []).append(made)
+        elif made.peer is not None and made.finished_ns and made.completion != "none" and not made.failed:
+            took = made.finished_ns - made.entered_ns
+            with_peer.setdefault((c.group, made.peer, made.op), []).append(took)
+    for key, some in by_group.items():
+        past.waits.setdefault(key, deque(maxlen=STEPS_KEPT)).append(waited_ns(some))
+    for whom, took_ns in with_peer.items():
+        kept = past.pairs.setdefault(whom, deque(maxlen=STEPS_KEPT))
+        kept.append((min(took_ns), len(took_ns)))
+    counted = sorted(
+        (places[key], some[-1].group_seq)
+        for key, some in by_group.items()
+        if key in places and all(c.exact and c.group_seq for c in some)
+    )
+    return StepTimes(step.seq, step.step_ns, step.data_wait_ns, waited_ns(plain), tuple(counted))
+
+
+def _pairs(past: _Past, names: Mapping[int, str]) -> tuple[PairTimes, ...]:
+    found = []
+    for key, peer in dict.fromkeys((key, peer) for key, peer, _ in past.pairs):
+        sends, recvs = past.pairs.get((key, peer, "send"), ()), past.pairs.get((key, peer, "recv"), ())
+        count = max(_typical(n for _, n in sends), _typical(n for _, n in recvs))
+        shortest = _typical(ns for ns, _ in sends), _typical(ns for ns, _ in recvs)
+        found.append(PairTimes(names.get(key, ""), peer, *shortest, count))
+    return tuple(found)
+
+
+def _per_step(counted: Sequence[tuple[int, kernel.Counts]]) -> tuple[int, int]:
+    """CPU time and run-queue time of a step, over the last seconds."""
+    if len(counted) < 2:
+        return 0, 0
+    (before, old), (now, new) = counted[0], counted[-1]
+    if now <= before:
+        return 0, 0
+    steps = now - before
+    return max(0, new.cpu_ns - old.cpu_ns) // steps, max(0, new.run_delay_ns - old.run_delay_ns) // steps
+
+
+def _throttled_per_step(seen: Sequence[tuple[int, str, int]]) -> int:
+    """Since the process has been in its present cgroup, over the last seconds."""
+    if not seen:
+        return 0
+    now, group, total = seen[-1]
+    before, least = next((steps, ns) for steps, name, ns in seen if name == group)
+    return max(0, total - least) // (now - before) if now > before else 0
+
+
+def _typical(waits: Iterable[int]) -> int:
+    found = list(waits)
+    return round(median(found)) if found else 0
+
+
+def _values(box: Box, past: _Past) -> dict[str, float]:
+    """What is watched, as the script tells it, and parameters that are no numbers."""
+    version = box.view.blob_version(blackbox.METRICS)
+    if version != past.values_version:
+        found = box.json(blackbox.METRICS)
+        told = numbers(found)
+        past.values = {k: v for k, v in told.items() if is_watched(k)}
+        if isinstance(found, dict) and found.get(PARAMETERS) is False:
+            past.values[PARAMETERS] = nan
+        past.broken = _broken(found)
+        past.peaks = _peaks(found)
+        step = found.get("step") if isinstance(found, dict) else 0
+        past.values_step = step if isinstance(step, int) else 0
+        past.values_version = version
+    return past.values
+
+
+def _peaks(found: object) -> dict[str, tuple[int, float]]:
+    told = found.get("peaks") if isinstance(found, dict) else None
+    made: dict[str, tuple[int, float]] = {}
+    for name, peak in told.items() if isinstance(told, dict) else ():
+        match peak:
+            case [int(step), int(value) | float(value)]:
+                made[str(name)] = (step, float(value))
+    return made
+
+
+def _broken(found: object) -> Broken | None:
+    match found:
+        case {"broken": [int(run), int(step), str(name), str(value)]}:
+            return Broken(run, step, name, value)
+    return None
+
+
+def _hashes(box: Box, past: _Past, whole: bool) -> tuple[PartHash, ...]:
+    """Those of steps that were not sent before; now and then all, because a message may have been lost."""
+    kept = box.view.hashes()
+    if not kept or (kept[-1].step == past.hashed_step and not whole):
+        return ()
+    # The newest step may not be whole yet: its parts are written one after the other.
+    found = tuple(
+        PartHash(h.step, h.part >> 32, h.part >> 16 & 0xFFFF, h.part & 0xFFFF, h.hash)
+        for h in kept
+        if whole or h.step >= past.hashed_step
+    )
+    past.hashed_step = kept[-1].step
+    return found

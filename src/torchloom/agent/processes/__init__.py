@@ -1,0 +1,10 @@
+"""Workers and what they need, as processes.
+
+start, stop, adopt     carry out StartWorkers and StopWorkers; find what an earlier agent left
+exits                  sees workers and stores end; script_failures: a script failed, its process still ends
+process                who a pid really is, whether it lives, signals
+spawners               find, start, keep, replace spawners; spawner_files: their sockets and locks
+worker_environment     the environment and start order of a worker
+rendezvous             the c10d store of a generation; warm_standby: a spawner ahead of need
+fencing                ends workers when this host has lost the control plane
+"""

@@ -1,0 +1,60 @@
+"""Routes about access: a browser's session, who I am, named tokens. The guard decides who may call them."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from fastapi import APIRouter, Request, Response
+
+from torchloom.api.guard import COOKIE, caller, identity
+from torchloom.api.schemas.bodies import Identity, JobId, LoginRequest, TokenMade, TokenRequest, TokenView
+from torchloom.api.tokens import SESSION_S, Tokens
+from torchloom.errors import NotAllowed
+
+log = logging.getLogger(__name__)
+
+
+def routes(tokens: Tokens) -> APIRouter:
+    router = APIRouter(tags=["access"])
+
+    @router.post("/login", operation_id="login")
+    async def login(body: LoginRequest, request: Request, response: Response) -> Identity:
+        """Exchange a token for a session cookie, so that a browser need not keep the token."""
+        who = tokens.who(body.token)
+        if who is None:
+            raise NotAllowed("This is not a valid token", hint="`loom token` shows yours")
+        response.set_cookie(
+            COOKIE,
+            tokens.new_session(who, time.time()),
+            max_age=SESSION_S,
+            httponly=True,
+            samesite="strict",
+            secure=request.url.scheme == "https",
+        )
+        return who
+
+    @router.post("/logout", status_code=204, operation_id="logout")
+    async def logout(response: Response) -> None:
+        response.delete_cookie(COOKIE, httponly=True, samesite="strict")
+
+    @router.get("/whoami", operation_id="whoami")
+    async def whoami(request: Request) -> Identity:
+        return identity(request)
+
+    @router.get("/tokens", operation_id="tokens")
+    async def all_tokens() -> list[TokenView]:
+        return tokens.all()
+
+    @router.post("/tokens", status_code=201, operation_id="makeToken")
+    async def make(body: TokenRequest, request: Request) -> TokenMade:
+        made = tokens.add(body.name, body.role)
+        log.warning("%s made the token %s with the role %s", caller(request), body.name, body.role)
+        return made
+
+    @router.delete("/tokens/{name}", status_code=204, operation_id="removeToken")
+    async def remove(name: JobId, request: Request) -> None:
+        tokens.remove(name)
+        log.warning("%s removed the token %s", caller(request), name)
+
+    return router

@@ -1,0 +1,189 @@
+"""Routes of checkpoints: a job's catalogue, what can be done with one of them, and going back to one."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request
+from pydantic import BaseModel, Field
+
+from torchloom.api.find import job_of
+from torchloom.api.guard import caller
+from torchloom.api.ports import Control
+from torchloom.api.schemas.bodies import Strict
+from torchloom.api.schemas.steering import Choice
+from torchloom.errors import NotFound
+from torchloom.model.checkpoints import CheckpointEntry
+from torchloom.model.fleet import Job
+from torchloom.model.messages import CheckpointAnswer, CheckpointVerb
+from torchloom.model.transaction.messages import Kind
+
+Name = Annotated[str, Path(pattern=r"^step-[0-9]{1,18}\.g[0-9]{1,18}(\.b[0-9]{1,9})?$")]
+
+
+class CheckpointView(BaseModel):
+    """One checkpoint of a job."""
+
+    name: str
+    step: int
+    generation: int
+    where: str
+    whole: bool
+    """All files are there with their sizes, and none was found damaged."""
+    why: str
+    """Why it is not whole."""
+    verified_ns: int
+    """When its checksums were last compared and right; 0: never."""
+    pinned: bool
+    resumable: bool
+    """On the line of states a restart chooses from; else on a branch that was left."""
+    newest: bool
+    """A restart would take this one."""
+    created_ns: int
+    size: int
+    world: int
+    epoch: int
+    config_version: int
+    parent: str
+    finite: bool
+    """False: the loss or the parameters were known not to be finite numbers any more."""
+    metrics: dict[str, float]
+    lineage: dict[str, str]
+
+
+class CheckpointList(BaseModel):
+    job: str
+    store: str
+    """Where they are; empty when the job has told of none."""
+    name: str
+    """What the job is called there."""
+    node: str
+    restored: str
+    """What the newest generation began from; empty: from nothing."""
+    restored_from: str
+    restored_generation: int
+    interval: int
+    """Steps between two saves, as chosen last; 0: not known."""
+    memory_interval: int
+    """Steps between two states in memory; 0: off, or not known."""
+    failing: str
+    """The open incident about saving, if saves fail."""
+    left_out: int
+    """Older checkpoints that are there and not in this list."""
+    checkpoints: list[CheckpointView]
+
+
+class RestoreRequest(Strict):
+    step: int = Field(ge=0, le=2**62)
+    config: Choice | None = None
+    """Settings that were changed after that step: as they are today, or as they were then. Needed if there
+    are such."""
+
+
+class RestoreAccepted(BaseModel):
+    job: str
+    step: int
+    checkpoint: str
+    """The state it will begin from. It is pinned, so that no keep rule removes it before."""
+    operation: str
+    """What to follow, if it goes back without a restart; empty: by a restart."""
+
+
+def routes(control: Control) -> APIRouter:
+    router = APIRouter(tags=["checkpoints"])
+
+    @router.get("/jobs/{job}/checkpoints", operation_id="checkpoints")
+    async def listed(job: str) -> CheckpointList:
+        """Newest first. The store itself is asked, so this may take as long as a listing of it."""
+        found = job_of(control, job)
+        if found.checkpoints is None:
+            return _list(found, CheckpointAnswer())
+        answer = await control.checkpoints(job, "list")
+        return _list(job_of(control, job), answer)
+
+    async def do(job: str, verb: CheckpointVerb, name: str) -> CheckpointView:
+        job_of(control, job)
+        answer = await control.checkpoints(job, verb, name)
+        if not answer.entries:
+            raise NotFound(f"{name} of {job} is not there any more", hint=f"see `loom checkpoints {job}`")
+        return _view(answer.entries[0])
+
+    @router.post("/jobs/{job}/checkpoints/{name}/verify", operation_id="verify_checkpoint")
+    async def verify(job: str, name: Name) -> CheckpointView:
+        """Compare all checksums, however long it takes. What is damaged is marked and not resumed from."""
+        return await do(job, "verify", name)
+
+    @router.post("/jobs/{job}/checkpoints/{name}/pin", operation_id="pin_checkpoint")
+    async def pin(job: str, name: Name) -> CheckpointView:
+        """Keep it, whatever the keep rules say."""
+        return await do(job, "pin", name)
+
+    @router.post("/jobs/{job}/checkpoints/{name}/unpin", operation_id="unpin_checkpoint")
+    async def unpin(job: str, name: Name) -> CheckpointView:
+        return await do(job, "unpin", name)
+
+    @router.delete("/jobs/{job}/checkpoints/{name}", status_code=204, operation_id="delete_checkpoint")
+    async def delete(job: str, name: Name) -> None:
+        """Refused for one that is pinned and for the one a restart would take."""
+        job_of(control, job)
+        await control.checkpoints(job, "delete", name)
+
+    @router.post("/jobs/{job}/restore", status_code=202, operation_id="restore")
+    async def restore(job: str, body: RestoreRequest, request: Request) -> RestoreAccepted:
+        """Go on from an earlier step: a job that has ended begins again; one that runs goes back on all ranks
+        at one step, or is stopped first where its script cannot.
+
+        Refused, before anything is stopped, when that step is not there or damaged.
+        """
+        job_of(control, job)
+        chosen = await control.restore(job, body.step, caller(request), config=body.config)
+        records = job_of(control, job).operations.values()
+        live = [r.id for r in records if r.kind is Kind.RESTORE and not r.ended]
+        return RestoreAccepted(
+            job=job, step=body.step, checkpoint=chosen.name, operation=live[-1] if live else ""
+        )
+
+    return router
+
+
+def _list(job: Job, answer: CheckpointAnswer) -> CheckpointList:
+    known = job.checkpoints
+    saved = known.saved if known is not None else None
+    return CheckpointList(
+        job=job.id,
+        store=known.place.uri if known else "",
+        name=known.place.name if known else "",
+        node=known.node if known else "",
+        restored=known.restored if known else "",
+        restored_from=known.restored_from if known else "",
+        restored_generation=known.restored_generation if known else 0,
+        interval=saved.interval if saved else 0,
+        memory_interval=saved.memory_interval if saved else 0,
+        failing=known.failing if known else "",
+        left_out=answer.left_out,
+        checkpoints=[_view(entry) for entry in answer.entries],
+    )
+
+
+def _view(entry: CheckpointEntry) -> CheckpointView:
+    return CheckpointView(
+        name=entry.name,
+        step=entry.step,
+        generation=entry.generation,
+        where=entry.where,
+        whole=entry.whole,
+        why=entry.why,
+        verified_ns=entry.verified_ns,
+        pinned=entry.pinned,
+        resumable=entry.resumable,
+        newest=entry.newest,
+        created_ns=entry.created_ns,
+        size=entry.size,
+        world=entry.world,
+        epoch=entry.epoch,
+        config_version=entry.config_version,
+        parent=entry.parent,
+        finite=entry.finite,
+        metrics=entry.metrics,
+        lineage=entry.lineage,
+    )

@@ -1,0 +1,69 @@
+"""Routes about the fleet as a whole: devices, nodes, incidents."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+
+from torchloom.api.find import job_of
+from torchloom.api.guard import caller
+from torchloom.api.ports import Control
+from torchloom.api.schemas.bodies import DeviceMap, DrainRequest, IncidentView, JobId, NodeView
+from torchloom.api.schemas.incidents import IncidentDetail
+from torchloom.api.views import jobs
+from torchloom.api.views.incidents import incident_detail
+from torchloom.errors import NotFound
+
+
+def routes(control: Control) -> APIRouter:
+    router = APIRouter(tags=["fleet"])
+
+    @router.get("/devices", operation_id="devices")
+    async def devices() -> DeviceMap:
+        return jobs.device_map(control.fleet)
+
+    @router.get("/nodes", operation_id="nodes")
+    async def nodes() -> list[NodeView]:
+        fleet = control.fleet
+        return [jobs.node_view(fleet, node, control.node_seen(node.id)) for node in fleet.nodes.values()]
+
+    @router.post("/nodes/{node}/gone", operation_id="nodeGone")
+    async def node_gone(node: str, request: Request) -> NodeView:
+        """Say that the host of an unreachable node is really gone, so that its jobs recover elsewhere.
+
+        Refused with 409 while the node is heard. Should the host come back, what it still runs is ended.
+        """
+        await control.node_gone(node, caller(request))
+        return jobs.node_view(control.fleet, control.fleet.nodes[node], control.node_seen(node))
+
+    @router.post("/nodes/{node}/drain", operation_id="drainNode")
+    async def drain_node(node: str, body: DrainRequest, request: Request) -> NodeView:
+        """Place no new workers there until it is opened again, and let what runs there go on elsewhere:
+        saved, ended at a step boundary, begun again from there, at no cost to its restarts.
+
+        What has no room elsewhere or cannot be saved stays and trains on; `leaving` says why. `force` moves
+        also what cannot be saved; `keep` moves nothing.
+        """
+        await control.node_drained(node, caller(request), body.why, keep=body.keep, force=body.force)
+        return jobs.node_view(control.fleet, control.fleet.nodes[node], control.node_seen(node))
+
+    @router.post("/nodes/{node}/open", operation_id="openNode")
+    async def open_node(node: str, request: Request) -> NodeView:
+        """Allow workers on a node that was drained, and to jobs that a policy moved away from it."""
+        await control.node_opened(node, caller(request))
+        return jobs.node_view(control.fleet, control.fleet.nodes[node], control.node_seen(node))
+
+    @router.get("/incidents", operation_id="incidents")
+    async def incidents(job: JobId | None = None) -> list[IncidentView]:
+        if job is not None:
+            job_of(control, job)
+        kept = control.fleet.incidents.values()
+        return [jobs.incident_view(incident) for incident in kept if job in (None, incident.job)]
+
+    @router.get("/incidents/{incident}", operation_id="incident")
+    async def incident(incident: str) -> IncidentDetail:
+        found = control.fleet.incidents.get(incident)
+        if found is None:
+            raise NotFound(f"There is no incident {incident[:64]!r}", hint="see `loom incidents`")
+        return incident_detail(found)
+
+    return router

@@ -1,0 +1,120 @@
+"""GET /metrics: the fleet in Prometheus's text format. Names are a promise (docs/metrics.md), in base units.
+
+Made from the state at the moment of the scrape, so there is nothing to keep and nothing that can go stale.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+from fastapi import APIRouter
+from fastapi.responses import PlainTextResponse
+
+from torchloom.api.ports import Control
+from torchloom.api.views import jobs
+from torchloom.core.detect.cost import per_rank
+from torchloom.model.fleet import JobState, NodeState
+
+Sample = tuple[dict[str, str], float]
+_NAMED = {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}
+"""What is no number, as the format spells it."""
+
+
+class PrometheusText(PlainTextResponse):
+    media_type = "text/plain; version=0.0.4"
+
+
+def routes(control: Control, version: str) -> APIRouter:
+    router = APIRouter(tags=["fleet"])
+
+    @router.get("/metrics", operation_id="metrics", response_class=PrometheusText)
+    async def metrics() -> PrometheusText:
+        return PrometheusText("".join(lines(control, version, time.time_ns())))
+
+    return router
+
+
+def lines(control: Control, version: str, now_ns: int) -> Iterator[str]:
+    fleet = control.fleet
+    yield from _gauge("loom_build_info", "Version of the control service.", [({"version": version}, 1)])
+    yield from _gauge("loom_weaver_active", "Whether this service leads.", [({}, control.active)])
+    yield from _gauge("loom_weaver_ready", "Whether it is connected and caught up.", [({}, control.ready)])
+    yield from _counter("loom_events_total", "Events of the stream applied here.", [({}, fleet.seq)])
+    yield from _gauge(
+        "loom_effects_open", "Effects that no agent has answered yet.", [({}, len(fleet.outbox))]
+    )
+    states = Counter(job.state for job in fleet.jobs.values())
+    yield from _gauge("loom_jobs", "Jobs by state.", [({"state": str(s)}, states[s]) for s in JobState])
+    nodes = Counter(node.state for node in fleet.nodes.values())
+    yield from _gauge("loom_nodes", "Nodes by state.", [({"state": str(s)}, nodes[s]) for s in NodeState])
+    slots = [({"node": n.id}, float(n.inventory.max_workers)) for n in fleet.nodes.values()]
+    yield from _gauge("loom_node_slots", "Workers that a node may hold.", slots)
+    taken = [({"node": n.id}, float(n.taken)) for n in fleet.nodes.values()]
+    yield from _gauge("loom_node_workers", "Workers that a node holds.", taken)
+    open_now = sum(incident.open for incident in fleet.incidents.values())
+    yield from _gauge("loom_incidents_open", "Incidents whose recovery is not over.", [({}, open_now)])
+    yield from _jobs(control, now_ns)
+    yield from _workers(control)
+
+
+def _jobs(control: Control, now_ns: int) -> Iterator[str]:
+    fleet = control.fleet
+    seen = [jobs.job_summary(fleet, job, control.pulse(job.id), now_ns) for job in fleet.jobs.values()]
+    each = [({"job": s.id}, s) for s in seen]
+    yield from _counter("loom_job_restarts_total", "Restarts of a job.", [(n, s.restarts) for n, s in each])
+    count = [(n, float(len(s.incidents))) for n, s in each]
+    yield from _counter("loom_job_incidents_total", "Incidents of a job.", count)
+    living = [(n, s) for n, s in each if not s.ended]
+    step = [(n, float(s.step)) for n, s in living]
+    yield from _gauge("loom_job_step", "Step that all ranks have reached.", step)
+    rate = [(n, s.steps_per_s) for n, s in living]
+    yield from _gauge("loom_job_steps_per_second", "Steps per second of the slowest rank.", rate)
+    eta = [(n, s.eta_s) for n, s in living if s.eta_s is not None]
+    yield from _gauge("loom_job_eta_seconds", "Expected time to the known end.", eta)
+    good = [(n, s.goodput) for n, s in living if s.goodput is not None]
+    yield from _gauge("loom_job_goodput_ratio", "Share of the time that was not lost to faults.", good)
+    loss = [(n, float(s.last_loss)) for n, s in living if s.last_loss is not None]
+    yield from _gauge("loom_job_loss", "Loss as the script tells it, mean over the ranks.", loss)
+    workers = [(n, float(s.running_workers)) for n, s in living]
+    yield from _gauge("loom_job_workers", "Running workers of a job.", workers)
+
+
+def _workers(control: Control) -> Iterator[str]:
+    step_s: list[Sample] = []
+    costs: list[Sample] = []
+    idle_s: list[Sample] = []
+    for job in control.fleet.jobs.values():
+        if job.ended:
+            continue
+        for rank, pulse in control.pulse(job.id).items():
+            names = {"job": job.id, "rank": str(rank)}
+            step_s.append((names, pulse.step_s))
+            idle_s.append((names, pulse.idle_s))
+        for one in per_rank(control.windows(job.id)):
+            costs.append(({"job": job.id, "rank": str(one.rank)}, one.cost.share))
+    yield from _gauge("loom_worker_step_seconds", "Median of the newest steps.", step_s)
+    costs_help = "Share of the job's speed that is lost to this rank's being late."
+    yield from _gauge("loom_worker_lost_ratio", costs_help, costs)
+    yield from _gauge("loom_worker_idle_seconds", "Time since the last sign of progress.", idle_s)
+
+
+def _gauge(name: str, says: str, samples: list[Sample]) -> Iterator[str]:
+    return _family(name, "gauge", says, samples)
+
+
+def _counter(name: str, says: str, samples: list[Sample]) -> Iterator[str]:
+    return _family(name, "counter", says, samples)
+
+
+def _family(name: str, kind: str, says: str, samples: list[Sample]) -> Iterator[str]:
+    yield f"# HELP {name} {says}\n# TYPE {name} {kind}\n"
+    for labels, value in samples:
+        inner = ",".join(f'{key}="{_escape(text)}"' for key, text in labels.items())
+        told = _NAMED.get(f"{float(value):.17g}", f"{float(value):.17g}")
+        yield f"{name}{{{inner}}} {told}\n" if inner else f"{name} {told}\n"
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,0 +1,84 @@
+"""The route that tells what every rank costs its job, live."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+
+from torchloom.api.find import job_of
+from torchloom.api.ports import Control
+from torchloom.core.detect.cost import RankCost, per_rank
+from torchloom.core.recovery.goodput import is_stuck
+
+
+class RankCostView(BaseModel):
+    rank: int
+    node: str
+    role: str
+    """Ranks of one role are compared with each other."""
+    steps: int
+    """How many of the newest steps were looked at."""
+    own_s: float
+    """Of a step, without waiting for other ranks."""
+    peers_s: float | None
+    """The same of the others of the role; null when there are none."""
+    data_s: float
+    waits_s: float
+    lost_steps_per_s: float
+    """What the job would gain if this rank were as fast as the slowest of the others."""
+    lost_share: float
+    """Of the speed that the job would then have."""
+
+
+class Stragglers(BaseModel):
+    job: str
+    generation: int
+    steps_per_s: float | None
+    """Null while no steps of all ranks are known. Of the newest steps, also when the job stands."""
+    stands: str
+    """The open incident because of which no rank gets on; empty: they do."""
+    missing: list[int]
+    """Running ranks of which nothing was heard in the last two seconds."""
+    ranks: list[RankCostView]
+
+
+def routes(control: Control) -> APIRouter:
+    router = APIRouter(tags=["jobs"])
+
+    @router.get("/jobs/{job}/stragglers", operation_id="stragglers")
+    async def stragglers(job: str) -> Stragglers:
+        """What every rank costs the job now: in steps per second and as a share of its speed."""
+        found = job_of(control, job)
+        windows = control.windows(job)
+        nodes = {window.rank: window.node for window in windows}
+        costs = per_rank(windows)
+        return Stragglers(
+            job=job,
+            generation=found.generation,
+            steps_per_s=min((one.cost.steps_per_s for one in costs), default=None),
+            stands=next((i for i in reversed(found.incidents) if _holds_up(control, i)), ""),
+            missing=[w.ref.rank for w in found.workers if w.alive and w.ref.rank not in nodes],
+            ranks=[_view(one, nodes[one.rank]) for one in costs],
+        )
+
+    return router
+
+
+def _holds_up(control: Control, incident: str) -> bool:
+    known = control.fleet.incidents.get(incident)
+    return known is not None and is_stuck(known)
+
+
+def _view(one: RankCost, node: str) -> RankCostView:
+    return RankCostView(
+        rank=one.rank,
+        node=node,
+        role=one.role,
+        steps=one.steps,
+        own_s=one.own_s,
+        peers_s=one.peers_s,
+        data_s=one.data_s,
+        waits_s=one.waits_s,
+        lost_steps_per_s=one.cost.lost_steps_per_s,
+        lost_share=one.cost.share,
+    )

@@ -1,0 +1,522 @@
+"""Every body the API takes or gives, as typed models. They are the contract of clients; no behaviour.
+
+No answer ever holds a value of a job's environment. Longer than 400 lines because the whole contract is read
+in one place; there is nothing to it but fields.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from torchloom.api.schemas.policy import PolicyBody
+from torchloom.model.job import MAX_WORKERS
+
+Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?$")]
+LabelValue = Annotated[str, Field(max_length=255, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Text = Annotated[str, Field(max_length=131_072, pattern=r"^[^\x00]*$")]
+"""What a process can be given as an argument."""
+Path = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
+JobId = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+State = Literal[
+    "waiting", "starting", "running", "recovering", "backoff", "stopping", "completed", "failed", "stopped"
+]
+EndState = Literal["completed", "failed", "stopped"]
+Number = float | Literal["nan", "inf", "-inf"]
+"""What a script tells of itself: JSON has no NaN and no infinity, so they come by their names."""
+
+
+class Strict(BaseModel):
+    """A request: an unknown field, or a number in quotes, is the caller's mistake, not to be guessed at."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class ProgramBody(Strict):
+    kind: Literal["script", "module", "command"] = "script"
+    target: Path
+    args: list[Text] = []
+
+
+class LimitsBody(Strict):
+    heartbeat_timeout_s: float | None = Field(default=None, gt=0, le=86_400)
+    hang_report_s: float | None = Field(default=None, gt=0, le=86_400)
+    hang_act_s: float | None = Field(default=None, gt=0, le=86_400)
+
+
+class CheckpointBody(Strict):
+    directory: Path | None = None
+    every: int | None = Field(default=None, ge=1, le=2**53)
+    """Steps between two checkpoints."""
+
+
+class JobRequest(Strict):
+    """A job. Everything has a default: `{"world_size": 4}` runs the example that comes with torchloom.
+
+    What runs is one of `script`, `module`, `command` or `program`; how many workers is one of `world_size`,
+    `replicas` × `workers`, or `nodes` × `workers_per_node`.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        json_schema_extra={
+            "examples": [
+                {"world_size": 4},
+                {
+                    "script": "/home/me/train.py",
+                    "args": ["--steps", "1000"],
+                    "world_size": 2,
+                    "max_restarts": 3,
+                    "labels": {"team": "vision"},
+                    "env": {"OMP_NUM_THREADS": "1"},
+                },
+            ]
+        },
+    )
+
+    name: JobId | None = None
+    """Id of the job; made up if it is missing."""
+    program: ProgramBody | None = None
+    script: Path | None = None
+    module: Path | None = None
+    command: list[Text] | None = Field(default=None, min_length=1)
+    args: list[Text] = []
+    """Arguments of the script or module."""
+    cwd: Path | None = None
+    """Working directory; needed for a script with a relative path."""
+    world_size: int | None = Field(default=None, ge=1, le=MAX_WORKERS)
+    replicas: int | None = Field(default=None, ge=1, le=MAX_WORKERS)
+    workers: int | None = Field(default=None, ge=1, le=MAX_WORKERS)
+    """Workers of one replica."""
+    workers_per_node: int | None = Field(default=None, ge=1, le=MAX_WORKERS)
+    nodes: int | None = Field(default=None, ge=1, le=MAX_WORKERS)
+    min_workers: int | None = Field(default=None, ge=1, le=MAX_WORKERS)
+    max_workers: int | None = Field(default=None, ge=1, le=MAX_WORKERS)
+    standby: int = Field(default=0, ge=0, le=64)
+    """Spare places, each for one node's share of workers, to keep free and warm on other nodes."""
+    interpreter: str = Field(default="", max_length=4096, pattern=r"^[^\x00]*$")
+    spawn: Literal["warm", "cold"] = "warm"
+    preload: list[Text] = []
+    max_restarts: int | None = Field(default=None, ge=0, le=100_000)
+    stop_grace_s: float | None = Field(default=None, ge=0, le=86_400)
+    pin_cores: bool = False
+    max_steps: int | None = Field(default=None, ge=1, le=2**53)
+    """Where the job shall end; its workers find it as MAX_STEPS."""
+    expected_steps: int | None = Field(default=None, ge=1, le=2**53)
+    """Known end of the job, for ETA and progress only."""
+    limits: LimitsBody = LimitsBody()
+    policy: PolicyBody | None = None
+    """What is done about findings; if it is missing, what the service's own policy file says."""
+    checkpoint: CheckpointBody = CheckpointBody()
+    env: dict[str, Text] = {}
+    """Kept apart from the job's description and never shown again."""
+    labels: dict[Label, LabelValue] = Field(default={}, max_length=64)
+    queue: bool | None = None
+    """Wait for room: true always, false never; if it is missing, when the nodes could hold the job."""
+
+
+class StopRequest(Strict):
+    kill: bool = False
+    grace_s: float | None = Field(default=None, ge=0, le=86_400)
+
+
+class JobCreated(BaseModel):
+    job: str
+    created: bool = True
+    """False when the same Idempotency-Key had made it before."""
+
+
+class PurgeRequest(Strict):
+    """Which ended jobs go. All that is given must hold."""
+
+    states: list[EndState] = ["completed", "failed", "stopped"]
+    older_than_s: float = Field(default=7 * 86_400.0, ge=0, le=1e10)
+    """Seconds since the job ended; a week unless said otherwise."""
+    labels: dict[Label, LabelValue] = {}
+    keep_logs: bool = False
+    keep_checkpoints: bool = True
+    dry_run: bool = False
+
+
+class PurgeResult(BaseModel):
+    jobs: list[str]
+    """What was deleted, or would be."""
+    kept: dict[str, str] = {}
+    """Jobs that stay because their checkpoints could not be removed, and why."""
+    dry_run: bool
+
+
+class Problem(BaseModel):
+    """RFC 9457."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    field: str | None = None
+    """The part of the request that is at fault."""
+
+
+class LoginRequest(Strict):
+    token: str = Field(min_length=1, max_length=512)
+
+
+Role = Literal["admin", "operator", "read"]
+"""An operator may do everything with jobs but inject faults; tokens are an admin's."""
+
+
+class Identity(BaseModel):
+    name: str
+    role: Role
+
+
+class TokenRequest(Strict):
+    name: JobId
+    role: Role = "read"
+
+
+class TokenView(Identity):
+    created_at_ns: int
+
+
+class TokenMade(TokenView):
+    token: str
+    """Shown this once: only its hash is kept."""
+
+
+class Health(BaseModel):
+    status: Literal["ok"] = "ok"
+    version: str
+    ready: bool
+    """Connected and caught up: what this service says is the present."""
+    active: bool
+    """Holds the lease; of several services one does."""
+
+
+class DeviceView(BaseModel):
+    device: str
+    kind: str
+    name: str
+
+
+class WorkerView(BaseModel):
+    rank: int
+    replica: int
+    node: str
+    local_rank: int
+    pid: int
+    state: str
+    incarnation: int
+    devices: list[DeviceView]
+    steps: int
+    step_s: float
+    training_step: int | None
+    phase: str
+    phase_s: float
+    idle_s: float
+    data_wait_s: float
+    collectives: int
+    collective: str
+    in_collective_s: float
+    recorder: str
+    metrics: dict[str, Number]
+    exit: str
+    """How it ended, in words; empty while it runs."""
+    blind: str
+    """Why this worker has no black box, if it has none."""
+
+
+class TimelineView(BaseModel):
+    """Wall-clock nanoseconds; 0 means not (yet)."""
+
+    fault_ns: int
+    first_sign_ns: int
+    """When peers began to wait, or whatever else a detector saw first."""
+    detected_ns: int
+    decided_ns: int
+    stopped_ns: int
+    spawned_ns: int
+    restored_ns: int
+    first_step_ns: int
+
+
+class IncidentView(BaseModel):
+    id: str
+    job: str
+    generation: int
+    kind: str
+    verdict: str
+    decision: str
+    culprit: int | None
+    open: bool
+    lost_steps: int | None
+    recovery_s: float | None
+    """From the fault to the first step after it; None while that has not come."""
+    resolution: str
+    """How it ended by itself, if it did."""
+    confidence: float | None
+    """Between 0 and 1; None when it was seen and not concluded."""
+    timeline: TimelineView
+
+
+class ExitView(BaseModel):
+    rank: int
+    node: str
+    how: str
+    code: int | None
+    signal: int | None
+    source: str
+    at_ns: int
+    steps: int
+    training_step: int | None
+    ran_s: float
+    secondary: bool
+    after_stop: bool
+    exception: str
+    message: str
+    traceback: str
+    activity: str
+    log_tail: list[str]
+    devices: list[DeviceView]
+
+
+class ReplicaView(BaseModel):
+    id: str
+    index: int
+    state: Literal["running", "starting", "stopping", "exited"]
+    """That of its worst worker."""
+    workers: int
+    running_workers: int
+    step: int
+    phase: str
+    """Of the worker that is furthest behind."""
+    last_loss: Number | None
+
+
+class JobSummary(BaseModel):
+    id: str
+    state: str
+    reason: str
+    ended: bool
+    generation: int
+    restarts: int
+    max_restarts: int
+    world_size: int
+    """Ranks of the present generation."""
+    wanted_workers: int
+    """How many it should have; more than `world_size` when it had to start with fewer."""
+    standby: int
+    spares: list[str]
+    """Nodes that keep a place free for it: as many as `standby`, or as there could be found."""
+    running_workers: int
+    step: int
+    """The training step if the script tells it, else completed steps of this generation."""
+    step_is_training: bool
+    total_steps: int | None
+    steps_per_s: float
+    eta_s: float | None
+    goodput: float | None
+    """Share of the time since the first start that was not lost between a fault and the next step."""
+    elapsed_s: float
+    submitted_at_ns: int
+    started_at_ns: int
+    ended_at_ns: int
+    by: str
+    program: str
+    incidents: list[str]
+    labels: dict[str, str]
+    max_steps: int | None
+    progress: float | None
+    """Share of the known end that is done, 0 to 1."""
+    samples_per_s: float | None
+    """As the script tells it with loom.log(samples_per_s=…), over all ranks."""
+    last_loss: Number | None
+    """As the script tells it with loom.log(loss=…), mean over the ranks."""
+    replicas: list[ReplicaView]
+    checkpoint_step: int | None
+    """Training step of the newest checkpoint that is whole in its store; none was told of: null."""
+    checkpoint_interval: int | None
+    """Steps between two saves, as chosen last."""
+    restoring: int | None
+    """The step that a restore under way goes back to."""
+    paused: bool
+    """All ranks stand at one step boundary, because somebody asked for it."""
+    config_version: int
+    """Of the settings in force; 0: none was ever changed."""
+    operation: str
+    """The operation under way, to be followed; empty: none."""
+
+
+class JobDetail(JobSummary):
+    seq: int
+    """State of the fleet this answer shows; give it back as `after` to wait for a newer one."""
+    spawn: str
+    interpreter: str
+    cwd: str
+    args: list[str]
+    env_names: list[str]
+    workers: list[WorkerView]
+    incident_list: list[IncidentView]
+
+
+class LogView(BaseModel):
+    rank: int
+    text: str
+    offset: int
+    next_offset: int
+    lost_bytes: int
+    error: str = ""
+    """Why this rank's log could not be read."""
+
+
+class LogLines(BaseModel):
+    """The data of a `log` event of the log stream."""
+
+    rank: int
+    text: str
+    lost_bytes: int
+
+
+class LogEnd(BaseModel):
+    """The data of the `end` event, the last one of a log stream."""
+
+    state: str
+    unread_ranks: list[int]
+    """Ranks whose node could not be asked for the rest."""
+
+
+class JobLogs(BaseModel):
+    job: str
+    logs: list[LogView]
+
+
+class BoxView(BaseModel):
+    rank: int
+    found: bool
+    collectives: list[dict[str, object]] = []
+    steps: list[dict[str, int]] = []
+    groups: list[dict[str, object]] = []
+    hyperparameters: dict[str, object] | list[object] = {}
+    metrics: dict[str, object] = {}
+    torn: int = 0
+    error: str = ""
+
+
+class JobTelemetry(BaseModel):
+    job: str
+    generation: int
+    workers: list[BoxView]
+
+
+class DeviceUser(BaseModel):
+    job: str
+    rank: int
+    replica: str
+    worker: str
+    pid: int
+
+
+class DeviceEntry(BaseModel):
+    device: str
+    kind: str
+    name: str
+    node: str
+    workers: list[DeviceUser]
+    replicas: list[str]
+
+
+class WorkerDevices(BaseModel):
+    worker: str
+    job: str
+    rank: int
+    replica: str
+    node: str
+    devices: list[str]
+
+
+class DeviceMap(BaseModel):
+    """The same relation in both directions."""
+
+    devices: list[DeviceEntry]
+    workers: list[WorkerDevices]
+
+
+class LeavingView(BaseModel):
+    """A job that is to leave a drained node."""
+
+    job: str
+    note: str
+    """How far that is, or why it cannot leave."""
+    stays: bool
+    """It cannot leave as things are."""
+
+
+class NodeView(BaseModel):
+    id: str
+    state: str
+    reason: str
+    hostname: str
+    address: str
+    max_workers: int
+    workers: int
+    drained: str
+    """Who wants no new workers there, and why; empty: they may be placed there."""
+    leaving: list[LeavingView]
+    """Jobs that still have workers there and are to leave."""
+    spare: dict[str, int]
+    """Slots that are kept free, by the job they are on standby for."""
+    devices: list[DeviceView]
+    seen_s: float | None
+    """Seconds since the last heartbeat."""
+
+
+class DrainRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    why: str = Field(default="", max_length=500)
+    keep: bool = False
+    """What runs there goes on where it is."""
+    force: bool = False
+    """Move also what cannot be saved before: it goes on from its newest checkpoint."""
+
+
+class JobChangeView(BaseModel):
+    id: str
+    state: str
+    reason: str
+    generation: int
+
+
+class IncidentChangeView(BaseModel):
+    id: str
+    job: str
+    kind: str
+    verdict: str
+    decision: str
+    open: bool
+    resolution: str
+
+
+class EventView(BaseModel):
+    """The data of one server-sent event; its `event` is the first topic and its `id` is `seq`."""
+
+    seq: int
+    at_ns: int
+    kind: str
+    topics: list[Literal["job", "worker", "incident", "node", "device", "config", "system"]]
+    text: str
+    job: str
+    node: str
+    rank: int | None
+    by: str
+    jobs: list[JobChangeView]
+    incidents: list[IncidentChangeView]
+
+
+class ResetView(BaseModel):
+    """The data of a `reset` event: what came before cannot be told any more, so look at everything anew."""
+
+    seq: int
+    reason: str

@@ -1,0 +1,207 @@
+"""Bodies of the routes that steer a job: its config, changes of it, and operations to follow. No behaviour.
+
+Addresses are written as people write them: `lr`, `lr@1`, `optimizer1.lr`, `dropout`. A *training step* is the
+script's own number, a *step* counts from 1 in every generation.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from torchloom.api.schemas.bodies import Strict
+
+Address = Annotated[str, Field(min_length=1, max_length=128)]
+Why = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00]*$")]
+TrainingStep = Annotated[int, Field(ge=1, le=2**53)]
+Mode = Literal["hold", "scale"]
+Choice = Literal["keep", "revert"]
+OperationState = Literal["waiting", "preparing", "arming", "confirmed", "applied", "not applied", "diverged"]
+
+
+class ChangeRequest(Strict):
+    """New values for settings of a job: all of them, on all ranks, at one step, or none.
+
+    A value is a number, true or false, a text, a list, an object or null, as the setting's type says; a text
+    is read as on a command line, so `"1e-4"` is a number for `lr`. `{"own": true}` ends what is held: the
+    script's own value is back.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        json_schema_extra={
+            "examples": [
+                {"values": {"lr": 1e-4, "betas": [0.9, 0.95]}, "why": "the loss is flat"},
+                {"values": {"lr": 0.5}, "mode": "scale", "at_step": 2000},
+                {"values": {"dropout": 0.1}, "dry_run": True},
+            ]
+        },
+    )
+
+    values: dict[Address, Any] = Field(min_length=1, max_length=64)
+    at_step: TrainingStep | None = None
+    """The first training step that shall use them; if it is missing, as soon as all ranks can."""
+    mode: Mode = "hold"
+    """`hold`: the value stays, whatever a schedule in the script does. `scale`: the script's own value times
+    this, so that its schedule keeps its shape."""
+    why: Why = ""
+    """For the history."""
+    dry_run: bool = False
+    """Only say what would change."""
+
+
+class RevertRequest(Strict):
+    version: int | None = Field(default=None, ge=0, le=2**53)
+    """Back to what was in force with this version, 0 for none; without one the last change is undone."""
+    why: Why = ""
+    dry_run: bool = False
+
+
+class ReasonRequest(Strict):
+    why: Why = ""
+    """For the history."""
+
+
+class DifferenceView(BaseModel):
+    """One place that a change sets."""
+
+    address: str
+    before: Any
+    after: Any
+
+
+class ChangePlanView(BaseModel):
+    job: str
+    operation: str
+    """What to follow; empty after a dry run."""
+    dry_run: bool
+    differences: list[DifferenceView]
+    """Every place that is set, with its value now. Ranks tell in the end what was there before."""
+    at_step: int | None
+    notes: list[str]
+    """What a person should know about it."""
+
+
+class OperationAccepted(BaseModel):
+    job: str
+    operation: str
+
+
+class OperationView(BaseModel):
+    """One change that was asked for, and what became of it. It always ends in a told outcome."""
+
+    id: str
+    job: str
+    version: int
+    """Grows with every operation of the job."""
+    kind: Literal["set", "pause", "resume", "stop", "checkpoint", "restore", "probe"]
+    state: OperationState
+    ended: bool
+    reason: str
+    """Where it stands, or how it ended, in a sentence."""
+    values: dict[str, Any]
+    by: str
+    why: str
+    asked_at_ns: int
+    ended_at_ns: int
+    generation: int
+    at_step: int | None
+    """The first step of that generation which uses it."""
+    training_step: int | None
+    """The same in the script's own count, if that is known."""
+    attempts: int
+    changed: list[DifferenceView]
+    """What the ranks told that was there before and after; where they differ, those of the lowest rank."""
+    differing: dict[str, list[DifferenceView]]
+    """By rank, only where ranks told different things."""
+    trouble: dict[str, str]
+    """By rank the traceback of what went wrong there."""
+    unheard: list[int]
+    """Ranks that have not reported. What they do is the same; it was not seen."""
+    reverts: int | None
+    """The version that this went back to."""
+
+
+class PlaceView(BaseModel):
+    """One place of a setting, such as a param group of an optimizer."""
+
+    address: str
+    value: Any
+    mode: Mode | None
+    """How a change rules a param group; null: what the script sets there is in force."""
+    own: Any
+    """What the script itself would use, where a change rules."""
+    version: int | None
+    """The change that set it last; null: none did."""
+
+
+class SettingView(BaseModel):
+    """A setting as it is declared, and its value in every place it has."""
+
+    name: str
+    type: str
+    allowed: str
+    """What one may give, in words."""
+    optional: bool
+    """Null is a value of it."""
+    minimum: float | None
+    maximum: float | None
+    below: float | None
+    """As maximum, but itself not allowed."""
+    choices: list[str]
+    count: int
+    """How many numbers, if it takes a fixed count of them."""
+    description: str
+    places: list[PlaceView]
+
+
+class EntryView(BaseModel):
+    """A version of the config."""
+
+    version: int
+    step: int
+    """The first training step that uses it."""
+    values: dict[str, Any]
+    before: dict[str, Any]
+    """What every single place held until then."""
+    by: str
+    why: str
+    at_ns: int
+    in_force: bool
+    """False: it is still to come."""
+
+
+class ConfigView(BaseModel):
+    job: str
+    version: int
+    """In force now; 0: nothing was ever changed."""
+    paused: bool
+    known: bool
+    """Whether the workers have told their settings yet."""
+    settings: list[SettingView]
+    schedule: list[EntryView]
+    """By step: also what is still to come, and what comes again after a restart from an earlier state."""
+    operations: list[OperationView]
+    """What is under way."""
+
+
+class HistoryView(BaseModel):
+    """A change of the config that was asked for: who, when, why, and what came of it."""
+
+    version: int
+    operation: str
+    """Empty when it is too old to be told in detail."""
+    state: OperationState
+    reason: str
+    step: int | None
+    """The first training step that used it."""
+    values: dict[str, Any]
+    changed: list[DifferenceView]
+    by: str
+    why: str
+    at_ns: int
+    reverts: int | None
+    in_force: bool
+    """Whether it is part of the schedule; one that was rolled back is not."""

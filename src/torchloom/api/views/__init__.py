@@ -1,0 +1,1 @@
+"""Fleet records to API bodies. Pure: what is shown is a function of state, telemetry and the time given."""

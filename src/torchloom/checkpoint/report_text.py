@@ -1,0 +1,69 @@
+"""What one worker tells the control plane about its checkpoints, as one small text that is always whole.
+
+    {"uri": …, "name": …, "opened": true, "restored": "step-40.g1", "restored_from": "the store",
+     "rejected": [["step-60.g1", "…"]], "saved": {"name": …, "step": 80, …}, "interval": 20,
+     "memory_interval": 1, "failures": 1, "failing": {"step": 100, "why": …} or null}
+
+Owns that text; where it goes is telling.py's affair. Only rank 0 knows what was opened and saved; every rank
+tells when it could not write. No credentials: what an address may hold of them is cut out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from torchloom.checkpoint import reporting
+
+MOST_REJECTED = 8
+MOST_CHARS = 400
+
+
+class Told:
+    """The text as it stands; every change of it is told at once."""
+
+    def __init__(self, uri: str, name: str) -> None:
+        self._text: dict[str, object] = {"uri": without_credentials(uri), "name": name, "failures": 0}
+        self._failures = 0
+
+    def opened(self, restored: str, where: str, rejected: Mapping[str, str]) -> None:
+        """What this generation begins from, and what it had to pass over."""
+        shown = list(rejected.items())[:MOST_REJECTED]
+        self._tell(
+            opened=True,
+            restored=restored,
+            restored_from=where,
+            rejected=[[name, _short(why)] for name, why in shown],
+        )
+
+    def saved(self, name: str, step: int, at_s: float, size: int, took_s: float) -> None:
+        about = {"name": name, "step": step, "at_ns": int(at_s * 1e9), "size": size, "took_s": took_s}
+        self._tell(saved=about, failing=None)
+
+    def wrote(self) -> None:
+        """This rank's part is in the store again; whether all parts are is rank 0's word."""
+        if self._text.get("failing"):
+            self._tell(failing=None)
+
+    def failed(self, step: int, why: str) -> None:
+        self._failures += 1
+        self._tell(failures=self._failures, failing={"step": step, "why": _short(why)})
+
+    def paces(self, interval: int, memory_interval: int) -> None:
+        """Steps between saves; told with the next change, because it alone is no news."""
+        self._text |= {"interval": interval, "memory_interval": memory_interval}
+
+    def _tell(self, **changes: object) -> None:
+        self._text |= changes
+        reporting.ports.checkpoints(self._text)
+
+
+def without_credentials(uri: str) -> str:
+    """An address without `user:password@` and without a query, which may hold a signature."""
+    if "://" not in uri:
+        return uri
+    return re.sub(r"^([a-z0-9+.-]+://)[^/@]*@", r"\1", uri.partition("?")[0])
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MOST_CHARS else text[: MOST_CHARS - 1] + "…"

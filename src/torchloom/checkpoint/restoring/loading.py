@@ -1,0 +1,89 @@
+"""A state as images, from the memory tier or from the store, for Filling to read.
+
+Owns the two ways to it. `from_memory` and `from_store` compare everything before they return, in memory of
+their own: whoever has the images may still decide against them, as a live rollback does. `stream_memory` and
+`stream_store` compare while Filling copies and take no memory: for a restart, where nothing is worth keeping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from torchloom.checkpoint.memory.slots import HEADER, Sealed
+from torchloom.checkpoint.state.filling import Images
+from torchloom.checkpoint.state.image import Reading
+from torchloom.checkpoint.state.region import Region, anonymous
+from torchloom.checkpoint.state.streaming import SlotSource, StoreSource, Streamed
+from torchloom.checkpoint.store.manifest import FileEntry, Manifest
+from torchloom.checkpoint.store.storage import Storage
+from torchloom.checkpoint.store.verify import load_into
+from torchloom.errors import CheckpointDamaged
+
+
+def from_memory(offer: Mapping[str, Sealed]) -> Images:
+    """From the slots of this host. Raises CheckpointDamaged."""
+    if "own" not in offer:
+        raise CheckpointDamaged("the state in memory is gone")
+    try:
+        readings = {kind: Reading(kept.map(), kept.size, kept.sums) for kind, kept in offer.items()}
+    except (OSError, ValueError) as error:
+        raise CheckpointDamaged(f"the state in memory is gone ({error})") from error
+    return Images(readings["own"], readings.get("shared"), same_world=True, everyone=lambda: iter(()))
+
+
+def stream_memory(offer: Mapping[str, Sealed]) -> Images:
+    """The same, compared while it is copied. Raises CheckpointDamaged."""
+    if "own" not in offer:
+        raise CheckpointDamaged("the state in memory is gone")
+    streamed = {
+        kind: Streamed(SlotSource(kept.path, HEADER, kept.size, kept.sums.tolist()))
+        for kind, kept in offer.items()
+    }
+    return Images(streamed["own"], streamed.get("shared"), same_world=True, everyone=lambda: iter(()))
+
+
+def from_store(storage: Storage, manifest: Manifest, rank: int, world: int) -> Images:
+    """From the files of a checkpoint, for one rank of a world of any size. Raises CheckpointError."""
+    return _images(storage, manifest, rank, world, lambda entry: _reading(storage, manifest, entry))
+
+
+def stream_store(storage: Storage, manifest: Manifest, rank: int, world: int) -> Images:
+    """The same, read and compared while it is copied. Raises CheckpointError."""
+
+    def streamed(entry: FileEntry) -> Streamed:
+        return Streamed(StoreSource(storage, manifest, entry))
+
+    return _images(storage, manifest, rank, world, streamed)
+
+
+def _images(
+    storage: Storage,
+    manifest: Manifest,
+    rank: int,
+    world: int,
+    read: Callable[[FileEntry], Reading | Streamed],
+) -> Images:
+    source = rank % manifest.world
+    entries = {entry.name: entry for entry in manifest.of_rank(source) if entry.name == "own"}
+    entries |= {entry.name: entry for entry in manifest.files if entry.name == "shared"}
+    if "own" not in entries:
+        raise CheckpointDamaged(f"{manifest.name} holds nothing of rank {source}")
+
+    def everyone() -> Iterator[Reading]:
+        scratch = anonymous(max(entry.size for entry in manifest.files))
+        for entry in manifest.files:
+            yield _reading(storage, manifest, entry, scratch)
+
+    shared = entries.get("shared")
+    return Images(
+        own=read(entries["own"]),
+        shared=read(shared) if shared else None,
+        same_world=manifest.world == world,
+        everyone=everyone,
+    )
+
+
+def _reading(storage: Storage, manifest: Manifest, entry: FileEntry, region: Region | None = None) -> Reading:
+    region = region or anonymous(entry.size)
+    load_into(storage, manifest, entry, region.bytes[: entry.size])
+    return Reading(region, entry.size)

@@ -1,0 +1,169 @@
+"""Finding the newest state that all ranks can load, and loading it.
+
+Owns the order of a restore: register the generation, compare what is in memory with what is in the store,
+load on every rank, agree that all could, record the choice. One rank looks and all obey, so ranks cannot
+choose differently. A state that some rank cannot load is passed over by all, said aloud, and the next one
+is tried.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torchloom.checkpoint import reporting
+from torchloom.checkpoint.group import Group
+from torchloom.checkpoint.memory.hostline import Known, together
+from torchloom.checkpoint.memory.slots import MemoryTier, Sealed
+from torchloom.checkpoint.restoring.choosing import Choice
+from torchloom.checkpoint.restoring.deciding import Decider
+from torchloom.checkpoint.restoring.loading import stream_memory, stream_store
+from torchloom.checkpoint.state.filling import Filling
+from torchloom.checkpoint.state.parts import State
+from torchloom.checkpoint.store.catalogue import mark_damaged
+from torchloom.checkpoint.store.generations import settle
+from torchloom.checkpoint.store.names import Branch, CheckpointName
+from torchloom.checkpoint.store.storage import Storage
+from torchloom.errors import CheckpointDamaged, CheckpointError, CheckpointFenced, StorageFailed
+
+
+@dataclass(frozen=True)
+class Restored:
+    """Where this life of the job goes on."""
+
+    generation: int
+    step: int
+    name: str
+    where: str
+    took_s: float
+    owed: Mapping[Branch, CheckpointName | None] = field(default_factory=dict)
+    """Choices on the way to it that the store may not know yet."""
+
+
+class Restorer:
+    """Restores one script's state."""
+
+    def __init__(
+        self,
+        state: State,
+        storage: Storage,
+        job: str,
+        group: Group,
+        tier: MemoryTier | None,
+        run: str = "",
+    ) -> None:
+        self._state, self._storage, self._job, self._group = state, storage, job, group
+        self._tier = tier
+        self._decider = Decider(storage, job, run, tier.directory if tier is not None else None)
+        self._bad_in_memory: set[CheckpointName] = set()
+        self._bad_in_store: set[CheckpointName] = set()
+        self.rejected: dict[str, str] = {}
+        """Damaged states that were passed over, by name, and why; only rank 0 knows them."""
+
+    def run(self, generation: int | None, step: int | None) -> Restored:
+        """The newest state, or that of `step`. Raises CheckpointError when there is one that must be read
+        and cannot."""
+        began = time.perf_counter()
+        spoiled = ""
+        while True:
+            offers = self._tier.offers() if self._tier else {}
+            common, known = self._common(set(offers))
+            choice: Choice = self._group.share(
+                self._decider.choose(generation, step, common, known, self._bad_in_store)
+                if self._group.rank == 0
+                else None
+            )
+            number = choice.generation
+            if self._tier is not None and number >= 0:
+                self._tier.line.begin(number)
+            if choice.problem is not None:
+                raise choice.problem
+            if self._group.rank == 0:
+                for note in choice.notes:
+                    reporting.say(note)
+                for name, why in choice.rejected:
+                    self.rejected.setdefault(name, why)
+            if choice.name is None:
+                if spoiled or choice.rejected:  # to begin from nothing would be to lose all of it
+                    why = spoiled or choice.rejected[0][1]
+                    raise CheckpointDamaged(
+                        f"{self._job} has checkpoints and none of them can be restored: {why}",
+                        hint="delete them, or give the job another name, to begin from nothing",
+                    )
+                self._settle(choice)
+                return Restored(number, 0, "", "", time.perf_counter() - began)
+            problem, failed = self._load(choice, offers.get(choice.name, {}))
+            results = self._group.gather((problem, failed))
+            problems = [text for text, _ in results if text]
+            if not problems:
+                self._settle(choice)
+                if self._tier is not None and choice.manifest is None:
+                    self._tier.hold(choice.name)
+                took_s = time.perf_counter() - began
+                return Restored(number, choice.name.step, str(choice.name), choice.where, took_s, choice.owed)
+            if any(failed for _, failed in results):  # the next try may read it; an older state loses work
+                kind, why = next((failed, text) for text, failed in results if failed)
+                raise kind(f"{choice.name} could not be read, so nothing was restored: {why}")
+            spoiled = problems[0]
+            self._reject(choice, spoiled)
+
+    def _common(self, mine: set[CheckpointName]) -> tuple[set[CheckpointName], Known]:
+        """(what all ranks have in memory, what their hosts know of the line)."""
+        if not self._group.connected and self._group.world > 1:
+            return set(), Known()
+        known = self._tier.line.read() if self._tier is not None else Known()
+        everyone = self._group.gather((mine, known))
+        common = set.intersection(*(names for names, _ in everyone)) - self._bad_in_memory
+        return common, together(known for _, known in everyone)
+
+    def _load(self, choice: Choice, offer: dict[str, Sealed]) -> tuple[str, type[StorageFailed] | None]:
+        """Load on this rank; why it could not be, or nothing, and how the store failed if only that did."""
+        problem, failed, filling = "", None, None
+        try:
+            if choice.manifest is None:
+                images = stream_memory(offer)
+            else:
+                group = self._group
+                images = stream_store(self._storage, choice.manifest, group.rank, group.world)
+            filling = Filling(self._state, images)
+        except CheckpointError as error:
+            problem, failed = str(error), type(error) if isinstance(error, StorageFailed) else None
+        # Warming buckets is collective: either all ranks go through it or none.
+        if any(self._group.gather(problem)) or filling is None:
+            return problem, failed
+        self._state.warm_buckets(filling.about.get("buckets", {}))
+        try:
+            filling.run()
+        except CheckpointError as error:
+            return str(error), type(error) if isinstance(error, StorageFailed) else None
+        return "", None
+
+    def _settle(self, choice: Choice) -> None:
+        """The host notes the choice and rank 0 records it; the first commit makes up for a store that is
+        away."""
+        if self._tier is not None:
+            self._tier.line.choose(Branch(choice.generation), choice.name)
+        if self._group.rank == 0:
+            try:
+                for branch, origin in choice.owed.items():
+                    settle(self._storage, self._job, branch, origin)
+                settle(self._storage, self._job, choice.generation, choice.name)
+            except CheckpointFenced:
+                raise
+            except CheckpointError as error:
+                reporting.say(f"the choice of {choice.name} could not be recorded yet: {error}")
+
+    def _reject(self, choice: Choice, why: str) -> None:
+        assert choice.name is not None
+        (self._bad_in_memory if choice.manifest is None else self._bad_in_store).add(choice.name)
+        if self._group.rank != 0:
+            return
+        reporting.say(f"{choice.name} in {choice.where} is passed over: {why}")
+        reporting.ports.log(checkpoint_rejected=f"{choice.name}: {why}")
+        self.rejected[str(choice.name)] = f"{why} (in {choice.where})"
+        if choice.manifest is not None:
+            try:
+                mark_damaged(self._storage, self._job, str(choice.name), why, time.time())
+            except CheckpointError as error:
+                reporting.say(f"the damage could not be noted: {error}")

@@ -1,0 +1,1 @@
+"""Saving: `agenda`, `interval` and `counting` say which steps, `writer` writes beside the training."""

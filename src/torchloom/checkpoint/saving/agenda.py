@@ -1,0 +1,101 @@
+"""Which steps are saved, agreed by all ranks without stopping any.
+
+Owns the schedule. Rank 0 alone decides, from its own clocks and from whether the last save is still being
+written; it posts each decision, together with the step of the next one, and the others read it when they
+come to that step. Between those steps nobody asks anything. If a save is due while one is being written,
+the two are merged: it is taken up as soon as the first is done. The same holds while memory for it is made.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torchloom.checkpoint.group import Board
+from torchloom.checkpoint.saving.interval import Pace
+
+LOOK_AGAIN_S = 0.25
+"""While a save is due and the last one not done, look again about so often."""
+_REMEMBER = 16
+"""Decisions kept for ranks that come late."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do at a step."""
+
+    memory: bool
+    disk: bool
+    next_step: int
+    """Ask again then."""
+
+
+class Agenda:
+    """The schedule as one rank sees it."""
+
+    def __init__(self, disk: Pace, memory: Pace, leads: bool, board: Board | None) -> None:
+        self.disk, self.memory = disk, memory
+        self._leads, self._board = leads, board
+        self._number = 0
+        self._next_step: int | None = None
+        self._next_disk = 0
+        self._next_memory = 0
+
+    def decide(
+        self, step: int, step_s: float, busy: bool, memory_on: bool, making: bool = False
+    ) -> Decision | None:
+        """What to do at the end of this step; None: nothing. `making`: the memory for it is not there yet."""
+        if self._next_step is None:
+            self._begin(step)
+        assert self._next_step is not None
+        if step < self._next_step:
+            return None
+        self._number += 1
+        key = f"plan/{self._number}"
+        if self._leads:
+            decision = self._lead(step, step_s, busy, memory_on, making)
+            if self._board is not None:
+                self._board.post(key, f"{int(decision.memory)} {int(decision.disk)} {decision.next_step}")
+                if self._number > _REMEMBER:
+                    self._board.forget(f"plan/{self._number - _REMEMBER}")
+        else:
+            assert self._board is not None, "ranks that cannot talk follow a fixed interval"
+            memory, disk, next_step = map(int, self._board.read(key).split())
+            decision = Decision(bool(memory), bool(disk), next_step)
+        self._next_step = decision.next_step
+        return decision
+
+    def saved(self, step: int) -> None:
+        """A state was saved on request: count from here."""
+        self._next_disk = max(self._next_disk, self.disk.due_after(step))
+
+    def begin_branch(self) -> None:
+        """Steps were counted back: plan anew from the next one."""
+        self._next_step = None
+
+    def _begin(self, step: int) -> None:
+        """The first step is never in a hurry, and what it takes says nothing about the others."""
+        self._next_step = self.disk.due_after(step - 1) if self.disk.every.steps else step + 1
+        self._next_step = min(self._next_step, step + 1)
+        self._next_disk = self.disk.due_after(step - 1) if self.disk.every.steps else step + 1
+        if self.disk.every.seconds:
+            self._next_disk = -1
+        self._next_memory = step
+
+    def _lead(self, step: int, step_s: float, busy: bool, memory_on: bool, making: bool) -> Decision:
+        if self._next_disk < 0:
+            self._next_disk = self.disk.due_after(step)
+        due = step >= self._next_disk
+        disk = due and not busy and not making
+        memory = memory_on and not making and (disk or step >= self._next_memory)
+        if disk:
+            self._next_disk = self.disk.due_after(step)
+        if memory:
+            self._next_memory = self.memory.due_after(step)
+        again = step + max(1, math.ceil(LOOK_AGAIN_S / step_s))
+        if making:
+            return Decision(False, False, again)
+        coming = [again if due and busy else self._next_disk]
+        if memory_on:
+            coming.append(self._next_memory)
+        return Decision(memory, disk, max(step + 1, min(coming)))

@@ -1,0 +1,169 @@
+"""Writing a staged state to the store, beside the training.
+
+Owns the thread of a save; it lives as long as the save takes. It works on memory that the
+loop does not touch meanwhile and releases the GIL for all that is long (checksums, reads and writes of
+large blocks). It talks to the store and to nobody else, so it can neither disturb nor be disturbed by the
+job's collectives. A save that fails leaves nothing visible, is reported, and training goes on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from torchloom.checkpoint.state.threads import beside
+from torchloom.checkpoint.store import catalogue
+from torchloom.checkpoint.store.commit import PartWriter, Target, commit, gather
+from torchloom.checkpoint.store.manifest import Facts, Part
+from torchloom.checkpoint.store.names import Branch, CheckpointName
+from torchloom.checkpoint.store.storage import Storage
+from torchloom.core.retention import KeepRules
+from torchloom.errors import CheckpointDamaged, CheckpointError, CheckpointFenced, StorageFailed
+
+PEERS_WITHIN_S = 600.0
+"""How long the parts of other ranks are waited for. A dead rank ends the job long before."""
+PEER_FAILED = "another rank could not write its part"
+"""That rank tells why."""
+
+
+@dataclass(frozen=True)
+class Save:
+    """One state on its way to the store."""
+
+    target: Target
+    rank: int
+    files: Mapping[str, memoryview]
+    facts: Facts
+    keep: KeepRules | None
+    commits: bool
+    """Does this rank gather and commit?"""
+    owed: Mapping[Branch, CheckpointName | None] = field(default_factory=dict)
+    """Choices that could not be recorded when they were made."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a save ended."""
+
+    save: Save
+    took_s: float
+    cpu_s: float
+    problem: str = ""
+    fenced: bool = False
+    warning: str = ""
+    size: int = 0
+    """Bytes of the whole checkpoint, as the one who commits knows."""
+
+
+class Writer:
+    """At most one save at a time."""
+
+    def __init__(self, storage: Storage, has_failed: Callable[[int], bool]) -> None:
+        """`has_failed(attempt)`: has another rank given this attempt up?"""
+        self._storage = storage
+        self._has_failed = has_failed
+        self._thread: threading.Thread | None = None
+        self._outcome: Outcome | None = None
+        self._leaving = threading.Event()
+        self._swept = False
+
+    @property
+    def busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, save: Save, first: Callable[[], None] | None = None) -> None:
+        """`first` is done before, on the same thread."""
+        assert not self.busy, "one save at a time"
+        self._outcome = Outcome(save, 0.0, 0.0, problem="it ended without a word")
+        self._thread = beside(lambda: self._run(save, first), "loom-checkpoint")
+        if self._thread is None:
+            self._outcome = Outcome(save, 0.0, 0.0, problem="this process may start no more threads")
+            if first is not None:
+                first()
+
+    def collect(self) -> Outcome | None:
+        """How the last save ended, once."""
+        if self.busy:
+            return None
+        self.wait()
+        outcome, self._thread, self._outcome = self._outcome, None, None
+        return outcome
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for the save in flight; False if it is still not done."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        return not self.busy
+
+    def give_up_peers(self) -> None:
+        """Do not wait for other ranks: this process has failed, and they have or soon will."""
+        self._leaving.set()
+
+    def _run(self, save: Save, first: Callable[[], None] | None) -> None:
+        if first is not None:
+            first()
+        began, cpu = time.perf_counter(), time.thread_time()
+        problem, warning, fenced, size = "", "", False, 0
+        try:
+            warning, size = self._write(save)
+        except CheckpointFenced as error:
+            problem, fenced = str(error), True
+        except CheckpointError as error:
+            problem = str(error)
+        except (OSError, MemoryError) as error:
+            problem = f"{type(error).__name__}: {error}"
+        self._outcome = Outcome(
+            save, time.perf_counter() - began, time.thread_time() - cpu, problem, fenced, warning, size
+        )
+
+    def _write(self, save: Save) -> tuple[str, int]:
+        """(a warning, bytes of the whole checkpoint)."""
+        writer = PartWriter(self._storage, save.target, save.rank)
+        tried = False
+        try:
+            for name, data in save.files.items():
+                writer.add(name, [data])
+            part = writer.finish()
+            if not save.commits:
+                return "", 0
+            parts = self._parts(save, part)
+            tried = True
+            done = commit(self._storage, save.target, parts, save.facts, time.time(), save.owed)
+        except CheckpointError:
+            if not tried:  # a commit whose outcome is unknown may yet appear
+                writer.abandon()
+            raise
+        warning = done.warning
+        if save.keep is not None or not self._swept:
+            try:
+                if save.keep is not None:
+                    catalogue.keep(self._storage, save.target.job, save.keep)
+                if not self._swept:  # what earlier lives of the job left; once is enough
+                    self._swept = True
+                    catalogue.sweep(self._storage, save.target.job, time.time())
+            except CheckpointError as error:
+                warning = f"old checkpoints could not be removed: {error}"
+        return warning, done.manifest.size
+
+    def _parts(self, save: Save, mine: Part) -> list[Part]:
+        """Everybody's parts, as they come."""
+        if save.target.world == 1:
+            return [mine]
+        end = time.monotonic() + PEERS_WITHIN_S
+        pause_s = 0.005
+        while True:
+            try:
+                return gather(self._storage, save.target)
+            except (StorageFailed, CheckpointDamaged):
+                raise
+            except CheckpointError as error:
+                if self._leaving.is_set():
+                    raise
+                if self._has_failed(save.target.attempt):
+                    raise CheckpointError(PEER_FAILED) from error
+                if time.monotonic() > end:
+                    raise
+            time.sleep(pause_s)
+            pause_s = min(0.5, pause_s * 1.5)

@@ -1,0 +1,224 @@
+"""Giving a saved state back: each tensor is copied once, straight to where it is wanted.
+
+Owns the way from images to live objects. Parameters, buffers and optimizer states that exist are written in
+place; others are made. A shard that lies elsewhere now, because the world or the mesh changed, is put
+together from the shards of all ranks (resharding). Then every object's own `load_state_dict` is called, and
+last of all the random number generators are set.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchloom.checkpoint.state import rng
+from torchloom.checkpoint.state.image import Reading
+from torchloom.checkpoint.state.parts import ABOUT, Component, State, same_memory_kind
+from torchloom.checkpoint.state.region import large_pages
+from torchloom.checkpoint.state.streaming import Streamed
+from torchloom.checkpoint.state.tree import (
+    DTYPES,
+    Record,
+    decode,
+    is_shard,
+    local_part,
+    offset_of,
+    tensors_of,
+)
+from torchloom.errors import CheckpointDamaged, UsageError
+
+
+@dataclass
+class Images:
+    """What a rank restores from."""
+
+    own: Reading | Streamed
+    shared: Reading | Streamed | None
+    same_world: bool
+    everyone: Callable[[], Iterator[Reading]]
+    """All images of all ranks that saved, one after another; asked only when shards must be put together."""
+
+    def find(self, name: str) -> Reading | Streamed | None:
+        for reading in (self.shared, self.own):
+            if reading is not None and name in reading.trees:
+                return reading
+        return None
+
+
+@dataclass
+class _Box:
+    """A part of a tensor that is put together from others' shards."""
+
+    path: str
+    target: torch.Tensor
+    offset: tuple[int, ...]
+    filled: dict[tuple[int, ...], int] = field(default_factory=dict)
+
+    def take(self, chunk: torch.Tensor, offset: tuple[int, ...]) -> None:
+        """Copy the part of the chunk that lies in this box."""
+        here, there = [], []
+        starts = []
+        for mine, size, its, length in zip(self.offset, self.target.shape, offset, chunk.shape, strict=True):
+            start, stop = max(mine, its), min(mine + size, its + length)
+            if start >= stop:
+                return
+            here.append(slice(start - mine, stop - mine))
+            there.append(slice(start - its, stop - its))
+            starts.append(start)
+        piece = self.target[tuple(here)]
+        piece.copy_(chunk[tuple(there)])
+        self.filled[tuple(starts)] = piece.numel()
+
+
+class Filling:
+    """One restore of one rank."""
+
+    def __init__(self, state: State, images: Images) -> None:
+        self._state, self._images = state, images
+        self._targets: dict[int, list[tuple[Record, torch.Tensor]]] = {}
+        self._boxes: list[_Box] = []
+        self._new: list[torch.Tensor] = []
+        self._trees: dict[str, Any] | None = None
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """Plain facts of this rank's image: step and the like; its tensors are not read yet."""
+        found = self._images.own.trees.get(ABOUT)
+        if not isinstance(found, dict):
+            raise CheckpointDamaged("an image says nothing about itself")
+        return found
+
+    def plan(self) -> None:
+        """Find where everything goes, and change nothing. Raises UsageError if the images lack a part."""
+        self._trees = {component.name: self._tree(component) for component in self._state.components}
+        self._trees[ABOUT] = self._decode(self._images.own, self.about, ABOUT)
+
+    def run(self) -> None:
+        """Give everything back. Raises CheckpointDamaged if shards are missing."""
+        if self._trees is None:
+            self.plan()
+        assert self._trees is not None
+        trees, about = self._trees, self._trees[ABOUT]
+        readings = [reading for reading in (self._images.own, self._images.shared) if reading is not None]
+        large_pages(self._new)
+        for reading in readings:
+            if targets := self._targets.get(id(reading)):
+                reading.copy_out(targets)
+        everyone: dict[str, list[Any]] = {}
+        if self._boxes or not self._images.same_world:
+            everyone = self._put_together()
+        for component in self._state.components:
+            tree = trees[component.name]
+            if isinstance(tree, dict) and tree.get("kind") == "lines" and everyone.get(component.name):
+                tree = everyone[component.name]  # positions in lines are dealt anew from those of all ranks
+            _load(component, tree)
+        rng.put(about["rng"])
+
+    def _tree(self, component: Component) -> Any:
+        reading = self._images.find(component.name)
+        if reading is None:
+            raise UsageError(
+                f"the checkpoint holds no {component.name}", hint="restore with the parts it was saved with"
+            )
+        tree = reading.trees[component.name]
+        if not component.in_place:
+            return self._decode(reading, tree, component.name)
+        existing = dict(tensors_of(component.state(), component.name))
+
+        def leaf(record: Record, path: str) -> Any:
+            return self._wanted(reading, component, record, path, existing.get(path))
+
+        return decode(tree, reading.records, leaf, component.name)
+
+    def _decode(self, reading: Reading | Streamed, tree: Any, name: str) -> Any:
+        return decode(tree, reading.records, lambda record, path: self._made(reading, record), name)
+
+    def _made(self, reading: Reading | Streamed, record: Record) -> torch.Tensor:
+        """A new tensor, filled when the image is copied out."""
+        made = torch.empty(record["shape"], dtype=DTYPES[record["dtype"]])
+        self._new.append(made)
+        self._targets.setdefault(id(reading), []).append((record, made))
+        return made
+
+    def _wanted(
+        self, reading: Reading | Streamed, component: Component, record: Record, path: str, current: Any
+    ) -> Any:
+        template = current if current is not None else component.parameter(path)
+        if is_shard(template) and list(template.shape) == record.get("whole", record["shape"]):
+            return self._shard(reading, record, path, current, template)
+        if "whole" in record:  # it was sharded and is whole now
+            fits = current is not None and list(current.shape) == record["whole"]
+            target = current if fits else torch.empty(record["whole"], dtype=DTYPES[record["dtype"]])
+            self._boxes.append(_Box(record["path"], target, (0,) * target.dim()))
+            return target
+        if current is not None and not is_shard(current) and same_memory_kind(current, record):
+            self._targets.setdefault(id(reading), []).append((record, current.detach()))
+            return current
+        return self._made(reading, record)
+
+    def _shard(
+        self, reading: Reading | Streamed, record: Record, path: str, current: Any, template: Any
+    ) -> torch.Tensor:
+        from torch.distributed.tensor import DTensor
+
+        offset = offset_of(template)
+        if current is not None:
+            wanted, target = current, local_part(current)
+        else:
+            target = torch.empty_like(local_part(template), dtype=DTYPES[record["dtype"]])
+            wanted = DTensor.from_local(
+                target,
+                template.device_mesh,
+                template.placements,
+                run_check=False,
+                shape=template.shape,
+                stride=template.stride(),
+            )
+        as_saved = list(offset) == record.get("offset") and same_memory_kind(target, record)
+        if self._images.same_world and as_saved:
+            self._targets.setdefault(id(reading), []).append((record, target))
+        else:
+            self._boxes.append(_Box(record["path"], target, offset))
+        return wanted
+
+    def _put_together(self) -> dict[str, list[Any]]:
+        """Fill the boxes from everybody's images; also everybody's positions in the data."""
+        positions: dict[str, list[Any]] = {}
+        wanted: dict[str, list[_Box]] = {}
+        for box in self._boxes:
+            wanted.setdefault(box.path, []).append(box)
+        for reading in self._images.everyone():
+            for record in reading.records:
+                for box in wanted.get(record["path"], []):
+                    box.take(reading.view(record), tuple(record.get("offset", [0] * box.target.dim())))
+            for name, tree in reading.trees.items():
+                if isinstance(tree, dict) and tree.get("kind") == "lines":
+                    positions.setdefault(name, []).append(decode(tree, [], _no_tensor, name))
+        for box in self._boxes:
+            if sum(box.filled.values()) < box.target.numel():
+                raise CheckpointDamaged(f"parts of {box.path} are missing")
+        return positions
+
+
+def _no_tensor(record: Record, path: str) -> Any:
+    raise CheckpointDamaged(f"{path} holds a tensor where a position in the data belongs")
+
+
+def _load(component: Component, tree: Any) -> None:
+    inner = component.inner
+    if isinstance(inner, nn.Module):
+        ordered: Any = OrderedDict(tree)
+        ordered._metadata = getattr(component.state(), "_metadata", None)
+        tree = ordered
+    try:
+        inner.load_state_dict(tree)
+    except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"the checkpoint does not fit {component.name}: {error}",
+            hint="restore with the model and optimizer it was saved with",
+        ) from error

@@ -1,0 +1,173 @@
+"""An image: the state of a rank as one run of bytes, the same in memory, on disk and in an object store.
+
+    0      magic, length of the index, its CRC-32
+    24     index: JSON with the trees and a record of every tensor
+    …      tensors, each at a multiple of ALIGN
+
+Owns that layout, the copy into it (staging), the copy out of one that is in memory (streaming.py has the copy
+out of one that is not), and sums by which changed memory is found. The sum of a block is that of its 64-bit
+words: a tenth of the price of CRC-32, which is what the memory tier can afford; files carry a CRC-32 besides
+(verify.py).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchloom.checkpoint.state.region import Region
+from torchloom.checkpoint.state.tree import DTYPES, Encoder, Record
+from torchloom.errors import CheckpointDamaged
+
+MAGIC = b"LOOMIMG2"
+_HEAD = struct.Struct("<8sQI4x")
+FIRST = _HEAD.size
+"""Bytes that say how long the index is."""
+ALIGN = 64
+BLOCK = 1 << 20
+"""What one sum is of."""
+_INDEX_LIMIT = 1 << 30
+
+
+@dataclass(frozen=True)
+class Image:
+    """A state that is ready to be laid out: nothing is copied yet."""
+
+    head: bytes
+    tensors: list[torch.Tensor]
+    places: list[int]
+    size: int
+
+    def copy_into(self, region: Region) -> None:
+        """Stage: one copy of everything."""
+        region.bytes[: len(self.head)] = self.head
+        with torch.no_grad():
+            _copy(region.tensor, self.tensors, self.places, into=True)
+
+
+def plan(trees: Mapping[str, Any]) -> Image:
+    """Lay out the trees. Raises UsageError for what cannot be saved."""
+    encoder = Encoder()
+    encoded = {name: encoder.encode(tree, name) for name, tree in trees.items()}
+    relative = 0
+    for record, tensor in zip(encoder.records, encoder.tensors, strict=True):
+        record["at"] = relative
+        relative += _aligned(tensor.numel() * tensor.element_size())
+    body = json.dumps({"trees": encoded, "tensors": encoder.records}).encode()
+    first = _aligned(_HEAD.size + len(body))
+    return Image(
+        head=_HEAD.pack(MAGIC, len(body), zlib.crc32(body)) + body,
+        tensors=encoder.tensors,
+        places=[first + record["at"] for record in encoder.records],
+        size=first + relative,
+    )
+
+
+@dataclass(frozen=True)
+class Index:
+    """What an image holds, and where its tensors begin."""
+
+    trees: dict[str, Any]
+    records: list[Record]
+    first: int
+
+
+def index_size(head: bytes, size: int) -> int:
+    """How many bytes of an image its index takes, by the FIRST of them. Raises CheckpointDamaged."""
+    try:
+        magic, length, _ = _HEAD.unpack(head)
+    except struct.error as error:
+        raise CheckpointDamaged(f"an image makes no sense ({error})") from error
+    if magic != MAGIC or length > min(_INDEX_LIMIT, size - FIRST):
+        raise CheckpointDamaged("an image makes no sense (it does not begin as an image does)")
+    return FIRST + int(length)
+
+
+def read_index(head: bytes, size: int) -> Index:
+    """The index, compared with its sum. Raises CheckpointDamaged."""
+    _, length, crc = _HEAD.unpack(head[:FIRST])
+    body = head[FIRST : FIRST + length]
+    if zlib.crc32(body) != crc:
+        raise CheckpointDamaged("the index of an image was changed")
+    try:
+        found = json.loads(body)
+        index = Index(dict(found["trees"]), list(found["tensors"]), _aligned(FIRST + length))
+        for record in index.records:
+            at, length = record["at"], _numel(record["shape"]) * DTYPES[record["dtype"]].itemsize
+            if at < 0 or at % ALIGN or (length and index.first + at + length > size):
+                raise ValueError(f"{record['path']} lies outside")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointDamaged(f"an image makes no sense ({error})") from error
+    return index
+
+
+class Reading:
+    """An image in memory, being read."""
+
+    def __init__(self, region: Region, size: int, sums: torch.Tensor | None = None) -> None:
+        """Reads the index. With `sums`, the whole image is compared with them first.
+
+        Without, the caller has compared its checksum. Raises CheckpointDamaged.
+        """
+        self._buffer, self._size = region.tensor, size
+        if sums is not None and not torch.equal(sum_blocks(region, size), sums):
+            raise CheckpointDamaged("an image in memory was changed")
+        index = read_index(bytes(region.bytes[: index_size(bytes(region.bytes[:FIRST]), size)]), size)
+        self.trees, self.records, self._first = index.trees, index.records, index.first
+
+    def view(self, record: Record) -> torch.Tensor:
+        """The tensor where it lies; it is overwritten when the buffer is used again."""
+        dtype = DTYPES[record["dtype"]]
+        at = self._first + record["at"]
+        count = _numel(record["shape"])
+        if not count:
+            return torch.empty(record["shape"], dtype=dtype)
+        return self._buffer[at : at + count * dtype.itemsize].view(dtype).view(record["shape"])
+
+    def copy_out(self, targets: list[tuple[Record, torch.Tensor]]) -> None:
+        """Copy tensors to where they are wanted."""
+        places = [self._first + int(record["at"]) for record, _ in targets]
+        with torch.no_grad():
+            _copy(self._buffer, [target for _, target in targets], places, into=False)
+
+
+def block_count(size: int) -> int:
+    return -(-size // BLOCK)
+
+
+def sum_blocks(region: Region, size: int) -> torch.Tensor:
+    """The sums of all blocks of an image, whose region is a whole number of blocks."""
+    words = region.tensor[: block_count(size) * BLOCK].view(torch.int64)
+    return words.view(-1, BLOCK // 8).sum(1)
+
+
+def _copy(buffer: torch.Tensor, outside: list[torch.Tensor], places: list[int], *, into: bool) -> None:
+    inner: list[torch.Tensor] = []
+    outer = [tensor for tensor in outside if tensor.numel()]
+    for at, tensor in zip(places, outside, strict=True):
+        if tensor.numel():
+            piece = buffer[at : at + tensor.numel() * tensor.element_size()]
+            inner.append(piece.view(tensor.dtype).view(tensor.shape))
+    if outer and into:
+        torch._foreach_copy_(inner, outer)
+    elif outer:
+        torch._foreach_copy_(outer, inner)
+
+
+def _numel(shape: list[int]) -> int:
+    count = 1
+    for length in shape:
+        if not isinstance(length, int) or length < 0:
+            raise ValueError("a shape makes no sense")
+        count *= length
+    return count
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGN) * ALIGN

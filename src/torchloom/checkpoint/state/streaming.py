@@ -1,0 +1,264 @@
+"""An image copied in one pass from where it is kept into tensors, compared on the way.
+
+Owns that pass, for a slot of the memory tier and for a file in the store. It needs no memory besides: bytes
+go straight to where they are wanted and are summed there while the cache still has them, on as many threads
+as torch has. The index carries a sum of its own and is compared before anything is planned by it. What a
+tensor gets is compared after it was written, so an image that turns out damaged leaves rubbish in tensors:
+for a restart, which then takes another state or ends, not for a live rollback, which compares first
+(loading.py).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import zlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from torchloom.checkpoint.state.crc import combine
+from torchloom.checkpoint.state.image import BLOCK, FIRST, index_size, read_index
+from torchloom.checkpoint.state.threads import AT_ONCE, at_once, work_on
+from torchloom.checkpoint.state.tree import DTYPES, Record
+from torchloom.checkpoint.store.manifest import FileEntry, Manifest
+from torchloom.checkpoint.store.storage import Storage
+from torchloom.checkpoint.store.verify import Checksum, compare, read_file
+from torchloom.errors import CheckpointDamaged
+
+PIECE = 8 << 20
+"""What is read from a store at once: worth a round trip, and still in the cache when it is summed."""
+SMALL = 1 << 16
+"""Below this a copy by Python is quicker than a call of torch."""
+WORD = 8
+"""Sums of memory are those of its 64-bit words."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """A part of the image that is wanted, and its memory."""
+
+    start: int
+    stop: int
+    memory: memoryview
+    flat: torch.Tensor
+    """The same memory as a tensor of bytes, which also keeps it alive."""
+
+
+@dataclass(frozen=True)
+class _Part(Span):
+    """A part of one block, in whole words."""
+
+    scratch: bool
+
+
+class Source(Protocol):
+    """Where an image is kept."""
+
+    size: int
+
+    def head(self, length: int) -> bytes:
+        """The first bytes. They are compared by whoever asks."""
+
+    def copy_out(self, spans: list[Span]) -> None:
+        """Fill the spans and compare the whole image. Raises CheckpointDamaged or StorageFailed."""
+
+
+class Streamed:
+    """An image that is read once, when it is known where everything goes."""
+
+    def __init__(self, source: Source) -> None:
+        """Reads the index. Raises CheckpointDamaged or StorageFailed."""
+        self._source = source
+        length = index_size(source.head(min(FIRST, source.size)), source.size)
+        index = read_index(source.head(length), source.size)
+        self.trees, self.records, self._first = index.trees, index.records, index.first
+
+    def copy_out(self, targets: list[tuple[Record, torch.Tensor]]) -> None:
+        """Copy tensors to where they are wanted, and compare everything."""
+        spans: list[Span] = []
+        later: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for record, target in targets:
+            if not target.numel():
+                continue
+            inside = target
+            if not _plain(target):  # on a device, or with gaps: it is put together here first
+                inside = torch.empty(record["shape"], dtype=DTYPES[record["dtype"]])
+                later.append((target, inside))
+            spans.append(_span(self._first + int(record["at"]), inside))
+        self._source.copy_out(sorted(spans, key=lambda span: span.start))
+        with torch.no_grad():
+            for target, inside in later:
+                target.copy_(inside)
+
+
+class SlotSource:
+    """An image in shared memory. It is read, not mapped: finding the pages of a mapping costs as much as the
+    copy itself."""
+
+    def __init__(self, path: os.PathLike[str], offset: int, size: int, sums: list[int]) -> None:
+        self._path, self._offset, self._sums = path, offset, sums
+        self.size = size
+
+    def head(self, length: int) -> bytes:
+        with self._open() as file:
+            return os.pread(file.fileno(), length, self._offset)
+
+    def copy_out(self, spans: list[Span]) -> None:
+        starts = [span.start for span in spans]
+        blocks = itertools.count()
+        wrong: list[int] = []
+
+        def work(_: int) -> None:
+            scratch = _span(0, torch.empty(BLOCK, dtype=torch.uint8))
+            while (number := next(blocks)) < len(self._sums) and not wrong:
+                start = number * BLOCK
+                near = spans[max(0, bisect_right(starts, start) - 1) : bisect_left(starts, start + BLOCK)]
+                parts = list(_parts(start, near, scratch))
+                _fill(file.fileno(), [part.memory for part in parts], self._offset + start)
+                total = sum(int(part.flat.view(torch.int64).sum()) for part in parts)
+                if (total - self._sums[number]) % (1 << 64):
+                    wrong.append(number)
+                    return
+                for part in parts:
+                    if part.scratch:
+                        _deal(part, near)
+
+        with self._open() as file:
+            work_on(min(at_once(), len(self._sums)), work)
+        if wrong:
+            raise CheckpointDamaged("an image in memory was changed")
+
+    def _open(self) -> Any:
+        try:
+            return open(self._path, "rb", buffering=0, opener=_no_links)
+        except OSError as error:
+            raise CheckpointDamaged("an image in memory is gone") from error
+
+
+class StoreSource:
+    """An image in a file of a checkpoint."""
+
+    def __init__(self, storage: Storage, manifest: Manifest, entry: FileEntry) -> None:
+        self._storage, self._manifest, self._entry = storage, manifest, entry
+        self.size = entry.size
+
+    def head(self, length: int) -> bytes:
+        found = bytearray(length)
+        read_file(self._storage, self._manifest, self._entry, 0, [memoryview(found)])
+        return bytes(found)
+
+    def copy_out(self, spans: list[Span]) -> None:
+        pieces = range(0, self.size, PIECE)
+        sums: list[tuple[int, int]] = [(0, 0)] * len(pieces)
+        numbers = itertools.count()
+        given_up = False
+
+        def work(_: int) -> None:
+            nonlocal given_up
+            try:
+                while (number := next(numbers)) < len(pieces) and not given_up:
+                    start = pieces[number]
+                    buffers = list(_covering(start, min(self.size, start + PIECE), spans))
+                    length = read_file(self._storage, self._manifest, self._entry, start, buffers)
+                    crc = 0
+                    for buffer in buffers:
+                        crc = zlib.crc32(buffer, crc)
+                    sums[number] = crc, length
+            finally:
+                given_up = given_up or number < len(pieces)
+
+        work_on(max(1, min(AT_ONCE, len(pieces))), work)
+        total, size = 0, 0
+        for crc, length in sums:
+            total, size = combine(total, crc, length), size + length
+        compare(self._manifest, self._entry, Checksum(total, size))
+
+
+def _span(start: int, tensor: torch.Tensor) -> Span:
+    flat = tensor.detach().view(-1).view(torch.uint8)
+    length = flat.numel()
+    memory = memoryview((ctypes.c_char * length).from_address(flat.data_ptr())).cast("B")
+    return Span(start, start + length, memory, flat)
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    """Is it one run of this process's memory that holds just its values?"""
+    return (
+        tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and not (tensor.is_conj() or tensor.is_neg())
+    )
+
+
+def _fill(descriptor: int, buffers: list[memoryview], start: int) -> None:
+    length = sum(len(buffer) for buffer in buffers)
+    if os.preadv(descriptor, buffers, start) != length:  # of memory, it is all there or was cut off
+        raise CheckpointDamaged("an image in memory was cut short")
+
+
+def _parts(start: int, spans: list[Span], scratch: Span) -> Iterator[_Part]:
+    """A block cut into what goes straight to where it is wanted and what goes through the scratch memory:
+    small tensors, and ends that are no whole words."""
+
+    def through(begin: int, end: int) -> _Part:
+        inside = slice(begin - start, end - start)
+        return _Part(begin, end, scratch.memory[inside], scratch.flat[inside], scratch=True)
+
+    at, stop = start, start + BLOCK
+    for span in spans:
+        if span.start >= stop:
+            break
+        begin, end = max(at, span.start), min(stop, span.stop) // WORD * WORD
+        if end - begin < SMALL or span.flat.storage_offset() % WORD:
+            continue
+        if begin > at:
+            yield through(at, begin)
+        inside = slice(begin - span.start, end - span.start)
+        yield _Part(begin, end, span.memory[inside], span.flat[inside], scratch=False)
+        at = end
+    if at < stop:
+        yield through(at, stop)
+
+
+def _deal(part: _Part, spans: list[Span]) -> None:
+    """Copy what went through the scratch memory, and was compared, to the spans that lie there."""
+    for span in spans:
+        if span.start >= part.stop:
+            return
+        begin, end = max(part.start, span.start), min(part.stop, span.stop)
+        if begin >= end:
+            continue
+        here, there = slice(begin - span.start, end - span.start), slice(begin - part.start, end - part.start)
+        if end - begin < SMALL:
+            span.memory[here] = part.memory[there]
+        else:
+            span.flat[here].copy_(part.flat[there])
+
+
+def _covering(start: int, stop: int, spans: list[Span]) -> Iterator[memoryview]:
+    """Buffers that take the bytes from start to stop, one after another; what nobody wants goes nowhere."""
+    at = start
+    near = max(0, bisect_right(spans, start, key=lambda span: span.start) - 1)
+    for span in spans[near:]:
+        if span.start >= stop:
+            break
+        if span.stop <= at:
+            continue
+        if span.start > at:
+            yield memoryview(bytearray(span.start - at))
+            at = span.start
+        end = min(stop, span.stop)
+        yield span.memory[at - span.start : end - span.start]
+        at = end
+    if at < stop:
+        yield memoryview(bytearray(stop - at))
+
+
+def _no_links(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -1,0 +1,1 @@
+"""Clusters by name (`context`, kept by `contexts`) and named tokens (`token`)."""

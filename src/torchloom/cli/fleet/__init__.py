@@ -1,0 +1,1 @@
+"""Verbs that look at everything: incidents, stragglers, links (probe), events, devices, nodes; and inject."""

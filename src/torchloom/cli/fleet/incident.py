@@ -1,0 +1,117 @@
+"""`loom incident`: one incident with its timeline, what every rank was at, every exit and last words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from torchloom.cli.options import JsonOption, api
+
+if TYPE_CHECKING:
+    from torchloom.client.schema import ExitView, FindingView, RankEvidenceView, TimelineView
+
+EXAMPLES = (
+    ("loom incident train-3f9a.1", "verdict, decision, timeline, stacks, tracebacks"),
+    ("loom incident train-3f9a.1 --json", "the same with all collectives that are known of every rank"),
+)
+_SHOWN = 8
+"""Collectives of a rank that is blamed: the newest tell the story, `--json` has all."""
+
+
+def command(
+    incident: Annotated[str, typer.Argument(help="Id of the incident.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Show an incident: verdict, decision, timeline, what each rank was at, exits, last words."""
+    from torchloom.cli.fleet.probe import show as show_links
+    from torchloom.cli.show import output
+
+    found = api().incident(incident)
+    if as_json:
+        output.show_json(found)
+        return
+    print(f"{found['id']}  {found['kind']} in {found['job']}, generation {found['generation']}")
+    print(f"verdict    {found['verdict']}")
+    print(f"decision   {found['decision'] or '–'}")
+    if found["resolution"]:
+        print(f"ended      {found['resolution']}")
+    if found["finding"] is not None:
+        print(f"sure       {_how_sure(found['finding'])}")
+    print(f"timeline   {timeline(found['timeline'])}")
+    if found["lost_steps"] is not None:
+        print(f"lost       {found['lost_steps']} training steps are repeated")
+    if found["goodput_before"] is not None and found["goodput_after"] is not None:
+        before, after = output.percent(found["goodput_before"]), output.percent(found["goodput_after"])
+        print(f"goodput    {before} before, {after} after")
+    blamed = found["finding"]["ranks"] if found["finding"] is not None else []
+    # Those that are blamed first: they are what one is looking for.
+    for one in sorted(found["evidence"], key=lambda e: (e["rank"] not in blamed, e["rank"])):
+        _show_rank(one, one["rank"] in blamed)
+    if found["links"] is not None:
+        print()
+        show_links(found["links"])
+    for report in found["exits"]:
+        _show_exit(report, report["rank"] == found["culprit"] and not report["after_stop"])
+
+
+def _how_sure(finding: FindingView) -> str:
+    sure = "certain" if finding["certain"] else f"{finding['confidence']:.0%}"
+    return f"{sure}: {finding['certainty']}" if finding["certainty"] else sure
+
+
+def _show_rank(one: RankEvidenceView, blamed: bool) -> None:
+    """Where a rank was, and for those that are blamed everything that is known."""
+    print()
+    print(
+        f"rank {one['rank']} on {one['node']} at step {one['steps']}, process state {one['state'] or '?'}"
+        + ("  [blamed]" if blamed else "")
+    )
+    if one["doing"]:
+        print(f"  it was     {one['doing']}")
+    for number, line in enumerate(one["stack"][:12]):
+        print(f"  {'stack' if number == 0 else '':<9}  {line}")
+    if one["gil"]:
+        print(f"  GIL        held by {one['gil']}")
+    for number, line in enumerate(one["collectives"][-_SHOWN if blamed else -2 :]):
+        print(f"  {'last' if number == 0 else '':<9}  {line}")
+    if blamed and one["log_tail"]:
+        print("\n".join(f"  │ {line}" for line in one["log_tail"]))
+
+
+def timeline(line: TimelineView) -> str:
+    """`21:14:03 fault → +0.004 s detected → …`; phases that were not reached are left out."""
+    from torchloom.cli.show import output
+
+    start = line["fault_ns"] or line["detected_ns"]
+    begin = "first sign" if line["first_sign_ns"] == start else "fault"
+    reached = [f"{output.clock(start)} {begin}"]
+    reached += [
+        f"+{(at - start) / 1e9:.3f} s {name}"
+        for at, name in (
+            (line["detected_ns"], "detected"),
+            (line["decided_ns"], "decided"),
+            (line["stopped_ns"], "rest stopped"),
+            (line["spawned_ns"], "spawned"),
+            (line["restored_ns"], "restored"),
+            (line["first_step_ns"], "first step"),
+        )
+        if at
+    ]
+    return " → ".join(reached)
+
+
+def _show_exit(report: ExitView, culprit: bool) -> None:
+    role = "culprit" if culprit else "ended by us" if report["after_stop"] else ""
+    role = "secondary" if report["secondary"] and not culprit else role
+    print()
+    print(
+        f"rank {report['rank']} on {report['node']} {report['how']} after {report['steps']} steps"
+        + (f"  [{role}]" if role else "")
+    )
+    if report["activity"]:
+        print(f"  last seen  {report['activity']}")
+    if report["traceback"]:
+        print("\n".join(f"  │ {line}" for line in report["traceback"].rstrip().splitlines()))
+    elif report["log_tail"] and culprit:
+        print("\n".join(f"  │ {line}" for line in report["log_tail"][-10:]))

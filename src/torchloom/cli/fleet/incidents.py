@@ -1,0 +1,82 @@
+"""`loom incidents`: what went wrong, of all jobs or of one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchloom.cli.options import AnyJobArgument, JsonOption, WatchOption, api
+
+if TYPE_CHECKING:
+    from torchloom.client.schema import IncidentView
+
+EXAMPLES = (
+    ("loom incidents", "of all jobs"),
+    ("loom incidents train-3f9a --json", "of one job, for a program"),
+)
+
+
+def command(
+    job: AnyJobArgument = None,
+    watch: WatchOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List incidents with verdict, decision and time to recover."""
+    from torchloom.cli.show import output
+
+    client = api()
+    if watch:
+        from torchloom.cli.show import live
+
+        live.watch(lambda: client.incidents(job=job), show, lines=list if as_json else None)
+    elif as_json:
+        output.show_json(client.incidents(job=job))
+    else:
+        show(client.incidents(job=job))
+
+
+def show(found: list[IncidentView]) -> None:
+    from torchloom.cli.show import output
+
+    output.table(
+        ("INCIDENT", "WHEN", "JOB", "RANK", "RECOVERED", "WHAT"),
+        (
+            (
+                incident["id"],
+                output.clock(incident["timeline"]["fault_ns"] or incident["timeline"]["detected_ns"]),
+                incident["job"],
+                "–" if incident["culprit"] is None else f"{incident['culprit']}",
+                recovered(incident),
+                sentence(incident),
+            )
+            for incident in found
+        ),
+        nothing="no incidents",
+        spare=("JOB",),
+    )
+
+
+def sentence(incident: IncidentView) -> str:
+    """What happened and what follows."""
+    said = (incident["verdict"], incident["resolution"] or incident["decision"])
+    return "; ".join(text.rstrip(".") for text in said if text)
+
+
+def is_news(decision: str) -> bool:
+    """Whether a decision about an incident that was told before is worth telling: something is being done.
+
+    What is only reported is told once; that it still lasts is in `loom incidents`.
+    """
+    return bool(decision) and not decision.startswith(("reported", "not restarted", "dry run"))
+
+
+def recovered(incident: IncidentView) -> str:
+    from torchloom.cli.show import output
+
+    if incident["recovery_s"] is not None:
+        return output.seconds(incident["recovery_s"])
+    if incident["open"]:
+        return "not yet"
+    ended = incident["resolution"]
+    if ended.startswith("rolled back"):
+        return "rolled back"
+    return "by itself" if ended and not ended.startswith(("the job ", "its generation ")) else "no"

@@ -1,0 +1,131 @@
+"""`loom inject`: make something go wrong in a running job on purpose."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from torchloom.cli.options import JsonOption, api
+
+EXAMPLES = (
+    ("loom inject train-3f9a kill --rank 1", "SIGKILL, as the kernel would when memory is short"),
+    ("loom inject train-3f9a stop --rank 0", "a worker that stands still and says nothing"),
+    ("loom inject train-3f9a slow --rank 2 --amount 1.5 --for 60s", "a straggler for a minute"),
+    ("loom inject train-3f9a hang --rank 1 --where data", "waits for a batch for ever"),
+    ("loom inject train-3f9a slow-link --rank 1 --peer 2 --amount 5", "5 MB/s from rank 1 to rank 2"),
+    ("loom inject train-3f9a random --seed 7 --for 10m --every 60s", "a series of faults, repeatable"),
+    ("loom inject --list", "all faults, and what their numbers mean"),
+)
+
+
+def command(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.")] = "",
+    fault: Annotated[
+        str, typer.Argument(metavar="FAULT", help="What goes wrong; see --list. Or `random`.")
+    ] = "",
+    ranks: Annotated[
+        list[int] | None,
+        typer.Option("--rank", metavar="N", help="Whom it hits, again for more; else all."),
+    ] = None,
+    amount: Annotated[
+        float | None, typer.Option("--amount", metavar="X", help="A factor, a code, a size: see --list.")
+    ] = None,
+    lasting: Annotated[
+        str,
+        typer.Option("--for", metavar="TIME", help="How long, as 30s or 2m; else to its end."),
+    ] = "",
+    at_step: Annotated[
+        int | None, typer.Option("--at-step", metavar="N", help="Before this step of the present generation.")
+    ] = None,
+    where: Annotated[
+        str, typer.Option("--where", metavar="PLACE", help="Of a hang: step, data or backward.")
+    ] = "step",
+    seed: Annotated[int, typer.Option("--seed", help="Chooses what a bit-flip hits, or the series.")] = 0,
+    every: Annotated[
+        str, typer.Option("--every", metavar="TIME", help="Of a series: how often something happens.")
+    ] = "30s",
+    peer: Annotated[
+        int | None, typer.Option("--peer", metavar="N", help="Of a slow link: the rank at its other end.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--list", help="Show the faults there are.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Make something go wrong on purpose, to see what is told and done about it. Needs an admin's token."""
+    from torchloom.cli.show import output
+    from torchloom.cli.show.states import check
+    from torchloom.core.injection import KINDS, LONGEST_S, kind_of
+    from torchloom.durations import parse_span
+    from torchloom.errors import UsageError
+    from torchloom.model.faults import FaultPlace
+
+    if show:
+        rows = [
+            (kind, f"{it.amount}, {it.default:g}" if it.amount else "", it.what) for kind, it in KINDS.items()
+        ]
+        if as_json:
+            output.show_json([{"kind": kind, "what": what, "amount": number} for kind, number, what in rows])
+        else:
+            output.table(("FAULT", "--amount", "WHAT HAPPENS"), rows, nothing="no faults")
+        return
+    if not job or not fault:
+        raise UsageError("A job and a fault are needed", hint="`loom inject --list` shows the faults")
+    if fault == "random":
+        _series(job, seed, parse_span(lasting or "5m", "--for"), parse_span(every, "--every"), as_json)
+        return
+    made = api().inject(
+        job,
+        {
+            "kind": kind_of(fault),
+            "ranks": ranks or [],
+            "amount": amount,
+            "duration_s": parse_span(lasting, "--for", 0.0, LONGEST_S) if lasting else 0.0,
+            "at_step": at_step,
+            "where": check([where], FaultPlace, "--where")[0],
+            "seed": seed,
+            "peer": peer,
+        },
+    )
+    if as_json:
+        output.show_line(made)
+    else:
+        hit = f"rank{'s' * (len(made['ranks']) > 1)} {', '.join(map(str, made['ranks']))}"
+        print(f"{made['kind']} injected into {hit} of {job} ({made['name']})")
+
+
+def _series(job: str, seed: int, lasting_s: float, every_s: float, as_json: bool) -> None:
+    """One fault after another. One that is refused, as its rank is just being replaced, is passed over."""
+    import time
+
+    from torchloom.chaos.injections import series
+    from torchloom.cli.show import output
+    from torchloom.errors import Conflict, TimedOut
+
+    client, began = api(), time.monotonic()
+    plan = series(seed, client.job(job)["world_size"], lasting_s, every_s)
+    for one in plan:
+        time.sleep(max(0.0, began + one.after_s - time.monotonic()))
+        fault, said = one.fault, ""
+        try:
+            client.inject(
+                job,
+                {
+                    "kind": fault.kind,
+                    "ranks": list(one.ranks),
+                    "amount": fault.amount,
+                    "duration_s": fault.duration_s,
+                    "where": fault.where,
+                    "seed": fault.seed,
+                    "peer": fault.peer,
+                },
+            )
+        except (Conflict, TimedOut) as error:
+            said = str(error)
+        if as_json:
+            output.show_line({"after_s": one.after_s, "what": one.describe(), "refused": said})
+        else:
+            print(
+                f"{one.after_s:7.1f} s  {one.describe()}{f' – refused: {said}' if said else ''}", flush=True
+            )
+    if not as_json:
+        print(f"{len(plan)} faults; `loom incidents {job}` shows what was told of them")

@@ -1,0 +1,50 @@
+"""`loom nodes`: the hosts with an agent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchloom.cli.options import JsonOption, WatchOption, api
+
+if TYPE_CHECKING:
+    from torchloom.client.schema import NodeView
+
+EXAMPLES = (("loom nodes", "hosts, how full they are, and when they were last heard"),)
+
+
+def command(watch: WatchOption = False, as_json: JsonOption = False) -> None:
+    """List nodes with state, workers and the last sign of life."""
+    from torchloom.cli.show import output
+
+    client = api()
+    if watch:
+        from torchloom.cli.show import live
+
+        live.watch(client.nodes, _table, lines=list if as_json else None)
+    elif as_json:
+        output.show_json(client.nodes())
+    else:
+        _table(client.nodes())
+
+
+def _table(nodes: list[NodeView]) -> None:
+    from torchloom.cli.show import output
+
+    output.table(
+        ("NODE", "STATE", "ADDRESS", "WORKERS", "SPARE", "DEVICES", "HEARD", "REASON"),
+        (
+            (
+                node["id"],
+                "drained" if node["drained"] and node["state"] == "ready" else node["state"],
+                node["address"],
+                f"{node['workers']}/{node['max_workers']}",
+                ", ".join(f"{slots} for {job}" for job, slots in node["spare"].items()) or "–",
+                f"{len(node['devices'])}",
+                "–" if node["seen_s"] is None else f"{output.seconds(node['seen_s'])} ago",
+                node["drained"] or node["reason"],
+            )
+            for node in nodes
+        ),
+        nothing="no nodes; is an agent running?",
+        spare=("ADDRESS", "DEVICES"),
+    )

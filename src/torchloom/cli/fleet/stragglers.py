@@ -1,0 +1,79 @@
+"""`loom stragglers`: what every rank costs its job now."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchloom.cli.options import JobArgument, JsonOption, WatchOption, api
+
+if TYPE_CHECKING:
+    from torchloom.client.schema import RankCostView, Stragglers
+
+EXAMPLES = (
+    ("loom stragglers train-3f9a", "who holds the others up, and what that costs"),
+    ("loom stragglers train-3f9a --watch", "again every second"),
+    ("loom stragglers train-3f9a --json | jq '.ranks[] | {rank, lost_share}'", "for a script"),
+)
+
+
+def command(job: JobArgument, watch: WatchOption = False, as_json: JsonOption = False) -> None:
+    """Show what every rank costs the job: lost steps per second, and the share of its speed."""
+    from torchloom.cli.show import output
+
+    client = api()
+    if watch:
+        from torchloom.cli.show import live
+
+        live.watch(lambda: client.stragglers(job), _show, lines=(lambda now: [now]) if as_json else None)
+    elif as_json:
+        output.show_json(client.stragglers(job))
+    else:
+        _show(client.stragglers(job))
+
+
+def _show(found: Stragglers) -> None:
+    from torchloom.cli.show import output
+
+    ranks = sorted(found["ranks"], key=lambda one: (-one["lost_share"], one["rank"]))
+    rate = found["steps_per_s"]
+    if found["stands"]:
+        print(f"{found['job']} stands: see `loom incident {found['stands']}`; below are steps before it\n")
+    elif rate is not None:
+        print(f"{found['job']}: {output.rate(rate)}; {_worst(ranks, rate)}\n")
+    columns = ("RANK", "NODE", "OWN", "PEERS", "DATA", "WAITS", "COSTS", "OF SPEED", "ROLE")
+    shown = len(columns) - (len({one["role"] for one in ranks}) < 2)
+    output.table(
+        columns[:shown],
+        (_row(one)[:shown] for one in ranks),
+        nothing=f"no steps of {found['job']} are known yet; see `loom status {found['job']}`",
+    )
+    if ranks:
+        print(f"\nmedians a step, over the newest {max(one['steps'] for one in ranks)}")
+    if found["missing"]:
+        print(f"not heard of just now: rank {', '.join(map(str, found['missing']))}")
+
+
+def _worst(ranks: list[RankCostView], rate: float) -> str:
+    from torchloom.cli.show import output
+
+    worst = ranks[0]
+    if worst["lost_share"] < 0.01:
+        return "no rank holds the others up"
+    return f"without rank {worst['rank']} it would be {output.rate(rate + worst['lost_steps_per_s'])}"
+
+
+def _row(one: RankCostView) -> tuple[str, ...]:
+    from torchloom.cli.show import output
+
+    costs = one["lost_share"] >= 0.001
+    return (
+        f"{one['rank']}",
+        one["node"],
+        output.step_time(one["own_s"]),
+        "–" if one["peers_s"] is None else output.step_time(one["peers_s"]),
+        output.step_time(one["data_s"]),
+        output.step_time(one["waits_s"]),
+        f"{one['lost_steps_per_s']:.2f} steps/s" if costs else "–",
+        output.percent(one["lost_share"]) if costs else "–",
+        one["role"],
+    )

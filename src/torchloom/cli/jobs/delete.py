@@ -1,0 +1,41 @@
+"""`loom delete`: forget jobs that have ended."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from torchloom.cli.options import JobsArgument, JsonOption, api
+
+EXAMPLES = (
+    ("loom delete train-3f9a", "forget one job and its logs"),
+    ("loom delete train-3f9a --force", "kill it first, if it runs"),
+    ("loom delete train-3f9a --checkpoints", "and all that it has saved"),
+)
+
+REMOVE_WITHIN_S = 330.0
+"""A store may hold thousands of objects; a little longer than the service itself waits."""
+
+
+def command(
+    jobs: JobsArgument,
+    force: Annotated[bool, typer.Option("--force", help="Kill a job that still runs.")] = False,
+    keep_logs: Annotated[bool, typer.Option("--keep-logs", help="Leave its log files on the nodes.")] = False,
+    checkpoints: Annotated[
+        bool, typer.Option("--checkpoints", help="Remove its checkpoints too, also pinned ones.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Forget jobs that have ended, with their logs. Checkpoints stay unless --checkpoints."""
+    from torchloom.cli.show import output
+
+    client = api()
+    if checkpoints:
+        client.timeout_s = REMOVE_WITHIN_S
+    for job in dict.fromkeys(jobs):
+        client.delete(job, force=force, keep_logs=keep_logs, keep_checkpoints=not checkpoints)
+        if as_json:
+            output.show_line({"job": job, "deleted": True})
+        else:
+            print(f"{job} deleted")

@@ -1,0 +1,237 @@
+"""The flags of `loom run` and `loom submit`: torchrun's, and a few of our own. Owns parsing and defaults.
+
+torchrun's flags are all accepted, with hyphens or underscores, so that a command line can be taken over word
+for word. Those that ask for something torchloom does in another way are named in one note. Everything after
+the script belongs to the script.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from torchloom.errors import UsageError
+
+_QUIET = ("--standalone", "--run-path")
+"""Switches of torchrun that change nothing here."""
+_QUIET_VALUES = (
+    "--rdzv-backend",
+    "--rdzv-id",
+    "--rdzv-conf",
+    "--monitor-interval",
+    "--start-method",
+    "--event-log-handler",
+    "--local-addr",
+    "--logs-specs",
+    "--signals-to-handle",
+)
+"""Options of torchrun with a value that change nothing a script can see."""
+_NOTED = {
+    "--rdzv-endpoint": "workers meet at a store of their own for each generation",
+    "--master-addr": "workers meet at a store of their own for each generation",
+    "--master-port": "workers meet at a store of their own for each generation",
+    "--node-rank": "nodes are numbered by torchloom",
+    "--role": "ROLE_NAME is always `default`",
+    "--log-dir": "logs are kept under LOOM_HOME, see `loom logs`",
+    "--redirects": "logs are kept under LOOM_HOME, see `loom logs`",
+    "--tee": "logs are kept under LOOM_HOME and shown here",
+    "--duplicate-stdout-filters": "all output is shown, see `loom logs`",
+    "--duplicate-stderr-filters": "all output is shown, see `loom logs`",
+    "--numa-binding": "use --pin-cores",
+}
+"""Options of torchrun that ask for something done in another way here; the words say in which."""
+_NOTED_SWITCHES = {"--virtual-local-rank": "LOCAL_RANK is the rank on the host"}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message[:1].upper()}{message[1:]}", hint=f"see `{self.prog} --help`")
+
+
+def parser(verb: str) -> argparse.ArgumentParser:
+    made = _Parser(
+        prog=f"loom {verb}",
+        usage=f"loom {verb} [flags] script.py [arguments of the script]",
+        description="Run a training script on several workers, supervised. Takes torchrun's flags.",
+        epilog=f"example: loom {verb} --nproc-per-node 2 --expect-steps 1000 train.py --lr 0.1",
+    )
+    job = made.add_argument_group("workers")
+    _add(
+        job,
+        "--nproc-per-node",
+        metavar="N",
+        help="workers per host: a number, auto, cpu or gpu (1)",
+    )
+    _add(job, "--nnodes", metavar="N", help="hosts, or a range MIN:MAX (1)")
+    _add(job, "--max-restarts", metavar="N", type=int, help="restarts in the life of the job (10)")
+    job.add_argument("-m", "--module", action="store_true", help="the script is a module, as with python -m")
+    _add(job, "--no-python", action="store_true", help="the script is a program of its own")
+    _add(job, "--local-ranks-filter", metavar="RANKS", help="show the output of these ranks only: 0,1")
+    _add(job, "--shutdown-timeout", metavar="S", type=float, help="seconds between SIGTERM and SIGKILL")
+    ours = made.add_argument_group("torchloom")
+    _add(ours, "--min-workers", metavar="N", type=int, help="start with as few, if there is no room for all")
+    _add(ours, "--max-workers", metavar="N", type=int, help="the most that `loom scale` may give it")
+    ours.add_argument(
+        "--standby",
+        metavar="N",
+        type=int,
+        default=0,
+        help="spare nodes to keep free and warm (0)",
+    )
+    ours.add_argument("--name", help="id of the job (default: made from the script's name; JOB_ID)")
+    ours.add_argument("--preload", metavar="MODULES", action="append", default=[], help="import ahead")
+    ours.add_argument(
+        "--spawn", choices=("warm", "cold"), default="warm", help="fork a process with torch loaded, or not"
+    )
+    _add(ours, "--pin-cores", action="store_true", help="give each worker its own share of the cores")
+    _add(ours, "--expect-steps", metavar="N", type=int, help="steps the job will take, for the ETA")
+    _add(ours, "--max-steps", metavar="N", type=int, help="where the job shall end; workers see MAX_STEPS")
+    ours.add_argument("--policy", metavar="FILE", help="what to do about findings (LOOM_HOME/policy.toml)")
+    _add(ours, "--hang-report", metavar="S", type=float, help="say that a rank hangs after this long")
+    _add(
+        ours, "--hang-act", metavar="S", type=float, help="act on a hang that is not certain after this long"
+    )
+    ours.add_argument("--label", "-l", metavar="KEY=VALUE", action="append", default=[], help="repeatable")
+    ours.add_argument(
+        "--queue",
+        action=argparse.BooleanOptionalAction,
+        help="wait for room: always, or never; by default when the nodes could hold the job",
+    )
+    ours.add_argument("--python", metavar="PATH", help="interpreter of the job")
+    if verb == "run":
+        ours.add_argument("--detach", action="store_true", help="return at once, as `loom submit` does")
+    ours.add_argument("--json", action="store_true", help="print JSON and nothing else on stdout")
+    ours.add_argument("--home", metavar="DIR", help="directory of torchloom's state (LOOM_HOME)")
+    ours.add_argument("--context", metavar="NAME", help="cluster to speak to, see `loom context`")
+    rest = made.add_argument_group("accepted because torchrun has them")
+    for flag in (*_QUIET, *_NOTED_SWITCHES):
+        _add(rest, flag, action="store_true", help=argparse.SUPPRESS)
+    for flag in (*_QUIET_VALUES, *_NOTED):
+        short = {"--redirects": ("-r",), "--tee": ("-t",)}.get(flag, ())
+        _add(rest, *short, flag, help=argparse.SUPPRESS)
+    rest.description = " ".join((*_QUIET, *_QUIET_VALUES, *_NOTED, *_NOTED_SWITCHES))
+    made.add_argument("script", help="script, module (-m) or program (--no-python)")
+    made.add_argument("script_args", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return made
+
+
+def _add(group: argparse._ArgumentGroup, *flags: str, **how: Any) -> None:
+    """Add a flag in both of torchrun's spellings; only the one with hyphens is shown."""
+    group.add_argument(*flags, **how)
+    long = flags[-1]
+    if "-" in long[2:]:
+        twin = how | {"help": argparse.SUPPRESS, "dest": long[2:].replace("-", "_")}
+        if "default" not in how:
+            twin["default"] = argparse.SUPPRESS
+        group.add_argument("--" + long[2:].replace("-", "_"), **twin)
+
+
+def notes(options: argparse.Namespace) -> list[str]:
+    """One sentence for each given flag that is done in another way here."""
+    found = []
+    for flag, instead in (_NOTED | _NOTED_SWITCHES).items():
+        value = getattr(options, flag[2:].replace("-", "_"))
+        if value and not (flag == "--node-rank" and value == "0"):
+            found.append(f"{flag} has no effect here: {instead}")
+    return found
+
+
+def worker_count(options: argparse.Namespace, env: Mapping[str, str]) -> int:
+    """Workers on each host: --nproc-per-node, else PET_NPROC_PER_NODE as torchrun, else WORLD_SIZE."""
+    given = options.nproc_per_node or env.get("PET_NPROC_PER_NODE") or env.get("WORLD_SIZE") or "1"
+    match given:
+        case "cpu":
+            return os.cpu_count() or 1
+        case "gpu":
+            found = _visible_gpus(env)
+            if not found:
+                raise UsageError("--nproc-per-node gpu was given and no GPU is visible here.")
+            return found
+        case "auto":
+            return _visible_gpus(env) or os.cpu_count() or 1
+    try:
+        count = int(given)
+    except ValueError:
+        raise UsageError(f"{given!r} is not a number of workers: use a number, auto, cpu or gpu.") from None
+    if count < 1:
+        raise UsageError(f"A job needs at least 1 worker, {count} were asked for.")
+    if count > 64:
+        from torchloom.model.job import MAX_WORKERS
+
+        if count > MAX_WORKERS:
+            raise UsageError(f"A job has at most {MAX_WORKERS} workers, {count} were asked for.")
+    return count
+
+
+def _visible_gpus(env: Mapping[str, str]) -> int:
+    """GPUs that a worker would see, without importing torch."""
+    from torchloom.agent.observe.devices import look, resolve_visible
+
+    gpus = look("here").gpus
+    visible = env.get("CUDA_VISIBLE_DEVICES")
+    return len(gpus) if visible is None else len(resolve_visible(visible, gpus))
+
+
+def node_count(options: argparse.Namespace, env: Mapping[str, str]) -> int:
+    """Hosts that are wanted: the end of a range."""
+    return _node_range(options, env)[1]
+
+
+def least_workers(options: argparse.Namespace, env: Mapping[str, str]) -> int | None:
+    """The smallest world that will do: --min-workers, else the begin of a range of hosts; None: no other."""
+    least, most = _node_range(options, env)
+    if options.min_workers is not None:
+        given: int = options.min_workers
+        return given
+    return least * worker_count(options, env) if least < most else None
+
+
+def _node_range(options: argparse.Namespace, env: Mapping[str, str]) -> tuple[int, int]:
+    given = options.nnodes or env.get("PET_NNODES") or "1"
+    try:
+        least = int(given.partition(":")[0])
+        most = int(given.partition(":")[2] or least)
+    except ValueError:
+        raise UsageError(f"{given!r} is not a number of nodes: use N or MIN:MAX.") from None
+    if not 1 <= least <= most:
+        raise UsageError(f"{given} is no range of nodes: use N or MIN:MAX with MIN at least 1.")
+    return least, most
+
+
+def restarts(options: argparse.Namespace, env: Mapping[str, str]) -> int | None:
+    """--max-restarts, else PET_MAX_RESTARTS or MAX_RESTARTS; None for the default of jobs."""
+    if options.max_restarts is not None:
+        count: int = options.max_restarts
+    else:
+        given = env.get("PET_MAX_RESTARTS") or env.get("MAX_RESTARTS")
+        if not given:
+            return None
+        if not given.isdecimal():
+            raise UsageError(f"MAX_RESTARTS is {given!r}, which is not a number.")
+        count = int(given)
+    if count < 0:
+        raise UsageError("--max-restarts cannot be negative.")
+    return count
+
+
+def shown_ranks(options: argparse.Namespace) -> frozenset[int] | None:
+    """Ranks whose output is wanted; None for all."""
+    given: str | None = options.local_ranks_filter
+    if not given:
+        return None
+    try:
+        return frozenset(int(part) for part in given.split(","))
+    except ValueError:
+        raise UsageError(f"--local-ranks-filter takes ranks such as 0,1 and not {given!r}.") from None
+
+
+def parse(verb: str, argv: Sequence[str]) -> argparse.Namespace:
+    options = parser(verb).parse_args(list(argv))
+    if options.module and options.no_python:
+        raise UsageError("-m and --no-python exclude each other.")
+    for note in notes(options):
+        print(f"loom: {note}.", file=sys.stderr)
+    return options

@@ -1,0 +1,223 @@
+"""Follows one job to its end: its logs, its state, its incidents; stops it on Ctrl-C. Owns the exit code.
+
+Two threads read (logs, state) and put what they got into one queue; the main thread alone writes to the
+terminal and reacts to signals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from queue import Empty, SimpleQueue
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from torchloom.cli.show import story
+from torchloom.cli.show.screen import Screen, lines
+from torchloom.client import Client, Endpoint, NotAnswering, Unavailable
+from torchloom.errors import LoomError, NotFound
+from torchloom.home import Home
+
+if TYPE_CHECKING:
+    from torchloom.client.schema import JobDetail
+
+LOOK_LIVE_S = 0.25
+LOOK_QUIET_S = 2.0
+LAST_WORDS_WITHIN_S = 10.0
+"""How long the end waits for the rest of the logs."""
+AGAIN_AFTER_S = 0.2
+START_MARK = "[loom] generation "
+"""The agent's line in a log where a new process begins; here the same is told in sentences."""
+
+Item = tuple[str, Any]
+"""What a reader has got: `log`, `job`, `say`, … and what belongs to it."""
+
+
+class Follower:
+    def __init__(
+        self, endpoint: Endpoint, job: str, home: Home | None, shown: frozenset[int] | None, quiet: bool
+    ) -> None:
+        self._endpoint = endpoint
+        self._job = job
+        self._home = home
+        """Where a stack of our own lives, to be mended if it is gone; None for one elsewhere."""
+        self._shown = shown
+        self._quiet = quiet
+        self._queue: SimpleQueue[Item] = SimpleQueue()
+        self._over = threading.Event()
+        self._interrupts = 0
+        self._acted = 0
+        self._screen = Screen(live=not quiet and sys.stderr.isatty())
+        self._story = story.Story(job)
+
+    def run(self) -> int:
+        """Until the job has ended and its logs are shown; the exit code."""
+        readers = [threading.Thread(target=self._read_state, daemon=True)]
+        if not self._quiet:
+            readers.append(threading.Thread(target=self._read_logs, daemon=True))
+        with self._signals():
+            for reader in readers:
+                reader.start()
+            try:
+                last = self._show()
+            finally:
+                self._over.set()
+                self._screen.close()
+        if self._quiet:
+            print(json.dumps(last))
+        else:
+            self._screen.say(story.summary(last), "good" if last["state"] == "completed" else "bad")
+        return exit_code(last, interrupted=self._interrupts > 0)
+
+    # ---- the terminal ----
+
+    def _show(self) -> JobDetail:
+        last: JobDetail | None = None
+        logs_done = self._quiet
+        give_up = 0.0
+        while last is None or not logs_done:
+            self._act_on_interrupt()
+            try:
+                kind, body = self._queue.get(timeout=0.1)
+            except Empty:
+                if last is not None and time.monotonic() > give_up:
+                    break  # what has come is shown, however late it is
+                continue
+            match kind:
+                case "log":
+                    self._show_log(body)
+                case "job":
+                    self._show_job(body)
+                    if body["ended"] and last is None:
+                        last = body
+                        give_up = time.monotonic() + LAST_WORDS_WITHIN_S
+                case "logs-done":
+                    logs_done = True
+                case "say":
+                    self._screen.say(body["text"])
+                case "fatal":
+                    raise body["error"]
+        return last
+
+    def _show_log(self, body: dict[str, Any]) -> None:
+        if self._shown is not None and body["rank"] not in self._shown:
+            return
+        if body["lost_bytes"]:
+            self._screen.say(f"{body['lost_bytes']} bytes of rank {body['rank']}'s log were dropped")
+        for line in lines(body["text"]):
+            if not line.startswith(START_MARK):
+                self._screen.log(body["rank"], line)
+        self._screen.flush()
+
+    def _show_job(self, view: JobDetail) -> None:
+        if self._quiet:
+            return
+        for sentence, mark in self._story.tell(view):
+            self._screen.say(sentence, mark)
+        if not view["ended"]:
+            self._screen.status(story.status_line(view))
+
+    # ---- Ctrl-C ----
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            self._interrupts += 1
+
+        old = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+
+    def _act_on_interrupt(self) -> None:
+        """Once: stop at a step boundary. Twice: kill."""
+        if self._interrupts <= self._acted or self._acted >= 2:
+            return
+        kill = self._interrupts > 1
+        self._acted = 2 if kill else 1
+        text = "killing it" if kill else "stopping at the next step boundary; Ctrl-C again kills"
+        self._screen.say(f"interrupted: {text}")
+        threading.Thread(target=self._stop, args=(kill,), daemon=True).start()
+
+    def _stop(self, kill: bool) -> None:
+        """Ask until it is heard: the control service may be just being restarted."""
+        while not self._over.is_set():
+            try:
+                Client(self._endpoint).stop(self._job, {"kill": kill})
+                return
+            except (NotAnswering, Unavailable):
+                time.sleep(AGAIN_AFTER_S)
+            except LoomError as error:
+                self._queue.put(("say", {"text": str(error)}))
+                return
+
+    # ---- the readers ----
+
+    def _read_state(self) -> None:
+        api = Client(self._endpoint)
+        after, away = -1, False
+        wait_s = LOOK_QUIET_S if self._quiet or not sys.stderr.isatty() else LOOK_LIVE_S
+        while not self._over.is_set():
+            try:
+                view = api.job(self._job, after=after, wait_s=wait_s)
+            except NotFound as error:
+                self._queue.put(("fatal", {"error": error}))
+                return
+            except LoomError as error:
+                if not away:
+                    self._queue.put(("say", {"text": f"{error.message.rstrip('.')}; the workers go on"}))
+                away = True
+                self._mend()
+                time.sleep(AGAIN_AFTER_S)
+                api = Client(self._endpoint)
+                continue
+            if away:
+                self._queue.put(("say", {"text": "torchloom answers again"}))
+            after, away = view["seq"], False
+            self._queue.put(("job", view))
+            if view["ended"]:
+                return
+
+    def _mend(self) -> None:
+        """A stack of our own whose supervisor is gone has nobody else who would start a new one."""
+        if self._home is not None:
+            from torchloom.cli.service import stack
+
+            with contextlib.suppress(LoomError, OSError):
+                stack.begin(self._home)
+                # Where every part had died, the new ones may have another port.
+                self._endpoint = Endpoint.find(self._home)
+
+    def _read_logs(self) -> None:
+        place = ""
+        while not self._over.is_set():
+            api = Client(self._endpoint)
+            try:
+                for kind, id, body in api.log_stream(self._job, last_event_id=place):
+                    place = id or place
+                    if kind == "end":
+                        self._queue.put(("logs-done", {}))
+                        return
+                    self._queue.put(("log", body))
+            except LoomError:
+                pass  # the other reader says so
+            api.close()
+            time.sleep(AGAIN_AFTER_S)
+
+
+def exit_code(view: JobDetail, interrupted: bool) -> int:
+    """0 completed, 1 failed, 130 stopped by us or by somebody else."""
+    match view["state"]:
+        case "completed":
+            return 0
+        case "stopped":
+            return 130
+        case _:
+            return 130 if interrupted else 1

@@ -1,0 +1,114 @@
+"""`loom logs`: what workers printed, and what they print."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from torchloom.cli.options import JobArgument, JsonOption, api
+
+if TYPE_CHECKING:
+    from torchloom.cli.show.screen import Screen
+    from torchloom.client import Client
+    from torchloom.client.schema import LogView
+
+MOST_SHOWN = 96 << 20
+"""Bytes of one rank; more than an agent keeps, and the end of a log that grows faster than it is read."""
+EXAMPLES = (
+    ("loom logs train-3f9a", "the newest 100 lines of every rank"),
+    ("loom logs train-3f9a -f --rank 1", "go on until the job ends"),
+    ("loom logs train-3f9a --grep loss --tail 5", "the newest 5 lines with this text"),
+    ("loom logs train-3f9a --since 10m", "all that was printed in the last ten minutes"),
+)
+
+
+def command(
+    job: JobArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    rank: Annotated[int | None, typer.Option("--rank", help="Only this rank.")] = None,
+    tail: Annotated[int | None, typer.Option("--tail", help="Lines per rank.", show_default="100")] = None,
+    grep: Annotated[str, typer.Option("--grep", metavar="TEXT", help="Only lines with this text.")] = "",
+    since: Annotated[
+        str,
+        typer.Option("--since", metavar="TIME", help="Only newer lines: 10m, 2h, or 2026-03-01T12:00:00Z."),
+    ] = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Show the newest lines of a job's logs, or follow them. With --since, all lines from then on."""
+    from torchloom.cli.show import output
+
+    client = api()
+    if follow:
+        _follow(client, job, rank, tail, grep, since, as_json)
+        return
+    found = client.logs(job, rank=rank, tail=tail, grep=grep or None, since=since or None)
+    if since and tail is None and not grep:
+        for log in found["logs"]:
+            _complete(client, job, log)
+    if as_json:
+        output.show_json(found)
+        return
+    from torchloom.cli.show.screen import Screen
+
+    screen = Screen(live=False)
+    for log in found["logs"]:
+        _show(screen, log["rank"], log["text"], log["lost_bytes"])
+        if log["error"]:
+            screen.say(f"rank {log['rank']}: {log['error']}", "bad")
+    screen.flush()
+
+
+def _complete(client: Client, job: str, log: LogView) -> None:
+    """Read on to the end of what is there now: one answer holds less than a MiB of a rank."""
+    text = [log["text"]]
+    while log["next_offset"] - log["offset"] < MOST_SHOWN:
+        more = client.logs(job, rank=log["rank"], offset=log["next_offset"])["logs"][0]
+        if more["error"] or not more["text"]:
+            break
+        text.append(more["text"])
+        log["next_offset"] = more["next_offset"]
+    log["text"] = "".join(text)
+
+
+def _follow(
+    client: Client, job: str, rank: int | None, tail: int | None, grep: str, since: str, as_json: bool
+) -> None:
+    """Until the stream says `end`. A stream that breaks is taken up where it was, for as long as it takes."""
+    from torchloom.cli.show import output
+    from torchloom.cli.show.screen import Screen
+    from torchloom.client import NotAnswering
+
+    screen = Screen(live=False)
+    place, away = "", False
+    while True:
+        try:
+            for kind, id, body in client.log_stream(
+                job, rank=rank, tail=tail, grep=grep or None, since=since or None, last_event_id=place
+            ):
+                place, away = id, False
+                if as_json:
+                    output.show_line({"event": kind} | body)
+                elif kind == "log":
+                    _show(screen, body["rank"], body["text"], body["lost_bytes"])
+                    screen.flush()
+                if kind == "end":
+                    return
+        except NotAnswering as error:
+            if not place and not away:
+                raise
+            if not away and not as_json:
+                screen.say(f"{error.message}; waiting for it")
+            away = True
+        client.close()
+        time.sleep(0.5)
+
+
+def _show(screen: Screen, rank: int, text: str, lost_bytes: int) -> None:
+    if lost_bytes:
+        screen.say(f"{lost_bytes} bytes of rank {rank}'s log were dropped to bound its size")
+    from torchloom.cli.show.screen import lines
+
+    for line in lines(text) if text else ():
+        screen.log(rank, line)

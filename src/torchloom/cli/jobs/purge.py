@@ -1,0 +1,67 @@
+"""`loom purge`: forget ended jobs by age, state and label."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from torchloom.cli.jobs.delete import REMOVE_WITHIN_S
+from torchloom.cli.options import JsonOption, api
+
+if TYPE_CHECKING:
+    from torchloom.client.schema import PurgeRequest
+
+EXAMPLES = (
+    ("loom purge --dry-run", "what would go: ended more than a week ago"),
+    ("loom purge --older-than 1d --state failed", "failed jobs, a day after they ended"),
+    ("loom purge --older-than 0 -l team=vision --keep-logs", "all ended jobs of a team"),
+)
+
+
+def command(
+    older_than: Annotated[
+        str, typer.Option("--older-than", metavar="SPAN", help="Time since the job ended: 2h, 7d.")
+    ] = "7d",
+    state: Annotated[
+        list[str] | None,
+        typer.Option("--state", metavar="STATE", help="completed, failed or stopped; repeatable."),
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option("--label", "-l", metavar="KEY=VALUE", help="Only jobs with this label; repeatable."),
+    ] = None,
+    keep_logs: Annotated[bool, typer.Option("--keep-logs", help="Leave log files on the nodes.")] = False,
+    checkpoints: Annotated[
+        bool, typer.Option("--checkpoints", help="Remove their checkpoints too, also pinned ones.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which jobs.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Forget ended jobs by age, state and label. Checkpoints stay unless --checkpoints."""
+    from torchloom.cli.show import output
+    from torchloom.cli.show.states import EndState, check, pairs
+    from torchloom.durations import parse_span
+
+    body: PurgeRequest = {
+        "older_than_s": parse_span(older_than, "--older-than"),
+        "labels": pairs(label or (), "--label"),
+        "keep_logs": keep_logs,
+        "keep_checkpoints": not checkpoints,
+        "dry_run": dry_run,
+    }
+    if state:
+        body["states"] = check(state, EndState, "--state")
+    client = api()
+    if checkpoints:
+        client.timeout_s = REMOVE_WITHIN_S
+    found = client.purge(body)
+    if as_json:
+        output.show_json(found)
+        return
+    for job in found["jobs"]:
+        print(f"{job} would be deleted" if dry_run else f"{job} deleted")
+    for job, why in found["kept"].items():
+        print(f"{job} stays: {why}")
+    if not found["jobs"] and not found["kept"]:
+        print("no job fits")

@@ -1,0 +1,92 @@
+"""`loom run`: run a script under supervision, follow it, and end with its status.
+
+If no stack runs for this home, one is started in the background for this job and ends with it.
+"""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torchloom.home import Home
+
+if TYPE_CHECKING:
+    from torchloom.client.schema import JobRequest
+
+
+def main(argv: Sequence[str]) -> int:
+    from torchloom.cli.jobs import flags
+    from torchloom.cli.jobs.request import choose_place, job_request
+
+    options = flags.parse("run", argv)
+    choose_place(options)
+    shown = flags.shown_ranks(options)
+    body = job_request(options, os.environ, os.getcwd())
+    if options.detach:
+        from torchloom.cli.jobs.submit import submit
+
+        return submit(options, body)
+    if "LOOM_ADDRESS" in os.environ:
+        return _follow(Home.default(), options, body, shown, local=False)
+    home = Home.default()
+    home.prepare()
+    return _with_stack(home, options, body, shown)
+
+
+def _with_stack(home: Home, options: Namespace, body: JobRequest, shown: frozenset[int] | None) -> int:
+    """Hold a stack of this home while the job runs. Without `loom up` it ends with its last holder."""
+    from torchloom.cli.service import parts, stack
+
+    if options.spawn == "cold":
+        os.environ["LOOM_PREWARM"] = "0"
+    holder = parts.hold(home)
+    try:
+        start = stack.Start(home).begin()
+        # The supervisor is on its way: what is imported from here on costs no time.
+        from torchloom.cli.jobs import follow  # noqa: F401
+
+        start.wait()
+        return _follow(home, options, body, shown, local=True)
+    finally:
+        parts.forget(home, holder.name)
+        let_go(home)
+
+
+def _follow(
+    home: Home, options: Namespace, body: JobRequest, shown: frozenset[int] | None, local: bool
+) -> int:
+    from torchloom.cli.jobs.follow import Follower
+    from torchloom.cli.jobs.submit import send
+    from torchloom.client import Endpoint
+
+    job = send(home, body)
+    follower = Follower(Endpoint.find(home), job, home if local else None, shown, quiet=options.json)
+    return follower.run()
+
+
+def let_go(home: Home) -> None:
+    """Wait until a stack that nobody needs any more has ended, so that nothing is left when we return."""
+    from torchloom.cli.service import cleanup, parts
+    from torchloom.client import Client, Endpoint
+    from torchloom.errors import LoomError
+
+    if parts.stays(home) or parts.holders(home):
+        return
+    supervisor = parts.living(home, "supervisor")
+    if supervisor is None:
+        from torchloom.cli.service.down import end_stack
+
+        if not cleanup.living_workers(home):
+            end_stack(home)
+        return
+    try:
+        if Client(Endpoint.find(home)).jobs(active=True):
+            return
+    except LoomError:
+        pass  # it is ending already
+    process = supervisor.hold()
+    if process is not None:
+        cleanup.wait_dead(process, 4 * cleanup.GRACE_S)
+        process.close()

@@ -1,0 +1,7 @@
+"""Verbs and processes of the service itself: up, down, weaver, agent, demo.
+
+supervisor   starts and restarts the parts; supervised: one of them     stack     does it run and answer
+plan         address, token and bus of a home                           parts     pids of what runs
+launch       starts our processes                                       cleanup   ends them and what they left
+part_main    the top level of a part's process; serving: the API on an open socket
+"""

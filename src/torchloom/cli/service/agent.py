@@ -1,0 +1,68 @@
+"""`loom agent`: this host's agent. Composes bus and agent; decides nothing."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from torchloom.home import Home
+
+CONNECT_WITHIN_S = 10.0
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="loom agent", description="Run this host's agent (production).")
+    parser.add_argument("--home", type=Path, help="directory of torchloom's state (LOOM_HOME)")
+    parser.add_argument("--nats", metavar="URL", help="NATS server; credentials: LOOM_NATS_USER/_PASSWORD")
+    parser.add_argument("--node", help="name of this host in the fleet (default: its host name)")
+    parser.add_argument(
+        "--address",
+        default="127.0.0.1",
+        help="where other nodes reach this one (default %(default)s)",
+    )
+    parser.add_argument("--part", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.home is not None:
+        os.environ["LOOM_HOME"] = str(options.home.expanduser().absolute())
+    if options.nats:
+        os.environ["LOOM_NATS_URL"] = options.nats
+    if options.node:
+        os.environ["LOOM_NODE"] = options.node
+
+    from torchloom.cli.service.part_main import run_part
+
+    return run_part("agent", options.part, lambda: _serve(Home.default(), options.address))
+
+
+async def _serve(home: Home, address: str) -> None:
+    import asyncio
+
+    from torchloom.agent.main import serve
+    from torchloom.bus.nats import NatsBus
+    from torchloom.cli.service.part_main import unless_stopped
+    from torchloom.cli.service.plan import bus_address, node_name
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    home.prepare()
+    node = node_name()
+    connecting = asyncio.create_task(
+        NatsBus.connect(bus_address(home, "agent", node), name=f"agent {node}", wait_s=CONNECT_WITHIN_S)
+    )
+    bus = await unless_stopped(connecting, stop)
+    if bus is None:
+        print("agent: ended before it had begun", file=sys.stderr)
+        return
+    try:
+        await serve(
+            home, node, bus, address=address, stop=stop, prewarm=os.environ.get("LOOM_PREWARM") != "0"
+        )
+    finally:
+        await bus.close()
+    print("agent: ended", file=sys.stderr)

@@ -1,0 +1,131 @@
+"""What runs for a home, as files that outlive whoever wrote them. Owns `parts/`; starts and ends nothing.
+
+A part is named by pid, start time and boot, so that a recycled pid is never taken for it. Everything is
+written whole or not at all, and readable by us alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torchloom.agent.processes.process import Process, boot_id, is_alive, start_ticks
+from torchloom.home import Home
+
+PARTS = ("agent", "weaver", "nats")
+"""In the order in which they are started: imports take longer than the server needs to be there."""
+
+
+def write_private(path: Path, value: dict[str, Any]) -> None:
+    """Replace a JSON file whole, 0600 from its first byte on."""
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(new, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(value, file)
+    new.replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The file's content, or nothing when it is missing or damaged: whoever wrote it writes it again."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+@dataclass(frozen=True)
+class Record:
+    """One process of ours, as a file says."""
+
+    name: str
+    pid: int
+    start_ticks: int
+    boot: str
+
+    @classmethod
+    def of(cls, name: str, pid: int) -> Record:
+        return cls(name, pid, start_ticks(pid), f"{boot_id():x}")
+
+    @classmethod
+    def read(cls, home: Home, name: str) -> Record | None:
+        found = read_json(home.parts_dir / f"{name}.json")
+        try:
+            return cls(name, int(found["pid"]), int(found["start_ticks"]), str(found["boot"]))
+        except (KeyError, ValueError):
+            return None
+
+    def write(self, home: Home) -> None:
+        write_private(home.parts_dir / f"{self.name}.json", asdict(self))
+
+    @property
+    def alive(self) -> bool:
+        return self.boot == f"{boot_id():x}" and is_alive(self.pid, self.start_ticks)
+
+    def hold(self) -> Process | None:
+        """The process by its pidfd, if exactly this one still lives."""
+        return Process.open(self.pid, self.start_ticks) if self.alive else None
+
+
+def living(home: Home, name: str) -> Record | None:
+    record = Record.read(home, name)
+    return record if record is not None and record.alive else None
+
+
+def forget(home: Home, name: str) -> None:
+    (home.parts_dir / f"{name}.json").unlink(missing_ok=True)
+
+
+# ---- who wants the stack to live ----
+
+
+def stay(home: Home) -> None:
+    """`loom up` was said: the stack lives until `loom down`, or until the machine is restarted."""
+    write_private(home.parts_dir / "stay", {"boot": f"{boot_id():x}"})
+
+
+def stays(home: Home) -> bool:
+    return read_json(home.parts_dir / "stay").get("boot") == f"{boot_id():x}"
+
+
+def end_stay(home: Home) -> None:
+    (home.parts_dir / "stay").unlink(missing_ok=True)
+
+
+def hold(home: Home) -> Record:
+    """This process needs the stack while it lives."""
+    record = Record.of(f"holder-{os.getpid()}", os.getpid())
+    record.write(home)
+    return record
+
+
+def holders(home: Home) -> list[Record]:
+    """Living processes that need the stack. Forgets the dead ones."""
+    found: list[Record] = []
+    for path in home.parts_dir.glob("holder-*.json"):
+        record = Record.read(home, path.stem)
+        if record is not None and record.alive:
+            found.append(record)
+        else:
+            path.unlink(missing_ok=True)
+    return found
+
+
+# ---- why a part could not start ----
+
+
+def write_failure(home: Home, name: str, message: str, exit_code: int) -> None:
+    write_private(home.parts_dir / f"{name}.failure", {"message": message, "exit_code": exit_code})
+
+
+def take_failure(home: Home, name: str) -> tuple[str, int] | None:
+    """The sentence a part left behind when it ended, once."""
+    path = home.parts_dir / f"{name}.failure"
+    found = read_json(path)
+    path.unlink(missing_ok=True)
+    if "message" not in found:
+        return None
+    return str(found["message"]), int(found.get("exit_code", 1))

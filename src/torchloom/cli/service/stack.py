@@ -1,0 +1,116 @@
+"""Makes sure that a stack runs for a home, and waits until it answers. For `up`, `run` and `submit`."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from dataclasses import dataclass
+
+from torchloom.cli.service import parts
+from torchloom.cli.service.launch import start_supervisor
+from torchloom.cli.service.plan import DEFAULT_PORT, Plan
+from torchloom.client import Client, Endpoint, NotAnswering
+from torchloom.errors import LoomError, NotAllowed, NotFound, TimedOut
+from torchloom.home import Home
+
+READY_WITHIN_S = 60.0
+"""A supervisor that gives up says so long before; this is for a host that has no time for us."""
+LOOK_EVERY_S = 0.02
+
+
+def is_supervised(home: Home) -> bool:
+    return parts.living(home, "supervisor") is not None
+
+
+def begin(home: Home, port: int = DEFAULT_PORT, any_port: bool = True) -> subprocess.Popen[bytes] | None:
+    """Start a supervisor unless one is at work; returns at once. It adopts parts that still live."""
+    if is_supervised(home):
+        return None
+    return start_supervisor(home, port, any_port)
+
+
+@dataclass
+class Start:
+    """A stack on its way. `wait` says when it is there, or why it cannot be."""
+
+    home: Home
+    port: int = DEFAULT_PORT
+    any_port: bool = True
+    supervisor: subprocess.Popen[bytes] | None = None
+
+    def begin(self) -> Start:
+        self.supervisor = begin(self.home, self.port, self.any_port)
+        return self
+
+    @property
+    def ours(self) -> bool:
+        """Whether the supervisor at work is the one started here."""
+        return self.supervisor is not None and self.supervisor.poll() is None
+
+    def wait(self) -> Endpoint:
+        """Until the API answers and has caught up, or the supervisor says why that cannot be."""
+        deadline = time.monotonic() + READY_WITHIN_S
+        while time.monotonic() < deadline:
+            self._check()
+            if _answers(self.home):
+                return Endpoint.find(self.home)
+            time.sleep(LOOK_EVERY_S)
+        raise TimedOut(
+            f"torchloom did not answer within {READY_WITHIN_S:g} s", hint=f"look into {self.home.logs_dir}"
+        )
+
+    def _check(self) -> None:
+        """Raise if our supervisor gave up; start one if the other's was just about to end."""
+        from torchloom.cli.service.supervisor import ALREADY
+
+        status = self.supervisor.poll() if self.supervisor is not None else ALREADY
+        if status is not None and status != ALREADY:
+            raise _why(self.home, status)
+        if status == ALREADY and not is_supervised(self.home):
+            self.begin()
+
+
+def _answers(home: Home) -> bool:
+    plan = Plan.read(home)
+    if plan is None:
+        return False
+    api = Client(Endpoint(plan.url, ""), timeout_s=2.0)
+    try:
+        return bool(api.health()["ready"])
+    except (LoomError, TypeError, KeyError):
+        return False
+    finally:
+        api.close()
+
+
+class _StartFailed(LoomError):
+    """What the supervisor wrote before it gave up; keeps the exit code of its own error."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code  # type: ignore[misc]
+
+
+def _why(home: Home, status: int) -> LoomError:
+    failure = parts.take_failure(home, "supervisor")
+    if failure is not None:
+        return _StartFailed(*failure)
+    return TimedOut(
+        f"torchloom could not be started (status {status})", hint=f"look into {home.logs_dir}/supervisor.log"
+    )
+
+
+def running(home: Home) -> Endpoint | None:
+    """The stack that answers for this home (or at LOOM_ADDRESS) now, or None."""
+    try:
+        endpoint = Endpoint.find(home)
+    except (NotFound, NotAllowed):
+        return None
+    api = Client(endpoint, timeout_s=5.0)
+    try:
+        api.health()
+    except NotAnswering:
+        return None
+    finally:
+        api.close()
+    return endpoint

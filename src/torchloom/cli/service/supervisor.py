@@ -1,0 +1,270 @@
+"""The supervisor behind `loom up`: starts nats-server, weaver and agent, and restarts the one that dies.
+
+It can die itself at any time: every part is in a session of its own and recorded in `parts/`; the next
+supervisor adopts what lives and starts what is missing. It never touches a worker. It decides nothing about
+jobs; it only asks whether one is active, because a stack that `loom run` started for itself ends with the
+last of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+from torchloom.bus.embedded import EmbeddedNats
+from torchloom.cli.service import cleanup, parts
+from torchloom.cli.service.launch import open_port, start_part
+from torchloom.cli.service.parts import PARTS, Record
+from torchloom.cli.service.plan import Plan, external_bus, make_token, node_name
+from torchloom.cli.service.supervised import Watched
+from torchloom.client import Client, Endpoint
+from torchloom.errors import LoomError, StoreInUse, TimedOut
+from torchloom.home import Home
+
+LOOK_EVERY_S = 0.1
+"""How often a stack without a holder asks whether a job is active."""
+START_TRIES = 4
+"""So often may a part die before the stack has ever answered."""
+
+
+class Supervisor:
+    def __init__(self, home: Home, port: int, any_port: bool) -> None:
+        self._home = home
+        self._wanted_port = port
+        self._any_port = any_port
+        self._node = node_name()
+        self._parts = {name: Watched(name) for name in PARTS}
+        self._socket: socket.socket | None = None
+        self._plan = Plan(port)
+        self._ending = False
+        self._settled = False
+        """Whether the API has answered once, or parts were adopted: there is something to keep alive. Before
+        that, a part that cannot start is an error to tell, and the end."""
+
+    def run(self) -> int:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_write)
+        try:
+            self._set_up()
+            while not self._ending:
+                self._start_due()
+                self._wait(wake_read)
+                self._look()
+            say("ending everything" if not parts.stays(self._home) else "ending")
+        except LoomError as error:
+            say(f"cannot go on: {error}")
+            parts.write_failure(self._home, "supervisor", str(error), error.exit_code)
+            cleanup.end_parts(self._home)
+            return error.exit_code
+        cleanup.end_parts(self._home)
+        return 0
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._ending = True
+
+    # ---- set-up ----
+
+    def _set_up(self) -> None:
+        """Adopt what lives; where nothing does, choose port and bus anew."""
+        make_token(self._home)
+        alive = [name for name in PARTS if parts.living(self._home, name)]
+        old = Plan.read(self._home)
+        if old is not None and alive:
+            self._plan = old
+            self._settled = True
+        else:
+            # Whoever follows a job of a stack that died as a whole knows its old port.
+            port = old.port if old is not None and self._any_port else self._wanted_port
+            self._socket = open_port(port, self._any_port)
+            bound, bus = self._socket.getsockname()[1], external_bus()
+            if bus is not None:
+                self._plan = Plan(bound, bus.servers, bus.user, bus.password)
+            else:
+                # An external server that was named for this stack stays its own until `loom down`.
+                self._plan = replace(old, port=bound) if old is not None else Plan(bound)
+            self._plan.write(self._home)
+        if self._plan.servers:
+            del self._parts["nats"]
+        elif not alive:
+            # Its address and credentials exist before it does, so that all can be started at once.
+            self._nats().prepare()
+        for watched in self._parts.values():
+            record = parts.living(self._home, watched.name)
+            if record is not None and watched.adopt(record):
+                say(f"adopted {watched.name} (pid {record.pid})")
+        Record.of("supervisor", os.getpid()).write(self._home)
+
+    # ---- the loop ----
+
+    def _start_due(self) -> None:
+        now = time.monotonic()
+        for watched in self._parts.values():
+            if watched.process is None and watched.due_s <= now and not self._ending:
+                self._start(watched)
+
+    def _start(self, watched: Watched) -> None:
+        try:
+            if watched.name == "nats":
+                self._start_nats(watched)
+            else:
+                if watched.name == "weaver" and self._socket is None:
+                    self._socket = open_port(self._plan.port, any_port=False)
+                child = start_part(self._home, watched.name, self._socket)
+                watched.started(Record.of(watched.name, child.pid), child)
+                _note(self._home, Record.of(watched.name, child.pid))
+            say(f"started {watched.name} (pid {watched.pid})")
+        except LoomError as error:
+            self._failed(watched, str(error), error.exit_code)
+
+    def _nats(self) -> EmbeddedNats:
+        return EmbeddedNats(self._home.nats_dir, self._node)
+
+    def _start_nats(self, watched: Watched) -> None:
+        server = self._nats()
+        try:
+            child = server.start()
+            record = Record.of("nats", child.pid)
+            watched.started(record, child)
+        except StoreInUse:
+            # One that was started just before its supervisor died, or is just about to end.
+            pid = server.pid()
+            if pid is None:
+                raise
+            record = Record.of("nats", pid)
+            watched.adopt(record)
+        _note(self._home, record)
+
+    def _wait(self, wake: int) -> None:
+        """Until a part ends, a signal comes, or it is time to look."""
+        poll = select.poll()
+        poll.register(wake, select.POLLIN)
+        for watched in self._parts.values():
+            if watched.process is not None:
+                poll.register(watched.process.fd, select.POLLIN)
+        due = [w.due_s for w in self._parts.values() if w.process is None]
+        quiet_s = 5.0 if self._settled and parts.stays(self._home) else LOOK_EVERY_S
+        until_s = min([quiet_s, *(max(0.0, d - time.monotonic()) for d in due)])
+        if poll.poll(until_s * 1000):
+            try:
+                os.read(wake, 4096)
+            except BlockingIOError:
+                pass
+
+    def _look(self) -> None:
+        for watched in self._parts.values():
+            how = watched.ended()
+            if how:
+                failure = parts.take_failure(self._home, watched.name)
+                self._failed(watched, failure[0] if failure else how, failure[1] if failure else 0)
+        if not self._settled:
+            self._settled = self._answers()
+        elif not parts.stays(self._home) and not parts.holders(self._home):
+            self._ending = self._ending or self._no_job_active()
+
+    def _failed(self, watched: Watched, why: str, exit_code: int) -> None:
+        """A part ended or could not start. Before the stack ever answered, its sentence is the user's."""
+        if self._ending:
+            return
+        watched.failed(time.monotonic())
+        if not self._settled and (exit_code or watched.failures >= START_TRIES):
+            raise _Fatal(why, exit_code or TimedOut.exit_code)
+        say(f"{watched.name}: {why}; next try in {max(0.0, watched.due_s - time.monotonic()):.1f} s")
+
+    def _answers(self) -> bool:
+        return self._ask(lambda api: bool(api.health()["ready"]), timeout_s=0.5)
+
+    def _no_job_active(self) -> bool:
+        return self._ask(lambda api: not api.jobs(active=True), timeout_s=2.0)
+
+    def _ask(self, question: Callable[[Client], bool], timeout_s: float) -> bool:
+        """Ask the API; no answer is a no."""
+        weaver = self._parts["weaver"]
+        if weaver.process is None:
+            return False
+        api = Client(Endpoint(self._plan.url, self._home.token_file.read_text().strip()), timeout_s)
+        try:
+            return question(api)
+        except LoomError:
+            return False
+        finally:
+            api.close()
+
+
+class _Fatal(LoomError):
+    def __init__(self, why: str, exit_code: int) -> None:
+        super().__init__(why)
+        self.exit_code = exit_code  # type: ignore[misc] # what the part's own error had
+
+
+def say(text: str) -> None:
+    """One line in the supervisor's log. A full disk costs the line, not the supervisor."""
+    with contextlib.suppress(OSError):
+        print(time.strftime("%Y-%m-%dT%H:%M:%S"), text, file=sys.stderr, flush=True)
+
+
+def _note(home: Home, record: Record) -> None:
+    """Record a part. On a full disk it runs without, and its own lock keeps a second one away."""
+    try:
+        record.write(home)
+    except OSError as error:
+        say(f"{record.name} cannot be recorded: {error.strerror}")
+
+
+def take_lock(home: Home, wait_s: float) -> int | None:
+    """The right to supervise this home, held until the descriptor is closed; None if somebody else has it."""
+    lock = os.open(home.parts_dir / "supervisor.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                os.close(lock)
+                return None
+            time.sleep(0.01)
+
+
+ALREADY = 75
+"""Exit status of a supervisor that found another one at work."""
+
+
+def main() -> int:
+    """Entry of the detached process. Options only; secrets come from the environment and from files."""
+    parser = argparse.ArgumentParser(prog="loom-supervisor")
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--any-port", action="store_true")
+    options = parser.parse_args()
+    return supervise(Home(options.home), options.port, options.any_port)
+
+
+def supervise(home: Home, port: int, any_port: bool) -> int:
+    """Supervise in this process until told to end."""
+    lock = take_lock(home, wait_s=0.3)
+    if lock is None:
+        return ALREADY
+    parts.take_failure(home, "supervisor")
+    try:
+        return Supervisor(home, port, any_port).run()
+    finally:
+        parts.forget(home, "supervisor")
+        os.close(lock)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

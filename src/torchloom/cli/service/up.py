@@ -1,0 +1,80 @@
+"""`loom up`: start everything this host needs, or adopt what is left of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXAMPLES = (
+    ("loom up", "on 127.0.0.1:8700"),
+    ("loom up --port 0 --home ~/second", "a second one beside it, on any free port"),
+    ("loom up --nats nats://bus:4222", "with a NATS server that runs already"),
+)
+
+
+def command(
+    port: Annotated[
+        int | None, typer.Option("--port", help="Port of the API; 0 for any free one.", show_default="8700")
+    ] = None,
+    nats: Annotated[
+        str,
+        typer.Option(
+            "--nats",
+            metavar="URL",
+            help="Use this NATS server instead of an embedded one. Credentials: LOOM_NATS_USER and "
+            "LOOM_NATS_PASSWORD.",
+        ),
+    ] = "",
+    foreground: Annotated[bool, typer.Option("--foreground", help="Stay here and log here.")] = False,
+) -> None:
+    """Start everything here: message bus, weaver, agent. Restarts what dies; adopts what still runs."""
+    from torchloom.cli.service import parts, stack
+    from torchloom.cli.service.plan import DEFAULT_PORT
+    from torchloom.errors import LoomError
+    from torchloom.home import Home
+
+    began = time.monotonic()
+    where = Home.default()
+    where.prepare()
+    if nats:
+        os.environ["LOOM_NATS_URL"] = nats
+    parts.stay(where)
+    wanted = DEFAULT_PORT if port is None else port
+    if foreground:
+        _foreground(where.root, wanted)
+    start = stack.Start(where, wanted, any_port=False).begin()
+    try:
+        endpoint = start.wait()
+    except LoomError:
+        if not stack.is_supervised(where):
+            parts.end_stay(where)
+        raise
+    if not start.ours:
+        print(f"torchloom is already up at {endpoint.url}")
+        if port not in (None, 0) and not endpoint.url.endswith(f":{port}"):
+            print("loom: --port has no effect on what already runs; use `loom down` first.", file=sys.stderr)
+        return
+    print(f"torchloom is up at {endpoint.url} (in {time.monotonic() - began:.1f} s)")
+    print(f"home   {where.root}")
+    print("next   loom run train.py · loom ps · loom down")
+
+
+def _foreground(root: Path, port: int) -> None:
+    from torchloom.cli.service import parts
+    from torchloom.cli.service.supervisor import ALREADY, supervise
+    from torchloom.errors import Conflict
+    from torchloom.home import Home
+
+    status = supervise(Home(root), port, any_port=False)
+    if status == ALREADY:
+        raise Conflict(f"torchloom is already up for {root}", hint="use `loom down` first")
+    parts.end_stay(Home(root))  # it was to live as long as this process
+    failure = parts.take_failure(Home(root), "supervisor")
+    if failure is not None:
+        print(f"loom: {failure[0]}", file=sys.stderr)
+    raise typer.Exit(status)

@@ -1,0 +1,135 @@
+"""`loom weaver`: one control service with its API, in one event loop. Composes; decides nothing."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from torchloom.cli.service.plan import DEFAULT_PORT, HOST
+from torchloom.errors import UsageError
+from torchloom.home import Home
+
+CONNECT_WITHIN_S = 10.0
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="loom weaver", description="Run one control service (production).")
+    parser.add_argument("--host", default=HOST, help="address to listen on (%(default)s)")
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="port of the API (%(default)s)")
+    parser.add_argument("--home", type=Path, help="directory of torchloom's state (LOOM_HOME)")
+    parser.add_argument("--nats", metavar="URL", help="NATS server; credentials: LOOM_NATS_USER/_PASSWORD")
+    parser.add_argument(
+        "--allow-host", action="append", default=[], metavar="NAME", help="a name the API is called by"
+    )
+    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate (PEM); with --tls-key")
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="key of the certificate")
+    parser.add_argument(
+        "--insecure", action="store_true", help="listen elsewhere than on loopback without TLS"
+    )
+    parser.add_argument("--part", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--fd", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    check_exposure(options)
+    if options.home is not None:
+        os.environ["LOOM_HOME"] = str(options.home.expanduser().absolute())
+    if options.nats:
+        os.environ["LOOM_NATS_URL"] = options.nats
+
+    from torchloom.cli.service.part_main import run_part
+
+    return run_part("weaver", options.part, lambda: _serve(Home.default(), options))
+
+
+def check_exposure(options: argparse.Namespace) -> None:
+    """A token must not cross a network in the clear unless somebody says that he wants it so."""
+    if bool(options.tls_cert) != bool(options.tls_key):
+        raise UsageError("--tls-cert and --tls-key belong together.")
+    for path in (options.tls_cert, options.tls_key):
+        if path is not None and not path.is_file():
+            raise UsageError(f"{path} is not a file.")
+    if not (is_loopback(options.host) or options.tls_cert or options.insecure):
+        raise UsageError(
+            f"{options.host} is reachable from other machines and there is no TLS",
+            hint="give --tls-cert and --tls-key, or --insecure behind a proxy that does it",
+        )
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def names_of(options: argparse.Namespace) -> frozenset[str]:
+    """Names under which clients may call: those allowed, and the address itself if it is one."""
+    own = [] if options.host in ("", "0.0.0.0", "::") else [options.host]
+    return frozenset(name.lower() for name in [*options.allow_host, *own])
+
+
+async def _serve(home: Home, options: argparse.Namespace) -> None:
+    import asyncio
+
+    from torchloom.bus.nats import NatsBus
+    from torchloom.cli.service.launch import open_port
+    from torchloom.cli.service.part_main import unless_stopped
+    from torchloom.cli.service.plan import bus_address, make_token, node_name
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    home.prepare()
+    token = os.environ.get("LOOM_TOKEN") or make_token(home)
+    if options.fd is not None:
+        listener = socket.socket(fileno=options.fd)
+    else:
+        listener = open_port(options.port, any_port=False, host=options.host)
+    name = f"{node_name()}-{os.getpid()}"
+    connecting = asyncio.create_task(
+        NatsBus.connect(
+            bus_address(home, "weaver", node_name()), name=f"weaver {name}", wait_s=CONNECT_WITHIN_S
+        )
+    )
+    await asyncio.sleep(0)  # let the connection begin: the imports below take longer than it does
+    from torchloom.api.defaults import Defaults
+    from torchloom.api.tokens import Tokens
+    from torchloom.cli.jobs.policy import of_home
+    from torchloom.cli.service.serving import serve_api
+
+    bus = await unless_stopped(connecting, stop)
+    if bus is None:
+        print("weaver: ended before it had begun", file=sys.stderr)
+        return
+    try:
+        from torchloom.weaver.service import Weaver
+
+        weaver = Weaver(bus, name)
+        api = asyncio.create_task(
+            serve_api(
+                weaver,
+                Tokens(token, home.tokens_file),
+                listener,
+                names_of(options),
+                stop,
+                defaults=Defaults.read(os.environ, policy=lambda: of_home(home.root)),
+                certificate=options.tls_cert,
+                key=options.tls_key,
+            ),
+            name="api",
+        )
+        control = asyncio.create_task(weaver.run(stop), name="weaver")
+        await asyncio.wait({api, control}, return_when=asyncio.FIRST_COMPLETED)
+        stop.set()
+        await asyncio.wait({api, control})
+        for task in (control, api):
+            task.result()
+    finally:
+        await bus.close()
+    print("weaver: ended", file=sys.stderr)

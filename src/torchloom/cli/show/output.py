@@ -1,0 +1,159 @@
+"""How reading verbs show things: JSON as it came, or a table. Owns formats, no content."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from textwrap import fill
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torchloom.cli.show.layout import Layout
+    from torchloom.client.schema import JobDetail, JobSummary
+
+STATE_STYLES = {
+    "running": "green",
+    "completed": "green",
+    "ready": "green",
+    "failed": "bold red",
+    "lost": "bold red",
+    "silent": "yellow",
+    "waiting": "yellow",
+    "backoff": "yellow",
+    "stopping": "yellow",
+    "running, paused": "yellow",
+    "applied": "green",
+    "not applied": "bold red",
+    "diverged": "bold red",
+    "rolled back": "yellow",
+}
+"""Colour beside the word, never instead of it; rich leaves it out for NO_COLOR."""
+
+
+def show_json(value: object) -> None:
+    """Pure JSON on stdout."""
+    json.dump(value, sys.stdout, indent=2, ensure_ascii=False)
+    sys.stdout.write("\n")
+
+
+def show_line(value: object) -> None:
+    """One line of NDJSON, sent at once: somebody may wait for it at the other end of a pipe."""
+    print(json.dumps(value, ensure_ascii=False), flush=True)
+
+
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], nothing: str, spare: Sequence[str] = ()
+) -> None:
+    """A table that fits the terminal, which may lack the columns of `spare`; whole where it is piped."""
+    from torchloom.cli.show import layout
+
+    found = list(rows)
+    if not found:
+        print(nothing)
+        return
+    # While a frame of --watch is drawn, sys.stdout is a buffer: the terminal behind it decides.
+    seen = on_terminal()
+    width = shutil.get_terminal_size().columns if seen else 200
+    shape = layout.fit(columns, found, width, spare)
+    lines = _draw(shape, width, seen)
+    if shape.below:
+        sentences = [fill(text, width, initial_indent="  ", subsequent_indent="  ") for text in shape.below]
+        pairs = zip(lines[2:], sentences, strict=True)
+        lines = [*lines[:2], *(line for pair in pairs for line in pair if line.strip())]
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+
+
+def _draw(shape: Layout, width: int, seen: bool) -> list[str]:
+    """Its lines: names, a rule, and one a row unless a sentence beside it is longer."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for number, name in enumerate(shape.columns):
+        # The last column holds sentences and gives way first; ids and numbers must stay whole.
+        beside = number == len(shape.columns) - 1 and not shape.below
+        drawn.add_column(name, overflow="fold", no_wrap=not beside)
+    for row in shape.rows:
+        cells = zip(shape.columns, row, strict=True)
+        drawn.add_row(*(Text(cell, _style(name, cell)) for name, cell in cells))
+    # Not to stdout directly: rich makes an error of its own of a pipe whose reader has had enough.
+    text = io.StringIO()
+    Console(width=width, highlight=False, force_terminal=seen, file=text).print(drawn)
+    return text.getvalue().splitlines()
+
+
+def _style(column: str, cell: str) -> str:
+    return STATE_STYLES.get(cell, "") if column == "STATE" else ""
+
+
+def on_terminal() -> bool:
+    """Whether a person looks at stdout."""
+    return sys.__stdout__ is not None and sys.__stdout__.isatty()
+
+
+def seconds(value: float | None) -> str:
+    """A duration as a person says it: 0.14 s, 12.3 s, 4 min 05 s, 2 h 03 min."""
+    if value is None:
+        return "–"
+    if value < 10:
+        return f"{value:.2f} s"
+    if value < 120:
+        return f"{value:.0f} s"
+    minutes, rest = divmod(int(value), 60)
+    if minutes < 120:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def time_left(value: float | None) -> str:
+    """An estimate, so no fractions."""
+    return seconds(value) if value is None or value >= 10 else f"{value:.0f} s"
+
+
+def step_time(value: float) -> str:
+    """The time of one step, in the unit that needs no leading zeros."""
+    if value <= 0:
+        return "–"
+    return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def clock(at_ns: int) -> str:
+    """Local wall-clock time; today's without the date."""
+    if not at_ns:
+        return "–"
+    then, now = time.localtime(at_ns / 1e9), time.localtime()
+    return time.strftime("%H:%M:%S" if then[:3] == now[:3] else "%Y-%m-%d %H:%M:%S", then)
+
+
+def state(summary: JobSummary | JobDetail) -> str:
+    """Its state, and whether somebody holds it there."""
+    return f"{summary['state']}, paused" if summary.get("paused") else summary["state"]
+
+
+def steps(summary: JobSummary | JobDetail) -> str:
+    """Step and, where the end is known, how much that is."""
+    step, total = summary["step"], summary["total_steps"]
+    return f"{step}/{total}" if total else f"{step}"
+
+
+def rate(steps_per_s: float) -> str:
+    if steps_per_s <= 0:
+        return "–"
+    return f"{steps_per_s:.1f}/s" if steps_per_s >= 1 else f"{1 / steps_per_s:.1f} s/step"
+
+
+def number(value: float | str | None) -> str:
+    """A metric: as many digits as tell something. What is no number comes as a word."""
+    if isinstance(value, str):
+        return value
+    return "–" if value is None else f"{value:.4g}"
+
+
+def percent(share: float | None) -> str:
+    return "–" if share is None else f"{share:.1%}"

@@ -1,0 +1,248 @@
+"""Follows an operation on a job to its told outcome and says how it went. Asks for none itself.
+
+A control service that is restarted meanwhile is waited for: what was asked for is durable. Whoever
+interrupts the waiting is told that the operation goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from torchloom.errors import Conflict, Diverged, LoomError
+
+if TYPE_CHECKING:
+    from torchloom.client import Client
+    from torchloom.client.schema import DifferenceView, OperationView
+
+WhyOption = Annotated[str, typer.Option("--why", metavar="TEXT", help="For the history.", show_default=False)]
+WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="Return when the outcome is known.")]
+
+
+def _span(given: str | None) -> str | None:
+    """A mistake in it is told before anything is asked for."""
+    from torchloom.durations import parse_span
+
+    if given is not None:
+        parse_span(given, "--timeout")
+    return given
+
+
+TimeoutOption = Annotated[
+    str | None,
+    typer.Option(
+        "--timeout",
+        metavar="SPAN",
+        help="Wait no longer than: 30s, 10m.",
+        show_default=False,
+        callback=_span,
+    ),
+]
+
+LOOK_EVERY_S = 1.0
+AGAIN_AFTER_S = 0.3
+PATIENCE_S = 120.0
+"""How long an operation is waited for that names no step: all phases of it are bounded by less."""
+
+
+def follow(
+    client: Client, job: str, operation: str, timeout: str | None, quiet: bool, patient: bool = False
+) -> OperationView:
+    """The operation once it has ended; tells its phases on a terminal. `patient`: without a limit of ours."""
+    from torchloom.cli.show.screen import Screen
+    from torchloom.client import NotAnswering, Unavailable
+    from torchloom.durations import parse_span
+    from torchloom.errors import TimedOut
+
+    limit_s = parse_span(timeout, "--timeout") if timeout is not None else None if patient else PATIENCE_S
+    deadline = None if limit_s is None else time.monotonic() + limit_s
+    live = not quiet and sys.stderr.isatty()
+    screen = Screen(live)
+    view: OperationView | None = None
+    try:
+        while True:
+            left_s = LOOK_EVERY_S if deadline is None else deadline - time.monotonic()
+            try:
+                wait_s = max(0.0, min(LOOK_EVERY_S, left_s)) if view is not None else 0.0
+                state = view["state"] if view is not None else None
+                view = client.operation(job, operation, wait_s=wait_s, state=state)
+                if view["ended"]:
+                    return view
+                screen.status(f"{job} · {phase(view)}{_distance(client, view) if live else ''}")
+            except (NotAnswering, Unavailable) as error:
+                screen.status(f"{error.message}; the operation goes on")
+                time.sleep(AGAIN_AFTER_S)
+            if left_s <= 0:
+                raise TimedOut(
+                    f"No outcome within {limit_s:g} s{f', {phase(view)}' if view else ''}",
+                    hint=f"it goes on: `loom operations {job} {operation}`",
+                )
+    except KeyboardInterrupt:
+        screen.close()
+        print(f"loom: it goes on; `loom operations {job} --cancel {operation}` gives it up.", file=sys.stderr)
+        raise
+    finally:
+        screen.close()
+
+
+def _distance(client: Client, view: OperationView) -> str:
+    """How far away the step is that an operation waits for."""
+    from torchloom.cli.show import output
+
+    if view["state"] != "waiting" or view["training_step"] is None:
+        return ""
+    job = client.summary(view["job"])
+    left, rate = max(0, view["training_step"] - job["step"]), job["steps_per_s"]
+    if job["paused"]:
+        return f"; it is paused at step {job['step']}"
+    return f"; it is at step {job['step']}" + (f", {output.time_left(left / rate)} left" if rate > 0 else "")
+
+
+def phase(view: OperationView) -> str:
+    """Where an operation stands."""
+    step = at(view)
+    match view["state"]:
+        case "waiting":
+            words = f"waiting for {step}" if step else "waiting for its turn"
+        case "preparing":
+            words = "preparing: every rank is asked whether it can"
+        case "arming":
+            words = f"arming for {step}" if step else "arming"
+        case "confirmed":
+            words = f"armed on all ranks for {step}"
+        case ended:
+            words = f"{ended} at {step}" if step and ended == "applied" else ended
+    return words
+
+
+def at(view: OperationView) -> str:
+    """`step 412`, in the script's own count where that is known; nothing before it has one."""
+    if view["training_step"] is not None:
+        return f"step {view['training_step']}"
+    if view["at_step"]:
+        return f"step {view['at_step']} of generation {view['generation']}"
+    return ""
+
+
+def conclude(view: OperationView, headline: str, as_json: bool) -> None:
+    """Tell how it ended. Raises, or with JSON exits with the same code, if that is not what was wanted."""
+    from torchloom.cli.show import output
+
+    error = failure(view)
+    if as_json:
+        output.show_json(view)
+        if error is not None:
+            raise typer.Exit(error.exit_code)
+        return
+    if error is not None:
+        show_trouble(view)
+        raise error
+    print(headline)
+    show_differences(view["changed"])
+    for rank, changed in view["differing"].items():
+        print(f"  rank {rank}:")
+        show_differences(changed, indent="    ")
+    if view["unheard"]:
+        ranks = ", ".join(map(str, view["unheard"]))
+        print(f"rank {ranks} has not reported; what it does is the same.", file=sys.stderr)
+
+
+def answer(found: object, text: str, as_json: bool) -> None:
+    """What came back, for programs or for people."""
+    from torchloom.cli.show import output
+
+    if as_json:
+        output.show_json(found)
+    else:
+        print(text)
+
+
+def failure(view: OperationView) -> LoomError | None:
+    if view["state"] == "applied":
+        return None
+    if view["state"] == "diverged":
+        return Diverged(
+            f"RANKS DIVERGED: {view['reason']}", hint=f"restore it: `loom checkpoints {view['job']}`"
+        )
+    return Conflict(f"{what(view)} was not applied: {view['reason'].rstrip('.')}.")
+
+
+def what(view: OperationView) -> str:
+    """The operation in a few words."""
+    if view["kind"] == "set":
+        return f"version {view['version']} ({assignments(view['values'])})"
+    return f"the {view['kind']}"
+
+
+def show_trouble(view: OperationView) -> None:
+    """Tracebacks of the ranks, those that are the same once; who only tells of others says nothing new."""
+    traced = {rank: text for rank, text in view["trouble"].items() if text.startswith("Traceback")}
+    by_text: dict[str, list[str]] = {}
+    for rank, text in (traced or view["trouble"]).items():
+        by_text.setdefault(text.rstrip(), []).append(rank)
+    for text, ranks in by_text.items():
+        print(f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(ranks)}:", file=sys.stderr)
+        print("\n".join(f"  {line}" for line in text.splitlines()), file=sys.stderr)
+
+
+# ---- values ----
+
+
+def show_differences(changed: list[DifferenceView], indent: str = "  ") -> None:
+    rows = grouped(changed)
+    width = max((len(place) for place, _ in rows), default=0)
+    for place, text in rows:
+        print(f"{indent}{place:<{width}}  {text}")
+
+
+def grouped(changed: list[DifferenceView]) -> list[tuple[str, str]]:
+    """Places with what changes there; places of one setting that change alike are one row."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for one in changed:
+        text = f"{value(one['before'])} → {value(one['after'])}"
+        if one["before"] == one["after"]:
+            text = f"{value(one['after'])} (as before)"
+        found.setdefault((setting_of(one["address"]), text), []).append(one["address"])
+    return [(places(addresses), text) for (_, text), addresses in found.items()]
+
+
+def places(addresses: list[str]) -> str:
+    if len(addresses) <= 3:
+        return ", ".join(addresses)
+    return f"{addresses[0]} … {addresses[-1]} ({len(addresses)} places)"
+
+
+def setting_of(address: str) -> str:
+    """`optimizer0.lr@1` is about `lr`."""
+    return address.rpartition(".")[2].partition("@")[0]
+
+
+def value(given: Any) -> str:
+    """A value as one would type it."""
+    match given:
+        case None:
+            return "none"
+        case bool():
+            return str(given).lower()
+        case float():
+            return f"{given:.6g}"
+        case list() if all(isinstance(part, int | float) for part in given):
+            return ",".join(value(part) for part in given)
+        case {"own": True} if len(given) == 1:
+            return "own"
+        case {"scale": factor} if len(given) == 1:
+            return f"×{value(factor)}"
+        case "":
+            return '""'
+        case str() | int():
+            return str(given)
+        case _:
+            return json.dumps(given, ensure_ascii=False)
+
+
+def assignments(values: dict[str, Any]) -> str:
+    return " ".join(f"{name}={value(given)}" for name, given in values.items())

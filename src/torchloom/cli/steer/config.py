@@ -1,0 +1,143 @@
+"""`loom config`: the settings of a job with their values, what rules them, and how they came to be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from torchloom.cli.options import JobArgument, JsonOption, WatchOption, api
+
+if TYPE_CHECKING:
+    from torchloom.client.schema import ConfigView, HistoryView, PlaceView, SettingView
+
+EXAMPLES = (
+    ("loom config train-3f9a", "settings, values, what is allowed"),
+    ("loom config train-3f9a --history", "who changed what, when, why, and from which step on"),
+    ("loom config train-3f9a --json | jq .version", "one number"),
+)
+
+
+def command(
+    job: JobArgument,
+    history: Annotated[bool, typer.Option("--history", help="All changes instead, oldest first.")] = False,
+    watch: WatchOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what can be set in a job, or the history of its changes."""
+    from torchloom.cli.show import live, output
+
+    client = api()
+    if history:
+        versions = client.config_history(job)
+        if as_json:
+            output.show_json(versions)
+        else:
+            show_history(versions)
+    elif watch:
+        live.watch(
+            lambda: client.config(job),
+            show,
+            lines=(lambda view: [view]) if as_json else None,
+        )
+    elif as_json:
+        output.show_json(client.config(job))
+    else:
+        show(client.config(job))
+
+
+def show(view: ConfigView) -> None:
+    from torchloom.cli.show import output
+    from torchloom.cli.steer import changes
+
+    said = f"version {view['version']}" if view["version"] else "nothing was changed yet"
+    print(f"{view['job']}: {said}{', paused' if view['paused'] else ''}")
+    for one in view["operations"]:
+        told = changes.assignments(one["values"]) or one["kind"]
+        print(f"  under way: {told} · {changes.phase(one)} · asked by {one['by']} ({one['id']})")
+    for entry in view["schedule"]:
+        if not entry["in_force"]:
+            print(
+                f"  to come: version {entry['version']} at step {entry['step']}: "
+                f"{changes.assignments(entry['values'])}"
+            )
+    print()
+    output.table(
+        ("SETTING", "VALUE", "RULED BY", "ALLOWED"),
+        (row for setting in view["settings"] for row in rows(setting)),
+        nothing="no settings"
+        if view["known"]
+        else "its workers have told no settings; they do at their first step",
+    )
+
+
+def rows(setting: SettingView) -> list[tuple[str, ...]]:
+    """One row for all places that are alike, else one for each."""
+    from torchloom.cli.steer import changes
+
+    allowed = setting["allowed"]
+    if setting["description"]:
+        allowed += f" – {setting['description']}"
+    alike = {(changes.value(place["value"]), ruled(place)) for place in setting["places"]}
+    if len(alike) == 1:
+        value, by = alike.pop()
+        name = setting["name"]
+        many = len(setting["places"])
+        return [(f"{name} ({many} places)" if many > 1 else name, value, by, allowed)]
+    found = [
+        (place["address"], changes.value(place["value"]), ruled(place), "") for place in setting["places"]
+    ]
+    return [(*found[0][:3], allowed), *found[1:]] if found else [(setting["name"], "–", "–", allowed)]
+
+
+def ruled(place: PlaceView) -> str:
+    """Whether the script or a change has its way, and what the script would do."""
+    from torchloom.cli.steer import changes
+
+    by = f" by version {place['version']}" if place["version"] is not None else ""
+    match place["mode"]:
+        case "hold":
+            return f"held{by}; the script's own is {changes.value(place['own'])}"
+        case "scale":
+            return f"scaled{by}; the script's own is {changes.value(place['own'])}"
+        case None:
+            return f"set{by}" if by else "the script"
+
+
+def show_history(versions: list[HistoryView]) -> None:
+    from torchloom.cli.show import output
+
+    output.table(
+        ("VERSION", "STEP", "WHEN", "BY", "STATE", "CHANGE"),
+        (
+            (
+                f"{one['version']}",
+                f"{one['step']}" if one["step"] is not None else "–",
+                output.clock(one["at_ns"]),
+                one["by"] or "–",
+                one["state"] if one["in_force"] or one["state"] != "applied" else "rolled back",
+                change(one),
+            )
+            for one in versions
+        ),
+        nothing="nothing was ever changed",
+    )
+
+
+def change(one: HistoryView) -> str:
+    """What it did, and why."""
+    from torchloom.cli.steer import changes
+    from torchloom.core.steering.overrides import HOLD, mode_of
+
+    done = "; ".join(f"{place} {text}" for place, text in changes.grouped(one["changed"]))
+    parts = [done or changes.assignments(one["values"])]
+    how = {name: given for name, given in one["values"].items() if mode_of(given) != HOLD}
+    if done and how:  # the number alone does not tell what holds from then on
+        parts.append(changes.assignments(how))
+    if one["state"] not in ("applied",):
+        parts.append(one["reason"])
+    if one["reverts"] is not None:
+        parts.append(f"back to version {one['reverts']}")
+    if one["why"]:
+        parts.append(f"“{one['why']}”")
+    return " · ".join(parts)

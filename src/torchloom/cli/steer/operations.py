@@ -1,0 +1,115 @@
+"""`loom operations`: what was asked of a job while it ran, and what became of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from torchloom.cli.options import JobArgument, JsonOption, api
+
+if TYPE_CHECKING:
+    from torchloom.client.schema import OperationView
+
+EXAMPLES = (
+    ("loom operations train-3f9a", "all of them, newest last"),
+    ("loom operations train-3f9a 41d0c2a9e7f3", "one, with the tracebacks of ranks"),
+    ("loom operations train-3f9a --cancel 41d0c2a9e7f3", "give up one that is under way"),
+)
+
+
+def command(
+    job: JobArgument,
+    operation: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="One operation, as listed.", show_default=False)
+    ] = None,
+    active: Annotated[bool, typer.Option("--active", help="Only what is under way.")] = False,
+    cancel: Annotated[
+        str | None, typer.Option("--cancel", metavar="ID", help="Give this one up.", show_default=False)
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List what was asked of a job (set, pause, checkpoint, restore …), or give one up."""
+    from torchloom.cli.show import output
+    from torchloom.cli.steer import changes
+    from torchloom.errors import UsageError
+
+    client = api()
+    if cancel is not None:
+        if operation is not None:
+            raise UsageError("--cancel takes the id itself", hint=f"write --cancel {cancel}")
+        client.cancel_operation(job, cancel)
+        view = changes.follow(client, job, cancel, None, quiet=as_json)
+        changes.answer(view, f"{cancel} {view['state']}: {view['reason']}", as_json)
+    elif operation is not None:
+        found = client.operation(job, operation)
+        if as_json:
+            output.show_json(found)
+        else:
+            _show(found)
+    else:
+        listed = client.operations(job, active=active)
+        if as_json:
+            output.show_json(listed)
+        else:
+            _table(listed)
+
+
+def _table(listed: list[OperationView]) -> None:
+    from torchloom.cli.show import output
+    from torchloom.cli.steer import changes
+
+    output.table(
+        ("ID", "VERSION", "KIND", "STATE", "STEP", "ASKED", "BY", "WHAT"),
+        (
+            (
+                one["id"],
+                f"{one['version'] or '–'}",
+                one["kind"],
+                one["state"],
+                changes.at(one).removeprefix("step ") or "–",
+                output.clock(one["asked_at_ns"]),
+                one["by"],
+                " · ".join(part for part in (changes.assignments(one["values"]), _reason(one)) if part),
+            )
+            for one in listed
+        ),
+        nothing="nothing was asked of it; `loom set` changes a setting",
+        spare=("BY", "VERSION"),
+    )
+
+
+def _reason(view: OperationView) -> str:
+    """Why it is where it is; that it was applied, and at which step, is said beside it."""
+    return "" if view["state"] == "applied" and not view["unheard"] else view["reason"]
+
+
+def _show(view: OperationView) -> None:
+    from torchloom.cli.show import output
+    from torchloom.cli.steer import changes
+
+    facts = [
+        ("operation", f"{view['id']} of {view['job']}, {view['kind']}, version {view['version'] or '–'}"),
+        ("state", " – ".join(part for part in (view["state"], _reason(view)) if part)),
+        ("step", changes.at(view) or "–"),
+        ("asked", f"{output.clock(view['asked_at_ns'])}, by {view['by']}"),
+        ("ended", output.clock(view["ended_at_ns"])),
+        ("attempts", f"{view['attempts']}"),
+    ]
+    if view["values"]:
+        facts.insert(1, ("values", changes.assignments(view["values"])))
+    if view["why"]:
+        facts.append(("why", view["why"]))
+    if view["reverts"] is not None:
+        facts.append(("reverts", f"back to version {view['reverts']}"))
+    if view["unheard"]:
+        facts.append(("unheard", f"rank {', '.join(map(str, view['unheard']))}"))
+    for name, text in facts:
+        print(f"{name:<10} {text}")
+    changes.show_differences(view["changed"])
+    for rank, changed in view["differing"].items():
+        print(f"  rank {rank}:")
+        changes.show_differences(changed, indent="    ")
+    for rank, text in view["trouble"].items():
+        print(f"rank {rank}:")
+        print("\n".join(f"  {line}" for line in text.rstrip().splitlines()))

@@ -1,0 +1,113 @@
+"""`loom restore`: let a job go on from an earlier step."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from torchloom.cli.options import JobArgument, JsonOption, api
+
+if TYPE_CHECKING:
+    from torchloom.client import Client
+    from torchloom.client.schema import RestoreAccepted, RestoreRequest
+
+EXAMPLES = (
+    ("loom checkpoints train-3f9a", "which steps there are"),
+    ("loom restore train-3f9a --step 200", "go on after step 200"),
+    ("loom restore train-3f9a --step 200 --config revert", "with the settings of that time"),
+    ("loom restore train-3f9a --step 200 --config keep", "with the settings of today"),
+)
+
+RESTORED_WITHIN_S = 300.0
+ANSWER_WITHIN_S = 60.0
+"""The state is looked at before the answer."""
+
+
+def command(
+    job: JobArgument,
+    step: Annotated[int, typer.Option("--step", metavar="N", help="Step of the checkpoint.", min=0)],
+    config: Annotated[
+        str | None,
+        typer.Option(
+            "--config",
+            metavar="keep|revert",
+            help="Settings that were changed after that step: as they are today, or as they were then.",
+            show_default=False,
+        ),
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when it trains from there.")] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Go on from an earlier step: without a restart where the script uses loom.Checkpoint, else by one.
+
+    A job that has ended begins again. Refused, before anything is stopped, when that step is not there or
+    damaged. Costs nothing of the restart budget.
+    """
+    from torchloom.cli.show import output
+    from torchloom.cli.show.states import ConfigChoice, check
+    from torchloom.cli.steer import changes
+
+    body: RestoreRequest = {"step": step}
+    if config is not None:
+        body["config"] = check([config], ConfigChoice, "--config")[0]
+    client = api()
+    client.timeout_s = ANSWER_WITHIN_S
+    before = client.job(job)["generation"]
+    accepted = client.restore(job, body)
+    chosen = accepted["checkpoint"]
+    asked = told(accepted, before)
+    if not wait:
+        changes.answer(asked, f"{job} will begin from {chosen}", as_json)
+        return
+    if accepted["operation"]:
+        view = changes.follow(client, job, accepted["operation"], f"{RESTORED_WITHIN_S:g}s", quiet=as_json)
+        if view["state"] == "applied" or client.job(job)["restoring"] is None:
+            if as_json:
+                output.show_json({**asked, "state": view["state"], "reason": view["reason"]})
+                if (error := changes.failure(view)) is not None:
+                    raise typer.Exit(error.exit_code)
+                return
+            changes.conclude(view, f"{job} went back to {chosen} on all ranks, without a restart", as_json)
+            return
+        if not as_json:
+            print(f"loom: not while it runs ({view['reason'].rstrip('.')}): by a restart.", file=sys.stderr)
+    generation = wait_restored(client, job, before, chosen, quiet=as_json)
+    done = {**asked, "how": "restart", "state": "applied", "generation": generation}
+    text = f"{job} goes on after step {step}, from {chosen}"
+    changes.answer({**done, "reason": f"generation {generation} began from it"}, text, as_json)
+
+
+def told(accepted: RestoreAccepted, generation: int) -> dict[str, Any]:
+    """What `--json` gives however it goes: `how` is live (on all ranks, without a restart) or restart, and
+    `state` is asked, applied, or what else became of the operation."""
+    how = "live" if accepted["operation"] else "restart"
+    return {**accepted, "how": how, "state": "asked", "generation": generation, "reason": ""}
+
+
+def wait_restored(client: Client, job: str, before: int, chosen: str, quiet: bool) -> int:
+    """The generation that has begun from the state; tells what it waits for."""
+    from torchloom.cli.show.screen import Screen
+    from torchloom.errors import JobFailed, TimedOut
+
+    deadline = time.monotonic() + RESTORED_WITHIN_S
+    screen = Screen(live=not quiet and sys.stderr.isatty())
+    after = -1
+    try:
+        while time.monotonic() < deadline:
+            view = client.job(job, after=after, wait_s=1.0)
+            after = view["seq"]
+            if view["generation"] > before:
+                found = client.checkpoints(job)
+                if found["restored"] == chosen and found["restored_generation"] > before:
+                    return found["restored_generation"]
+                if view["ended"]:
+                    raise JobFailed(f"{job} ended before it had restored {chosen}: {view['reason']}")
+            screen.status(f"{job} {view['state']} · {view['reason']}")
+    finally:
+        screen.close()
+    raise TimedOut(
+        f"{job} has not begun from {chosen} within {RESTORED_WITHIN_S:g} s", hint=f"see `loom status {job}`"
+    )

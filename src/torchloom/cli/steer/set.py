@@ -1,0 +1,124 @@
+"""`loom set`: give settings of a running job new values, on all ranks at one step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from torchloom.cli.options import JobArgument, JsonOption, api
+from torchloom.cli.steer.changes import TimeoutOption, WaitOption, WhyOption
+
+if TYPE_CHECKING:
+    from torchloom.client.schema import ChangePlanView, ChangeRequest
+
+EXAMPLES = (
+    ("loom set train-3f9a lr=1e-4", "every param group of every optimizer"),
+    ("loom set train-3f9a lr@1=1e-4 betas=0.9,0.95", "several at once: all of them or none"),
+    ("loom set train-3f9a lr=0.5 --scale", "half of what the script's schedule says"),
+    ("loom set train-3f9a lr=own", "the script's own value again"),
+    ("loom set train-3f9a max_steps=5000 --why 'converged'", "end there; the reason is kept"),
+    ("loom set train-3f9a dropout=0.1 --at-step 2000", "step 2000 is the first with it"),
+    ("loom set train-3f9a lr=1e-4 --dry-run", "only what would change"),
+)
+
+
+def command(
+    job: JobArgument,
+    settings: Annotated[
+        list[str], typer.Argument(metavar="NAME=VALUE", help="As listed by `loom config JOB`.")
+    ],
+    at_step: Annotated[
+        int | None,
+        typer.Option(
+            "--at-step", metavar="N", min=1, help="First training step to use it.", show_default=False
+        ),
+    ] = None,
+    scale: Annotated[
+        bool,
+        typer.Option(
+            "--scale/--hold",
+            help="Multiply the script's own value, or hold this one whatever its schedule does.",
+        ),
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
+    why: WhyOption = "",
+    wait: WaitOption = True,
+    timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Change settings of a running job: on all ranks at one step, or on none.
+
+    Exit code 5 if it was not applied, with the ranks' tracebacks; 2 if a name or value is not allowed.
+    """
+    from torchloom.cli.steer import changes
+
+    body: ChangeRequest = {"values": parse(settings, scale), "mode": "scale" if scale else "hold", "why": why}
+    if at_step is not None:
+        body["at_step"] = at_step
+    if dry_run:
+        body["dry_run"] = True
+    client = api()
+    plan = client.change(job, body)
+    if only_planned(plan, dry_run or not wait, as_json):
+        return
+    view = changes.follow(
+        client, job, plan["operation"], timeout, quiet=as_json, patient=plan["at_step"] is not None
+    )
+    changes.conclude(
+        view, f"{job}: version {view['version']} applied on all ranks at {changes.at(view)}", as_json
+    )
+
+
+def parse(settings: list[str], scale: bool) -> dict[str, Any]:
+    """Names and values as typed: the service knows their types. A factor is a number, whatever it scales."""
+    from torchloom.errors import UsageError
+
+    found: dict[str, Any] = {}
+    for text in settings:
+        name, equals, given = text.partition("=")
+        name = name.strip()
+        if not name or not equals:
+            raise UsageError(f"{text!r} is not of the form NAME=VALUE", hint="write for example lr=1e-4")
+        if name in found:
+            raise UsageError(f"{name} is given twice", hint="name it once")
+        found[name] = _factor(name, given) if scale else given
+    return found
+
+
+def _factor(name: str, given: str) -> float:
+    from torchloom.errors import UsageError
+
+    try:
+        return float(given)
+    except ValueError:
+        raise UsageError(f"{name} cannot be scaled by {given!r}", hint="give a number, at least 0") from None
+
+
+def only_planned(plan: ChangePlanView, enough: bool, as_json: bool) -> bool:
+    """Tell the plan's notes and, where that is `enough`, the plan itself; whether it was."""
+    import sys
+
+    from torchloom.cli.show import output
+
+    for note in () if as_json else plan["notes"]:
+        print(f"loom: {note.rstrip('.')}.", file=sys.stderr)
+    if enough and as_json:
+        output.show_json(plan)
+    elif enough:
+        show_plan(plan)
+    return enough
+
+
+def show_plan(plan: ChangePlanView) -> None:
+    """What would change, or what was asked for."""
+    from torchloom.cli.steer import changes
+
+    when = f"at step {plan['at_step']}" if plan["at_step"] is not None else "as soon as all ranks can"
+    if plan["dry_run"]:
+        print(f"{plan['job']}: would be set on all ranks {when}")
+    else:
+        print(
+            f"{plan['operation']} is under way, {when}; `loom operations {plan['job']} {plan['operation']}`"
+        )
+    changes.show_differences(plan["differences"])

@@ -1,0 +1,53 @@
+"""Which verbs there are, in the order of `loom --help`, and the module of each. Imports none of them."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+
+FAMILIES = {
+    "up": "service",
+    "down": "service",
+    "run": "jobs",
+    "submit": "jobs",
+    "ps": "jobs",
+    "status": "jobs",
+    "logs": "jobs",
+    "wait": "jobs",
+    "stop": "jobs",
+    "scale": "jobs",
+    "delete": "jobs",
+    "purge": "jobs",
+    "set": "steer",
+    "config": "steer",
+    "revert": "steer",
+    "pause": "steer",
+    "resume": "steer",
+    "operations": "steer",
+    "checkpoint": "steer",
+    "checkpoints": "steer",
+    "restore": "steer",
+    "incidents": "fleet",
+    "incident": "fleet",
+    "stragglers": "fleet",
+    "probe": "fleet",
+    "events": "fleet",
+    "devices": "fleet",
+    "nodes": "fleet",
+    "node": "fleet",
+    "inject": "fleet",
+    "shell": "shell",
+    "demo": "service",
+    "context": "access",
+    "token": "access",
+    "completion": "shell",
+    "weaver": "service",
+    "agent": "service",
+}
+"""The shelf of every verb. A new verb is one line here and one file on that shelf."""
+
+VERBS = tuple(FAMILIES)
+
+
+def module_of(verb: str) -> ModuleType:
+    return import_module(f"torchloom.cli.{FAMILIES[verb]}.{verb}")

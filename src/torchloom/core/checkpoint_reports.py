@@ -1,0 +1,122 @@
+"""What workers tell about their checkpoints: kept with the job, and made an incident when it is bad news.
+
+Nothing here stops or starts a worker: a save that fails costs at most the steps since the one before.
+"""
+
+from __future__ import annotations
+
+from torchloom.core.recovery.generation_end import open_incident
+from torchloom.core.recovery.generation_start import find_worker
+from torchloom.core.steering.after_rollback import gone_back
+from torchloom.core.turn import Turn
+from torchloom.model.events import (
+    CheckpointFailed,
+    CheckpointRejected,
+    CheckpointSaved,
+    CheckpointStoreOpened,
+)
+from torchloom.model.fleet import Incident, Job, JobCheckpoints
+
+SAME_TROUBLE_NS = 300 * 10**9
+"""A store that fails again this soon after it went well is the same incident, opened again."""
+REMEMBERED_REJECTIONS = 256
+
+
+def store_opened(turn: Turn, event: CheckpointStoreOpened) -> None:
+    """The newest generation has found its state; a restore that was asked for is carried out by that."""
+    if find_worker(turn.fleet, event.ref, event.node) is None:
+        return
+    job = turn.fleet.jobs[event.ref.job]
+    known = job.checkpoints
+    if known is None or known.place != event.place:
+        job.checkpoints = known = JobCheckpoints(place=event.place, node=event.node)
+    known.node = event.node
+    known.restored, known.restored_from = event.restored, event.restored_from
+    known.restored_generation = event.ref.generation
+    job.store_waits = 0
+    incident = turn.fleet.incidents.get(job.incident)
+    if incident is not None and event.restored and incident.generation < event.ref.generation:
+        incident.timeline.restored_ns = incident.timeline.restored_ns or turn.now_ns
+    if job.restore is not None and event.restored and event.ref.generation > job.restore.after:
+        gone_back(turn, job, job.restore.step, event.restored)
+        job.restore = None
+
+
+def checkpoint_saved(turn: Turn, event: CheckpointSaved) -> None:
+    found = _about(turn, event)
+    if found is None:
+        return
+    job, known = found
+    generation, saved = event.ref.generation, event.saved
+    if known.saved is not None and (known.saved_generation, known.saved.step) > (generation, saved.step):
+        return
+    known.saved, known.saved_generation = saved, generation
+    if known.failing and (generation, saved.step) > known.failed_at:
+        incident = turn.fleet.incidents[known.failing]
+        stop_failing(turn, job)
+        bad_s = (turn.now_ns - incident.timeline.fault_ns) / 1e9
+        incident.decision = f"training went on; step {saved.step} was saved {bad_s:.0f} s later"
+
+
+def checkpoint_failed(turn: Turn, event: CheckpointFailed) -> None:
+    """One incident for all failures in a row, whichever ranks tell them."""
+    found = _about(turn, event)
+    if found is None:
+        return
+    job, known = found
+    if known.failing:
+        known.failed_at = max(known.failed_at, (event.ref.generation, event.step))
+        return
+    verdict = f"rank {event.ref.rank} could not save step {event.step}: {event.why}"
+    incident = _same_trouble(turn, known)
+    if incident is None:
+        incident = open_incident(turn, job, "checkpoint-failed", verdict, turn.now_ns)
+        incident.culprit = event.ref.rank
+    incident.verdict, incident.open = verdict, True
+    since = f"step {known.saved.step}" if known.saved is not None else "the beginning"
+    incident.decision = f"training goes on; until a save succeeds, a restart would go back to {since}"
+    known.failing = incident.id
+    known.failed_at = (event.ref.generation, event.step)
+
+
+def checkpoint_rejected(turn: Turn, event: CheckpointRejected) -> None:
+    """A damaged state is told once, though every restart passes it over again."""
+    found = _about(turn, event)
+    if found is None:
+        return
+    job, known = found
+    new = [one for one in event.rejected if one.name not in known.rejected]
+    known.rejected.update((one.name, None) for one in new)
+    while len(known.rejected) > REMEMBERED_REJECTIONS:
+        del known.rejected[next(iter(known.rejected))]
+    if not new:
+        return
+    verdict = "; ".join(f"checkpoint {one.name} cannot be used: {one.why}" for one in new)
+    incident = open_incident(turn, job, "checkpoint-damaged", verdict, turn.now_ns)
+    incident.decision = f"{event.used} was used instead" if event.used else "no other one was there"
+    incident.open = False
+
+
+def stop_failing(turn: Turn, job: Job) -> None:
+    """Saving goes well again, or the job is over: close the incident about it."""
+    known = job.checkpoints
+    if known is None or not known.failing:
+        return
+    turn.fleet.incidents[known.failing].open = False
+    known.last_failing, known.healed_ns, known.failing = known.failing, turn.now_ns, ""
+
+
+def _same_trouble(turn: Turn, known: JobCheckpoints) -> Incident | None:
+    if not known.last_failing or turn.now_ns - known.healed_ns > SAME_TROUBLE_NS:
+        return None
+    return turn.fleet.incidents.get(known.last_failing)
+
+
+def _about(
+    turn: Turn, event: CheckpointSaved | CheckpointFailed | CheckpointRejected
+) -> tuple[Job, JobCheckpoints] | None:
+    """The job and what is known of its checkpoints; None for an older generation."""
+    if find_worker(turn.fleet, event.ref, event.node) is None:
+        return None
+    job = turn.fleet.jobs[event.ref.job]
+    return None if job.checkpoints is None else (job, job.checkpoints)

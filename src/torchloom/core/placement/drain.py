@@ -1,0 +1,177 @@
+"""Jobs leave a node that a person drained: saved, ended at a step boundary, begun again elsewhere.
+
+Owns which job may go and when. A healthy job is worth more than an empty node: one that has no room
+elsewhere, cannot save or is paused stays and trains on, and the note says why; it is looked at again with
+every event, so it goes when it can. A save that failed is asked for again after a while, a few times.
+`force` moves also what cannot be saved, from its newest checkpoint.
+Placing is for sizing.py and place.py, which never use a drained node.
+"""
+
+from __future__ import annotations
+
+from torchloom.core.lifecycle import move_job
+from torchloom.core.placement.sizing import why_no_room
+from torchloom.core.steering.driver import change_requested
+from torchloom.core.steering.stop import end_at_boundary
+from torchloom.core.turn import Turn
+from torchloom.model.events import ChangeRequested, NodeDrained, WorkerProgress
+from torchloom.model.fleet import Fleet, Job, JobState, Leaving, Node
+from torchloom.model.steering import OperationRecord
+from torchloom.model.transaction.messages import Kind
+
+STEP_S = 1.0
+"""How long a step is taken to be where nobody knows: ranks are waited for a little longer then."""
+TRIES = 6
+"""So many saves are asked for …"""
+AGAIN_S = 60.0
+"""… the second so long after the first failed, each further one after twice the wait: half an hour in all."""
+
+
+def drain_jobs(turn: Turn, node: Node, event: NodeDrained) -> None:
+    """Every job with a worker there is to leave, or, if that is not wanted any more, stays."""
+    reason = f"{event.by} drains {node.id}" + (f": {event.why}" if event.why else "")
+    for name in sorted(node.jobs):
+        job = turn.fleet.jobs[name]
+        if job.leaving is not None and job.leaving.node != node.id:
+            job.leaving.force |= event.force and event.move
+            continue  # it is on its way from another drained node, and will not stop at this one
+        job.leaving = None
+        turn.cancel_timer("save-again", job)
+        if event.move and not job.ended:
+            step_s = event.step_s.get(name, 0.0) or job.control.step_ns / 1e9 or STEP_S
+            job.leaving = Leaving(node=node.id, by=event.by, why=reason, force=event.force, step_s=step_s)
+            turn.fleet.leaving[name] = None
+
+
+def follow_leaving(turn: Turn) -> None:
+    """Take every job that is to leave a step further, if it can be."""
+    for name in list(turn.fleet.leaving):
+        job = turn.fleet.jobs.get(name)
+        if job is None or job.leaving is None or job.ended or not _on_drained(turn.fleet, job):
+            del turn.fleet.leaving[name]
+            if job is not None:
+                job.leaving = None
+                turn.cancel_timer("save-again", job)
+        else:
+            _advance(turn, job, job.leaving)
+
+
+def save_again(job: Job) -> None:
+    """What could not be saved is asked for anew in this turn, if it still is to go."""
+    if job.leaving is not None and job.leaving.unsaved:
+        job.leaving.operation = job.leaving.unsaved = ""
+
+
+def _on_drained(fleet: Fleet, job: Job) -> bool:
+    return any(worker.alive and fleet.nodes[worker.node].drained for worker in job.workers)
+
+
+def _advance(turn: Turn, job: Job, leaving: Leaving) -> None:
+    leaving.stays = False
+    if job.state is not JobState.RUNNING:
+        leaving.note = f"it is {job.state}"  # its next start is elsewhere, or it is over
+        return
+    no_room = why_no_room(turn.fleet, job)
+    if no_room:
+        # By the time there is room what was saved for this would be old, and the steps since then lost.
+        leaving.operation = leaving.saved = ""
+        _stay(leaving, f"{no_room}; it goes when there is room")
+        return
+    why_not = _save(turn, job, leaving)
+    if why_not and not leaving.force:
+        _stay(leaving, why_not)
+    elif why_not or leaving.saved:
+        _go(turn, job, leaving)
+
+
+def _stay(leaving: Leaving, why: str) -> None:
+    leaving.stays, leaving.note = True, why
+
+
+def _save(turn: Turn, job: Job, leaving: Leaving) -> str:
+    """Ask for a checkpoint and wait until it is committed: on another node its memory would not be found.
+
+    Why it cannot be had; empty while it may come.
+    """
+    if leaving.unsaved:
+        return leaving.unsaved
+    if job.checkpoints is None:
+        return "it has told of no checkpoints, so it would begin anew; --force moves it all the same"
+    if job.paused:
+        return "it is paused, so it cannot save; it goes when it is resumed"
+    if not job.control.step:
+        leaving.note = "not every rank has made a step yet"
+        return ""
+    if not leaving.operation:
+        _ask(turn, job, leaving)
+    record = job.operations.get(leaving.operation)
+    if record is None or (record.ended and record.state != "applied"):
+        why = "nothing is known of its checkpoint any more" if record is None else record.reason
+        _not_saved(turn, job, leaving, why, again=record is None or not record.cancelled)
+    elif record.ended:
+        _committed(turn, job, leaving, record)
+    return leaving.unsaved
+
+
+def _ask(turn: Turn, job: Job, leaving: Leaving) -> None:
+    leaving.operation = f"{job.id}.drain.{turn.seq}"
+    leaving.note = "it is being saved first"
+    ask_to_save(turn, job, leaving.operation, leaving.step_s, leaving.by, leaving.why)
+
+
+def ask_to_save(turn: Turn, job: Job, operation: str, step_s: float, by: str, why: str) -> None:
+    """For who wants to end it after that; whether it was is told by `stored`."""
+    wanted = ChangeRequested(
+        job=job.id, operation=operation, kind=Kind.CHECKPOINT, two_phase=True, step_s=step_s, by=by, why=why
+    )
+    change_requested(turn, wanted)
+
+
+def _committed(turn: Turn, job: Job, leaving: Leaving, record: OperationRecord) -> None:
+    """Whether the state that all ranks took for this is whole in its store."""
+    leaving.note = f"the state of step {_state_of(record)} is being written"
+    leaving.saved, trouble = stored(job, record)
+    if trouble:
+        _not_saved(turn, job, leaving, trouble)
+
+
+def stored(job: Job, record: OperationRecord | None) -> tuple[str, str]:
+    """The name of the state that was asked for, once it is whole in its store; or why it will not be."""
+    if record is None:
+        return "", "nothing is known of its checkpoint any more"
+    if not record.ended or record.state != "applied":
+        return "", record.reason if record.ended else ""
+    known, step = job.checkpoints, _state_of(record)
+    if known is None:
+        return "", "it has told of no checkpoints"
+    if known.saved is not None and known.saved_generation == job.generation and known.saved.step >= step:
+        return known.saved.name, ""
+    failed = known.failing and known.failed_at >= (job.generation, step)
+    return "", f"see incident {known.failing}" if failed else ""
+
+
+def _state_of(record: OperationRecord) -> int:
+    return 0 if record.training_step is None else record.training_step - 1
+
+
+def _not_saved(turn: Turn, job: Job, leaving: Leaving, why: str, again: bool = True) -> None:
+    """What ailed it may pass, a full disk for example. What a person cancelled is not asked for again."""
+    leaving.tries += 1
+    leaving.unsaved = f"it could not be saved: {why}"
+    if again and leaving.tries < TRIES:
+        wait_s = AGAIN_S * 2 ** (leaving.tries - 1)
+        turn.set_timer("save-again", job, wait_s)
+        leaving.unsaved += f"; it is tried again after {wait_s / 60:.0f} min"
+    else:
+        leaving.unsaved += "; drain the node again to try again, --force moves it all the same"
+
+
+def _go(turn: Turn, job: Job, leaving: Leaving) -> None:
+    """It is no failure, so it costs nothing of the restart budget."""
+    move_job(turn, job, JobState.STOPPING, leaving.why)
+    turn.cancel_timers(job)
+    job.resizing = job.generation
+    made, step_s = job.control.step, leaving.step_s
+    progress = tuple(WorkerProgress(rank, made, step_s) for rank in range(len(job.workers)))
+    end_at_boundary(turn, job, leaving.by, leaving.why, job.spec.stop_grace_s, progress, bool(made))
+    leaving.note = "it is being ended at a step boundary"

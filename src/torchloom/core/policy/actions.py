@@ -1,0 +1,183 @@
+"""Carries out what a policy chose about a finding: a pause, a rollback, a restart, a move.
+
+Where all ranks train and only the pace is wrong, the job is saved first and goes on from there, so that
+acting costs no work; it trains on meanwhile. That is waited for in bounds: whatever keeps the save from
+coming, the action is carried out without it then. If the finding ends before that, nothing is done any more.
+A job that hangs cannot save, and one whose numbers are wrong must not. Choosing is policy.py's affair.
+"""
+
+from __future__ import annotations
+
+from torchloom.core.placement import relocate
+from torchloom.core.placement.drain import ask_to_save, stored
+from torchloom.core.policy.rollback import roll_back
+from torchloom.core.policy.rules import DONE, MOVES, NUMBERS, STUCK, Choice
+from torchloom.core.recovery.budget import made_progress, plan_restart
+from torchloom.core.recovery.generation_end import end_generation, settle
+from torchloom.core.steering.driver import change_requested
+from torchloom.core.turn import Turn
+from torchloom.model.events import ChangeRequested, FindingMade
+from torchloom.model.findings import Finding
+from torchloom.model.fleet import Act, Incident, Job, JobState, Plan
+from torchloom.model.policy import Acting
+from torchloom.model.transaction.messages import Kind
+
+SAVE_S = 300.0
+"""How long a save is waited for: the job trains meanwhile, only at the wrong pace."""
+_ACTED_KEPT = 32
+
+
+def plan_for(turn: Turn, job: Job, finding: Finding, steps: int) -> Plan:
+    """What the restart budget of the job says, after so many steps of this generation."""
+    ran_s = (turn.now_ns - job.generation_at_ns) / 1e9
+    progress = made_progress(job.spec.restarts, steps, ran_s)
+    return plan_restart(job, culprit(finding), progress, turn.chance)
+
+
+def culprit(finding: Finding) -> int | None:
+    return finding.ranks[0] if len(finding.ranks) == 1 else None
+
+
+def is_saved_first(job: Job, finding: Finding) -> bool:
+    """Whether the job can be saved before it is ended because of this, and should be."""
+    known = job.checkpoints
+    can = known is not None and not known.failing and not job.paused and bool(job.control.step)
+    return can and not _is_urgent(finding)
+
+
+def is_under_way(job: Job, incident: Incident, finding: Finding) -> bool:
+    """Whether this is acted on as soon as the job is saved."""
+    return job.acting is not None and job.acting.incident == incident.id and not _is_urgent(finding)
+
+
+def act(turn: Turn, job: Job, incident: Incident, event: FindingMade, plan: Plan, choice: Choice) -> None:
+    """Carry out what was chosen, or have the job saved for it."""
+    finding = event.finding
+    if choice.action == "pause":
+        _pause(turn, job, incident, choice.reason)
+        return
+    if job.acting is not None:
+        if not _is_urgent(finding):
+            incident.decision = (
+                f"not {DONE[choice.action]}: it is being saved to be {DONE[job.acting.action]}"
+            )
+            return
+        _forget(turn, job)
+    job.acts = [*job.acts, Act(choice.action, turn.now_ns)][-_ACTED_KEPT:]
+    if choice.action == "rollback":
+        roll_back(turn, job, incident, event, choice.reason)
+        return
+    incident.timeline.decided_ns = turn.now_ns
+    if choice.action in MOVES:
+        relocate.leave(turn, job, finding, choice.action, incident.verdict)
+    acting = Acting(
+        incident=incident.id,
+        action=choice.action,
+        reason=choice.reason,
+        node=finding.node,
+        generation=job.generation,
+        steps=event.steps,
+        step_s=event.step_s,
+        operation=f"{incident.id}.save.{turn.seq}",
+        until_ns=turn.now_ns + int(SAVE_S * 1e9),
+    )
+    if is_saved_first(job, finding):
+        _save_first(turn, job, incident, acting)
+    else:
+        _carry_out(turn, job, incident, finding, acting, plan)
+
+
+def follow_acting(turn: Turn) -> None:
+    """Take every action that waits for a save a step further, if it can be."""
+    for name in list(turn.fleet.acting):
+        job = turn.fleet.jobs.get(name)
+        acting = job.acting if job is not None else None
+        if job is None or acting is None:
+            del turn.fleet.acting[name]
+            continue
+        incident = turn.fleet.incidents.get(acting.incident)
+        if job.generation != acting.generation or job.state is not JobState.RUNNING:
+            _forget(turn, job)  # it begins anew for another reason; where it must not is kept
+        elif incident is None or incident.finding is None or not incident.open:
+            _give_up(turn, job, acting, incident, "it was over before")
+        else:
+            _look(turn, job, incident, incident.finding, acting)
+
+
+def _is_urgent(finding: Finding) -> bool:
+    """There is nothing to be saved: it does not train, or what it trained is not to be kept."""
+    return finding.kind in STUCK or finding.kind in NUMBERS
+
+
+def _save_first(turn: Turn, job: Job, incident: Incident, acting: Acting) -> None:
+    job.acting = acting
+    turn.fleet.acting[job.id] = None
+    turn.set_timer("save-first", job, SAVE_S)
+    incident.decision = f"to be {DONE[acting.action]} as soon as it is saved: {acting.reason}"
+    ask_to_save(turn, job, acting.operation, acting.step_s, "policy", incident.verdict)
+
+
+def _look(turn: Turn, job: Job, incident: Incident, finding: Finding, acting: Acting) -> None:
+    record = job.operations.get(acting.operation)
+    why_not = relocate.why_not(turn.fleet, job, finding, acting.action) if acting.action in MOVES else ""
+    if finding.node != acting.node:
+        why_not = "the evidence is about another node now"
+    elif job.paused:
+        why_not = "it was paused meanwhile"
+    elif record is not None and record.cancelled:
+        why_not = "somebody cancelled its checkpoint"
+    if why_not:
+        _give_up(turn, job, acting, incident, why_not)
+        return
+    saved, trouble = stored(job, record)
+    if turn.now_ns >= acting.until_ns:
+        trouble = trouble or f"not within {SAVE_S:g} s"
+    if not saved and not trouble:
+        return
+    acting.reason += f"; saved first, {saved}" if saved else f"; it could not be saved first: {trouble}"
+    acting.steps = max(acting.steps, job.control.step)
+    _forget(turn, job)
+    _carry_out(turn, job, incident, finding, acting, plan_for(turn, job, finding, acting.steps))
+
+
+def _carry_out(
+    turn: Turn, job: Job, incident: Incident, finding: Finding, acting: Acting, plan: Plan
+) -> None:
+    incident.decision = acting.reason
+    if acting.action in MOVES and finding.kind not in STUCK:
+        relocate.move(turn, job, incident, acting)
+    else:
+        job.plan = plan
+        why = f"{incident.verdict}, so generation {job.generation} cannot go on"
+        end_generation(turn, job, incident, why)
+        incident.decision = acting.reason
+        settle(turn, job)
+
+
+def _give_up(turn: Turn, job: Job, acting: Acting, incident: Incident | None, why: str) -> None:
+    """The job stays as and where it is."""
+    _forget(turn, job)
+    if acting.action in MOVES:
+        relocate.stay(turn, job, acting.node)
+    if incident is not None:
+        incident.decision = f"not {DONE[acting.action]}: {why}"
+
+
+def _forget(turn: Turn, job: Job) -> None:
+    job.acting = None
+    turn.fleet.acting.pop(job.id, None)
+    turn.cancel_timer("save-first", job)
+
+
+def _pause(turn: Turn, job: Job, incident: Incident, reason: str) -> None:
+    """Ask for it once, as a person would; what became of it is told with the job's operations."""
+    if job.paused or incident.timeline.decided_ns:
+        incident.decision = f"paused: {reason}"
+        return
+    job.acts = [*job.acts, Act("pause", turn.now_ns)][-_ACTED_KEPT:]
+    incident.timeline.decided_ns = turn.now_ns
+    incident.decision = f"to be paused at the next step: {reason}; `loom resume {job.id}` lets it go on"
+    name = f"{incident.id}.pause"
+    change_requested(
+        turn, ChangeRequested(job=job.id, operation=name, kind=Kind.PAUSE, by="policy", why=incident.verdict)
+    )

@@ -1,0 +1,134 @@
+"""A detector's finding becomes an incident, and, where policy and evidence allow it, a recovery.
+
+The finding is in the stream before this runs, so a replay comes to the same decision. One fault is one
+incident: later findings about it add to it. What ends by itself is closed with how long it lasted.
+"""
+
+from __future__ import annotations
+
+from torchloom.core.detect.words import lasting, ranks_text
+from torchloom.core.policy.actions import act, culprit, is_under_way, plan_for
+from torchloom.core.policy.link_probing import probe_on_suspicion
+from torchloom.core.policy.options import facts_of
+from torchloom.core.policy.reporting import LINKS, key
+from torchloom.core.policy.rules import DONE, STUCK, decide
+from torchloom.core.recovery.generation_end import open_incident
+from torchloom.core.recovery.goodput import goodput
+from torchloom.core.recovery.incidents import close, drop_old_evidence
+from torchloom.core.turn import Turn
+from torchloom.model.events import FindingEnded, FindingMade
+from torchloom.model.findings import Finding
+from torchloom.model.fleet import Incident, Job, JobState
+
+REOPENED_NS = 300 * 10**9
+"""Slowness that comes back within this time is the same incident."""
+MOMENTARY = frozenset({"spike"})
+"""Over as soon as it is said."""
+_STAYS = frozenset({"not-a-number", "divergence"})
+
+
+def finding_made(turn: Turn, event: FindingMade) -> None:
+    job = turn.fleet.jobs.get(event.job)
+    if job is None or job.generation != event.generation:
+        return
+    if job.state not in (JobState.RUNNING, JobState.STARTING):
+        return  # it is being ended or recovered already
+    finding = event.finding
+    plan = plan_for(turn, job, finding, event.steps)
+    choice = decide(job.spec.policy, finding, facts_of(turn, job, event, plan))
+    if choice.action == "ignore":
+        return
+    incident = _incident(turn, job, finding)
+    under_way = is_under_way(job, incident, finding)
+    if not _is_known_better(incident, finding):
+        _update(turn, job, incident, event)
+        if not under_way:
+            incident.decision = choice.reason + _way_back(job, finding, choice.action)
+            probe_on_suspicion(turn, job, incident, finding)
+    if under_way:
+        return
+    if choice.action in DONE:
+        act(turn, job, incident, event, plan, choice)
+    elif finding.kind in MOMENTARY:
+        close(turn, job, incident, "it was one step")
+        job.findings.pop(key(finding), None)
+
+
+def _way_back(job: Job, finding: Finding, action: str) -> str:
+    """What a person can do about numbers that stay broken: later states have them too."""
+    if action != "report" or finding.kind not in _STAYS or job.checkpoints is None:
+        return ""
+    return f"; to go back to before it: `loom checkpoints {job.id}`, `loom restore {job.id} --step …`"
+
+
+def finding_ended(turn: Turn, event: FindingEnded) -> None:
+    job = turn.fleet.jobs.get(event.job)
+    if job is None or job.generation != event.generation:
+        return
+    incident = turn.fleet.incidents.get(job.findings.pop(event.key, ""))
+    if incident is None or not incident.open or incident.id == job.incident:
+        return
+    finding = incident.finding
+    who = ranks_text(finding.ranks) if finding is not None and finding.ranks else "the job"
+    if finding is not None and finding.kind in STUCK:
+        resolution = f"{who} went on after {lasting(event.lasted_s)}"
+    elif event.lasted_s < 1:
+        resolution = "it came once and not again"
+    else:
+        resolution = f"it was not found any more after {lasting(event.lasted_s)}"
+    close(turn, job, incident, resolution)
+
+
+def recovered(turn: Turn, job: Job, incident: Incident) -> None:
+    """The first step after a recovery was made."""
+    incident.ended_ns = turn.now_ns
+    incident.goodput_after = goodput(turn.fleet, job, turn.now_ns)
+
+
+def _incident(turn: Turn, job: Job, finding: Finding) -> Incident:
+    """The open one about this fault, else one that has just been closed, else a new one."""
+    name = key(finding)
+    known = turn.fleet.incidents.get(job.findings.get(name, ""))
+    if known is not None and known.open:
+        return known
+    if finding.kind not in STUCK:
+        for id in reversed(job.incidents[-8:]):
+            past = turn.fleet.incidents.get(id)
+            if past is None or past.finding is None or key(past.finding) != name:
+                continue
+            if past.generation == job.generation and turn.now_ns - past.ended_ns < REOPENED_NS:
+                past.open, past.resolution, past.ended_ns, past.links = True, "", 0, None
+                past.times += 1
+                job.findings[name] = past.id
+                return past
+            break
+    made = open_incident(turn, job, finding.kind, finding.sentence, turn.now_ns)
+    line = made.timeline
+    began_ns = turn.now_ns - int(finding.lasting_s * 1e9)
+    line.first_sign_ns = line.fault_ns = max(began_ns, job.generation_at_ns)
+    line.decided_ns = 0
+    made.goodput_before = goodput(turn.fleet, job, line.first_sign_ns)
+    job.findings[name] = made.id
+    drop_old_evidence(turn, job)
+    return made
+
+
+def _update(turn: Turn, job: Job, incident: Incident, event: FindingMade) -> None:
+    finding = event.finding
+    incident.kind, incident.verdict, incident.finding = finding.kind, finding.sentence, finding
+    if incident.times > 1:
+        since_s = (turn.now_ns - incident.timeline.first_sign_ns) / 1e9
+        incident.verdict += f" ({incident.times} times in {lasting(since_s)})"
+    incident.culprit = culprit(finding)
+    if event.evidence:
+        told = {one.rank: one for one in incident.evidence}
+        told |= {one.rank: one for one in event.evidence}
+        incident.evidence = tuple(told[rank] for rank in sorted(told))
+
+
+def _is_known_better(incident: Incident, finding: Finding) -> bool:
+    """Whose fault slow transfers are was measured: that they are slow is no news."""
+    told = incident.finding
+    if told is None or incident.links is None or finding.kind not in LINKS:
+        return False
+    return bool(told.ranks) and bool(finding.ask)

@@ -1,0 +1,67 @@
+"""Gathers what a decision about a finding rests on: what can be done, what it costs, what was done before."""
+
+from __future__ import annotations
+
+from torchloom.core.placement import relocate
+from torchloom.core.policy import rollback
+from torchloom.core.policy.actions import is_saved_first
+from torchloom.core.policy.reporting import key
+from torchloom.core.policy.rules import MOVES, Facts, wanted
+from torchloom.core.recovery.goodput import recovery_s
+from torchloom.core.turn import Turn
+from torchloom.model.events import FindingMade
+from torchloom.model.fleet import Job, Plan
+
+RESTART_S = 30.0
+"""What a restart costs as long as none was seen."""
+
+WHOLE = "the whole job, because its replicas share a process group and one cannot be restarted alone"
+"""torchft would keep the others; no job that is known here has replicas of that kind."""
+
+
+def facts_of(turn: Turn, job: Job, event: FindingMade, plan: Plan) -> Facts:
+    finding, policy = event.finding, job.spec.policy
+    action = wanted(policy, finding)
+    why_not, how = "", plan.reason
+    if action in MOVES:
+        why_not = relocate.why_not(turn.fleet, job, finding, action)
+        how = "" if why_not else relocate.how(turn.fleet, job, finding)
+    elif action == "rollback":
+        why_not = rollback.why_not(job, event)
+        how = rollback.how(policy, event)
+    elif action == "restart-replica":
+        how = f"{plan.reason}; {WHOLE}"
+    elif action == "pause":
+        how = ""
+    return Facts(
+        plan=plan,
+        acts=job.acts,
+        now_ns=turn.now_ns,
+        why_not=why_not,
+        how=how,
+        lost_s=_lost_s(turn, job, event),
+        cost_s=_cost_s(turn, job, keeps_work=is_saved_first(job, finding)),
+    )
+
+
+def _lost_s(turn: Turn, job: Job, event: FindingMade) -> float:
+    """Training time that the slowness has cost since its first sign."""
+    share = event.finding.inputs.get("cost")
+    known = turn.fleet.incidents.get(job.findings.get(key(event.finding), ""))
+    if not isinstance(share, int | float) or known is None or not known.open:
+        return 0.0
+    return share * (turn.now_ns - known.timeline.first_sign_ns) / 1e9
+
+
+def _cost_s(turn: Turn, job: Job, keeps_work: bool) -> float:
+    """Of ending the generation: the restart, and the work since the last checkpoint, if it is done again."""
+    restart_s = job.spec.policy.restart_cost_s
+    if restart_s is None:
+        past = [turn.fleet.incidents[id] for id in job.incidents[-8:] if id in turn.fleet.incidents]
+        seen = [s for incident in past if (s := recovery_s(incident)) is not None]
+        restart_s = max(seen, default=RESTART_S)
+    if keeps_work:
+        return restart_s
+    known = job.checkpoints
+    saved_ns = known.saved.at_ns if known is not None and known.saved is not None else 0
+    return restart_s + max(0, turn.now_ns - max(saved_ns, job.generation_at_ns)) / 1e9

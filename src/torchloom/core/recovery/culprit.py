@@ -1,0 +1,123 @@
+"""Which of several exits was the cause and which were its consequences, and the sentence that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from torchloom.core.recovery import store_unreachable
+from torchloom.core.recovery.lost_peers import followed
+from torchloom.model.fleet import ExitReport, Incident
+
+
+def charge(incident: Incident, report: ExitReport) -> bool:
+    """Add an exit to an incident and say whether it changed who is to blame.
+
+    A survivor that dies of a closed connection is secondary even if its process is gone first, because
+    the culprit may still be finalising; the time of the exception decides before the time of the exit.
+    """
+    if report.after_stop:
+        # What a worker said when it was told to end explains nothing, and there may be thousands of them.
+        report = msgspec.structs.replace(report, log_tail=())
+    if report.exit.ok or report.after_stop or report.exit.source == "operator":
+        incident.exits.append(report)
+        return False
+    nobody = incident.kind in ("store-lost", "node-lost", store_unreachable.KIND)
+    if nobody or (incident.finding is not None and incident.kind != "crash"):
+        incident.exits.append(msgspec.structs.replace(report, secondary=True))
+        return False
+    chief = incident.exits[0] if incident.culprit is not None and incident.exits else None
+    line = incident.timeline
+    line.fault_ns = _fault_ns(report) if chief is None else min(line.fault_ns, _fault_ns(report))
+    if chief is not None and _guilt(chief) <= _guilt(report):
+        incident.exits.append(_as_secondary(report))
+        return False
+    if chief is not None:
+        incident.exits[0] = _as_secondary(chief)
+    incident.exits.insert(0, report)
+    incident.culprit = report.rank
+    incident.verdict = verdict(report)
+    return True
+
+
+def complete(incident: Incident, report: ExitReport) -> bool:
+    """Put the exit of a process in the place of what its failed script said of it before; whether that is
+    there. How the process ended in the end is told where it ended by itself and not well."""
+    for at, said in enumerate(incident.exits):
+        if said.rank == report.rank and said.exit.source == "end-record":
+            by_itself = report.exit.code not in (0, None)
+            whole = msgspec.structs.replace(
+                report,
+                exit=report.exit if by_itself else said.exit,
+                end=report.end or said.end,
+                collectives=report.collectives or said.collectives,
+                secondary=said.secondary,
+            )
+            incident.exits[at] = whole
+            if incident.verdict == verdict(said):
+                incident.verdict = verdict(whole)
+            return True
+    return False
+
+
+def _guilt(report: ExitReport) -> tuple[bool, int]:
+    """The smaller, the likelier the cause."""
+    return followed(report), _fault_ns(report)
+
+
+def _as_secondary(report: ExitReport) -> ExitReport:
+    """Several ranks that could not be started have one cause, but none of them followed another."""
+    return msgspec.structs.replace(report, secondary=not start_failed(report))
+
+
+def _fault_ns(report: ExitReport) -> int:
+    if report.end is not None and report.end.at_ns and report.exit.signal is None:
+        return min(report.end.at_ns, report.at_ns)
+    return report.at_ns
+
+
+def start_failed(report: ExitReport) -> bool:
+    return report.end is not None and report.end.how == "start-failed"
+
+
+def verdict(culprit: ExitReport) -> str:
+    """One sentence: which rank, where, how it ended, at which step, doing what, and its own last words."""
+    where = f"rank {culprit.rank} on {culprit.node}"
+    if culprit.devices:
+        where += f" ({', '.join(d.device for d in culprit.devices)})"
+    if culprit.end is not None and start_failed(culprit):
+        return f"{where} could not be started: {culprit.end.message}"
+    if culprit.training_step is not None:
+        text = f"{where} {culprit.exit.describe()} at step {culprit.training_step}"
+    else:
+        text = f"{where} {culprit.exit.describe()} after {culprit.steps} step{'s' * (culprit.steps != 1)}"
+    if culprit.end is not None and culprit.end.exception:
+        said = culprit.end.message.strip().splitlines()
+        text += f": {culprit.end.exception}" + (f": {said[0][:200]}" if said else "")
+    elif culprit.activity:
+        text += f"; it was {culprit.activity}"
+    return text
+
+
+def secondary_note(exits: Sequence[ExitReport]) -> str:
+    """Who else ended: of the same mistake, or because a peer was gone."""
+    alike = sorted(r.rank for r in exits if r.secondary and _alike(exits[0], r))
+    others = sorted(r.rank for r in exits if r.secondary and r.rank not in alike)
+    note = f"; {_names(alike)} failed alike" if alike else ""
+    if others:
+        whose = "its" if len(others) == 1 else "their"
+        note += f"; {_names(others)} followed because {whose} peer was gone"
+    return note
+
+
+def _alike(chief: ExitReport, other: ExitReport) -> bool:
+    """Whether both died of the same error, and none of them of the other's death: a mistake in the script."""
+    if chief.end is None or other.end is None or not chief.end.exception or followed(other):
+        return False
+    return (chief.end.exception, chief.end.message) == (other.end.exception, other.end.message)
+
+
+def _names(ranks: Sequence[int]) -> str:
+    names = ", ".join(map(str, ranks[:8])) + (" …" if len(ranks) > 8 else "")
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {names}"

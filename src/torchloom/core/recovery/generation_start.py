@@ -1,0 +1,287 @@
+"""Starting a generation: place the ranks, get a store, start the workers.
+
+The store of the next generation may be asked for while the old one is still being ended, so that its
+start costs a recovery nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from torchloom.core.lifecycle import move_job, move_worker, set_workers
+from torchloom.core.placement.sizing import replicas, seats, unit, wanted
+from torchloom.core.placement.standby import drop_spare
+from torchloom.core.recovery.incidents import close_findings
+from torchloom.core.steering.driver import generation_runs
+from torchloom.core.steering.operations import starting_schedule
+from torchloom.core.turn import Turn
+from torchloom.model.effects import Launch, StartStore, StartWorkers, StopStore, StopWorkers
+from torchloom.model.events import StoreStarted, WorkersStarted
+from torchloom.model.fleet import Fleet, Job, JobState, Worker, WorkerState
+from torchloom.model.node import StoreRef
+from torchloom.model.worker import WorkerRef
+
+
+def start_generation(turn: Turn, job: Job, reason: str) -> None:
+    """Begin the next generation, or wait with the reason why it cannot begin."""
+    turn.cancel_timers(job)
+    why = _being_ended(turn, job)
+    nodes, why = ([], why) if why else seats(turn, job)
+    if not nodes:
+        if job.state is not JobState.WAITING:
+            move_job(turn, job, JobState.WAITING, why)
+        job.reason = why
+        return
+    move_job(turn, job, JobState.STARTING, f"{reason}; {why}" if why else reason)
+    close_findings(turn, job, "its generation ended", keep=job.incident)
+    job.silent = {}
+    job.generation += 1
+    job.generation_at_ns = turn.now_ns
+    job.started_at_ns = job.started_at_ns or turn.now_ns
+    job.plan, job.resizing = None, 0
+    for node in dict.fromkeys(nodes):
+        drop_spare(turn, job, turn.fleet.nodes[node])  # it becomes a place of work
+    set_workers(turn, job, _assign(job, nodes))
+    if job.store_generation == job.generation and job.store_node == nodes[0]:
+        if job.store is not None:
+            launch(turn, job, reason)
+        return
+    ask_store(turn, job, job.generation, nodes[0], reason)
+
+
+def _being_ended(turn: Turn, job: Job) -> str:
+    """Why no rank may start yet: older workers, which nobody reckoned with any more, still have to end."""
+    for effect in turn.open_of(job.id):
+        if isinstance(effect, StopWorkers) and effect.strays:
+            return f"workers of an older generation are still being ended on {effect.node}"
+    return ""
+
+
+def ask_store(turn: Turn, job: Job, generation: int, node: str, reason: str) -> None:
+    """Ask for the store of a generation; an older one that is still asked for is dropped."""
+    drop_store(turn, job, "a newer store takes its place")
+    job.store_generation = generation
+    job.store_node = node
+    elastic = job.spec.min_workers is not None or job.spec.max_workers is not None
+    single = job.spec.nodes == 1 and not elastic  # another size may be spread over several
+    turn.want(
+        StartStore(
+            id=turn.next_effect_id(),
+            cause=turn.seq,
+            reason=reason,
+            node=node,
+            store=StoreRef(job.id, generation),
+            host="127.0.0.1" if single else turn.fleet.nodes[node].inventory.address,
+            interpreter=job.spec.interpreter,
+            spawn=job.spec.spawn,
+            preload=job.spec.preload,
+            env_of=job.id,
+        )
+    )
+
+
+def drop_store(turn: Turn, job: Job, reason: str) -> None:
+    """End the newest store of the job, whether it runs already or is still to start."""
+    if not job.store_generation:
+        return
+    ref, node = StoreRef(job.id, job.store_generation), job.store_node
+    forget_store(turn, job)
+    turn.want(StopStore(id=turn.next_effect_id(), cause=turn.seq, reason=reason, node=node, store=ref))
+
+
+def forget_store(turn: Turn, job: Job) -> None:
+    """The newest store of the job is gone or no longer wanted, so it is not asked for any more either."""
+    ref = StoreRef(job.id, job.store_generation)
+    for effect in turn.open_of(job.id):
+        if isinstance(effect, StartStore) and effect.store == ref:
+            turn.close(effect.id)
+    if job.store is not None:
+        del turn.fleet.nodes[job.store_node].stores[job.id]
+    job.store = None
+    job.store_generation = 0
+
+
+def store_started(turn: Turn, event: StoreStarted) -> None:
+    turn.close(event.effect)
+    job = turn.fleet.jobs.get(event.store.job)
+    if job is None or not holds_store(job, event.store, event.node):
+        # Also when a stop is open already: it may have been carried out before this start was.
+        turn.want(
+            StopStore(
+                id=turn.next_effect_id(),
+                cause=turn.seq,
+                reason="this store belongs to no generation that is wanted",
+                node=event.node,
+                store=event.store,
+            )
+        )
+        return
+    if job.store is not None:
+        return
+    job.store = event.address
+    turn.fleet.nodes[event.node].stores[job.id] = None
+    if job.state is JobState.STARTING and job.generation == event.store.generation:
+        launch(turn, job, f"the store of generation {job.generation} is up")
+
+
+def holds_store(job: Job, store: StoreRef, node: str) -> bool:
+    """Whether this very store is the one that the job uses or waits for."""
+    return not job.ended and store.generation == job.store_generation and node == job.store_node
+
+
+def launch(turn: Turn, job: Job, reason: str) -> None:
+    """Tell each node to start its share of the ranks."""
+    assert job.store is not None
+    spec = job.spec
+    shares = by_node(job.workers)
+    for group_rank, (node, mine) in enumerate(shares.items()):
+        turn.want(
+            StartWorkers(
+                id=turn.next_effect_id(),
+                cause=turn.seq,
+                reason=reason,
+                node=node,
+                job=job.id,
+                generation=job.generation,
+                program=spec.program,
+                cwd=spec.cwd,
+                interpreter=spec.interpreter,
+                spawn=spec.spawn,
+                preload=spec.preload,
+                launches=tuple(Launch(w.ref, w.local_rank) for w in mine),
+                world_size=len(job.workers),
+                local_world_size=len(mine),
+                group_rank=group_rank,
+                group_world_size=len(shares),
+                replicas=replicas(job),
+                restart_count=job.restarts,
+                max_restarts=spec.restarts.max_restarts,
+                store=job.store,
+                pin_cores=spec.pin_cores,
+                expected_steps=spec.expected_steps,
+                restore_step=job.restore.step if job.restore is not None else None,
+                paused=job.paused,
+                fence_s=spec.policy.self_fence_s,
+                schedule=starting_schedule(job),
+            )
+        )
+
+
+def by_node(workers: list[Worker]) -> dict[str, list[Worker]]:
+    """Each node's share, nodes in the order of their first rank."""
+    shares: dict[str, list[Worker]] = {}
+    for worker in workers:
+        shares.setdefault(worker.node, []).append(worker)
+    return shares
+
+
+def workers_started(turn: Turn, event: WorkersStarted) -> None:
+    """Processes exist. They count only if they are of the incarnation that was asked for."""
+    strays = []
+    for started in event.workers:
+        worker = find_worker(turn.fleet, started.ref, event.node)
+        if worker is None or not worker.alive:
+            if worker is None or worker.exit is None or worker.exit.unseen:
+                strays.append(started.ref)
+            continue
+        process_exists(turn, worker, started.pid)
+        worker.devices = started.devices or worker.devices
+        worker.blind = started.blind
+    if strays:
+        end_strays(turn, event.node, strays)
+    effect = turn.fleet.outbox.get(event.effect)
+    if isinstance(effect, StartWorkers):
+        _close_if_done(turn, effect)
+    for job_id in sorted({started.ref.job for started in event.workers}):
+        if job_id in turn.fleet.jobs:
+            settle_start(turn, turn.fleet.jobs[job_id])
+
+
+def process_exists(turn: Turn, worker: Worker, pid: int) -> None:
+    worker.pid = pid
+    worker.started_at_ns = worker.started_at_ns or turn.now_ns
+    if worker.state is WorkerState.ASSIGNED:
+        move_worker(turn, worker, WorkerState.RUNNING)
+
+
+def end_strays(turn: Turn, node: str, refs: list[WorkerRef]) -> None:
+    """End processes that nobody wants: their generation is over, or their job is gone."""
+    turn.want(
+        StopWorkers(
+            id=turn.next_effect_id(),
+            cause=turn.seq,
+            reason="these workers belong to a generation that is over",
+            node=node,
+            workers=tuple(refs),
+            strays=True,
+        )
+    )
+
+
+def close_done_starts(turn: Turn, job: Job) -> None:
+    """A start is done when every rank of it has had a process, whoever told us: it must not be sent again."""
+    for effect in turn.open_of(job.id):
+        if isinstance(effect, StartWorkers):
+            _close_if_done(turn, effect)
+
+
+def _close_if_done(turn: Turn, effect: StartWorkers) -> None:
+    asked = (find_worker(turn.fleet, start.ref, effect.node) for start in effect.launches)
+    if not any(w is not None and w.state is WorkerState.ASSIGNED for w in asked):
+        turn.close(effect.id)
+
+
+def settle_start(turn: Turn, job: Job) -> None:
+    """A starting job runs once every rank has had a process."""
+    if job.state is not JobState.STARTING or any(w.state is WorkerState.ASSIGNED for w in job.workers):
+        return
+    incident = turn.fleet.incidents.get(job.incident)
+    if incident is not None:
+        incident.timeline.spawned_ns = turn.now_ns
+    reason = f"generation {job.generation}: all {len(job.workers)} workers run"
+    if len(job.workers) != wanted(job):
+        reason += f", {wanted(job)} are wanted"
+    move_job(turn, job, JobState.RUNNING, reason)
+    generation_runs(turn, job)
+
+
+def find_worker(fleet: Fleet, ref: WorkerRef, node: str) -> Worker | None:
+    """The worker of exactly this incarnation, or None: what is older, or elsewhere, has no effect."""
+    job = fleet.jobs.get(ref.job)
+    if job is None or not 0 <= ref.rank < len(job.workers):
+        return None
+    worker = job.workers[ref.rank]
+    return worker if worker.ref == ref and worker.node == node else None
+
+
+def retry_waiting(turn: Turn) -> None:
+    """Room may have appeared: try the waiting jobs, those that have waited longest first."""
+    refused: dict[tuple[int, int], str] = {}
+    for job_id in list(turn.fleet.waiting):
+        job = turn.fleet.jobs[job_id]
+        held_up = _being_ended(turn, job)
+        if held_up:
+            job.reason = held_up
+            continue
+        shape = (job.spec.nodes, job.spec.workers_per_node)
+        # What was refused to one is refused to all of its shape, but not to who has places of its own.
+        rigid = job.spec.min_workers is None and not job.target and not job.spares
+        if rigid and shape in refused:  # room only shrinks during this pass
+            job.reason = refused[shape]
+            continue
+        start_generation(turn, job, "there is room now")
+        if rigid and job.state is JobState.WAITING:
+            refused[shape] = job.reason
+
+
+def _assign(job: Job, nodes: list[str]) -> list[Worker]:
+    """One worker for each rank; `nodes` has the node of each."""
+    workers: list[Worker] = []
+    local: Counter[str] = Counter()
+    for rank, node in enumerate(nodes):
+        ref = WorkerRef(job.id, rank, job.generation, job.next_incarnation)
+        job.next_incarnation += 1
+        replica = rank // unit(job.spec) if job.spec.replicas > 1 else 0
+        workers.append(Worker(ref=ref, node=node, local_rank=local[node], replica=replica))
+        local[node] += 1
+    return workers

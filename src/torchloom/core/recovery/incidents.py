@@ -1,0 +1,42 @@
+"""Incidents that detectors made: which are open, what they keep, how they end. Decides nothing."""
+
+from __future__ import annotations
+
+from torchloom.core.recovery.goodput import goodput, is_stuck
+from torchloom.core.turn import Turn
+from torchloom.model.fleet import Incident, Job
+
+EVIDENCE_KEPT = 8
+"""Incidents of a job, the newest ones, that keep their stacks and collectives."""
+
+
+def close_findings(turn: Turn, job: Job, why: str, keep: str = "") -> None:
+    """Whatever was said of a generation is over with it; `keep` is the incident of the recovery itself."""
+    kept = turn.fleet.incidents.get(keep)
+    for id in (*job.findings.values(), *job.silent.values()):
+        incident = turn.fleet.incidents.get(id)
+        if incident is not None and incident.open and id != keep:
+            close(turn, job, incident, why, kept)
+    job.findings = {}
+    job.silent = {node: id for node, id in job.silent.items() if id == keep}
+
+
+def close(
+    turn: Turn, job: Job, incident: Incident, resolution: str, recovery: Incident | None = None
+) -> None:
+    """It is over. `recovery` is one that goes on: it counts the time without training from its own fault."""
+    was_stuck, incident.open = is_stuck(incident), False
+    if was_stuck:
+        until_ns = turn.now_ns if recovery is None else recovery.timeline.fault_ns
+        job.down_ns += max(0, until_ns - incident.timeline.fault_ns)
+    incident.resolution = resolution
+    incident.ended_ns = turn.now_ns
+    incident.goodput_after = goodput(turn.fleet, job, turn.now_ns)
+
+
+def drop_old_evidence(turn: Turn, job: Job) -> None:
+    """Stacks of long ago explain nothing any more, and every snapshot would carry them."""
+    if len(job.incidents) > EVIDENCE_KEPT:
+        old = turn.fleet.incidents.get(job.incidents[-EVIDENCE_KEPT - 1])
+        if old is not None:
+            old.evidence, old.links = (), None

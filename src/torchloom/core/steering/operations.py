@@ -1,0 +1,206 @@
+"""The record of every operation: opened when it is asked for, kept up to date, ended with what was told.
+
+Also what an outcome means for the job itself: its config's schedule and whether it is paused. Owns no
+protocol and asks for no effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torchloom.core.steering.after_rollback import rolled_back
+from torchloom.core.steering.schedule import record as record_entry
+from torchloom.core.steering.schedule import roll_back
+from torchloom.core.steering.schedule_codec import pack_schedule
+from torchloom.core.steering.settings import MAX_STEPS
+from torchloom.core.transaction.proposer import reserve_version
+from torchloom.core.transaction.waiting import is_near
+from torchloom.core.turn import Turn
+from torchloom.model.fleet import Job
+from torchloom.model.steering import OperationRecord, OperationState
+from torchloom.model.transaction.config import Entry
+from torchloom.model.transaction.messages import Changed, Kind
+from torchloom.model.transaction.operation import How, Outcome
+from torchloom.model.transaction.state import Stage
+
+REMEMBERED_OPERATIONS = 256
+STATES: dict[Stage, OperationState] = {
+    Stage.IDLE: "waiting",
+    Stage.PREPARING: "preparing",
+    Stage.ARMING: "arming",
+    Stage.CONFIRMED: "confirmed",
+}
+ENDS: dict[How, OperationState] = {
+    How.APPLIED: "applied",
+    How.NOT_APPLIED: "not applied",
+    How.DIVERGED: "diverged",
+}
+
+
+def open_record(turn: Turn, job: Job, record: OperationRecord) -> None:
+    """Keep a new operation; the oldest that have ended are forgotten."""
+    record.asked_at_ns = turn.now_ns
+    job.operations[record.id] = record
+    surplus = len(job.operations) - REMEMBERED_OPERATIONS
+    for old in [r.id for r in job.operations.values() if r.ended][: max(0, surplus)]:
+        del job.operations[old]
+
+
+def by_version(job: Job, version: int) -> OperationRecord | None:
+    return next((r for r in reversed(job.operations.values()) if r.version == version), None)
+
+
+def note_progress(job: Job) -> None:
+    """Bring the records of what has not ended in line with the proposer."""
+    control = job.control
+    under_way = {part.version for part in control.parts}
+    if control.current is not None:
+        under_way.add(control.current.version)
+    for record in job.operations.values():
+        if record.ended:
+            continue
+        if record.version in under_way and control.stage is not Stage.IDLE:
+            record.state = STATES[control.stage]
+            record.reason, record.attempts = control.reason, control.tries
+            record.generation = control.generation
+            record.at_step = control.at_step or record.at_step
+            if control.at_step and control.offset is not None:
+                record.training_step = control.named(control.at_step)
+        else:
+            record.state, record.reason = "waiting", _why_it_waits(job, record)
+            if any(o.version == record.version and o.at_step is None for o in control.queue):
+                record.at_step = record.training_step = None  # it was tried for a step that came to nothing
+
+
+def _why_it_waits(job: Job, record: OperationRecord) -> str:
+    control = job.control
+    if not control.world or control.gone or control.generation != job.generation:
+        return f"it waits until the job runs; it is {job.state}"
+    if control.limits.await_first_step and not control.step:
+        return "it waits for the first step of every rank"
+    waiting = next((o for o in control.queue if o.version == record.version), None)
+    if waiting is not None and waiting.uncounted:
+        return f"it waits for step {waiting.training_step}; where the new generation is has yet to be told"
+    if waiting is not None and waiting.at_step is not None and not is_near(control, waiting):
+        named = waiting.at_step if waiting.training_step is None else waiting.training_step
+        return f"it waits for step {named}, the job is at step {control.step + named - waiting.at_step}"
+    if control.current is not None:
+        return f"change {control.current.version} goes first"
+    return "it waits"
+
+
+def end_record(turn: Turn, job: Job, outcome: Outcome) -> OperationRecord | None:
+    """The told end of an operation; None for one that nobody remembers."""
+    record = by_version(job, outcome.version)
+    if record is None or record.ended:
+        return None
+    record.state = ENDS[outcome.how]
+    record.reason, record.ended_at_ns = outcome.reason, turn.now_ns
+    record.generation, record.attempts = outcome.generation, outcome.attempts
+    record.at_step = outcome.at_step or None
+    record.training_step = None
+    if outcome.at_step and outcome.offset is not None:
+        record.training_step = outcome.at_step + outcome.offset
+    record.changed, record.differing = _common(outcome.changed)
+    record.trouble, record.unheard = dict(outcome.trouble), outcome.unheard
+    if outcome.how is How.APPLIED:
+        _take_effect(turn, job, record)
+    return record
+
+
+def _common(
+    by_rank: Mapping[int, tuple[Changed, ...]],
+) -> tuple[tuple[Changed, ...], dict[int, tuple[Changed, ...]]]:
+    """What the lowest rank told, and who told something else."""
+    if not by_rank:
+        return (), {}
+    common = by_rank[min(by_rank)]
+    return common, {rank: changed for rank, changed in by_rank.items() if changed != common}
+
+
+def _take_effect(turn: Turn, job: Job, record: OperationRecord) -> None:
+    match record.kind:
+        case Kind.PAUSE:
+            job.paused = True
+        case Kind.RESUME:
+            job.paused = False
+        case Kind.STOP:
+            pass  # what is begun again, in another size or from another state, is still paused
+        case Kind.SET:
+            schedule_change(turn, job, record, record.training_step)
+        case Kind.RESTORE:
+            restored_config(turn, job, record.values, record.by, record.version)
+            rolled_back(turn, job, record)
+        case Kind.CHECKPOINT | Kind.PROBE:
+            pass
+
+
+def schedule_change(turn: Turn, job: Job, record: OperationRecord, step: int | None) -> None:
+    """A change of settings is a new version of the config from its first training step on.
+
+    Without a training step the order of versions is all that counts (core.schedule.begin).
+    """
+    newest = max((entry.step for entry in job.schedule), default=0)
+    if step is None:
+        step = max(newest, record.at_step or 0)
+    entry = Entry(
+        version=record.version,
+        step=step,
+        values=dict(record.values),
+        before={address: before for address, before, _ in record.changed},
+        by=record.by,
+        why=record.why,
+        at_ns=turn.now_ns,
+    )
+    job.schedule = record_entry(job.schedule, entry)
+
+
+def starting_schedule(job: Job) -> str:
+    """What every worker of a generation is given; max_steps of the submission is there from the beginning."""
+    first = (Entry(0, 0, {MAX_STEPS.name: job.spec.max_steps}),) if job.spec.max_steps else ()
+    schedule = (*first, *job.schedule)
+    return pack_schedule(schedule) if schedule else ""
+
+
+def restored_config(turn: Turn, job: Job, values: Mapping[str, object], by: str, version: int = 0) -> None:
+    """Training goes on after an earlier step by a person's wish: later versions are kept or given up."""
+    step, choice = values.get("step"), values.get("config")
+    if not isinstance(step, int) or choice not in ("keep", "revert"):
+        return
+    kept = None
+    if choice == "keep":
+        why = f"kept when step {step} was restored"
+        version = version or reserve_version(job.control)
+        kept = Entry(version, 0, {}, by=by, why=why, at_ns=turn.now_ns)
+    job.schedule, _ = roll_back(job.schedule, step + 1, "keep" if kept else "revert", kept)
+
+
+def sentence(job: str, record: OperationRecord) -> str:
+    """What became of an operation, or where it stands, for people."""
+    said = record.reason if record.reason.startswith(record.state) else f"{record.state}, {record.reason}"
+    text = f"{wanted(record)} of {job} by {record.by}: {said}"
+    if record.state == "applied" and record.changed:
+        text += ": " + ", ".join(
+            f"{address} {before} → {after}" for address, before, after in record.changed[:8]
+        )
+    return text
+
+
+def wanted(record: OperationRecord) -> str:
+    """The operation itself in a few words."""
+    return f"{asked(record.kind, record.values)} (change {record.version})"
+
+
+def asked(kind: Kind, values: Mapping[str, object]) -> str:
+    if kind is Kind.RESTORE:
+        return f"restore step {values.get('step')}"
+    if kind is not Kind.SET:
+        return str(kind)
+    return "set " + " ".join(f"{name}={_short(value)}" for name, value in list(values.items())[:8])
+
+
+def _short(value: object) -> str:
+    if isinstance(value, dict) and len(value) == 1:
+        (name, inner), *_ = value.items()
+        return "own" if name == "own" else f"{name}:{inner}"
+    return str(value)[:80]

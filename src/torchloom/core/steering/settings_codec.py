@@ -1,0 +1,138 @@
+"""What can be set and what is held, as the JSON that the probe writes (SETTINGS in the black box).
+
+    {"settings": [{"name": "dropout", "type": "a number", "minimum": 0.0, "value": 0.1, …}],
+     "held": {"optimizer0.lr@0": {"value": 3e-4, "mode": "hold", "own": 1e-3}}}
+
+It was written inside a training process, so anything may be in it: what is not right is a ValueError, and
+never half a reading. Owns the coding only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchloom.core.steering.overrides import HOLD, SCALE, Held
+from torchloom.core.steering.settings import Known, Setting, Type
+
+MOST_BYTES = 32768 - 24
+"""Room in the black box (SETTINGS in wire/blackbox.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a worker tells about its settings."""
+
+    settings: tuple[Setting, ...] = ()
+    """max_steps and what the script declared; hyperparameters are told apart from these."""
+    values: Mapping[str, object] = field(default_factory=dict)
+    held: Mapping[str, Held] = field(default_factory=dict)
+    left_out: int = 0
+    """Settings and held places for which there was no room."""
+
+
+def pack_settings(told: Told, most: int = MOST_BYTES) -> bytes:
+    """JSON that fits: descriptions give way first, then held places, then the settings declared last."""
+    rows = [_setting_out(s) | {"value": told.values.get(s.name)} for s in told.settings]
+    held = {place: _held_out(one) for place, one in told.held.items()}
+    left_out = told.left_out
+    for row in ({}, *rows):
+        text = _text(rows, held, left_out)
+        if len(text) <= most:
+            return text
+        row.pop("description", None)
+    while True:
+        text = _text(rows, held, left_out)
+        if len(text) <= most:
+            return text
+        if len(held) > 64:
+            drop = list(held)[len(held) // 2 :]
+            held = {place: one for place, one in held.items() if place not in drop}
+            left_out += len(drop)
+        elif rows:
+            drop_rows = max(1, len(rows) // 4)
+            rows, left_out = rows[:-drop_rows], left_out + drop_rows
+        else:
+            return _text([], {}, left_out + len(held))
+
+
+def unpack_settings(text: str | bytes) -> Told:
+    if not text:
+        return Told()
+    try:
+        found = json.loads(text)
+        rows = found["settings"]
+        return Told(
+            settings=tuple(_setting_in(row) for row in rows),
+            values={str(row["name"]): row.get("value") for row in rows},
+            held={str(place): _held_in(one) for place, one in found["held"].items()},
+            left_out=int(found.get("left_out", 0)),
+        )
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise ValueError(f"this tells no settings: {error!r}") from error
+
+
+def known(told: Told, hyperparameters: str | Mapping[str, Any]) -> Known:
+    """A worker's settings and its param groups (probe/observe/hyperparameters.py), put together."""
+    try:
+        found = json.loads(hyperparameters or "{}") if isinstance(hyperparameters, str) else hyperparameters
+        groups = tuple(
+            tuple({str(name): value for name, value in group.items()} for group in optimizer["groups"])
+            for optimizer in found.get("optimizers", ())
+        )
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise ValueError(f"this tells no hyperparameters: {error!r}") from error
+    return Known(groups, told.settings, told.values, told.held)
+
+
+def _text(rows: Iterable[dict[str, Any]], held: Mapping[str, Any], left_out: int) -> bytes:
+    told: dict[str, Any] = {"settings": list(rows), "held": dict(held)}
+    if left_out:
+        told["left_out"] = left_out
+    return json.dumps(told, separators=(",", ":")).encode()
+
+
+def _setting_out(setting: Setting) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": setting.name, "type": str(setting.type)}
+    bounds = {name: getattr(setting, name) for name in ("minimum", "maximum", "below")}
+    row |= {name: value for name, value in bounds.items() if value is not None}
+    others = {name: getattr(setting, name) for name in ("optional", "count", "description")}
+    row |= {name: value for name, value in others.items() if value}
+    if setting.choices:
+        row["choices"] = list(setting.choices)
+    if setting.fields:
+        row["fields"] = [_setting_out(field_) for field_ in setting.fields]
+    return row
+
+
+def _setting_in(row: Mapping[str, Any]) -> Setting:
+    return Setting(
+        name=str(row["name"]),
+        type=Type(row["type"]),
+        optional=bool(row.get("optional", False)),
+        minimum=_number(row.get("minimum")),
+        maximum=_number(row.get("maximum")),
+        below=_number(row.get("below")),
+        choices=tuple(str(choice) for choice in row.get("choices", ())),
+        count=int(row.get("count", 0)),
+        fields=tuple(_setting_in(field_) for field_ in row.get("fields", ())),
+        description=str(row.get("description", "")),
+    )
+
+
+def _held_out(held: Held) -> dict[str, Any]:
+    row = {"value": held.value, "mode": held.mode, "own": held.own}
+    return row if held.factor is None else {**row, "factor": held.factor}
+
+
+def _held_in(row: Mapping[str, Any]) -> Held:
+    mode = str(row["mode"])
+    if mode not in (HOLD, SCALE):
+        raise ValueError(f"{mode!r} is no way to hold a value")
+    return Held(row["value"], mode, row["own"], _number(row.get("factor")))
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)

@@ -1,0 +1,102 @@
+"""A person wants a job to end: at a step boundary if it trains, at once if it does not.
+
+Ranks that take part in steering agree on the boundary themselves (a STOP is an operation like any other); who
+does not is told a step that lies far enough ahead. Either way it is certain: what has not ended within a
+bounded time, or could not agree, gets SIGTERM and then SIGKILL.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+
+from torchloom.core.lifecycle import move_job
+from torchloom.core.recovery.generation_end import end_job, settle, stop_workers
+from torchloom.core.steering.driver import request
+from torchloom.core.turn import Turn
+from torchloom.model.events import StopRequested, WorkerProgress
+from torchloom.model.fleet import Job, JobState
+from torchloom.model.steering import OperationRecord
+from torchloom.model.transaction.messages import Kind
+from torchloom.model.transaction.operation import Operation
+
+LEAD_S = 0.25
+"""How far ahead a boundary must lie so that every rank reads the request before it gets there."""
+MOST_WAIT_S = 60.0
+
+
+def stop_requested(turn: Turn, event: StopRequested) -> None:
+    job = turn.fleet.jobs.get(event.job)
+    if job is None or job.ended:
+        return
+    reason = f"stopped by {event.by}" + (" (killed)" if event.kill else "")
+    steps_on = False
+    match job.state:
+        case JobState.WAITING | JobState.BACKOFF:
+            end_job(turn, job, JobState.STOPPED, reason)
+            return
+        case JobState.STOPPING:
+            if job.restore is not None or job.resizing:  # it was to begin again, and now it is not
+                job.restore, job.resizing, job.reason = None, 0, reason
+            if not event.kill:
+                return  # it is under way, and asking again would only begin the waiting anew
+            job.reason = reason
+        case _:
+            steps_on = job.state is JobState.RUNNING
+            move_job(turn, job, JobState.STOPPING, reason)
+    job.plan = None
+    turn.cancel_timers(job)
+    grace_s = 0.0 if event.kill else (job.spec.stop_grace_s if event.grace_s is None else event.grace_s)
+    progress = event.progress if steps_on and not event.kill else ()
+    end_at_boundary(turn, job, event.by, reason, grace_s, progress, event.hears)
+
+
+def end_at_boundary(
+    turn: Turn,
+    job: Job,
+    by: str,
+    reason: str,
+    grace_s: float,
+    progress: Sequence[WorkerProgress],
+    hears: bool,
+) -> None:
+    """End what lives of a job that is STOPPING; at once unless all ranks are known to step."""
+    at_step, wait_s = boundary(progress, len(job.workers))
+    if at_step is not None and hears:
+        turn.set_timer("stop-boundary", job, wait_s)
+        job.stop_grace_s = grace_s
+        record = OperationRecord(id=f"{turn.seq:012x}", version=0, kind=Kind.STOP, by=by, why=reason)
+        step_s = max(p.step_s for p in progress)
+        request(turn, job, record, Operation(0, Kind.STOP, step_ns=int(step_s * 1e9)))
+        return
+    stop_workers(turn, job, reason=reason, grace_s=grace_s, at_step=at_step, boundary_wait_s=wait_s)
+    settle(turn, job)
+
+
+def boundary_not_reached(turn: Turn, job: Job) -> None:
+    """The ranks did not agree on a boundary, or one of them does not end there: now by signals."""
+    if job.state is not JobState.STOPPING or not job.living:
+        return
+    turn.cancel_timers(job)
+    stop_workers(turn, job, reason=job.reason, grace_s=job.stop_grace_s)
+
+
+def boundary(progress: Sequence[WorkerProgress], world: int) -> tuple[int | None, float]:
+    """The step all ranks can still agree to stop before, and how long to wait for it.
+
+    None when not every rank is known to step: then there is no boundary to wait for.
+    """
+    ranks = {p.rank for p in progress}
+    if ranks != set(range(world)) or not world or any(p.steps == 0 or p.step_s <= 0 for p in progress):
+        return None, 0.0
+    step_s = median(p.step_s for p in progress)
+    lead = 2 + math.ceil(LEAD_S / step_s)
+    at_step = max(p.steps for p in progress) + lead
+    return at_step, min(MOST_WAIT_S, 2.0 + 4 * lead * step_s)
+
+
+def stop_again(turn: Turn, job: Job) -> None:
+    """An agent could not stop workers when it was told to: tell it again, without mercy this time."""
+    if job.living and job.state in (JobState.STOPPING, JobState.RECOVERING):
+        stop_workers(turn, job, reason=f"stopping them failed before: {job.reason}", grace_s=0.0)

@@ -1,0 +1,9 @@
+"""The rank's side of steering, at the step boundary.
+
+control        reads mail, drives the transaction, does what it says; mailbox, answers: the black box's part
+registers      the rendezvous store, asked so that it can be given up on
+changes        carries out what was decided; config, overrides, declared, data_settings: what can be set
+annotations    from a Python annotation to a setting
+saving         saves and rollbacks through the script's loom.Checkpoint
+stopping       ends the script at a boundary
+"""

@@ -1,0 +1,396 @@
+"""Runs the detectors: keeps the newest windows of every job, looks twice a second, says what is worth saying.
+
+A shell around `judge` and `choose`, which choose; this module only hears, asks and appends. It looks at a job
+only when it has a fresh window of every rank, so that a lost message or a busy agent is never taken for a
+rank that does not come. Only the weaver that leads looks; whoever takes over goes on with what it had learned
+of the jobs (baselines.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from torchloom import boottime
+from torchloom.bus.protocol import Bus, Message
+from torchloom.core.detect.judge import AllLimits, Memory, judge
+from torchloom.core.detect.robust import median
+from torchloom.core.detect.thresholds import Limits, Pace
+from torchloom.core.policy.reporting import Seen, choose
+from torchloom.core.policy.rollback import blamed_steps
+from torchloom.core.policy.rules import BY_EVENTS, STUCK, wanted
+from torchloom.errors import LoomError
+from torchloom.model.checkpoints import CheckpointEntry
+from torchloom.model.events import FindingEnded, FindingMade
+from torchloom.model.findings import Finding, RankEvidence
+from torchloom.model.fleet import Fleet, Job, JobState, Worker, WorkerState
+from torchloom.model.job import HangLimits
+from torchloom.model.windows import PartHash, RankWindow, RefWindow, StepTimes
+from torchloom.weaver.detection.baselines import Baseline, Baselines
+from torchloom.weaver.detection.evidence import gather
+from torchloom.weaver.detection.lateness import Lateness
+from torchloom.wire import codec, subjects
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 0.5
+FRESH_S = 2.0
+"""An older window says nothing about now."""
+STEPS_KEPT = 32
+HASHES_KEPT = 64
+EVIDENCE_WITHIN_S = 1.5
+"""What is stuck is said at the latest this long after it was found, with or without evidence."""
+ASK_AGAIN_S = 5.0
+SAVE_EVERY_S = 15.0
+"""How much of what was learned a failover may cost."""
+
+Say = Callable[[FindingMade | FindingEnded], Awaitable[None]]
+Before = Callable[[Job, int], Awaitable[tuple[CheckpointEntry | None, str]]]
+"""The newest checkpoint of a job from before a training step, or why there is none."""
+
+
+async def _no_checkpoints(job: Job, step: int) -> tuple[CheckpointEntry | None, str]:
+    return None, ""
+
+
+@dataclass
+class _Heard:
+    window: RankWindow
+    incarnation: int
+    at_s: float
+    """When it was sent, which may be long before it came."""
+
+
+@dataclass
+class _Watched:
+    """One job's generation as the detectors know it."""
+
+    generation: int
+    memory: Memory
+    heard: dict[int, _Heard] = field(default_factory=dict)
+    fresh: set[int] = field(default_factory=set)
+    """Ranks of which there is a window that was not looked at yet."""
+    urgent: bool = False
+    """Something else is new than windows: evidence that was waited for."""
+    looked_s: float = 0.0
+    faults: dict[str, Seen] = field(default_factory=dict)
+    evidence: dict[int, RankEvidence] = field(default_factory=dict)
+    """Of those that hold the job up, as it came in."""
+    fresh_evidence: dict[int, RankEvidence] = field(default_factory=dict)
+    """The part of it that has not been said yet."""
+    stuck_s: float | None = None
+    """Since when the job has been found to be held up."""
+    asked_s: float = 0.0
+    all_asked_s: float = 0.0
+    """When everybody was asked last, and not only whoever is to blame …"""
+    asked_about: tuple[object, ...] = ()
+    """… and what was found then."""
+    asking: asyncio.Task[None] | None = None
+    all_answered: bool = False
+
+
+class Watch:
+    def __init__(
+        self,
+        bus: Bus,
+        fleet: Callable[[], Fleet],
+        leads: Callable[[], bool],
+        say: Say,
+        before: Before = _no_checkpoints,
+    ) -> None:
+        self._bus = bus
+        self._before = before
+        self._fleet = fleet
+        self._leads = leads
+        self._say = say
+        self._jobs: dict[str, _Watched] = {}
+        self._baselines = Baselines(bus)
+        self._lateness = Lateness()
+        self._led = False
+        self._saved_s = 0.0
+        self._wake = asyncio.Event()
+
+    # -- hearing ------------------------------------------------------------------------------------
+    async def hear(self, message: Message) -> None:
+        """Handler of the subject of windows."""
+        try:
+            batch = codec.decode_window_batch(message.data)
+        except codec.DecodeError as error:
+            log.warning("windows on %s cannot be read: %s", message.subject, error)
+            return
+        known = self._fleet().nodes.get(batch.node)
+        if subjects.node_of(message.subject) != batch.node or (known and known.session != batch.session):
+            return
+        late_s = self._lateness.of(batch.node, batch.session, batch.sent_ns, boottime.now_ns())
+        sent_s = asyncio.get_running_loop().time() - late_s
+        for one in batch.windows:
+            self._keep(one, batch.node, sent_s, fresh=late_s <= FRESH_S)
+
+    def _keep(self, one: RefWindow, node: str, sent_s: float, fresh: bool) -> None:
+        ref, window = one.ref, one.window
+        job = self._fleet().jobs.get(ref.job)
+        if job is None or job.generation != ref.generation or not 0 <= ref.rank < len(job.workers):
+            return
+        worker = job.workers[ref.rank]
+        if worker.ref != ref or worker.node != node:
+            return
+        watched = self._watched(job)
+        before = watched.heard.get(ref.rank)
+        if before is not None and before.incarnation == ref.incarnation:
+            steps, hashes = _joined(before.window, window), _joined_hashes(before.window, window)
+            window = replace(window, steps=steps, hashes=hashes)
+        watched.heard[ref.rank] = _Heard(window, ref.incarnation, sent_s)
+        if not fresh:
+            return  # its steps are worth keeping, but it says nothing about now
+        watched.fresh.add(ref.rank)
+        if len(watched.fresh) >= len(job.workers):
+            self._wake.set()  # nothing is gained by waiting: this is the newest of everybody
+
+    def windows(self, id: str) -> list[RankWindow]:
+        """The fresh ones of a job, whether or not all ranks were heard."""
+        watched, now_s = self._jobs.get(id), asyncio.get_running_loop().time()
+        job = self._fleet().jobs.get(id)
+        if watched is None or job is None or job.generation != watched.generation:
+            return []
+        return [one.window for one in watched.heard.values() if now_s - one.at_s <= FRESH_S]
+
+    def _watched(self, job: Job) -> _Watched:
+        known = self._jobs.get(job.id)
+        if known is None or known.generation != job.generation:
+            pace = Pace() if known is None else replace(known.memory.pace, steps=0)
+            if known is not None and known.asking is not None:
+                known.asking.cancel()
+            known = self._jobs[job.id] = _Watched(job.generation, Memory(pace=pace))
+        return known
+
+    # -- looking --------------------------------------------------------------------------------------
+    async def run(self) -> None:
+        """Look at all jobs, for ever."""
+        try:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_EVERY_S):
+                        await self._wake.wait()
+                self._wake.clear()
+                fleet = self._fleet()
+                for id in [id for id in self._jobs if id not in fleet.jobs or fleet.jobs[id].ended]:
+                    self._forget(id)
+                if self._leads():
+                    await self._remember()
+                    await self._look_at_all()
+                else:
+                    self._led = False
+        finally:
+            for id in list(self._jobs):
+                self._forget(id)
+
+    async def _remember(self) -> None:
+        """Begin with what another weaver had learned; store it now and then for the next one."""
+        now_s = asyncio.get_running_loop().time()
+        if not self._led:
+            self._led, self._saved_s = True, now_s
+            for id, known in (await self._baselines.load()).items():
+                job = self._fleet().jobs.get(id)
+                if job is None or job.ended:
+                    continue
+                watched = self._watched(job)
+                if known.generation != job.generation:
+                    pace = replace(known.memory.pace, steps=0)
+                    known = Baseline(job.generation, Memory(pace=pace))
+                if len(known.memory.pace.recent_s) > len(watched.memory.pace.recent_s):
+                    watched.memory = known.memory
+        elif now_s - self._saved_s >= SAVE_EVERY_S:
+            self._saved_s = now_s
+            known_now = {id: Baseline(w.generation, w.memory) for id, w in self._jobs.items()}
+            await self._baselines.save(known_now)
+
+    async def _look_at_all(self) -> None:
+        for id, watched in list(self._jobs.items()):
+            await asyncio.sleep(0)  # a look at a large job takes a while: others come in between
+            job = self._fleet().jobs.get(id)
+            if job is None:
+                continue
+            try:
+                await self._look(job, watched)
+            except LoomError as error:
+                log.info("what was found in %s waits: %s", id, error)
+            except Exception:  # a mistake in a detector may cost a verdict, not the control of jobs
+                log.exception("looking at %s failed", id)
+
+    def _forget(self, id: str) -> None:
+        watched = self._jobs.pop(id)
+        if watched.asking is not None:
+            watched.asking.cancel()
+
+    async def _look(self, job: Job, watched: _Watched) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if watched.generation != job.generation or not _is_due(job, watched, now_s):
+            return
+        windows = self._windows(job, watched, now_s)
+        if not windows:
+            return
+        watched.fresh, watched.urgent, watched.looked_s = set(), False, now_s
+        limits, settings = limits_of(job.spec.limits), _settings(job, windows)
+        watched.memory, found = judge(windows, watched.memory, limits, settings=settings)
+        found = [f for f in found if f.kind not in BY_EVENTS]
+        ready = self._ask_if_stuck(job, watched, found, now_s)
+        faults, say, ended = choose(
+            watched.faults,
+            found,
+            now_s=now_s,
+            look=watched.memory.localised_step,
+            open_keys=job.findings,
+            ready=ready,
+        )
+        for finding in say:
+            await self._tell(job, watched, finding, windows)
+        for one in ended:
+            event = FindingEnded(
+                job=job.id, generation=watched.generation, key=one.key, lasted_s=one.lasted_s
+            )
+            await self._say(event)
+        watched.faults = faults  # only now: what could not be appended is tried again
+
+    def _windows(self, job: Job, watched: _Watched, now_s: float) -> list[RankWindow]:
+        """A window of every rank that runs, or none at all."""
+        if job.state not in (JobState.RUNNING, JobState.STARTING):
+            return []
+        found = []
+        for worker in job.workers:
+            if worker.state is WorkerState.EXITED:
+                continue
+            heard = watched.heard.get(worker.ref.rank)
+            if worker.blind or heard is None or now_s - heard.at_s > FRESH_S:
+                return []
+            window = heard.window
+            known = watched.evidence.get(worker.ref.rank)
+            if known is not None and known.location and not window.process.location:
+                window = replace(window, process=replace(window.process, location=known.location))
+            found.append(window)
+        return found
+
+    # -- evidence -------------------------------------------------------------------------------------
+    def _ask_if_stuck(self, job: Job, watched: _Watched, found: list[Finding], now_s: float) -> bool:
+        """Ask for evidence about what holds the job up; whether it may be said now."""
+        stuck = next((f for f in found if f.kind in STUCK), None)
+        if stuck is None:
+            watched.stuck_s, watched.evidence, watched.fresh_evidence = None, {}, {}
+            return True
+        first = watched.stuck_s is None
+        if watched.stuck_s is None:
+            watched.stuck_s = now_s
+        # A new verdict, or that it is acted on now, is told with what those who wait do now.
+        case = (stuck.kind, stuck.ranks, stuck.certain, stuck.may_act)
+        all_again = case != watched.asked_about and now_s - watched.all_asked_s >= ASK_AGAIN_S
+        if watched.asking is None and (first or all_again or now_s - watched.asked_s >= ASK_AGAIN_S):
+            watched.asked_s = now_s
+            if first or all_again:
+                watched.all_asked_s, watched.asked_about, watched.all_answered = now_s, case, False
+            asking = self._ask(job, watched, stuck, everybody=first or all_again)
+            watched.asking = asyncio.create_task(asking)
+        elif all_again:
+            return False  # as soon as the question is answered that is out
+        answered = watched.all_answered and bool(watched.evidence)
+        return answered or now_s - watched.all_asked_s >= EVIDENCE_WITHIN_S
+
+    async def _ask(self, job: Job, watched: _Watched, finding: Finding, everybody: bool) -> None:
+        try:
+            workers = [w for w in job.workers if w.state is not WorkerState.EXITED]
+            found = await gather(self._bus, workers, finding, EVIDENCE_WITHIN_S, everybody)
+            if watched.stuck_s is not None:
+                watched.evidence |= found
+                watched.fresh_evidence |= found
+                watched.all_answered |= everybody
+                watched.urgent = True
+                self._wake.set()
+        finally:
+            watched.asking = None
+
+    async def _tell(
+        self, job: Job, watched: _Watched, finding: Finding, windows: Sequence[RankWindow]
+    ) -> None:
+        if finding.kind in STUCK:
+            evidence, watched.fresh_evidence = watched.fresh_evidence, {}
+        else:
+            evidence = await gather(self._bus, _named(job, finding), finding, EVIDENCE_WITHIN_S, True)
+        offset = max((w.offset for w in windows if w.offset is not None), default=None)
+        state, why = await self._state_before(job, finding, offset)
+        recent = watched.memory.pace.recent_s[-16:]
+        await self._say(
+            FindingMade(
+                job=job.id,
+                generation=watched.generation,
+                finding=finding,
+                evidence=tuple(evidence[rank] for rank in sorted(evidence)),
+                steps=max(w.steps_done for w in windows),
+                step_s=median(recent) if recent else 0.0,
+                offset=offset,
+                restore_step=state.step if state is not None else None,
+                restore_name=state.name if state is not None else "",
+                restore_why=why,
+            )
+        )
+
+    async def _state_before(
+        self, job: Job, finding: Finding, offset: int | None
+    ) -> tuple[CheckpointEntry | None, str]:
+        """Looked for only where the policy would go back to it."""
+        if wanted(job.spec.policy, finding) != "rollback":
+            return None, ""
+        span = blamed_steps(job.spec.policy, finding, offset)
+        if span is None:
+            return None, "the script does not tell its training step"
+        return await self._before(job, span[0])
+
+
+def limits_of(told: HangLimits) -> AllLimits:
+    """The limits of the detectors, with what the job's owner set."""
+    hang = Limits()
+    # HEARTBEAT_TIMEOUT means silence: after so long it is said. To act upon it takes more than a number that
+    # may have come with the shell: certain evidence, or hang_act_s.
+    said = told.heartbeat_timeout_s if told.hang_report_s is None else told.hang_report_s
+    if said is not None:
+        hang = replace(hang, hang_floor_s=said, hang_cap_s=said, start_report_s=said, announced_report_s=said)
+    if told.hang_act_s is not None:
+        hang = replace(hang, hang_act_s=told.hang_act_s, start_act_s=told.hang_act_s)
+    return AllLimits(hang=hang)
+
+
+def _is_due(job: Job, watched: _Watched, now_s: float) -> bool:
+    """Whether to look now: at once when there is something new of every rank or evidence has come, else now
+    and then, so that a job on many hosts is not looked at for each of them."""
+    if watched.urgent or len(watched.fresh) >= len(job.workers):
+        return True
+    return bool(watched.fresh) and now_s - watched.looked_s >= LOOK_EVERY_S
+
+
+def _joined(before: RankWindow, now: RankWindow) -> tuple[StepTimes, ...]:
+    """Windows carry what is new: the steps before it are still worth looking at."""
+    if not now.steps:
+        return before.steps
+    first = now.steps[0].step
+    return (*(s for s in before.steps if s.step < first), *now.steps)[-STEPS_KEPT:]
+
+
+def _joined_hashes(before: RankWindow, now: RankWindow) -> tuple[PartHash, ...]:
+    """The same for hashes: ranks are looked at at different times, and only equal steps can be compared."""
+    if not now.hashes:
+        return before.hashes
+    fresh = {(h.step, h.part) for h in now.hashes}
+    kept = [h for h in before.hashes if (h.step, h.part) not in fresh]
+    return tuple(sorted([*kept, *now.hashes], key=lambda h: (h.step, h.part)))[-HASHES_KEPT:]
+
+
+def _settings(job: Job, windows: Sequence[RankWindow]) -> int:
+    """How many changes of its config are in force."""
+    done = [w.steps_done + w.offset for w in windows if w.offset is not None]
+    return sum(not done or entry.step <= max(done) for entry in job.schedule)
+
+
+def _named(job: Job, finding: Finding) -> list[Worker]:
+    return [w for w in job.workers if w.ref.rank in finding.ranks and w.state is not WorkerState.EXITED]

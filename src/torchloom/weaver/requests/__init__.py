@@ -1,0 +1,6 @@
+"""What people ask of the weaver through the API: checked with live knowledge, then appended as an event.
+
+steering, scaling, nodes, injection    one subject each
+checkpoints                            questions to agents about a job's checkpoints
+position                               how far a job is at this moment
+"""

@@ -1,0 +1,84 @@
+"""Which GPU a process means, and how cores stand in for GPUs."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchloom.agent.observe.devices import Devices, Gpu, find_uuid, ranges, resolve_visible
+
+A = Gpu("GPU-aaaa1111-0000", "H100")
+B = Gpu("GPU-aabb2222-0000", "H100")
+C = Gpu("GPU-cccc3333-0000", "H100")
+ALL = (A, B, C)
+
+
+@pytest.mark.parametrize(
+    ("value", "seen"),
+    [
+        (None, [A, B, C]),
+        ("", []),
+        ("0", [A]),
+        ("2,0", [C, A]),
+        (" 1 , 2 ", [B, C]),
+        ("GPU-cccc", [C]),
+        ("GPU-aaaa1111-0000,1", [A, B]),
+        ("GPU-aa", []),  # two begin like this
+        ("0,7,1", [A]),  # an invalid one hides what follows
+        ("0,-1,1", [A]),
+        ("-1", []),
+        ("1,1", []),  # a repeated one hides all
+        ("NoDevFiles", []),
+        ("MIG-1234", []),
+        (7, []),
+    ],
+)
+def test_visible_devices_are_those_of_cuda(value: object, seen: list[Gpu]) -> None:
+    assert resolve_visible(value, ALL) == seen
+
+
+def test_uuids_with_and_without_prefix() -> None:
+    assert find_uuid("cccc3333", ALL) is C
+    assert find_uuid("GPU-CCCC", ALL) is C
+    assert find_uuid("", ALL) is None
+
+
+def test_a_worker_uses_the_gpu_of_its_local_rank_among_the_visible_ones() -> None:
+    devices = Devices("n1", ALL, (0, 1))
+    assert [d.device for d in devices.expected(1, {"CUDA_VISIBLE_DEVICES": "2,0"}, None)] == [A.uuid]
+    assert devices.expected(2, {"CUDA_VISIBLE_DEVICES": "2,0"}, None) == ()
+    assert [d.device for d in devices.all()] == [A.uuid, B.uuid, C.uuid]
+
+
+def test_what_a_worker_says_goes_before_what_is_expected() -> None:
+    devices = Devices("n1", ALL, (0, 1, 2, 3))
+    assert devices.told({"kind": "cuda", "visible": "2,0", "index": 0})[0].device == C.uuid
+    assert devices.told({"kind": "cuda", "visible": None, "index": 1})[0].device == B.uuid
+    assert devices.told({"kind": "cuda", "uuid": "cccc3333-0000"})[0].device == C.uuid
+    assert devices.told({"kind": "cuda", "uuid": "GPU-elsewhere"})[0].device == "GPU-elsewhere"
+    assert devices.told({"kind": "cuda", "visible": "0", "index": 5}) == ()
+    assert devices.told({"kind": "cpu", "cores": [3, 1, 0]})[0].device == "cpu-n1-0-1,3"
+    for nonsense in (None, [], {}, {"kind": "cpu", "cores": ["x"]}, {"kind": "cpu", "cores": []}):
+        assert devices.told(nonsense) == ()
+
+
+def test_a_host_without_gpus_is_one_set_of_cores() -> None:
+    devices = Devices("n1", (), (0, 1, 2, 3))
+    (whole,) = devices.all()
+    assert (whole.device, whole.kind, whole.name) == ("cpu-n1-0-3", "cpu", "CPU cores 0-3")
+    assert devices.expected(0, {}, None) == (whole,)
+    assert devices.expected(0, {}, [2])[0].name == "CPU core 2"
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(4, 2), (5, 2), (2, 2), (8, 3), (2, 5), (1, 1)])
+def test_shares_cover_all_cores_without_overlap_when_there_are_enough(cores: int, workers: int) -> None:
+    devices = Devices("n1", (), tuple(range(cores)))
+    shares = [devices.share(rank, workers) for rank in range(workers)]
+    assert all(shares)
+    if cores >= workers:
+        assert sorted(core for share in shares for core in share) == list(range(cores))
+
+
+def test_ranges() -> None:
+    assert ranges([]) == ""
+    assert ranges([5]) == "5"
+    assert ranges([3, 1, 2, 7, 2]) == "1-3,7"

@@ -1,0 +1,170 @@
+"""Samples of a suspect: what counts as unchanged, and how stacks read."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from torchloom.agent.observe import kernel, stacks
+from torchloom.agent.observe.evidence import Sample
+
+STUCK = """
+import threading
+def tokenize():
+    lock.acquire()
+lock = threading.Lock()
+lock.acquire()
+print("here", flush=True)
+tokenize()
+"""
+
+
+def tree(**change: object) -> kernel.Tree:
+    fields: dict[str, object] = {"pids": (5,), "cpu_ns": 1000, "io_bytes": 7, "main_runs": 3}
+    return kernel.Tree(**{**fields, **change})  # type: ignore[arg-type]
+
+
+def stack(where: str = "tokenize() at data.py:88") -> stacks.Stack:
+    return stacks.Stack(lines=(where,), location=where, gil="", print=where)
+
+
+def test_what_stays_the_same_is_counted_from_the_first_sample() -> None:
+    sample = Sample()
+    for second in range(5):
+        sample.take(stack(), tree(), second * 10**9)
+    assert (sample.samples, sample.unchanged_ns) == (5, 4 * 10**9)
+    assert sample.location == "tokenize() at data.py:88"
+
+
+@pytest.mark.parametrize(
+    "changed", [{"pids": (5, 6)}, {"io_bytes": 8}, {"main_runs": 4}, {"cpu_ns": 1000 + 10**8}]
+)
+def test_any_sign_of_work_begins_anew(changed: dict[str, object]) -> None:
+    sample = Sample()
+    sample.take(stack(), tree(), 0)
+    sample.take(stack(), tree(), 10**9)
+    sample.take(stack(), tree(**changed), 2 * 10**9)
+    assert (sample.samples, sample.unchanged_ns) == (1, 0)
+
+
+def test_another_stack_begins_anew_and_a_little_cpu_of_a_watchdog_does_not() -> None:
+    sample = Sample()
+    sample.take(stack(), tree(), 0)
+    sample.take(stack(), tree(cpu_ns=1000 + 10**6), 10**9)
+    assert sample.samples == 2
+    sample.take(stack("save() at train.py:3"), tree(cpu_ns=1000 + 10**6), 2 * 10**9)
+    assert sample.samples == 1
+
+
+def test_without_a_stack_nothing_is_known() -> None:
+    sample = Sample()
+    sample.take(stack(), tree(), 0)
+    sample.take(None, tree(), 10**9)
+    assert (sample.samples, sample.unchanged_ns) == (0, 0)
+
+
+def test_frames_of_libraries_are_passed_over() -> None:
+    frames = (
+        stacks.Frame("wait", "/usr/lib/python3.11/threading.py", "threading.py", 320),
+        stacks.Frame("get", "/venv/lib/python3.11/site-packages/torch/utils/data.py", "torch/data.py", 9),
+        stacks.Frame("tokenize", "/home/me/job/data.py", "data.py", 88),
+        stacks.Frame("<module>", "/home/me/job/train.py", "train.py", 4),
+    )
+    found = stacks.summary(7, (stacks.Thread(frames, "MainThread", 7),))
+    assert found.location == "tokenize() at data.py:88"
+    assert found.lines[-1] == "train.py:4"
+
+
+def test_what_starts_a_script_is_not_in_its_stack() -> None:
+    starters = tuple(
+        stacks.Frame(name, file)
+        for name, file in (
+            ("_run_script", "/x/torchloom/probe/program.py"),
+            ("run", "/x/torchloom/probe/worker.py"),
+            ("run", "/x/torchloom/spawner/child.py"),
+            ("_run_code", "<frozen runpy>"),
+        )
+    )
+    own = (stacks.Frame("work", "/home/me/train.py", line=7), stacks.Frame("<module>", "/home/me/train.py"))
+    found = stacks.summary(7, (stacks.Thread((*own, *starters), "MainThread", 7),))
+    assert found.lines == ("work() at train.py:7", "train.py:0")
+    assert len(stacks.summary(7, (stacks.Thread(starters, "MainThread", 7),)).lines) == len(starters)
+
+
+def may_look_into(pid: int) -> bool:
+    """The kernel's own word, whatever py-spy can do: it asks the same of whoever opens this file."""
+    try:
+        os.close(os.open(f"/proc/{pid}/mem", os.O_RDONLY))
+    except PermissionError:
+        return False
+    return True
+
+
+def stack_of(pid: int) -> stacks.Stack:
+    """As soon as it is where it stays; a reading may fail on a machine without time for it."""
+    end, found = time.monotonic() + 120, None
+    while time.monotonic() < end and (found is None or "tokenize" not in found.location):
+        found = asyncio.run(stacks.read(pid))
+    assert found is not None, "py-spy may look into it and has no stack"
+    return found
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_real_process_that_waits_for_a_lock(tmp_path: Path, stopped: bool) -> None:
+    """py-spy and /proc on a real process, also on one that is stopped."""
+    script = tmp_path / "job.py"
+    script.write_text(STUCK)
+    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "here\n"
+        if not may_look_into(process.pid):
+            pytest.skip("nobody may look into other processes here")
+        assert stack_of(process.pid).location == "tokenize() at job.py:4"
+        if stopped:  # only now: it would not come to the lock any more
+            os.kill(process.pid, signal.SIGSTOP)
+            assert stack_of(process.pid).location == "tokenize() at job.py:4"
+        # Whoever is looked at may be awake for a moment.
+        while kernel.state_of(process.pid) == "R":
+            time.sleep(0.001)
+        assert kernel.state_of(process.pid) == ("T" if stopped else "S")
+        if not stopped:
+            assert kernel.waits_on((process.pid,)) in ("lock", "unknown")
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()  # type: ignore[union-attr]
+
+
+def test_a_reading_that_takes_too_long_is_ended_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, began = tmp_path / "py-spy", tmp_path / "began"
+    slow.write_text(f"#!/bin/sh\necho $$ > {began}\nexec sleep 1000\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr(stacks, "_program", lambda: str(slow))
+    monkeypatch.setattr(stacks, "_ENDS_WITHIN_S", 240.0)
+    found: object = None
+    within_s = 0.1
+    while not began.exists():
+        within_s *= 2  # until it has begun at all
+        monkeypatch.setattr(stacks, "_WITHIN_S", within_s)
+        found = asyncio.run(stacks.read(os.getpid()))
+    assert found is None
+    gc.collect()  # what it left would be told now, by an error in a finalizer
+    if pid := began.read_text():
+        assert kernel.state_of(int(pid)) == ""
+
+
+def test_a_process_that_is_gone_has_no_counts() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    assert kernel.state_of(process.pid) == ""
+    assert kernel.counts(process.pid) is None and kernel.tree(process.pid) is None

@@ -1,0 +1,110 @@
+"""What an agent makes of a black box: steps with what they waited and how many collectives were made."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from torchloom.agent.observe.boxes import Box
+from torchloom.agent.observe.evidence import Samples
+from torchloom.agent.observe.windows import Windows
+from torchloom.model.windows import RankWindow
+from torchloom.model.worker import WorkerRef
+from torchloom.wire import blackbox
+from torchloom.wire.blackbox import OPS, CollectiveWord, GroupWord, Header, Progress, View
+
+STEP_NS = 50_000_000
+REDUCE, SEND = OPS.index("allreduce_"), OPS.index("send")
+
+
+class Recording:
+    """A black box that a rank writes step by step, and the agent that reads it."""
+
+    def __init__(self, path: Path) -> None:
+        view = View(memoryview(bytearray(blackbox.SIZE)))
+        view.set_header(Header.MAGIC, blackbox.MAGIC)
+        view.set_header(Header.LAYOUT, blackbox.LAYOUT_VERSION)
+        view.set_header(Header.SIZE, blackbox.SIZE)
+        path.write_bytes(bytes(view.raw))
+        self.box = Box.open(path)
+        self._records = self._steps = 0
+        worker = SimpleNamespace(
+            ref=WorkerRef("job", 0, 1, 1), box=self.box, pid=os.getpid(), devices=(), began_ns=0
+        )
+        host: Any = SimpleNamespace(node="n", session="s", workers={}, running=lambda: [worker])
+        self._windows = Windows(host, Samples(host))
+
+    def group(self, slot: int, key: int, name: str, entered: int = 0) -> None:
+        at = blackbox.GROUPS_AT // 8 + slot * blackbox.GROUP_WORDS
+        words, text = self.box.view.words, name.encode()
+        words[at + GroupWord.SIZE], words[at + GroupWord.NAME_LENGTH] = 2, len(text)
+        start = (at + GroupWord.NAME) * 8
+        self.box.view.raw[start : start + len(text)] = text
+        words[at + GroupWord.ENTERED], words[at + GroupWord.KEY] = entered, key
+
+    def step(self, *collectives: tuple[int, int, int, int]) -> None:
+        """Of (operation, group, number, flags)."""
+        begin = self._steps * STEP_NS
+        for place, (op, group, number, flags) in enumerate(collectives, 1):
+            self._records += 1
+            slot = (self._records - 1) % blackbox.COLLECTIVE_SLOTS
+            at = blackbox.COLLECTIVES_AT // 8 + slot * blackbox.COLLECTIVE_WORDS
+            entered = begin + place * 1000
+            peer = 1 if op == SEND else blackbox.NO_PEER
+            body = [self._records, op, group, number, 4096, 7 | flags << 16 | 2 << 32, peer, entered]
+            words = self.box.view.words
+            words[at : at + 8] = memoryview(b"".join(w.to_bytes(8, "little") for w in body)).cast("Q")
+            words[at + CollectiveWord.CHECKSUM] = blackbox.checksum(body)
+            words[at + CollectiveWord.COMPLETION] = (entered + 500) << blackbox.TIME_SHIFT | 1 << 1
+        self._steps += 1
+        view = self.box.view
+        view.set_progress(Progress.COLLECTIVES_ENTERED, self._records)
+        view.set_progress(Progress.COLLECTIVES_FINISHED, self._records)
+        view.write_step(self._steps, self._steps * STEP_NS, STEP_NS, 0, len(collectives))
+        view.set_progress(Progress.STEPS, self._steps)
+
+    def look(self) -> RankWindow:
+        return self._windows.take(time.monotonic_ns)[0].window
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Iterator[Recording]:
+    made = Recording(tmp_path / "box")
+    yield made
+    made.box.close()
+
+
+def test_a_step_tells_how_many_collectives_were_made_in_the_groups_it_used(recording: Recording) -> None:
+    recording.group(0, 7, "default")
+    recording.group(1, 9, "log")
+    recording.step((REDUCE, 7, 1, 0), (REDUCE, 7, 2, blackbox.FLAG_ASYNC))
+    recording.step((REDUCE, 7, 3, 0), (REDUCE, 9, 1, 0), (SEND, 7, 40, 0))
+    recording.step()
+    window = recording.look()
+    assert [group.name for group in window.groups] == ["default", "log"]
+    assert [(s.step, s.made) for s in window.steps] == [(1, ((0, 2),)), (2, ((0, 3), (1, 1))), (3, ())]
+    recording.step((REDUCE, 9, 2, 0), (REDUCE, 7, 4, 0))
+    assert [(s.step, s.made) for s in recording.look().steps] == [(4, ((0, 4), (1, 2)))]
+
+
+def test_a_number_that_the_backend_counted_tells_nothing(recording: Recording) -> None:
+    recording.group(0, 7, "default")
+    recording.step((REDUCE, 7, 1, blackbox.FLAG_BACKEND_SEQ))
+    (step,) = recording.look().steps
+    assert step.made == () and step.wait_ns == 500
+
+
+def test_of_very_many_groups_the_busiest_are_counted_and_always_the_same(recording: Recording) -> None:
+    for number in (1, 2):
+        for slot in range(12):
+            ahead = number == 2 and 4 <= slot < 8  # as in the middle of a step
+            recording.group(slot, slot + 1, f"g{slot}", entered=1000 if slot >= 8 else 5 + ahead)
+        recording.step(*((REDUCE, slot + 1, number, 0) for slot in range(12)))
+        (step,) = recording.look().steps
+        assert step.made == tuple((place, number) for place in (0, 1, 2, 3, 8, 9, 10, 11))

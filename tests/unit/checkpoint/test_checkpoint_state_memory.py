@@ -1,0 +1,100 @@
+"""The memory tier: sealed or nothing, and never the newest common state overwritten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from torchloom.checkpoint.memory import slots, tier
+from torchloom.checkpoint.memory.slots import MemoryTier, SlotFile
+from torchloom.checkpoint.state.image import plan
+from torchloom.checkpoint.store.names import CheckpointName
+
+
+def fill(file: SlotFile, value: float, name: CheckpointName, world: int = 1) -> None:
+    image = plan({"x": torch.full((1000,), value)})
+    image.copy_into(file.prepare(image.size))
+    file.seal(name, world)
+
+
+def test_a_sealed_slot_is_read_by_the_next_process(tmp_path: Path) -> None:
+    fill(SlotFile(tmp_path / "own-0.0"), 1.0, CheckpointName(1, 10))
+    sealed = slots.read(tmp_path / "own-0.0")
+    assert sealed is not None and sealed.name == CheckpointName(1, 10)
+
+
+def test_a_slot_that_is_being_overwritten_is_nothing(tmp_path: Path) -> None:
+    file = SlotFile(tmp_path / "own-0.0")
+    fill(file, 1.0, CheckpointName(1, 10))
+    file.prepare(5000)
+    assert slots.read(tmp_path / "own-0.0") is None
+
+
+def test_a_slot_cut_short_or_of_another_kind_is_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "own-0.0"
+    fill(SlotFile(path), 1.0, CheckpointName(1, 10))
+    whole = path.read_bytes()
+    for damaged in (whole[:5000], b"", b"x" * 10_000, whole[:20] + b"!" + whole[21:]):
+        path.write_bytes(damaged)
+        assert slots.read(path) is None
+
+
+def test_only_states_of_the_same_world_are_offered(tmp_path: Path) -> None:
+    fill(SlotFile(tmp_path / "own-0.0"), 1.0, CheckpointName(1, 10), world=2)
+    assert list(MemoryTier(tmp_path, 0, 2).offers()) == [CheckpointName(1, 10)]
+    assert MemoryTier(tmp_path, 0, 3).offers() == {}
+    assert MemoryTier(tmp_path, 1, 2).offers() == {}
+
+
+def test_the_newest_state_sealed_by_all_is_never_overwritten(tmp_path: Path) -> None:
+    kept = MemoryTier(tmp_path, 0, 2)
+    first = kept.choose(0)[0]
+    kept.sealed(first, event=1)
+    second = kept.choose(1)[0]
+    assert second != first
+    kept.sealed(second, event=2)
+    # A slow rank has sealed only event 1: neither that one nor the newest is given up.
+    third = kept.choose(1)[0]
+    assert third not in (first, second)
+    kept.sealed(third, event=3)
+    assert kept.choose(1)[0] == third, "rather the newest than the one that all have"
+    assert kept.choose(3)[0] == first
+
+
+def test_a_slot_on_its_way_to_disk_is_left_alone_and_a_third_is_made(tmp_path: Path) -> None:
+    kept = MemoryTier(tmp_path, 0, 1)
+    one = kept.choose(0)[0]
+    kept.sealed(one, 1)
+    kept.begin_write(one)
+    two = kept.choose(1)[0]
+    kept.sealed(two, 2)
+    three = kept.choose(2)[0]
+    assert three not in (one, two)
+    kept.begin_write(None)
+    assert kept.choose(2)[0] == one
+
+
+def test_what_was_restored_is_held_until_a_newer_one_is_sealed(tmp_path: Path) -> None:
+    fill(SlotFile(tmp_path / "own-0.0"), 1.0, CheckpointName(1, 10))
+    kept = MemoryTier(tmp_path, 0, 1)
+    kept.hold(CheckpointName(1, 10))
+    assert kept.choose(0)[0] == 1
+
+
+def test_a_tier_that_does_not_fit_says_so(tmp_path: Path) -> None:
+    assert "MiB" in MemoryTier(tmp_path / "m", 0, 1).room_for(own=1 << 50, shared=0, local_world=1)
+    assert MemoryTier(tmp_path / "m", 0, 1).room_for(own=1 << 10, shared=0, local_world=1) == ""
+
+
+def test_releasing_removes_the_tier_and_nothing_else(tmp_path: Path) -> None:
+    folder = tier.directory(tmp_path, "job")
+    folder.mkdir()
+    fill(SlotFile(tier.file(folder, tier.own(0), 0)), 1.0, CheckpointName(1, 1))
+    assert dict(tier.found_in(tmp_path)) == {"job": folder} and tier.size(folder) > 0
+    tier.release(folder)
+    assert not folder.exists()
+    folder.mkdir()
+    (folder / "somebody-elses").write_text("x")
+    tier.release(folder)
+    assert (folder / "somebody-elses").exists()

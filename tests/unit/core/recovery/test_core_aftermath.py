@@ -1,0 +1,54 @@
+"""Workers that die at once of a collective that does not match: the incident says so and not `crash`."""
+
+from __future__ import annotations
+
+from core_story import KILLED, Story
+
+from torchloom.core.recovery.post_mortem import disagreement
+from torchloom.model.fleet import ExitReport, JobState
+from torchloom.model.windows import Collective
+from torchloom.model.worker import Exit
+
+ABORTED = Exit(None, 6, "spawner")
+
+
+def all_reduce(seq: int, size: int = 8_700, finished_ns: int = 0) -> Collective:
+    return Collective("all_reduce", "default", seq, size, "float32", 100 + seq, finished_ns)
+
+
+def left(rank: int, *collectives: Collective) -> ExitReport:
+    return ExitReport(rank=rank, node="a", exit=ABORTED, at_ns=0, steps=70, collectives=collectives)
+
+
+def test_sizes_that_differ_at_the_same_number_are_told_and_the_odd_one_is_named() -> None:
+    story = Story(a=8)
+    story.run(workers=3)
+    story.exit(0, ABORTED, steps=70, collectives=(all_reduce(75, finished_ns=1), all_reduce(76)))
+    assert story.incident().kind == "crash" and story.incident().culprit == 0, "nothing else is known yet"
+    story.exit(1, ABORTED, steps=70, collectives=(all_reduce(76, size=49_388),))
+    assert story.incident().kind == "desync" and story.incident().culprit is None, "one against one"
+    story.exit(2, KILLED, steps=70, collectives=(all_reduce(76),))
+    incident = story.incident()
+    assert incident.kind == "desync" and incident.culprit == 1 and "#76 of group default" in incident.verdict
+    assert story.state() is JobState.STARTING and story.job().restarts == 1
+    story.check_replay()
+
+
+def test_three_tell_who_is_odd() -> None:
+    found = disagreement(
+        [left(0, all_reduce(76)), left(1, all_reduce(76, size=49_388)), left(2, all_reduce(76))]
+    )
+    assert found is not None and found.ranks == (1,) and found.certain
+
+
+def test_a_peer_of_the_dead_that_stands_in_the_same_operation_agrees() -> None:
+    story = Story(a=8)
+    story.run(workers=2)
+    story.exit(1, KILLED, steps=70, collectives=(all_reduce(75, finished_ns=1), all_reduce(76)))
+    story.exit(0, ABORTED, steps=70, collectives=(all_reduce(76), all_reduce(77)))
+    assert story.incident().kind == "crash" and story.incident().culprit == 1
+
+
+def test_what_ended_well_on_all_ranks_is_nobody_s_fault() -> None:
+    done = [left(0, all_reduce(76, finished_ns=9)), left(1, all_reduce(76, size=4, finished_ns=9))]
+    assert disagreement(done) is None
