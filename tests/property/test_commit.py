@@ -22,6 +22,7 @@ from torchloom.checkpoint.store.generations import begin, claim_branch, read_gen
 from torchloom.checkpoint.store.manifest import Facts, Manifest
 from torchloom.checkpoint.store.names import Branch, CheckpointName
 from torchloom.checkpoint.store.reader import find
+from torchloom.checkpoint.store.runs import begin_run, number_in_store
 from torchloom.checkpoint.store.storage import Storage
 from torchloom.checkpoint.store.verify import load
 from torchloom.errors import CheckpointDamaged, CheckpointError, CheckpointFenced, StorageFailed
@@ -80,10 +81,16 @@ class World:
 
         self.programs.append(Program(self.server, body))
 
+    def begin(self, storage: Storage, generation: int) -> None:
+        begin(storage, JOB, generation)
+
+    def target(self, name: CheckpointName, attempt: int) -> Target:
+        return Target(JOB, name, WORLD, attempt)
+
     def train(self, storage: Storage, generation: int, rolls: bool = False) -> None:
         """One life of the job, as `loom.Checkpoint` leads it; with `rolls`, rolled back live on the way."""
         try:
-            begin(storage, JOB, generation)
+            self.begin(storage, generation)
             found = load_newest(storage, generation)
             path = found[1] if found else []
             self.starts[Branch(generation)] = list(path)
@@ -132,7 +139,7 @@ class World:
         return branch, path
 
     def save(self, storage: Storage, path: Path, parent: str, attempt: int) -> str:
-        target = Target(JOB, path[-1], WORLD, attempt)
+        target = self.target(path[-1], attempt)
         for rank in range(WORLD):
             writer = PartWriter(storage, target, rank)
             writer.add("state", [json.dumps({"rank": rank, "path": path}).encode()])
@@ -210,6 +217,50 @@ class World:
         assert load_newest(self.server, None) == after
 
 
+@dataclass
+class Rivals(World):
+    """Two submissions of one name, whose lives begin in any order: each counts its own from 1."""
+
+    lives: dict[str, int] = field(default_factory=lambda: {"a": 0, "b": 0})
+    owners: dict[int, str] = field(default_factory=dict)
+    """Number → the run that was let in under it."""
+    in_force: str = ""
+    """The run that was let in last."""
+
+    def start_run(self, run: str) -> None:
+        if self.lives[run] < 5:
+            self.lives[run] += 1
+            life = self.lives[run]
+            self.programs.append(Program(self.server, lambda storage: self.live(storage, run, life)))
+
+    def live(self, storage: Storage, run: str, life: int) -> None:
+        fenced = {self.owners[n] for n in self.owners} - {self.in_force}  # when it starts
+        try:
+            number = number_in_store(storage, JOB, run, life).number_of(life)
+            begin_run(storage, JOB, run, number)
+        except CheckpointError:
+            return
+        assert run not in fenced, f"run {run} was let in as {number} after {self.in_force} took over"
+        assert self.owners.setdefault(number, run) == run, f"{number} is given to both runs"
+        if number >= max(self.owners):
+            self.in_force = run
+        self.generations = max(self.generations, number + 1)
+        self.train(storage, number)
+
+    def begin(self, storage: Storage, generation: int) -> None:
+        begin_run(storage, JOB, self.owners.setdefault(generation, "b"), generation)
+
+    def target(self, name: CheckpointName, attempt: int) -> Target:
+        return Target(JOB, name, WORLD, attempt, self.owners[name.generation])
+
+    def act(self, action: str, number: int) -> None:
+        if action == "writer":
+            self.start_run("ab"[number % 2])
+            self.check()
+        else:
+            super().act(action, number)
+
+
 ACTIONS = ["ok"] * 40 + [fate for fate in FATES if fate != "ok"] + ["writer", "writer", "arrive", "arrive"]
 ACTIONS += ["sweeper", "rot"]
 
@@ -239,6 +290,23 @@ def test_long_seeded_histories(seed: int) -> None:
     """Hypothesis likes short histories; long ones let frozen generations come back after several others."""
     chance = random.Random(seed)
     live_through([(chance.choice(ACTIONS), chance.randrange(2310)) for _ in range(400)])
+
+
+def test_a_generation_belongs_to_one_run_and_a_fenced_run_never_returns() -> None:
+    let_in = {"a": 0, "b": 0}
+    for seed in range(80):
+        chance = random.Random(seed)
+        world = Rivals()
+        world.start_run("a")
+        try:
+            for _ in range(300):
+                world.act(chance.choice(ACTIONS), chance.randrange(2310))
+        finally:
+            for program in world.programs:
+                program.take_turn("killed")
+        for run in world.owners.values():
+            let_in[run] += 1
+    assert min(let_in.values()) > 40, f"hardly any life was let in: {let_in}"
 
 
 @pytest.mark.parametrize("saves", [0, 1, 6])

@@ -80,6 +80,8 @@ class Checkpoint:
         self._storage = open_storage(store_uri(env, dir), env)
         self._told = Told(self._storage.where, self._job)
         self._generation = generation_of(env)
+        self._run = run_of(env) if self._generation is not None else ""
+        self._life = self._generation if self._run else None  # _generation becomes the store's number for it
         self._memory = memory and env.get("LOOM_MEMORY_DIR", "")
         self._parent = ""
         self._branch = 0
@@ -118,10 +120,11 @@ class Checkpoint:
             group = self._begin()
             self._writer.wait()
             tier = self._staging.tier
-            run = run_of(os.environ)
-            restorer = Restorer(self._state, self._storage, self._job, group, tier, run)
+            restorer = Restorer(self._state, self._storage, self._job, group, tier, self._run)
             try:
-                self.restored = restored = restorer.run(self._generation, wanted)
+                self.restored = restored = restorer.run(
+                    self._generation if self._life is None else self._life, wanted
+                )
             except CheckpointError:
                 if restorer.rejected:
                     self._told.opened("", "", restorer.rejected)
@@ -203,8 +206,8 @@ class Checkpoint:
         self._rollbacks += 1
         with reporting.ports.phase("restore"):
             self._staging.look(wait=True)
-            told = (self._state, self._storage, self._job, self._generation)
-            site = rollback.Site(*told, self._begin(), self._board, self._staging.tier)
+            told = (self._state, self._storage, self._job, self._generation, self._begin())
+            site = rollback.Site(*told, self._board, self._staging.tier, self._run)
             return rollback.prepare(site, which, key or f"{self._rollbacks}", self._rolled_back)
 
     def roll_back(self, which: int | str) -> int:
@@ -287,7 +290,7 @@ class Checkpoint:
     def _ready(self) -> None:
         group = self._begin()
         if not hasattr(self, "_agenda"):  # the script never restored
-            decider = Decider(self._storage, self._job, run_of(os.environ), self._staging.folder)
+            decider = Decider(self._storage, self._job, self._run, self._staging.folder)
             leads = group.rank == 0 or not group.connected
             self._generation = int(group.share(decider.number(self._generation) if leads else 0))
             if group.rank == 0:
@@ -346,7 +349,7 @@ class Checkpoint:
         if to_store and staged.files is None:
             self._failed(step, "this rank is still writing the one before", self._attempt)
         elif to_store and staged.files is not None:
-            target = Target(self._job, name, group.world, self._attempt)
+            target = Target(self._job, name, group.world, self._attempt, self._run)
             save = Save(
                 target=target,
                 rank=group.rank,

@@ -144,3 +144,87 @@ def test_a_script_that_never_restores_trains_on_while_the_store_is_away(
         assert life.train(2) == 2, "saves fail, and training goes on"
     assert life.train(1) == 2
     assert Life(tmp_path, "a", 2).name == "step-3.g1"
+
+
+def test_a_run_that_was_fenced_may_not_begin_again_under_its_successors_number(tmp_path: Path) -> None:
+    """Two live jobs of one name in one directory: the first restarts with the number the second has taken."""
+    first = Life(tmp_path, "a", 1)
+    assert first.train(2) == 0
+    second = Life(tmp_path, "b", 1)
+    assert second.train(2) == 0 and second.ckpt.restored is not None
+    assert second.ckpt.restored.generation == 2
+    with pytest.raises(CheckpointFenced, match="another run of nightly"):
+        Life(tmp_path, "a", 2)
+    assert second.train(1) == 0, "the run that took over is not disturbed by the attempt"
+
+
+@pytest.mark.parametrize("generation", [2, 3, 4, 9])
+@pytest.mark.parametrize("restores", [True, False])
+def test_a_run_that_was_fenced_is_refused_whatever_number_it_picks(
+    tmp_path: Path, generation: int, restores: bool
+) -> None:
+    assert Life(tmp_path, "a", 1).train(1) == 0
+    assert Life(tmp_path, "b", 1).train(1) == 0
+    second = Life(tmp_path, "b", 2)
+    assert second.train(1) == 0
+    for _ in range(2):  # and a refused start leaves nothing that would let the next one pass
+        with pytest.raises(CheckpointFenced, match="another run of nightly"):
+            Life(tmp_path, "a", generation, restores=restores)
+    assert second.train(1) == 0
+    assert Life(tmp_path, "b", 3).first == 4
+
+
+def test_a_run_that_was_numbered_while_the_store_was_away_commits_nothing_of_its_successor(
+    tmp_path: Path,
+) -> None:
+    """Its number comes from memory, so only the commit can find out whose it is."""
+    store, memory = tmp_path / "store", tmp_path / "memory"
+    assert Life(store, "a", 1, memory).train(2) == 0
+    second = Life(store, "b", 1)
+    assert second.train(1) == 0
+    store.rename(tmp_path / "away")
+    store.touch()
+    late = Life(store, "a", 2, memory)
+    assert late.first == 2 and late.ckpt.restored is not None and late.ckpt.restored.generation == 2
+    store.unlink()
+    (tmp_path / "away").rename(store)
+    assert late.train(2) == 2 and "another run of nightly" in late.ckpt.why_failed
+    with pytest.raises(CheckpointError, match="another run"):
+        late.ckpt.roll_back(3)
+    assert second.train(3) == 0
+
+
+def test_a_run_may_leave_out_numbers_of_lives_that_never_reached_the_store(tmp_path: Path) -> None:
+    assert Life(tmp_path, "a", 1).train(1) == 0
+    assert Life(tmp_path, "a", 4).train(1) == 0
+    assert Life(tmp_path, "b", 1).name == "step-2.g4"
+    storage = open_storage(str(tmp_path), {})
+    assert read_generations(storage, "nightly").newest == 5
+
+
+def test_a_damaged_fence_is_attributed_by_the_records_of_the_runs(tmp_path: Path) -> None:
+    assert Life(tmp_path, "a", 1).train(1) == 0
+    (tmp_path / "nightly/generations/1").write_bytes(b"")
+    assert Life(tmp_path, "a", 2).train(1) == 0, "nobody else has a number: it is its own"
+    assert Life(tmp_path, "b", 1).train(1) == 0
+    (tmp_path / "nightly/generations/3").write_bytes(b"")
+    with pytest.raises(CheckpointFenced, match="another run"):
+        Life(tmp_path, "a", 3)
+    assert Life(tmp_path, "b", 2).first == 3
+
+
+def test_a_damaged_record_of_a_run_does_not_undo_that_it_was_fenced(tmp_path: Path) -> None:
+    assert Life(tmp_path, "a", 1).train(1) == 0
+    assert Life(tmp_path, "b", 1).train(1) == 0
+    (tmp_path / "nightly/runs/a").write_bytes(b"")
+    with pytest.raises(CheckpointFenced, match="another run"):
+        Life(tmp_path, "a", 2)
+
+
+def test_restoring_twice_in_one_life_takes_one_number(tmp_path: Path) -> None:
+    for generation in (1, 2, 3):
+        assert Life(tmp_path, "a", generation).train(1) == 0
+    life = Life(tmp_path, "b", 1)
+    assert life.ckpt.restore() == 3 and life.ckpt.restored is not None and life.ckpt.restored.generation == 4
+    assert life.train(1) == 0
+    assert Life(tmp_path, "b", 2).first == 4

@@ -18,7 +18,7 @@ from torchloom.checkpoint.store.generations import Generations, begin, claim
 from torchloom.checkpoint.store.names import CheckpointName
 from torchloom.checkpoint.store.reader import look
 from torchloom.checkpoint.store.storage import Storage
-from torchloom.errors import CheckpointError, StorageFailed
+from torchloom.errors import CheckpointError, CheckpointFenced, StorageFailed
 
 
 class Decider:
@@ -60,10 +60,13 @@ class Decider:
         """What the store calls this life of a script that saves and never restores.
 
         If the store cannot tell, it goes by what is remembered or by the control service's own count: the
-        fence keeps a number that is too low from winning over anything, and only saves fail by it.
+        fence keeps a number that is too low from winning over anything, and only saves fail by it. Raises
+        CheckpointFenced if another run has taken over.
         """
         try:
             return self._begin(generation)
+        except CheckpointFenced:
+            raise
         except CheckpointError:
             if generation is None:
                 raise
@@ -82,7 +85,10 @@ class Decider:
             self._number = begun.number_of(generation)
         elif self._number is None:
             self._number = generation
-        begin(self._storage, self._job, self._number)
+        if self._run:
+            runs.begin_run(self._storage, self._job, self._run, self._number)
+        else:
+            begin(self._storage, self._job, self._number)
         return self._number
 
     def _expected(self, generation: int | None) -> int | None:

@@ -30,6 +30,7 @@ from torchloom.checkpoint.state.region import anonymous
 from torchloom.checkpoint.store.generations import claim_branch, settle
 from torchloom.checkpoint.store.names import Branch, CheckpointName, parse_name
 from torchloom.checkpoint.store.reader import look
+from torchloom.checkpoint.store.runs import begin_run
 from torchloom.checkpoint.store.storage import Storage
 from torchloom.errors import CheckpointError, CheckpointMissing, LoomError, UsageError
 
@@ -48,6 +49,7 @@ class Site:
     group: Group
     board: Board | None
     tier: MemoryTier | None
+    run: str = ""
 
 
 @dataclass(frozen=True)
@@ -192,6 +194,8 @@ def _choose(site: Site, which: int | str, offers: list[list[str]]) -> Goal:
     choice = pick(look(site.storage, site.job), site.generation, in_memory, which)
     if choice.name is None:
         raise CheckpointMissing("; ".join(why for _, why in choice.rejected))
+    if site.run:
+        begin_run(site.storage, site.job, site.run, site.generation)
     branch = claim_branch(site.storage, site.job, site.generation)
     return Goal(choice.name, branch, in_memory=choice.manifest is None)
 

@@ -32,9 +32,10 @@ For the same reason a rollback to an older step stays in force even if the new g
 first save. A live rollback is the same within a generation: it begins a branch with a higher number, and all
 that is said above of G and H holds of two branches, whose order is that of (generation, branch). Only the
 fence is the generation's alone, because one set of processes writes all its branches, one after another.
-What this asks of the caller: one number per life of the process group (the weaver gives it out,
-or `claim` does), begin before searching, settle before training. `commit` settles by the parent it is given
-if the caller has not.
+What this asks of the caller: one number per life of the process group (the weaver gives it out, or `claim`
+does; a number that two runs of one name would both take belongs to the one that created its fence, runs.py),
+begin before searching, settle before training. `commit` settles by the parent it is given if the caller has
+not.
 
 Why an unknown outcome is harmless. A put that raised may have happened, or happen later. Repeating the commit
 finds the same content and returns; a late duplicate of a file rewrites the same bytes under its own key.
@@ -71,6 +72,7 @@ from torchloom.checkpoint.store.names import (
     stored_name,
 )
 from torchloom.checkpoint.store.points import at
+from torchloom.checkpoint.store.runs import begin_run
 from torchloom.checkpoint.store.storage import Bytes, Storage
 from torchloom.checkpoint.store.verify import Checksum, check_sizes, summed
 from torchloom.errors import (
@@ -93,6 +95,8 @@ class Target:
     world: int
     attempt: int
     """Counts the saves of this generation, failed ones too, so that parts of two attempts never mix."""
+    run: str = ""
+    """The submission whose generation this is; empty if nobody says (runs.py)."""
 
     def __post_init__(self) -> None:
         check_job(self.job)
@@ -230,8 +234,11 @@ def _allow(
     """Refuse an older generation; make sure that ours has begun and made its choice."""
     branch = target.name.on
     generations = read_generations(storage, target.job)
-    check_fence(generations, target.job, branch.generation)
-    if Branch(branch.generation) not in generations.begun:
+    if target.run:
+        begin_run(storage, target.job, target.run, branch.generation, generations)
+    else:
+        check_fence(generations, target.job, branch.generation)
+    if Branch(branch.generation) not in generations.begun and not target.run:
         begin(storage, target.job, branch.generation)
     for earlier, choice in owed.items():
         if earlier not in generations.chosen:

@@ -6,6 +6,11 @@ host that is lost. Its generations must not fence the new ones off, and a proces
 be fenced off by them. So a submission (a *run*) takes the next free number in the store when it first comes
 there, and records it create-only under `runs/<run>`; its later generations count on from that.
 
+A number belongs to one run: every fence `generations/<G>` names the run that created it. A run begins a
+number only after it owns every number from its first one up to it (`begin_run`), creating those of lives that
+never reached the store. So if another run has begun since, one of those numbers is that run's, or a higher
+one is, and this run is refused, whatever number it picks.
+
 In a store that nobody used, both numbers are the same. The record is remembered in the memory tier too, for a
 restore while the store is away.
 """
@@ -19,12 +24,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchloom.checkpoint.memory import tier
-from torchloom.checkpoint.store.generations import MAX_CLAIMS, read_generations
+from torchloom.checkpoint.store.generations import MAX_CLAIMS, Generations, read_generations
 from torchloom.checkpoint.store.manifest import seal, unseal
 from torchloom.checkpoint.store.names import FILE, Branch, branch_key, run_key
 from torchloom.checkpoint.store.points import at
 from torchloom.checkpoint.store.storage import Storage
-from torchloom.errors import CheckpointDamaged, CheckpointExists, CheckpointMissing
+from torchloom.errors import (
+    CheckpointDamaged,
+    CheckpointExists,
+    CheckpointFenced,
+    CheckpointMissing,
+    UsageError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,26 +60,133 @@ def number_in_store(storage: Storage, job: str, run: str, generation: int) -> Be
     key = run_key(job, run)
     damaged = False
     try:
-        return _begun(unseal(storage.get(key), key))
+        return _recorded(storage, job, run)
     except CheckpointMissing:
         pass
     except CheckpointDamaged:
         damaged = True
+        begun = _by_fences(storage, job, run)
+        if begun is not None:
+            storage.put(key, [_record(begun)])
+            return begun
     first = max(read_generations(storage, job).newest + 1, generation)
     for candidate in range(first, first + MAX_CLAIMS):
         # The fence itself is what two runs at once cannot both create.
-        if storage.put_new(branch_key(job, Branch(candidate)), seal({"generation": candidate, "run": run})):
+        if storage.put_new(branch_key(job, Branch(candidate)), _fence(run, candidate, generation)):
             break
     else:
         raise CheckpointExists(f"{MAX_CLAIMS} other runs of {job} took every generation tried")
     at("run.claimed")
-    record = seal({"generation": generation, "number": candidate})
+    record = _record(Begun(generation, candidate))
     if damaged:
         storage.put(key, [record])  # a number above all others is safe, whatever the old one was
     else:
         storage.put_new(key, record)
     at("run.recorded")
-    return _begun(unseal(storage.get(key), key))
+    return _recorded(storage, job, run)
+
+
+def begin_run(storage: Storage, job: str, run: str, number: int, known: Generations | None = None) -> None:
+    """Register a number of this run, before anything is read or committed under it; repeating it is fine.
+
+    `known` are the records if the caller has read them already. Raises CheckpointFenced if another run, or a
+    later life of this one, has begun since.
+    """
+    known = known or read_generations(storage, job)
+    numbers = {branch.generation for branch in known.begun}
+    if known.newest > number:
+        if not _is_own(storage, job, run, known.newest):
+            raise _refusal(job, run, known.newest)
+        raise CheckpointFenced(
+            f"generation {number} of {job} may not save any more, because generation {known.newest} has begun"
+        )
+    if number not in numbers:
+        _create_up_to(storage, job, run, number, numbers)
+    elif not _is_own(storage, job, run, number):
+        raise _refusal(job, run, number)
+    at("fence.registered")
+
+
+def _create_up_to(storage: Storage, job: str, run: str, number: int, numbers: set[int]) -> None:
+    """Create the missing numbers between the newest that this run owns and this one, the lowest first."""
+    try:
+        begun = _recorded(storage, job, run)
+    except (CheckpointMissing, CheckpointDamaged):
+        begun = Begun(number, number)
+    missing = []
+    for each in range(number, begun.number - 1, -1):
+        if each not in numbers:
+            missing.append(each)
+        elif _is_own(storage, job, run, each):
+            break  # the life that created it owned all before it
+        else:
+            raise _refusal(job, run, each)
+    for each in reversed(missing):
+        life = begun.generation + each - begun.number
+        created = storage.put_new(branch_key(job, Branch(each)), _fence(run, each, life))
+        if not created and not _is_own(storage, job, run, each):
+            raise _refusal(job, run, each)
+
+
+def _is_own(storage: Storage, job: str, run: str, number: int) -> bool:
+    """Whether a fence is this run's. One of an older torchloom names nobody and counts as its own."""
+    key = branch_key(job, Branch(number))
+    try:
+        record = unseal(storage.get(key), key)
+    except CheckpointMissing:  # somebody has just deleted the store: nobody's
+        return True
+    except CheckpointDamaged:
+        return not _has_successor(storage, job, run, number)
+    return bool(record.get("run", record.get("by", run)) == run)
+
+
+def _has_successor(storage: Storage, job: str, run: str, number: int) -> bool:
+    """Whether another run began after this one, by what the runs recorded: for a fence that is damaged."""
+    prefix = run_key(job, run).removesuffix(run)
+    firsts: dict[str, int] = {}
+    for stored in storage.list(prefix):
+        other = stored.key.removeprefix(prefix)
+        with suppress(CheckpointDamaged, CheckpointMissing, UsageError):
+            firsts[other] = _recorded(storage, job, other).number
+    mine = firsts.pop(run, number)
+    return any(first > mine for first in firsts.values())
+
+
+def _by_fences(storage: Storage, job: str, run: str) -> Begun | None:
+    """What a damaged record of a run said, from a fence that the run created."""
+    for branch in sorted(read_generations(storage, job).begun):
+        key = branch_key(job, Branch(branch.generation))
+        with suppress(CheckpointDamaged, CheckpointMissing, KeyError, TypeError, ValueError):
+            record = unseal(storage.get(key), key)
+            if record.get("run") == run:
+                return Begun(int(record["life"]), branch.generation)
+    return None
+
+
+def _refusal(job: str, run: str, number: int) -> CheckpointFenced:
+    return CheckpointFenced(
+        f"another run of {job} has taken over: it began generation {number} in this checkpoint store, "
+        f"so run {run} may neither resume nor save there",
+        hint="stop one of the two, or give one another name or CHECKPOINT_DIR; submit it again to take over",
+    )
+
+
+def _fence(run: str, number: int, life: int) -> bytes:
+    """`life`: what the control service calls this generation."""
+    return seal({"generation": number, "run": run, "life": life})
+
+
+def _record(begun: Begun) -> bytes:
+    return seal({"generation": begun.generation, "number": begun.number})
+
+
+def _recorded(storage: Storage, job: str, run: str) -> Begun:
+    """Raises CheckpointMissing or CheckpointDamaged."""
+    key = run_key(job, run)
+    try:
+        return _begun(unseal(storage.get(key), key))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointDamaged(f"{key} is damaged ({type(error).__name__})") from error
 
 
 def _begun(record: Mapping[str, int]) -> Begun:
