@@ -113,18 +113,15 @@ class Checkpoint:
     def restore(self, step: int | None = None) -> int:
         """Bring everything back to the newest state, or to that of a step; its step, 0 if there is none.
         If it raises, model and optimizer may hold parts of a state: do not train on."""
-        wanted = step
-        if wanted is None and os.environ.get("LOOM_RESTORE_STEP", "").isdecimal():
-            wanted = int(os.environ["LOOM_RESTORE_STEP"])
+        if step is None and os.environ.get("LOOM_RESTORE_STEP", "").isdecimal():
+            step = int(os.environ["LOOM_RESTORE_STEP"])
         with reporting.ports.phase("restore"):
             group = self._begin()
             self._writer.wait()
             tier = self._staging.tier
             restorer = Restorer(self._state, self._storage, self._job, group, tier, self._run)
             try:
-                self.restored = restored = restorer.run(
-                    self._generation if self._life is None else self._life, wanted
-                )
+                self.restored = restored = restorer.run(self._life or self._generation, step)
             except CheckpointError:
                 if restorer.rejected:
                     self._told.opened("", "", restorer.rejected)
