@@ -2,7 +2,7 @@
 
 The library is compiled once, at set-up (`python -m torchloom.probe.native`), and never by a worker: a worker
 only looks for it (`find`) and does without when it is not there. Nothing is loaded here; that is
-probe/recorder.py's.
+probe/observe/recorder.py's.
 """
 
 from __future__ import annotations
