@@ -50,7 +50,6 @@ from torchloom.core.steering.driver import (
     ranks_answered,
     step_reached,
     time_passed,
-    timer_id,
 )
 from torchloom.core.steering.restore import restore_requested
 from torchloom.core.steering.stop import boundary_not_reached, stop_again, stop_requested
@@ -106,6 +105,7 @@ from torchloom.model.events import (
     WorkersStarted,
 )
 from torchloom.model.fleet import Fleet, JobState
+from torchloom.model.timers import TimerKind
 
 REMEMBERED_EVENTS = 4096
 FORGOTTEN_TOGETHER = 1024
@@ -245,7 +245,7 @@ def _effect_failed(turn: Turn, event: EffectFailed) -> None:
             for job_id in jobs_of(effect):
                 job = turn.fleet.jobs.get(job_id)
                 if job is not None and job.living:
-                    turn.set_timer("stop-again", job, STOP_AGAIN_S)
+                    turn.set_timer(TimerKind.STOP_AGAIN, job, STOP_AGAIN_S)
         case StopStore():
             pass  # the inventory of the next join tells whether it is still there
         case PostMail():
@@ -287,18 +287,22 @@ def _timer_fired(turn: Turn, event: TimerFired) -> None:
     job = turn.fleet.jobs.get(timer.job)
     if job is None:
         return
-    if timer.id == timer_id(job):
-        time_passed(turn, job)
-    elif timer.id.startswith("stop-boundary/"):
-        boundary_not_reached(turn, job)
-    elif timer.id.startswith("stop-again/"):
-        stop_again(turn, job)
-    elif timer.id.startswith("save-again/"):
-        save_again(job)
-    elif timer.id.startswith("save-first/"):
-        pass  # it is looked at in every turn
-    elif timer.id.startswith("shrink/"):
-        if job.state is JobState.WAITING:
-            start_generation(turn, job, "it has waited for room")
-    elif job.state is JobState.BACKOFF:
-        start_generation(turn, job, f"the wait is over: {job.reason}")
+    match timer.kind:
+        case TimerKind.STEER:
+            time_passed(turn, job)
+        case TimerKind.STOP_BOUNDARY:
+            boundary_not_reached(turn, job)
+        case TimerKind.STOP_AGAIN:
+            stop_again(turn, job)
+        case TimerKind.SAVE_AGAIN:
+            save_again(job)
+        case TimerKind.SAVE_FIRST:
+            pass  # it is looked at in every turn
+        case TimerKind.SHRINK:
+            if job.state is JobState.WAITING:
+                start_generation(turn, job, "it has waited for room")
+        case TimerKind.BACKOFF:
+            if job.state is JobState.BACKOFF:
+                start_generation(turn, job, f"the wait is over: {job.reason}")
+        case _:
+            assert_never(timer.kind)

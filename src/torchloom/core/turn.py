@@ -18,7 +18,8 @@ from torchloom.model.effects import (
     StopWorkers,
     WarmSpawner,
 )
-from torchloom.model.fleet import Fleet, Job, Timer
+from torchloom.model.fleet import Fleet, Job
+from torchloom.model.timers import Timer, TimerKind
 
 E = TypeVar(
     "E",
@@ -86,24 +87,28 @@ class Turn:
         """Effects about a job that no event has closed yet, oldest first."""
         return [self.fleet.outbox[effect] for effect in self.fleet.open_by_job.get(job, ())]
 
-    def set_timer(self, kind: str, job: Job, delay_s: float) -> None:
-        timer = Timer(id=_timer_id(kind, job), at_ns=self.now_ns + int(delay_s * 1e9), job=job.id)
+    def set_timer(self, kind: TimerKind, job: Job, delay_s: float) -> None:
+        self.set_timer_at(kind, job, self.now_ns + int(delay_s * 1e9))
+
+    def set_timer_at(self, kind: TimerKind, job: Job, at_ns: int) -> None:
+        timer = Timer(id=_timer_id(kind, job), kind=kind, at_ns=at_ns, job=job.id)
         self.fleet.timers[timer.id] = timer
 
-    def cancel_timers(self, job: Job) -> None:
-        for kind in TIMERS:
-            self.cancel_timer(kind, job)
+    def timer(self, kind: TimerKind, job: Job) -> Timer | None:
+        return self.fleet.timers.get(_timer_id(kind, job))
 
-    def cancel_timer(self, kind: str, job: Job) -> None:
+    def cancel_timers(self, job: Job) -> None:
+        """All of its current generation; the one of steering outlives a generation."""
+        for kind in TimerKind:
+            if kind is not TimerKind.STEER:
+                self.cancel_timer(kind, job)
+
+    def cancel_timer(self, kind: TimerKind, job: Job) -> None:
         self.fleet.timers.pop(_timer_id(kind, job), None)
 
 
-TIMERS = ("backoff", "stop-again", "stop-boundary", "shrink", "save-again", "save-first")
-
-
-def _timer_id(kind: str, job: Job) -> str:
-    assert kind in TIMERS
-    return f"{kind}/{job.id}/{job.generation}"
+def _timer_id(kind: TimerKind, job: Job) -> str:
+    return f"{kind}/{job.id}" if kind is TimerKind.STEER else f"{kind}/{job.id}/{job.generation}"
 
 
 def jobs_of(effect: Effect) -> list[str]:

@@ -16,6 +16,7 @@ from torchloom.model.faults import Fault
 from torchloom.model.findings import Finding, RankEvidence
 from torchloom.model.job import JobSpec
 from torchloom.model.node import Inventory, StoreAddress, StoreRef
+from torchloom.model.steering import Origin
 from torchloom.model.transaction.messages import Kind
 from torchloom.model.windows import Collective
 from torchloom.model.worker import DeviceUse, EndRecord, Exit, WorkerRef
@@ -102,6 +103,9 @@ class ChangeRequested(EventBase, frozen=True, kw_only=True, tag="change-requeste
     by: str
     why: str = ""
     reverts: int | None = None
+    origin: Origin = Origin.PERSON
+    incident: str = ""
+    """The incident because of which a policy wants it."""
 
 
 class ChangeCancelled(EventBase, frozen=True, kw_only=True, tag="change-cancelled"):

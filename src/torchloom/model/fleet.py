@@ -14,6 +14,7 @@ from torchloom.model.links import LinkMatrix
 from torchloom.model.node import Inventory, NodeClock, StoreAddress, StoreRef
 from torchloom.model.policy import Acting
 from torchloom.model.steering import OperationRecord
+from torchloom.model.timers import Timer
 from torchloom.model.transaction.config import Schedule
 from torchloom.model.transaction.state import Limits, Proposer
 from torchloom.model.windows import Collective
@@ -299,6 +300,19 @@ class Job(Struct, kw_only=True):
         return self.state in ENDED
 
 
+class Drain(Struct, frozen=True, kw_only=True):
+    """Why a node takes no new worker."""
+
+    by: str = ""
+    """The person; empty if a job's policy did it."""
+    policy_of: str = ""
+    why: str = ""
+
+    def describe(self) -> str:
+        who = f"the policy of {self.policy_of}" if self.policy_of else self.by
+        return f"{who}: {self.why}" if self.why else who
+
+
 class Node(Struct, kw_only=True):
     id: str
     session: str
@@ -312,8 +326,8 @@ class Node(Struct, kw_only=True):
     """All of them together."""
     stores: dict[str, None] = field(default_factory=dict)
     """Jobs whose store is here and up; kept by core.generation."""
-    drained: str = ""
-    """Why no new worker is placed here until a person says so; empty: they may be."""
+    drained: Drain | None = None
+    """Who wants no new worker here until a person opens it again; None: workers may be placed."""
     spare: dict[str, int] = field(default_factory=dict)
     """Slots that are kept free here, by the job they are kept for; kept by core.standby."""
     lost: list[WorkerRef] = field(default_factory=list)
@@ -327,7 +341,7 @@ class Node(Struct, kw_only=True):
     @property
     def usable(self) -> bool:
         """Whether workers may be placed here."""
-        return self.state is NodeState.READY and not self.drained
+        return self.state is NodeState.READY and self.drained is None
 
     @property
     def room(self) -> int:
@@ -337,12 +351,6 @@ class Node(Struct, kw_only=True):
     def room_for(self, job: str) -> int:
         """The same for one job, which may use the slots that are kept for it."""
         return self.room + self.spare.get(job, 0)
-
-
-class Timer(Struct, frozen=True, kw_only=True):
-    id: str
-    at_ns: int
-    job: str
 
 
 class Submission(Struct, frozen=True):

@@ -6,6 +6,7 @@ Records only; the rules are in core/steering/driver.py and core/transaction.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Literal
 
 from msgspec import Struct, field
@@ -16,6 +17,17 @@ from torchloom.model.transaction.messages import Changed, Kind
 OperationState = Literal["waiting", "preparing", "arming", "confirmed", "applied", "not applied", "diverged"]
 ENDED_OPERATION: frozenset[OperationState] = frozenset({"applied", "not applied", "diverged"})
 Mode = Literal["hold", "scale"]
+
+
+class Origin(StrEnum):
+    """Who wanted an operation."""
+
+    PERSON = "person"
+    POLICY = "policy"
+    DRAIN = "drain"
+    """A person drained a node, and the job is saved before it leaves."""
+
+
 ConfigChoice = Literal["keep", "revert"]
 
 
@@ -50,6 +62,9 @@ class OperationRecord(Struct, kw_only=True):
     """Somebody did not want it any more."""
     reverts: int | None = None
     """The version that it goes back to, if it is a revert."""
+    origin: Origin = Origin.PERSON
+    incident: str = ""
+    """The incident because of which a policy wants it."""
 
     @property
     def ended(self) -> bool:

@@ -10,8 +10,8 @@ import pytest
 from test_weaver import running, until
 
 from torchloom.bus.memory import MemoryHub
-from torchloom.model.fleet import Timer
 from torchloom.model.messages import Telemetry
+from torchloom.model.timers import Timer, TimerKind
 from torchloom.weaver.clock import StreamClock
 from torchloom.weaver.live_view import LiveView
 
@@ -27,7 +27,7 @@ def test_a_timer_fires_by_the_clock_of_the_stream(skew_s: int) -> None:
         async with running(MemoryHub(now_ns=now_ns), "w1") as weaver:
             await until(weaver, lambda: weaver.active, "leads")
             due_ns = now_ns() + S // 4
-            weaver.fleet.timers["t"] = Timer(id="t", at_ns=due_ns, job="gone")
+            weaver.fleet.timers["t"] = Timer(id="t", kind=TimerKind.BACKOFF, at_ns=due_ns, job="gone")
             await until(weaver, lambda: "t" not in weaver.fleet.timers, "fired")
             assert weaver.fleet.now_ns >= due_ns
 
@@ -38,7 +38,7 @@ def test_a_timer_that_is_set_again_for_the_same_moment_fires_again() -> None:
     async def scenario() -> None:
         async with running(MemoryHub(), "w1") as weaver:
             await until(weaver, lambda: weaver.active, "leads")
-            timer = Timer(id="t", at_ns=time.time_ns() - S, job="gone")
+            timer = Timer(id="t", kind=TimerKind.BACKOFF, at_ns=time.time_ns() - S, job="gone")
             for _ in range(2):  # as when the first came too early to matter
                 weaver.fleet.timers["t"] = timer
                 await until(weaver, lambda: "t" not in weaver.fleet.timers, "fired")

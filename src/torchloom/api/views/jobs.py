@@ -369,7 +369,7 @@ def node_view(fleet: Fleet, node: Node, seen_s: float | None) -> NodeView:
         address=node.inventory.address,
         max_workers=node.inventory.max_workers,
         workers=len(here),
-        drained=node.drained,
+        drained=node.drained.describe() if node.drained is not None else "",
         leaving=[
             LeavingView(job=name, note=job.leaving.note, stays=job.leaving.stays)
             for name in fleet.leaving

@@ -34,7 +34,7 @@ from torchloom.model.events import (
     StoreLost,
     WorkerExited,
 )
-from torchloom.model.fleet import JobState, Node, NodeState, Worker, WorkerState
+from torchloom.model.fleet import Drain, JobState, Node, NodeState, Worker, WorkerState
 from torchloom.model.node import StoreRef
 from torchloom.model.worker import Exit, WorkerRef
 
@@ -55,7 +55,7 @@ def node_joined(turn: Turn, event: NodeJoined) -> None:
         jobs=known.jobs if known is not None else {},
         taken=known.taken if known is not None else 0,
         stores=known.stores if known is not None else {},
-        drained=known.drained if known is not None else "",
+        drained=known.drained if known is not None else None,
         spare=known.spare if known is not None else {},
         lost=known.lost if known is not None else [],
         lost_stores=known.lost_stores if known is not None else [],
@@ -212,11 +212,11 @@ def node_drained(turn: Turn, event: NodeDrained) -> None:
     if node is None:
         return
     if event.open:
-        node.drained, turn.room_appeared = "", True
+        node.drained, turn.room_appeared = None, True
         for job in turn.fleet.jobs.values():
             job.avoid.pop(node.id, None)
     else:
-        node.drained, turn.seats_changed = f"{event.by}: {event.why}" if event.why else event.by, True
+        node.drained, turn.seats_changed = Drain(by=event.by, why=event.why), True
         drain_jobs(turn, node, event)
 
 

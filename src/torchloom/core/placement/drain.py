@@ -16,7 +16,8 @@ from torchloom.core.steering.stop import end_at_boundary
 from torchloom.core.turn import Turn
 from torchloom.model.events import ChangeRequested, NodeDrained, WorkerProgress
 from torchloom.model.fleet import Fleet, Job, JobState, Leaving, Node
-from torchloom.model.steering import OperationRecord
+from torchloom.model.steering import OperationRecord, Origin
+from torchloom.model.timers import TimerKind
 from torchloom.model.transaction.messages import Kind
 
 STEP_S = 1.0
@@ -36,7 +37,7 @@ def drain_jobs(turn: Turn, node: Node, event: NodeDrained) -> None:
             job.leaving.force |= event.force and event.move
             continue  # it is on its way from another drained node, and will not stop at this one
         job.leaving = None
-        turn.cancel_timer("save-again", job)
+        turn.cancel_timer(TimerKind.SAVE_AGAIN, job)
         if event.move and not job.ended:
             step_s = event.step_s.get(name, 0.0) or job.control.step_ns / 1e9 or STEP_S
             job.leaving = Leaving(node=node.id, by=event.by, why=reason, force=event.force, step_s=step_s)
@@ -51,7 +52,7 @@ def follow_leaving(turn: Turn) -> None:
             del turn.fleet.leaving[name]
             if job is not None:
                 job.leaving = None
-                turn.cancel_timer("save-again", job)
+                turn.cancel_timer(TimerKind.SAVE_AGAIN, job)
         else:
             _advance(turn, job, job.leaving)
 
@@ -116,15 +117,19 @@ def _save(turn: Turn, job: Job, leaving: Leaving) -> str:
 def _ask(turn: Turn, job: Job, leaving: Leaving) -> None:
     leaving.operation = f"{job.id}.drain.{turn.seq}"
     leaving.note = "it is being saved first"
-    ask_to_save(turn, job, leaving.operation, leaving.step_s, leaving.by, leaving.why)
-
-
-def ask_to_save(turn: Turn, job: Job, operation: str, step_s: float, by: str, why: str) -> None:
-    """For who wants to end it after that; whether it was is told by `stored`."""
-    wanted = ChangeRequested(
-        job=job.id, operation=operation, kind=Kind.CHECKPOINT, two_phase=True, step_s=step_s, by=by, why=why
+    change_requested(
+        turn,
+        ChangeRequested(
+            job=job.id,
+            operation=leaving.operation,
+            kind=Kind.CHECKPOINT,
+            two_phase=True,
+            step_s=leaving.step_s,
+            by=leaving.by,
+            why=leaving.why,
+            origin=Origin.DRAIN,
+        ),
     )
-    change_requested(turn, wanted)
 
 
 def _committed(turn: Turn, job: Job, leaving: Leaving, record: OperationRecord) -> None:
@@ -160,7 +165,7 @@ def _not_saved(turn: Turn, job: Job, leaving: Leaving, why: str, again: bool = T
     leaving.unsaved = f"it could not be saved: {why}"
     if again and leaving.tries < TRIES:
         wait_s = AGAIN_S * 2 ** (leaving.tries - 1)
-        turn.set_timer("save-again", job, wait_s)
+        turn.set_timer(TimerKind.SAVE_AGAIN, job, wait_s)
         leaving.unsaved += f"; it is tried again after {wait_s / 60:.0f} min"
     else:
         leaving.unsaved += "; drain the node again to try again, --force moves it all the same"

@@ -14,7 +14,7 @@ from torchloom.core.steering.stop import end_at_boundary
 from torchloom.core.turn import Turn
 from torchloom.model.events import WorkerProgress
 from torchloom.model.findings import Finding
-from torchloom.model.fleet import Fleet, Incident, Job, JobState
+from torchloom.model.fleet import Drain, Fleet, Incident, Job, JobState
 from torchloom.model.policy import Acting, Action
 
 
@@ -55,7 +55,7 @@ def leave(turn: Turn, job: Job, finding: Finding, action: Action, why: str) -> N
     job.avoid[finding.node] = why
     if action == "drain":
         node = turn.fleet.nodes[finding.node]
-        node.drained = f"{_drained_by(job)}{why}"
+        node.drained = Drain(policy_of=job.id, why=why)
         turn.seats_changed = True
 
 
@@ -63,9 +63,5 @@ def stay(turn: Turn, job: Job, node: str) -> None:
     """It does not leave the node after all."""
     job.avoid.pop(node, None)
     known = turn.fleet.nodes.get(node)
-    if known is not None and known.drained.startswith(_drained_by(job)):
-        known.drained, turn.room_appeared = "", True
-
-
-def _drained_by(job: Job) -> str:
-    return f"the policy of {job.id}: "
+    if known is not None and known.drained is not None and known.drained.policy_of == job.id:
+        known.drained, turn.room_appeared = None, True

@@ -12,6 +12,7 @@ from torchloom.core.placement.place import place
 from torchloom.core.turn import Turn
 from torchloom.model.fleet import Fleet, Job
 from torchloom.model.job import JobSpec
+from torchloom.model.timers import TimerKind
 
 SHRINK_WAIT_S = 5.0
 """An agent or a link that was only restarted is back by then; a host that reboots takes minutes."""
@@ -69,7 +70,7 @@ def _seats(turn: Turn, job: Job) -> tuple[list[str], str]:
     left_s = SHRINK_WAIT_S - (turn.now_ns - job.short_since_ns) / 1e9
     if left_s <= 0:
         return found, f"{fewer}, because no more room appeared within {SHRINK_WAIT_S:g} s"
-    turn.set_timer("shrink", job, left_s)
+    turn.set_timer(TimerKind.SHRINK, job, left_s)
     return [], f"{why_not}; it starts {fewer} unless more room appears within {SHRINK_WAIT_S:g} s"
 
 

@@ -9,7 +9,7 @@ A job that hangs cannot save, and one whose numbers are wrong must not. Choosing
 from __future__ import annotations
 
 from torchloom.core.placement import relocate
-from torchloom.core.placement.drain import ask_to_save, stored
+from torchloom.core.placement.drain import stored
 from torchloom.core.policy.rollback import roll_back
 from torchloom.core.policy.rules import DONE, MOVES, NUMBERS, STUCK, Choice
 from torchloom.core.recovery.budget import made_progress, plan_restart
@@ -20,6 +20,8 @@ from torchloom.model.events import ChangeRequested, FindingMade
 from torchloom.model.findings import Finding
 from torchloom.model.fleet import Act, Incident, Job, JobState, Plan
 from torchloom.model.policy import Acting
+from torchloom.model.steering import Origin
+from torchloom.model.timers import TimerKind
 from torchloom.model.transaction.messages import Kind
 
 SAVE_S = 300.0
@@ -112,9 +114,22 @@ def _is_urgent(finding: Finding) -> bool:
 def _save_first(turn: Turn, job: Job, incident: Incident, acting: Acting) -> None:
     job.acting = acting
     turn.fleet.acting[job.id] = None
-    turn.set_timer("save-first", job, SAVE_S)
+    turn.set_timer(TimerKind.SAVE_FIRST, job, SAVE_S)
     incident.decision = f"to be {DONE[acting.action]} as soon as it is saved: {acting.reason}"
-    ask_to_save(turn, job, acting.operation, acting.step_s, "policy", incident.verdict)
+    change_requested(
+        turn,
+        ChangeRequested(
+            job=job.id,
+            operation=acting.operation,
+            kind=Kind.CHECKPOINT,
+            two_phase=True,
+            step_s=acting.step_s,
+            by="policy",
+            why=incident.verdict,
+            origin=Origin.POLICY,
+            incident=incident.id,
+        ),
+    )
 
 
 def _look(turn: Turn, job: Job, incident: Incident, finding: Finding, acting: Acting) -> None:
@@ -166,7 +181,7 @@ def _give_up(turn: Turn, job: Job, acting: Acting, incident: Incident | None, wh
 def _forget(turn: Turn, job: Job) -> None:
     job.acting = None
     turn.fleet.acting.pop(job.id, None)
-    turn.cancel_timer("save-first", job)
+    turn.cancel_timer(TimerKind.SAVE_FIRST, job)
 
 
 def _pause(turn: Turn, job: Job, incident: Incident, reason: str) -> None:
@@ -177,7 +192,15 @@ def _pause(turn: Turn, job: Job, incident: Incident, reason: str) -> None:
     job.acts = [*job.acts, Act("pause", turn.now_ns)][-_ACTED_KEPT:]
     incident.timeline.decided_ns = turn.now_ns
     incident.decision = f"to be paused at the next step: {reason}; `loom resume {job.id}` lets it go on"
-    name = f"{incident.id}.pause"
     change_requested(
-        turn, ChangeRequested(job=job.id, operation=name, kind=Kind.PAUSE, by="policy", why=incident.verdict)
+        turn,
+        ChangeRequested(
+            job=job.id,
+            operation=f"{incident.id}.pause",
+            kind=Kind.PAUSE,
+            by="policy",
+            why=incident.verdict,
+            origin=Origin.POLICY,
+            incident=incident.id,
+        ),
     )

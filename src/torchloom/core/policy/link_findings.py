@@ -10,14 +10,13 @@ from collections.abc import Iterable, Mapping
 
 from torchloom.core.detect.matrix import judge_links
 from torchloom.core.policy.findings import finding_made
-from torchloom.core.policy.link_probing import POLICY
 from torchloom.core.recovery.incidents import close
 from torchloom.core.turn import Turn
 from torchloom.model.events import FindingMade
 from torchloom.model.findings import Finding
 from torchloom.model.fleet import Job
 from torchloom.model.links import LinkDelay, LinkMatrix
-from torchloom.model.steering import OperationRecord
+from torchloom.model.steering import OperationRecord, Origin
 from torchloom.model.transaction.messages import Changed
 
 TRANSFER_FLOOR_S = 0.005
@@ -63,7 +62,7 @@ def links_measured(turn: Turn, job: Job, record: OperationRecord) -> None:
 def links_not_measured(turn: Turn, job: Job, record: OperationRecord) -> None:
     """Whoever waits to learn whose fault it is shall know that nothing will come."""
     incident = turn.fleet.incidents.get(job.findings.get(KEY, ""))
-    if record.by == POLICY and incident is not None and incident.open:
+    if record.origin is Origin.POLICY and incident is not None and incident.open:
         incident.decision = f"{incident.decision}; they could not be: {record.reason}"
 
 

@@ -11,6 +11,7 @@ from torchloom.core.turn import Turn
 from torchloom.model.events import ChangeRequested
 from torchloom.model.findings import Finding
 from torchloom.model.fleet import Incident, Job, JobState
+from torchloom.model.steering import Origin
 from torchloom.model.transaction.messages import Kind
 
 POLICY = "policy"
@@ -35,6 +36,8 @@ def probe_on_suspicion(turn: Turn, job: Job, incident: Incident, finding: Findin
             kind=Kind.PROBE,
             by=POLICY,
             why=finding.sentence,
+            origin=Origin.POLICY,
+            incident=incident.id,
         ),
     )
 

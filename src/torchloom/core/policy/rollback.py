@@ -12,6 +12,7 @@ from torchloom.model.events import ChangeRequested, FindingMade
 from torchloom.model.findings import Finding
 from torchloom.model.fleet import Incident, Job, JobState
 from torchloom.model.policy import Policy
+from torchloom.model.steering import Origin
 from torchloom.model.transaction.messages import Kind
 
 
@@ -67,6 +68,8 @@ def roll_back(turn: Turn, job: Job, incident: Incident, event: FindingMade, reas
             step_s=event.step_s,
             by="policy",
             why=incident.verdict,
+            origin=Origin.POLICY,
+            incident=incident.id,
         ),
     )
 

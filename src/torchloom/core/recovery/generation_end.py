@@ -36,6 +36,7 @@ from torchloom.model.fleet import (
     Worker,
     WorkerState,
 )
+from torchloom.model.timers import TimerKind
 from torchloom.model.worker import EndRecord, Exit, WorkerRef
 
 GRACE_IN_RECOVERY_S = 3.0
@@ -302,7 +303,7 @@ def _follow_plan(turn: Turn, job: Job, plan: Plan, incident: Incident) -> None:
     if plan.waits:
         job.store_waits += 1
         move_job(turn, job, JobState.BACKOFF, f"{incident.verdict}; {plan.reason}")
-        turn.set_timer("backoff", job, plan.delay_s)
+        turn.set_timer(TimerKind.BACKOFF, job, plan.delay_s)
         return
     job.store_waits = 0
     job.fruitless = 0 if plan.progress else job.fruitless + 1
@@ -314,7 +315,7 @@ def _follow_plan(turn: Turn, job: Job, plan: Plan, incident: Incident) -> None:
         job.restarts_by_rank[incident.culprit] = job.restarts_by_rank.get(incident.culprit, 0) + 1
     if plan.delay_s > 0:
         move_job(turn, job, JobState.BACKOFF, f"{incident.verdict}; {plan.reason}")
-        turn.set_timer("backoff", job, plan.delay_s)
+        turn.set_timer(TimerKind.BACKOFF, job, plan.delay_s)
     else:
         start_generation(turn, job, plan.reason)
 

@@ -9,11 +9,10 @@ from torchloom.core.recovery.incidents import close
 from torchloom.core.steering.schedule import record as record_entry
 from torchloom.core.steering.settings import SKIPPED
 from torchloom.core.turn import Turn
-from torchloom.model.fleet import Job
-from torchloom.model.steering import OperationRecord
+from torchloom.model.fleet import Incident, Job
+from torchloom.model.steering import OperationRecord, Origin
 from torchloom.model.transaction.config import Entry
 
-MARK = ".rollback."
 _NAMED = 8
 """Runs of samples that are named one by one."""
 
@@ -24,8 +23,8 @@ def rolled_back(turn: Turn, job: Job, record: OperationRecord) -> None:
     if isinstance(step, int):
         gone_back(turn, job, step, str(record.values.get("checkpoint", "")))
     left_out = _keep_skips(turn, job, record)
-    incident = turn.fleet.incidents.get(record.id.partition(MARK)[0])
-    if MARK not in record.id or incident is None or not incident.open:
+    incident = _wanted_for(turn, record)
+    if incident is None:
         return
     incident.timeline.restored_ns = turn.now_ns
     done = f"rolled back to the end of step {step}"
@@ -48,22 +47,28 @@ def gone_back(turn: Turn, job: Job, step: int, name: str) -> None:
 
 def left_as_it_is(turn: Turn, record: OperationRecord) -> bool:
     """Whether a policy wanted it and no rank went back: odd numbers are no reason to end what trains."""
-    if MARK not in record.id or record.state != "not applied":
+    if record.origin is not Origin.POLICY or record.state != "not applied":
         return False
-    incident = turn.fleet.incidents.get(record.id.partition(MARK)[0])
-    if incident is not None and incident.open:
+    incident = _wanted_for(turn, record)
+    if incident is not None:
         incident.decision = f"not rolled back: {record.reason}"
     return True
 
 
 def went_apart(turn: Turn, record: OperationRecord) -> None:
     """Some ranks went back and others did not: all do by a restart, which leaves out nothing."""
-    incident = turn.fleet.incidents.get(record.id.partition(MARK)[0])
-    if MARK in record.id and incident is not None and incident.open:
+    incident = _wanted_for(turn, record)
+    if incident is not None:
         incident.decision = (
             f"restarted at the end of step {record.values.get('step')}, because not all ranks went back: "
             f"{record.reason}; no batch was left out"
         )
+
+
+def _wanted_for(turn: Turn, record: OperationRecord) -> Incident | None:
+    """The incident because of which a policy wanted this rollback, while it is open."""
+    incident = turn.fleet.incidents.get(record.incident) if record.origin is Origin.POLICY else None
+    return incident if incident is not None and incident.open else None
 
 
 def _keep_skips(turn: Turn, job: Job, record: OperationRecord) -> str:

@@ -16,8 +16,9 @@ from torchloom.core.transaction.proposer import apply, reserve_version, wake_at_
 from torchloom.core.turn import Turn
 from torchloom.model.effects import PostMail
 from torchloom.model.events import ChangeCancelled, ChangeRequested, RanksAnswered, StepReached, WorkerExited
-from torchloom.model.fleet import Job, JobState, Timer, Worker
+from torchloom.model.fleet import Job, JobState, Worker
 from torchloom.model.steering import OperationRecord
+from torchloom.model.timers import TimerKind
 from torchloom.model.transaction.messages import Answer, Kind, Mail, post
 from torchloom.model.transaction.operation import (
     Answered,
@@ -61,6 +62,8 @@ def change_requested(turn: Turn, event: ChangeRequested) -> None:
         training_step=event.training_step,
         generation=job.generation,
         reverts=event.reverts,
+        origin=event.origin,
+        incident=event.incident,
     )
     if event.kind is Kind.SET and job.state is JobState.WAITING and not job.started_at_ns:
         _before_the_start(turn, job, record)
@@ -278,18 +281,14 @@ def _close_mail(turn: Turn, job: Job) -> None:
 # -- time ---------------------------------------------------------------------------------------
 
 
-def timer_id(job: Job) -> str:
-    return f"steer/{job.id}"
-
-
 def _set_timer(turn: Turn, job: Job) -> None:
     """One timer per job: when the proposer wants to know that time has passed, or mail is to be closed."""
-    timers, name = turn.fleet.timers, timer_id(job)
+    set_before = turn.timer(TimerKind.STEER, job)
     at_ns = None if job.ended else wake_at_ns(job.control)
     idle = at_ns is None and not job.ended and job.control.current is None
     if idle and any(isinstance(effect, PostMail) for effect in turn.open_of(job.id)):
-        at_ns = timers[name].at_ns if name in timers else turn.now_ns + MAIL_OPEN_NS
+        at_ns = set_before.at_ns if set_before is not None else turn.now_ns + MAIL_OPEN_NS
     if at_ns is None:
-        timers.pop(name, None)
+        turn.cancel_timer(TimerKind.STEER, job)
     else:
-        timers[name] = Timer(id=name, at_ns=at_ns, job=job.id)
+        turn.set_timer_at(TimerKind.STEER, job, at_ns)

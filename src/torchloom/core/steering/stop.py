@@ -18,6 +18,7 @@ from torchloom.core.turn import Turn
 from torchloom.model.events import StopRequested, WorkerProgress
 from torchloom.model.fleet import Job, JobState
 from torchloom.model.steering import OperationRecord
+from torchloom.model.timers import TimerKind
 from torchloom.model.transaction.messages import Kind
 from torchloom.model.transaction.operation import Operation
 
@@ -64,7 +65,7 @@ def end_at_boundary(
     """End what lives of a job that is STOPPING; at once unless all ranks are known to step."""
     at_step, wait_s = boundary(progress, len(job.workers))
     if at_step is not None and hears:
-        turn.set_timer("stop-boundary", job, wait_s)
+        turn.set_timer(TimerKind.STOP_BOUNDARY, job, wait_s)
         job.stop_grace_s = grace_s
         record = OperationRecord(id=f"{turn.seq:012x}", version=0, kind=Kind.STOP, by=by, why=reason)
         step_s = max(p.step_s for p in progress)

@@ -243,7 +243,8 @@ def test_a_drained_node_takes_no_worker_of_any_job() -> None:
     story = stepping(eager("drain"), nodes={"a": 1, "b": 1, "c": 1})
     bring_to_act(story)
     story.end_rest()
-    assert story.fleet.nodes["b"].drained.startswith("the policy of j: rank 1 is slow")
+    drained = story.fleet.nodes["b"].drained
+    assert drained is not None and drained.policy_of == "j" and drained.why.startswith("rank 1 is slow")
     story.submit("other", workers=1)
     assert story.state("other") is JobState.WAITING
     story.join("b", 1)
