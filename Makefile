@@ -3,7 +3,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.torchloom-ready
 
-.PHONY: help setup demo test test-long check bench clean
+.PHONY: help setup demo test test-long check docs bench clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -24,11 +24,14 @@ test: setup      ## all tests
 test-long: setup ## the tests that take minutes
 	$(BIN)/python -m pytest -q -m long
 
-check: setup     ## ruff, mypy --strict, import-linter
+check: setup docs ## ruff, mypy --strict, import-linter, documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: setup      ## the documentation as a site in build/docs; a broken link is an error
+	$(BIN)/sphinx-build -q -E -W --keep-going -n -b html docs build/docs
 
 bench: setup     ## every benchmark, as tables
 	for b in bench/[a-z]*.py; do $(BIN)/python $$b || exit 1; done
