@@ -1,4 +1,4 @@
-"""The documentation as a site (`make docs`). Sphinx reads the Markdown as it is; a broken link is an error."""
+"""The documentation as a site (`make docs`). A broken link is an error."""
 
 project = "torchloom"
 copyright = "torchloom authors"
