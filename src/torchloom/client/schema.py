@@ -155,6 +155,7 @@ class EntryView(TypedDict):
     why: str
     at_ns: int
     in_force: bool
+    superseded_by: int | None
 
 
 class EventView(TypedDict):
@@ -280,6 +281,7 @@ class HistoryView(TypedDict):
     at_ns: int
     reverts: int | None
     in_force: bool
+    superseded_by: int | None
 
 
 class Identity(TypedDict):

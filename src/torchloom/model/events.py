@@ -67,6 +67,10 @@ class RestoreRequested(EventBase, frozen=True, kw_only=True, tag="restore-reques
     restart."""
     config: str = ""
     """`keep` or `revert`, for changes of the config after that step; empty: there were none."""
+    config_version: int | None = None
+    """The newest version of the config that the chosen state was made with."""
+    made: int | None = None
+    """The last training step made when it was asked for, if the script reports one."""
     checkpoint: str = ""
     step_s: float = 0.0
 

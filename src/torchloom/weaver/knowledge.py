@@ -90,6 +90,11 @@ def offset_of(pulses: Mapping[int, WorkerPulse]) -> int | None:
     return told.pop() if len(told) == 1 else None
 
 
+def last_step(pulses: Mapping[int, WorkerPulse]) -> int | None:
+    """The last training step made; None when the script reports none."""
+    return max((p.training_step for p in pulses.values() if p.training_step is not None), default=None)
+
+
 def step_s_of(pulses: Mapping[int, WorkerPulse]) -> float:
     return max((pulse.step_s for pulse in pulses.values()), default=0.0)
 

@@ -195,6 +195,7 @@ def test_places_that_are_alike_are_one_row_and_others_are_not() -> None:
 
 def test_the_config_tells_what_is_to_come_and_under_way(capsys: pytest.CaptureFixture[str]) -> None:
     entry = {"version": 8, "step": 900, "values": {"lr": 1e-5}, "by": "bob", "why": "", "in_force": False}
+    entry["superseded_by"] = None
     view: Any = {
         "job": "j",
         "version": 7,
@@ -228,18 +229,20 @@ def test_history_tells_who_why_and_what_came_of_it(capsys: pytest.CaptureFixture
             "at_ns": 1,
             "reverts": None,
             "in_force": True,
+            "superseded_by": None,
         }
         return {**made, **more}
 
     config.show_history(
         [
-            one(),
+            one(superseded_by=7),
             one(version=2, in_force=False, reverts=0, why=""),
             one(version=3, state="not applied", reason="rank 1 refused", changed=[], step=None),
             one(version=4, values={"lr": {"scale": 0.5}, "noise": {"a": 1}}, why=""),
         ]
     )
     shown = capsys.readouterr().out
+    assert "superseded by 7" in shown
     assert "optimizer0.lr@0 0.2 → 0.1 · “flat loss”" in shown
     assert "rolled back" in shown and "back to version 0" in shown
     assert "not applied" in shown and "lr=0.1 · rank 1 refused" in shown

@@ -60,10 +60,10 @@ def test_going_back_does_what_the_job_records(made: int, choice: str) -> None:
     worker = Worker(40, "dropout")
     before = worker.config.snapshot()
     today = worker.holds()
-    worker.config.rebase(before, made, choice, 7)
+    worker.config.rebase(before, made, choice, today=40)
     recorded = HISTORY
     if choice:
-        recorded, _ = schedules.roll_back(HISTORY, made + 1, choice, Entry(7, 0, {}))  # type: ignore[arg-type]
+        recorded = schedules.roll_back(HISTORY, made + 1, choice, today=40)  # type: ignore[arg-type]
     if choice == "keep":
         assert worker.holds() == today
     for step in range(made + 1, 45):

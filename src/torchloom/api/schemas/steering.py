@@ -171,6 +171,8 @@ class EntryView(BaseModel):
     at_ns: int
     in_force: bool
     """False: it is still to come."""
+    superseded_by: int | None
+    """The newer version because of which it has no effect; null: none."""
 
 
 class ConfigView(BaseModel):
@@ -205,3 +207,6 @@ class HistoryView(BaseModel):
     reverts: int | None
     in_force: bool
     """Whether it is part of the schedule; one that was rolled back is not."""
+    superseded_by: int | None
+    """The newer version, for the same step or an earlier one, because of which it has no effect any more;
+    null: none."""

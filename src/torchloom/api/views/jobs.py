@@ -27,7 +27,7 @@ from torchloom.api.schemas.bodies import (
 from torchloom.core.nodes.lost_nodes import waiting_note
 from torchloom.core.placement.sizing import wanted
 from torchloom.core.recovery.goodput import goodput
-from torchloom.core.steering.schedule import version_at
+from torchloom.core.steering.schedule import merge, version_at
 from torchloom.core.steering.settings import MAX_STEPS
 from torchloom.model.fleet import (
     ExitReport,
@@ -139,9 +139,7 @@ def _progress(job: Job, pulses: Pulses) -> tuple[int, bool, int | None]:
 
 def _max_steps(job: Job) -> int | None:
     """Where the job shall end: as somebody set it last, else as it was submitted."""
-    found: object = job.spec.max_steps
-    for entry in job.schedule:
-        found = entry.values.get(MAX_STEPS.name, found)
+    found = merge(job.schedule).get(MAX_STEPS.name, job.spec.max_steps)
     return found if isinstance(found, int) else None
 
 

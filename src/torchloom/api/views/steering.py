@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torchloom.api.schemas.steering import (
@@ -68,13 +68,14 @@ def config_view(job: Job, config: steering.ConfigView, pulses: jobs.Pulses) -> C
     held = {place.address: place for place in config.held}
     step = jobs.next_step(pulses)
     in_force = config.schedule if step is None else schedule.in_force(config.schedule, step)
+    void = schedule.superseded(config.schedule)
     return ConfigView(
         job=job.id,
         version=jobs.config_version(job, pulses),
         paused=config.paused,
         known=config.live,
         settings=[_setting(setting, held, in_force) for setting in config.settings],
-        schedule=[entry_view(entry, entry in in_force) for entry in config.schedule],
+        schedule=[entry_view(entry, entry in in_force, void) for entry in config.schedule],
         operations=[operation_view(job.id, r) for r in job.operations.values() if not r.ended],
     )
 
@@ -112,14 +113,14 @@ def _setting(
 def _set_by(address: str, in_force: Schedule) -> int | None:
     """The version that a place has its value from, as far as a change gave it one."""
     place, found = parse_address(address), None
-    for entry in in_force:
+    for entry in sorted(in_force, key=lambda entry: entry.version):
         for text, word in entry.values.items():
             if parse_address(text).covers(place):
                 found = None if mode_of(word) == OWN else entry.version
     return found
 
 
-def entry_view(entry: Entry, in_force: bool) -> EntryView:
+def entry_view(entry: Entry, in_force: bool, superseded: Mapping[int, int]) -> EntryView:
     return EntryView(
         version=entry.version,
         step=entry.step,
@@ -129,6 +130,7 @@ def entry_view(entry: Entry, in_force: bool) -> EntryView:
         why=entry.why,
         at_ns=entry.at_ns,
         in_force=in_force,
+        superseded_by=superseded.get(entry.version),
     )
 
 
@@ -137,15 +139,16 @@ def history(job: Job) -> list[HistoryView]:
     kept, from the schedule."""
     records = {r.version: r for r in job.operations.values() if r.kind is Kind.SET and r.version}
     entries = {entry.version: entry for entry in job.schedule}
+    void = schedule.superseded(job.schedule)
     return [
-        _of_record(records[version], entries.get(version))
+        _of_record(records[version], entries.get(version), void.get(version))
         if version in records
-        else _of_entry(entries[version])
+        else _of_entry(entries[version], void.get(version))
         for version in sorted({*records, *entries})
     ]
 
 
-def _of_record(record: OperationRecord, entry: Entry | None) -> HistoryView:
+def _of_record(record: OperationRecord, entry: Entry | None, superseded_by: int | None) -> HistoryView:
     return HistoryView(
         version=record.version,
         operation=record.id,
@@ -159,10 +162,11 @@ def _of_record(record: OperationRecord, entry: Entry | None) -> HistoryView:
         at_ns=record.ended_at_ns or record.asked_at_ns,
         reverts=record.reverts,
         in_force=entry is not None,
+        superseded_by=superseded_by,
     )
 
 
-def _of_entry(entry: Entry) -> HistoryView:
+def _of_entry(entry: Entry, superseded_by: int | None) -> HistoryView:
     return HistoryView(
         version=entry.version,
         operation="",
@@ -176,6 +180,7 @@ def _of_entry(entry: Entry) -> HistoryView:
         at_ns=entry.at_ns,
         reverts=None,
         in_force=True,
+        superseded_by=superseded_by,
     )
 
 

@@ -57,8 +57,10 @@ def show(view: ConfigView) -> None:
         print(f"  under way: {told} · {changes.phase(one)} · asked by {one['by']} ({one['id']})")
     for entry in view["schedule"]:
         if not entry["in_force"]:
+            by = entry["superseded_by"]
             print(
-                f"  to come: version {entry['version']} at step {entry['step']}: "
+                f"  {'to come' if by is None else f'superseded by version {by}'}: "
+                f"version {entry['version']} at step {entry['step']}: "
                 f"{changes.assignments(entry['values'])}"
             )
     print()
@@ -115,13 +117,22 @@ def show_history(versions: list[HistoryView]) -> None:
                 f"{one['step']}" if one["step"] is not None else "–",
                 output.clock(one["at_ns"]),
                 one["by"] or "–",
-                one["state"] if one["in_force"] or one["state"] != "applied" else "rolled back",
+                became(one),
                 change(one),
             )
             for one in versions
         ),
         nothing="nothing was ever changed",
     )
+
+
+def became(one: HistoryView) -> str:
+    """The state of a change, and whether it still has any effect."""
+    if one["state"] != "applied":
+        return one["state"]
+    if not one["in_force"]:
+        return "rolled back"
+    return "applied" if one["superseded_by"] is None else f"superseded by {one['superseded_by']}"
 
 
 def change(one: HistoryView) -> str:

@@ -10,7 +10,13 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import reduce
 
-from torchloom.core.steering.operations import end_record, note_progress, open_record, schedule_change
+from torchloom.core.steering.operations import (
+    end_record,
+    note_progress,
+    open_record,
+    schedule_change,
+    superseded_plans,
+)
 from torchloom.core.transaction.packing import pack_mail, unpack_answers, unpack_mail
 from torchloom.core.transaction.proposer import apply, reserve_version, wake_at_ns
 from torchloom.core.turn import Turn
@@ -209,6 +215,9 @@ def feed(turn: Turn, job: Job, event: Event) -> None:
         _post(turn, job, sends)
     elif effects and heard_all and job.control.current is None:
         _close_mail(turn, job)
+    if any(isinstance(effect, Tell) for effect in effects):
+        for version, by in superseded_plans(job).items():
+            feed(turn, job, Cancelled(version, "", f"superseded by change {by}, which was made later"))
     if before != _where(job) or isinstance(event, Requested):
         note_progress(job)
     _set_timer(turn, job)

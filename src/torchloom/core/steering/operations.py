@@ -10,10 +10,9 @@ from collections.abc import Mapping
 
 from torchloom.core.steering.after_rollback import rolled_back
 from torchloom.core.steering.schedule import record as record_entry
-from torchloom.core.steering.schedule import roll_back
+from torchloom.core.steering.schedule import roll_back, superseded
 from torchloom.core.steering.schedule_codec import pack_schedule
 from torchloom.core.steering.settings import MAX_STEPS
-from torchloom.core.transaction.proposer import reserve_version
 from torchloom.core.transaction.waiting import is_near
 from torchloom.core.turn import Turn
 from torchloom.model.fleet import Job
@@ -97,6 +96,7 @@ def end_record(turn: Turn, job: Job, outcome: Outcome) -> OperationRecord | None
     record.state = ENDS[outcome.how]
     record.reason, record.ended_at_ns = outcome.reason, turn.now_ns
     record.generation, record.attempts = outcome.generation, outcome.attempts
+    before = record.training_step  # as it was counted before the ranks went back, if that is what they did
     record.at_step = outcome.at_step or None
     record.training_step = None
     if outcome.at_step and outcome.offset is not None:
@@ -104,7 +104,7 @@ def end_record(turn: Turn, job: Job, outcome: Outcome) -> OperationRecord | None
     record.changed, record.differing = _common(outcome.changed)
     record.trouble, record.unheard = dict(outcome.trouble), outcome.unheard
     if outcome.how is How.APPLIED:
-        _take_effect(turn, job, record)
+        _take_effect(turn, job, record, before)
     return record
 
 
@@ -118,7 +118,7 @@ def _common(
     return common, {rank: changed for rank, changed in by_rank.items() if changed != common}
 
 
-def _take_effect(turn: Turn, job: Job, record: OperationRecord) -> None:
+def _take_effect(turn: Turn, job: Job, record: OperationRecord, before: int | None) -> None:
     match record.kind:
         case Kind.PAUSE:
             job.paused = True
@@ -129,7 +129,7 @@ def _take_effect(turn: Turn, job: Job, record: OperationRecord) -> None:
         case Kind.SET:
             schedule_change(turn, job, record, record.training_step)
         case Kind.RESTORE:
-            restored_config(turn, job, record.values, record.by, record.version)
+            restored_config(job, record.values, None if before is None else before - 1)
             rolled_back(turn, job, record)
         case Kind.CHECKPOINT | Kind.PROBE:
             pass
@@ -162,17 +162,37 @@ def starting_schedule(job: Job) -> str:
     return pack_schedule(schedule) if schedule else ""
 
 
-def restored_config(turn: Turn, job: Job, values: Mapping[str, object], by: str, version: int = 0) -> None:
-    """Training goes on after an earlier step by a person's wish: later versions are kept or given up."""
-    step, choice = values.get("step"), values.get("config")
-    if not isinstance(step, int) or choice not in ("keep", "revert"):
+def restored_config(job: Job, values: Mapping[str, object], today: int | None) -> None:
+    """Training continues after an earlier step by a person's wish: later versions are kept or given up.
+
+    `today` is the last step made before, if it is known.
+    """
+    step, choice, version = values.get("step"), values.get("config"), values.get("config_version")
+    if not isinstance(step, int):
         return
-    kept = None
     if choice == "keep":
-        why = f"kept when step {step} was restored"
-        version = version or reserve_version(job.control)
-        kept = Entry(version, 0, {}, by=by, why=why, at_ns=turn.now_ns)
-    job.schedule, _ = roll_back(job.schedule, step + 1, "keep" if kept else "revert", kept)
+        note = f"kept when step {step} was restored"
+        job.schedule = roll_back(job.schedule, step + 1, "keep", today=today, note=note)
+    elif choice == "revert":
+        used = version if isinstance(version, int) else None
+        job.schedule = roll_back(job.schedule, step + 1, "revert", version=used)
+
+
+def superseded_plans(job: Job) -> dict[int, int]:
+    """Changes that wait for their step although every place of theirs was decided anew for an earlier one;
+    and by which version. One that the ranks may be committing is left to them."""
+    control = job.control
+    waiting = list(control.queue)
+    if control.current is not None and not control.parts and control.stage is not Stage.CONFIRMED:
+        waiting.append(control.current)
+    found: dict[int, int] = {}
+    for one in waiting:
+        step = one.at_step if one.training_step is None else one.training_step
+        if one.kind is Kind.SET and step is not None:
+            void = superseded(record_entry(job.schedule, Entry(one.version, step, one.values)))
+            if one.version in void:
+                found[one.version] = void[one.version]
+    return found
 
 
 def sentence(job: str, record: OperationRecord) -> str:

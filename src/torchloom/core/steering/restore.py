@@ -36,6 +36,8 @@ def _ask_ranks(turn: Turn, job: Job, event: RestoreRequested) -> None:
     values: dict[str, object] = {"step": event.step, "checkpoint": event.checkpoint}
     if event.config:
         values["config"] = event.config
+    if event.config_version is not None:
+        values["config_version"] = event.config_version
     change = ChangeRequested(
         job=job.id,
         operation=event.operation,
@@ -57,17 +59,24 @@ def restore_not_applied(turn: Turn, job: Job, record: OperationRecord) -> None:
         return
     went_apart(turn, record)
     record.reason = f"{record.reason}; it is done by a restart instead"
-    config = str(record.values.get("config", ""))
+    config, version = str(record.values.get("config", "")), record.values.get("config_version")
     step_s = job.control.step_ns / 1e9
     progress = tuple(WorkerProgress(rank, job.control.step, step_s) for rank in range(len(job.workers)))
     again = RestoreRequested(
-        job=job.id, step=step, by=record.by, config=config, progress=progress, operation=record.id
+        job=job.id,
+        step=step,
+        by=record.by,
+        config=config,
+        config_version=version if isinstance(version, int) else None,
+        progress=progress,
+        operation=record.id,
     )
     _by_restart(turn, job, again)
 
 
 def _by_restart(turn: Turn, job: Job, event: RestoreRequested) -> None:
-    restored_config(turn, job, {"step": event.step, "config": event.config}, event.by)
+    wanted = {"step": event.step, "config": event.config, "config_version": event.config_version}
+    restored_config(job, wanted, _today(job, event))
     job.restore = Restore(step=event.step, by=event.by, after=job.generation)
     job.fruitless = 0
     reason = f"{event.by} restores step {event.step}"
@@ -89,6 +98,16 @@ def _by_restart(turn: Turn, job: Job, event: RestoreRequested) -> None:
             turn.cancel_timers(job)
             grace_s, hears = job.spec.stop_grace_s, bool(event.operation)
             end_at_boundary(turn, job, event.by, reason, grace_s, progress, hears)
+
+
+def _today(job: Job, event: RestoreRequested) -> int | None:
+    """The last training step made, as far as it is known."""
+    if event.made is not None:
+        return event.made
+    made = [one.steps for one in event.progress]
+    if job.control.offset is None or not made:
+        return None
+    return max(made) + job.control.offset
 
 
 def _instead_of_plan(turn: Turn, job: Job, reason: str) -> None:

@@ -2,8 +2,9 @@
 
     [{"version": 3, "step": 40, "values": {"lr": 0.1}}, …]
 
-Only what a rank needs: who and why stay with the job. What is too long is made shorter by merging the oldest
-entries into one, which changes nothing for a rank that starts after them.
+Only what a rank needs: who and why stay with the job. What is too long is made shorter: first by what is
+superseded, then by what of the first entries no longer holds after them, which changes nothing for a rank
+that starts after them. Every value keeps the version that decided it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from torchloom.core.steering.schedule import merge
+from torchloom.core.steering.schedule import hold, superseded
 from torchloom.model.transaction.config import Entry, Schedule
 
 MOST_BYTES = 65536 - 24
@@ -19,17 +20,31 @@ MOST_BYTES = 65536 - 24
 
 
 def pack_schedule(schedule: Schedule, most: int = MOST_BYTES) -> str:
-    """JSON that fits. ValueError when not even the merged entry does, which no job's config comes near."""
-    entries = tuple(schedule)
-    while True:
-        rows = [{"version": e.version, "step": e.step, "values": dict(e.values)} for e in entries]
-        text = json.dumps(rows, separators=(",", ":"))
+    """JSON that fits. ValueError when not even what holds in the end does; no job's config comes near."""
+    text = _written(schedule)
+    if len(text.encode()) <= most:
+        return text
+    void = superseded(schedule)
+    entries = tuple(entry for entry in schedule if entry.version not in void)
+    for sixteenths in range(17):
+        first = len(entries) * sixteenths // 16
+        text = _written((*_shortened(entries[:first]), *entries[first:]))
         if len(text.encode()) <= most:
             return text
-        if len(entries) < 2:
-            raise ValueError(f"a config of {len(text)} bytes does not fit into {most}")
-        old = entries[: max(2, len(entries) // 4)]
-        entries = (Entry(old[-1].version, old[-1].step, merge(old)), *entries[len(old) :])
+    raise ValueError(f"a config of {len(text)} bytes does not fit into {most}")
+
+
+def _written(entries: Schedule) -> str:
+    rows = [{"version": e.version, "step": e.step, "values": dict(e.values)} for e in entries]
+    return json.dumps(rows, separators=(",", ":"))
+
+
+def _shortened(entries: Schedule) -> Schedule:
+    """The values that still hold after the last of these entries, each by its version."""
+    by_version: dict[int, dict[str, object]] = {}
+    for text, (version, value) in hold(entries).items():
+        by_version.setdefault(version, {})[text] = value
+    return tuple(Entry(version, entries[-1].step, values) for version, values in by_version.items())
 
 
 def unpack_schedule(text: str | bytes) -> Schedule:

@@ -6,7 +6,7 @@ protocol sees one operation, with the newest version of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from torchloom.core.steering.schedule import merge
@@ -21,8 +21,14 @@ MOST_VALUES = 64
 """Mail has to fit into a mailbox."""
 
 
-def together(first: Operation, waiting: Sequence[Operation]) -> list[Operation]:
-    """The operations to carry out with `first`, itself included: what directly follows it and is like it."""
+def together(
+    first: Operation, waiting: Sequence[Operation], planned: Collection[int] = ()
+) -> list[Operation]:
+    """The operations to carry out with `first`, itself included: what directly follows it and is like it.
+
+    `planned` are versions that wait for a later step. None may lie between those carried out together: these
+    get the newest version of them on the ranks, and would wrongly count as decided after the planned one.
+    """
     parts = [first]
     if not _may_join(first):
         return parts
@@ -30,6 +36,7 @@ def together(first: Operation, waiting: Sequence[Operation]) -> list[Operation]:
     for operation in waiting[waiting.index(first) + 1 :]:
         values += len(operation.values)
         alike = _may_join(operation) and operation.two_phase == first.two_phase
+        alike = alike and not any(first.version < one < operation.version for one in planned)
         if not alike or values > MOST_VALUES or len(parts) >= MOST_TOGETHER:
             break
         parts.append(operation)

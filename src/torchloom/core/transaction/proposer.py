@@ -149,15 +149,19 @@ def _begin_next(state: Proposer, now_ns: int, effects: list[Effect]) -> None:
         return
     if state.limits.await_first_step and not state.step:
         return
-    for operation in state.queue:
-        if is_near(state, operation):
-            parts = together(operation, [o for o in state.queue if o.at_step is None])
-            state.queue = [waiting for waiting in state.queue if waiting not in parts]
-            state.current = parts[-1] if len(parts) == 1 else share(parts)
-            state.parts = [] if len(parts) == 1 else parts
-            state.tries = 0
-            _try(state, now_ns, effects)
-            return
+    due = [operation for operation in state.queue if is_near(state, operation)]
+    if not due:
+        return
+    first = due[0]
+    if first.at_step is not None:  # not the one that was asked for first, but the one that is due first
+        first = min((o for o in due if o.at_step is not None), key=lambda o: o.at_step or 0)
+    planned = [o.version for o in state.queue if o.at_step is not None]
+    parts = together(first, [o for o in state.queue if o.at_step is None], planned)
+    state.queue = [waiting for waiting in state.queue if waiting not in parts]
+    state.current = parts[-1] if len(parts) == 1 else share(parts)
+    state.parts = [] if len(parts) == 1 else parts
+    state.tries = 0
+    _try(state, now_ns, effects)
 
 
 def _requeue(state: Proposer, operations: list[Operation]) -> None:

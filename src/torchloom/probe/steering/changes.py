@@ -134,9 +134,11 @@ class Changes:
                 return ()
             case Kind.RESTORE:
                 skip = self._data.without(proposal.values.get("skip"), self.offset)
+                today = None if self.offset is None else self._training_step(completed)
                 made = self.checkpoints.go_back(proposal.attempt, proposal.values)
-                choice = str(proposal.values.get("config", ""))
-                changed = self.config.rebase(before, made, choice, version)
+                choice, used = str(proposal.values.get("config", "")), proposal.values.get("config_version")
+                used = used if isinstance(used, int) else None
+                changed = self.config.rebase(before, made, choice, today=today, version=used)
                 # From the first step on, so that whatever is restored later leaves it out as well.
                 return (*changed, *self.config.apply(before, version, skip, 0)) if skip else changed
             case Kind.PROBE:

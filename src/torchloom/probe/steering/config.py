@@ -35,7 +35,7 @@ ONLY_BY_HANDLER = "needs two phases, because it is carried out by code of the sc
 class Before:
     """What held before a change, in the order in which it must be put back."""
 
-    words: dict[str, object]
+    holding: schedules.Holding
     max_steps: int | None
     version: int
     history: Schedule
@@ -60,6 +60,8 @@ class Config:
         self._optimizers = optimizers
         self.max_steps: int | None = None
         self.version = 0
+        self._holding: schedules.Holding = {}
+        """Every value that a change gave, by its address, with the version that decided it."""
         self._history: Schedule = ()
         """Every change that this generation was given or has made, by training step."""
         self._following: Schedule = ()
@@ -113,7 +115,7 @@ class Config:
 
     def snapshot(self) -> Before:
         return Before(
-            words=dict(self._overrides.words),
+            holding=self._holding,
             max_steps=self.max_steps,
             version=self.version,
             history=self._history,
@@ -129,36 +131,50 @@ class Config:
         `step` is the training step that uses them first, if it is known.
         """
         checked, differences = resolve(values, self.known())
-        self._put(before, checked)
-        self.version = version
+        newer = [parse_address(text) for text, (decided, _) in self._holding.items() if decided > version]
+        self._put(before, Entry(version, step or 0, checked))
         if step is not None:
             self._history = schedules.record(self._history, Entry(version, step, checked))
-        return tuple((d.address, d.before, d.after) for d in differences)
+        return tuple(
+            (d.address, d.before, d.after)
+            for d in differences
+            if not any(address.covers(parse_address(d.address)) for address in newer)
+        )
 
     def undo(self, before: Before) -> None:
         """Put back what held; raises what a handler raises."""
         for name, value in reversed(before.declared):
             self._registry.by_name[name].set(value)
-        self._overrides.replace(before.words)
+        self._hold(before.holding)
         self.max_steps, self.version = before.max_steps, before.version
         self._history, self._following = before.history, before.following
         self._pending = before.pending
 
-    def _put(self, before: Before, values: Mapping[str, object]) -> None:
-        """Handlers first: they can fail. Nothing after them can."""
+    def _put(self, before: Before, entry: Entry) -> None:
+        """Make the values hold that no newer decision covers. Handlers first: they can fail; nothing after
+        them can."""
         self._remember_initial()
+        holding = schedules.lay_over(self._holding, entry)
+        values = {
+            text: value for text, value in entry.values.items() if holding.get(text) == (entry.version, value)
+        }
         for name, value in values.items():
             declared = self._registry.by_name.get(name)
             if declared is not None:
                 before.declared.append((name, declared.value))
                 declared.set(value)
-        words = {text: word for text, word in values.items() if _is_group(text)}
-        if words:
-            entries = (Entry(0, 0, self._overrides.words), Entry(0, 0, words))
-            self._overrides.replace(schedules.merge(entries))
+                self._pending.pop(name, None)
+        self._hold(holding)
         if MAX_STEPS.name in values:
             limit = values[MAX_STEPS.name]
             self.max_steps = limit if isinstance(limit, int) else None
+        self.version = max(self.version, entry.version)
+
+    def _hold(self, holding: schedules.Holding) -> None:
+        self._holding = holding
+        words = {text: word for text, (_, word) in holding.items() if _is_group(text)}
+        if list(words.items()) != list(self._overrides.words.items()):
+            self._overrides.replace(words)
 
     # -- the schedule ---------------------------------------------------------------------------
     def begin(self, made: int | None) -> None:
@@ -172,8 +188,8 @@ class Config:
         due = tuple(entry for entry in self._following if entry.step <= step)
         self._following = self._following[len(due) :]
         for entry in due:
-            self._put(self.snapshot(), self._declared_only(entry.values))
-            self.version = entry.version
+            self._leave_for_later(entry)
+            self._put(self.snapshot(), entry)
         self._put_pending()
 
     @property
@@ -183,17 +199,24 @@ class Config:
             return 0
         return self._following[0].step if self._following else None
 
-    def rebase(self, before: Before, made: int, choice: str, version: int) -> tuple[Changed, ...]:
+    def rebase(
+        self,
+        before: Before,
+        made: int,
+        choice: str,
+        *,
+        today: int | None = None,
+        version: int | None = None,
+    ) -> tuple[Changed, ...]:
         """The training was rolled back to the end of step `made`: hold what held there, and let the rest
-        follow; or give the rest up ("revert"), or go on with today's values ("keep")."""
+        follow; or give the rest up ("revert"), or keep the values of step `today` ("keep"). `version` is the
+        newest that the restored state was made with, if it is known."""
         if choice == "keep":
-            made_anew = Entry(version, 0, {})
-            self._history, later = schedules.roll_back(self._history, made + 1, "keep", made_anew)
-            self._following = ()
-            self.version = version if later else self.version
+            self._history = schedules.roll_back(self._history, made + 1, "keep", today=today)
+            self._following = () if today is None else schedules.ahead(self._history, today)
             return ()
         if choice == "revert":
-            self._history, _ = schedules.roll_back(self._history, made + 1, "revert")
+            self._history = schedules.roll_back(self._history, made + 1, "revert", version=version)
         values, held = self._values(), self.held()
         self._hold_exactly(before, schedules.begin(self._history, made))
         return tuple(_changes(values, self._values(), held, self.held()))
@@ -202,24 +225,25 @@ class Config:
         """These values and no others hold; the rest is as the script began."""
         self._remember_initial()
         self._pending = {}
-        declared = self._declared_only(start.values)
-        self._overrides.replace({text: word for text, word in start.values.items() if _is_group(text)})
+        for text, (version, value) in start.holding.items():
+            self._leave_for_later(Entry(version, 0, {text: value}))
+        self._hold(start.holding)
         limit = start.values.get(MAX_STEPS.name)
         self.max_steps = limit if isinstance(limit, int) else None
         for name, known in self._registry.by_name.items():
-            wanted = declared.get(name, known.initial)
+            wanted = start.values.get(name, known.initial)
             if wanted != known.value:
                 before.declared.append((name, known.value))
                 known.set(wanted)
         self.version, self._following = start.version, start.following
 
-    def _declared_only(self, values: Mapping[str, object]) -> dict[str, object]:
-        """Leave for later what the script has not declared (yet): it may do so in the midst of training."""
-        kept: dict[str, object] = {}
-        for text, value in values.items():
+    def _leave_for_later(self, entry: Entry) -> None:
+        """What the script has not declared (yet): it may do so in the midst of training."""
+        for text, value in entry.values.items():
             known = _is_group(text) or text == MAX_STEPS.name or text in self._registry.by_name
-            (kept if known else self._pending)[text] = value
-        return kept
+            newer = text in self._holding and self._holding[text][0] > entry.version
+            if not known and not newer:
+                self._pending[text] = value
 
     def _put_pending(self) -> None:
         for name in [name for name in self._pending if name in self._registry.by_name]:

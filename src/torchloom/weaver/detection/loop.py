@@ -24,6 +24,7 @@ from torchloom.core.detect.thresholds import Limits, Pace
 from torchloom.core.policy.reporting import Seen, choose
 from torchloom.core.policy.rollback import blamed_steps
 from torchloom.core.policy.rules import BY_EVENTS, STUCK, wanted
+from torchloom.core.steering.schedule import superseded
 from torchloom.errors import LoomError
 from torchloom.model.checkpoints import CheckpointEntry
 from torchloom.model.events import FindingEnded, FindingMade
@@ -389,7 +390,8 @@ def _joined_hashes(before: RankWindow, now: RankWindow) -> tuple[PartHash, ...]:
 def _settings(job: Job, windows: Sequence[RankWindow]) -> int:
     """How many changes of its config are in force."""
     done = [w.steps_done + w.offset for w in windows if w.offset is not None]
-    return sum(not done or entry.step <= max(done) for entry in job.schedule)
+    void = superseded(job.schedule)
+    return sum(not done or entry.step <= max(done) for entry in job.schedule if entry.version not in void)
 
 
 def _named(job: Job, finding: Finding) -> list[Worker]:

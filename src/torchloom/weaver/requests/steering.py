@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 from torchloom.bus.protocol import Bus
-from torchloom.core.steering.schedule import in_force, reverting
+from torchloom.core.steering.schedule import ahead, of_then, reverting, superseded
 from torchloom.core.steering.settings import HYPERPARAMETERS, MAX_STEPS, Known, parse_address, resolve
 from torchloom.errors import Conflict, NotFound, UsageError
 from torchloom.model.checkpoints import CheckpointEntry
@@ -21,12 +21,14 @@ from torchloom.model.events import ChangeCancelled, ChangeRequested, Event, Rest
 from torchloom.model.fleet import Fleet, Job, JobState
 from torchloom.model.messages import WorkerPulse
 from torchloom.model.steering import ChangePlan, ConfigChoice, ConfigView, Mode, PlannedDifference
+from torchloom.model.transaction.config import Entry
 from torchloom.model.transaction.messages import Kind
 from torchloom.weaver.knowledge import (
     before_the_start,
     config_view,
     hears,
     known_of,
+    last_step,
     offset_of,
     step_s_of,
     steps_of,
@@ -138,6 +140,7 @@ class Steering(ABC):
         _check_end(job, values.get(MAX_STEPS.name), pulses)
         if not any(difference.is_one for difference in differences):
             notes.append("every place has that value already")
+        notes += _superseding(job, values, at_step, last_step(pulses))
         plan = tuple(PlannedDifference(d.address, d.before, d.after) for d in differences)
         if dry_run:
             return ChangePlan("", plan, at_step, tuple(notes))
@@ -205,11 +208,15 @@ class Steering(ABC):
         """Go back to the state of a step; on a running job without a restart where its script can."""
         self._check_ready()
         found = self._job(job)
-        later = len(found.schedule) - len(in_force(found.schedule, step + 1))
+        state, _ = await self._catalogues.find(self.fleet, found, step)  # nothing to choose where nothing is
+        used = state.config_version if state.world else None  # a state that cannot be read says nothing
+        then = of_then(found.schedule, step + 1, used)
+        void = superseded(found.schedule)
+        later = [e for e in found.schedule if e not in then and e.version not in void]
         if later and config is None:
-            await self._catalogues.find(self.fleet, found, step)  # nothing to choose where nothing is
+            count = f"{len(later)} change{'s' if len(later) != 1 else ''}"
             raise UsageError(
-                f"{later} change{'s' if later != 1 else ''} of {job}'s config came after step {step}",
+                f"{count} of {job}'s config came after step {step}",
                 hint="choose `--config keep` (the values of today hold from there on) or `--config revert` "
                 "(those of then)",
             )
@@ -224,6 +231,8 @@ class Steering(ABC):
             progress=self._live.progress(self.fleet, job),
             operation=(operation or _new_id()) if live else "",
             config=config or "",
+            config_version=used,
+            made=last_step(pulses),
             checkpoint=chosen.name,
             step_s=step_s_of(pulses),
         )
@@ -352,6 +361,26 @@ def _notes(job: Job, waiting: bool, at_step: int | None) -> list[str]:
     if before:
         notes.append(f"{before} other operation{' goes' if before == 1 else 's go'} first")
     return notes
+
+
+def _superseding(job: Job, values: Mapping[str, object], at_step: int | None, made: int | None) -> list[str]:
+    """Older changes that lie ahead and will have no effect once this one is applied."""
+    step = at_step if at_step is not None else (made or 0) + 1
+    version = job.control.newest + 1
+    planned = [
+        Entry(one.version, one.training_step, one.values)
+        for one in job.control.queue
+        if one.kind is Kind.SET and one.training_step is not None
+    ]
+    coming = (*ahead(job.schedule, step - 1), *planned)
+    if made is None and at_step is None:
+        coming = tuple(planned)
+    void = superseded((*coming, Entry(version, step, values)))
+    return [
+        f"it supersedes change {entry.version}, which is due at step {entry.step}"
+        for entry in coming
+        if void.get(entry.version) == version
+    ]
 
 
 def _check_end(job: Job, end: object, pulses: Mapping[int, WorkerPulse]) -> None:

@@ -8,7 +8,9 @@ import pytest
 from core_story import FAILED, OK, Story, kinds, only
 from steering_story import SteeringStory
 
+from torchloom.api.views.steering import history
 from torchloom.core.notices import apply_and_tell
+from torchloom.core.steering.schedule import in_force, merge
 from torchloom.core.transaction.packing import pack_answers, unpack_mail
 from torchloom.model.checkpoints import CheckpointPlace, SavedCheckpoint
 from torchloom.model.effects import PostMail, StartWorkers, StopWorkers
@@ -216,6 +218,57 @@ def test_a_change_for_a_training_step_is_kept_when_a_generation_begins() -> None
     story.check_replay()
 
 
+def test_a_change_made_later_supersedes_one_that_is_planned_for_a_later_step() -> None:
+    story = running()
+    story.ask({"lr": 1.0}, "plan", at_step=1000, training_step=1200)
+    story.ask({"lr": 1.0, "momentum": 0.5}, "more", at_step=1010, training_step=1210)
+    story.ask({"lr": 2.0}, "now")
+    assert story.record("plan").state == "waiting", "nothing was applied yet"
+    story.carry(step=40, offset=200)
+    assert story.record("now").state == "applied"
+    assert story.record("plan").state == "not applied"
+    assert story.record("plan").reason == "superseded by change 3, which was made later"
+    assert story.record("more").state == "waiting", "its momentum is still wanted"
+    story.ask({"lr": 3.0}, "newer plan", at_step=1000, training_step=1200)
+    story.tell(StepReached(job="j", generation=1, step=990, step_s=0.05, offset=200))
+    assert story.carry(step=990, offset=200) == 1000
+    story.carry(step=1003, offset=200)
+    assert {story.record(n).state for n in ("newer plan", "more")} == {"applied"}
+    values = merge(in_force(story.job().schedule, 1300))
+    assert values == {"momentum": 0.5, "lr": 3.0}, "of the older plan only what nobody decided anew"
+    story.check_replay()
+
+
+def test_a_change_after_a_crash_holds_against_the_older_one_that_lies_ahead() -> None:
+    story = running()
+    story.ask({"lr": 0.1}, "first")
+    first = story.carry(step=140, offset=0)
+    story.exit(0, FAILED)
+    story.end_rest()
+    if story.fleet.timers:
+        story.fire()
+    story.bring_up()
+    story.step()
+    story.ask({"lr": 0.2}, "emergency")
+    second = story.carry(step=10, offset=43) + 43
+    assert second < first
+    assert merge(in_force(story.job().schedule, first)) == {"lr": 0.2}
+    assert {v.version: v.superseded_by for v in history(story.job())} == {1: 2, 2: None}
+    story.check_replay()
+
+
+def test_changes_on_both_sides_of_a_planned_one_are_not_carried_out_together() -> None:
+    """Ranks give what goes together one version: the planned change, decided in between, would lose to it."""
+    story = running()
+    story.ask({"momentum": 0.1}, "busy")
+    story.ask({"lr": 1.0}, "older")
+    story.ask({"lr": 5.0}, "plan", at_step=1000, training_step=1000)
+    story.ask({"momentum": 0.5}, "newer")
+    story.carry(step=20, offset=0)
+    assert story.mail().proposal.attempt.version == 2
+    assert dict(story.mail().proposal.values) == {"lr": 1.0}
+
+
 def test_changes_that_wait_are_carried_out_together_and_told_each() -> None:
     story = running()
     story.ask({"lr": 1.0}, "one")
@@ -359,7 +412,7 @@ def test_a_restore_that_ranks_refuse_goes_by_a_restart() -> None:
     story.store_up()
     start = story.open(StartWorkers)[-1]
     assert start.restore_step == 60
-    assert json.loads(start.schedule) == [{"version": 3, "step": 61, "values": {"lr": 2.0}}], "kept"
+    assert json.loads(start.schedule) == [{"version": 1, "step": 61, "values": {"lr": 2.0}}], "kept"
     story.check_replay()
 
 

@@ -10,10 +10,13 @@ from torchloom.core.steering.schedule import (
     Entry,
     begin,
     in_force,
+    lay_over,
     merge,
+    of_then,
     record,
     reverting,
     roll_back,
+    superseded,
     version_at,
 )
 from torchloom.core.steering.schedule_codec import pack_schedule, unpack_schedule
@@ -57,7 +60,10 @@ def test_every_step_is_made_with_the_same_values_wherever_a_restart_begins() -> 
         start = begin(ALL, restart)
         for step in range(restart, 40):
             later = tuple(entry for entry in start.following if entry.step <= step)
-            assert merge((Entry(0, 0, start.values), *later)) == merge(in_force(ALL, step))
+            holding = start.holding
+            for entry in later:
+                holding = lay_over(holding, entry)
+            assert {name: value for name, (_, value) in holding.items()} == merge(in_force(ALL, step))
 
 
 def test_without_a_training_step_the_newest_holds_at_once_and_says_so() -> None:
@@ -67,12 +73,57 @@ def test_without_a_training_step_the_newest_holds_at_once_and_says_so() -> None:
 
 
 def test_a_rollback_keeps_or_gives_up_what_came_later() -> None:
-    assert roll_back(ALL, 15, "revert") == ((FIRST,), (SECOND, THIRD))
-    schedule, left = roll_back(ALL, 15, "keep", Entry(4, 0, {}, by="bo", why="kept"))
-    assert left == (SECOND, THIRD)
-    assert schedule[-1] == Entry(4, 15, {"lr": 0.3, "dropout": 0.5}, by="bo", why="kept")
+    assert roll_back(ALL, 15, "revert") == (FIRST,)
+    schedule = roll_back(ALL, 15, "keep", note="kept")
+    assert [(entry.version, entry.step, entry.why) for entry in schedule] == [
+        (1, 10, ""),
+        (2, 15, "kept"),
+        (3, 15, "kept"),
+    ]
     assert merge(in_force(schedule, 15)) == merge(ALL)
-    assert roll_back(ALL, 40, "keep") == (ALL, ())
+    assert roll_back(ALL, 40, "keep") == ALL
+
+
+def test_keeping_the_values_of_today_leaves_what_is_ahead_of_today_where_it_is() -> None:
+    schedule = roll_back(ALL, 15, "keep", today=25)
+    assert [(entry.version, entry.step) for entry in schedule] == [(1, 10), (2, 15), (3, 30)]
+
+
+CRASHED = (Entry(2, 59, {"lr": 0.2}), Entry(1, 141, {"lr": 0.1}))
+"""lr=0.1 was set at step 141, a crash put the job back to step 43, and lr=0.2 was set at step 59."""
+
+
+def test_a_newer_change_supersedes_an_older_one_that_lies_ahead_after_a_crash() -> None:
+    assert [merge(in_force(CRASHED, step)) for step in (58, 59, 140, 141, 500)] == [{}, *[{"lr": 0.2}] * 4]
+    assert [version_at(CRASHED, step) for step in (58, 59, 141)] == [0, 2, 2]
+    assert superseded(CRASHED) == {1: 2}
+    assert begin(CRASHED, 60).following == ()
+    assert superseded(ALL) == {}, "what was in use until a newer one came is not superseded"
+
+
+def test_an_older_change_of_other_places_still_comes() -> None:
+    schedule = (Entry(2, 59, {"lr@1": 0.2}), Entry(1, 141, {"lr": 0.1, "dropout": 0.5}))
+    assert superseded(schedule) == {}
+    assert merge(in_force(schedule, 141)) == {"lr": 0.1, "dropout": 0.5, "lr@1": 0.2}
+
+
+@pytest.mark.parametrize("word", [{"own": True}, {"scale": 0.5}, 0.3])
+def test_giving_a_value_back_or_scaling_it_supersedes_as_well(word: object) -> None:
+    assert merge((*CRASHED, Entry(3, 70, {"lr": word}))) == {"lr": word}
+    assert superseded((*CRASHED, Entry(3, 70, {"lr": word}))) == {1: 2}
+
+
+def test_reverting_a_change_made_after_a_crash_leads_to_what_was_decided_before_it() -> None:
+    assert reverting(CRASHED, 1) == {"lr": 0.1}
+    assert reverting(CRASHED, 0) == {"lr": {"own": True}}
+
+
+def test_a_state_of_a_branch_that_was_left_has_the_settings_it_was_made_with() -> None:
+    """The state after step 150 was saved before the crash, with version 1."""
+    assert merge(of_then(CRASHED, 151, 1)) == {"lr": 0.1}
+    assert merge(of_then(CRASHED, 151, 2)) == merge(of_then(CRASHED, 151, None)) == {"lr": 0.2}
+    assert roll_back(CRASHED, 151, "revert", version=1) == CRASHED[1:]
+    assert of_then(ALL, 20, 1) == ALL[:2], "what is due at the very next step was not used by then, either"
 
 
 def test_reverting_leads_back_to_what_each_place_held() -> None:
