@@ -2,5 +2,6 @@
 
 steering, scaling, nodes, injection    one subject each
 checkpoints                            questions to agents about a job's checkpoints
+notes                                  what a person should know about a change
 position                               how far a job is at this moment
 """

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 from torchloom.bus.protocol import Bus
-from torchloom.core.steering.schedule import ahead, of_then, reverting, superseded
+from torchloom.core.steering.schedule import of_then, reverting, superseded
 from torchloom.core.steering.settings import HYPERPARAMETERS, MAX_STEPS, Known, parse_address, resolve
 from torchloom.errors import Conflict, NotFound, UsageError
 from torchloom.model.checkpoints import CheckpointEntry
@@ -21,7 +21,6 @@ from torchloom.model.events import ChangeCancelled, ChangeRequested, Event, Rest
 from torchloom.model.fleet import Fleet, Job, JobState
 from torchloom.model.messages import WorkerPulse
 from torchloom.model.steering import ChangePlan, ConfigChoice, ConfigView, Mode, PlannedDifference
-from torchloom.model.transaction.config import Entry
 from torchloom.model.transaction.messages import Kind
 from torchloom.weaver.knowledge import (
     before_the_start,
@@ -36,6 +35,7 @@ from torchloom.weaver.knowledge import (
 )
 from torchloom.weaver.live_view import LiveView
 from torchloom.weaver.requests.checkpoints import Catalogues
+from torchloom.weaver.requests.notes import superseding, what_to_expect
 from torchloom.weaver.requests.position import position_of
 
 MOST_BYTES = 3000
@@ -132,7 +132,7 @@ class Steering(ABC):
         values, differences = resolve(wanted, known)
         if len(json.dumps(values)) > MOST_BYTES:
             raise UsageError("The change is too large", hint=f"its values may have {MOST_BYTES} bytes")
-        count, named, notes = None, at_step, list(_notes(job, waiting, at_step))
+        count, named, notes = None, at_step, list(what_to_expect(job, waiting, at_step))
         if not waiting and at_step is not None:
             count, note = _count(job, at_step, pulses)
             if note:
@@ -140,7 +140,7 @@ class Steering(ABC):
         _check_end(job, values.get(MAX_STEPS.name), pulses)
         if not any(difference.is_one for difference in differences):
             notes.append("every place has that value already")
-        notes += _superseding(job, values, at_step, last_step(pulses))
+        notes += superseding(job, values, at_step, last_step(pulses))
         plan = tuple(PlannedDifference(d.address, d.before, d.after) for d in differences)
         if dry_run:
             return ChangePlan("", plan, at_step, tuple(notes))
@@ -343,44 +343,6 @@ def _known(job: Job, pulses: Mapping[int, WorkerPulse], wanted: Mapping[str, obj
             hint="before its first step only max_steps and those of optimizers are known",
         )
     return known
-
-
-def _notes(job: Job, waiting: bool, at_step: int | None) -> list[str]:
-    if waiting:
-        return ["the job has not started: it holds from its first step on"]
-    notes = []
-    stepping = all(worker.first_step_at_ns for worker in job.workers)
-    if job.state is not JobState.RUNNING or not stepping:
-        notes.append("the workers are starting: it takes effect after their first step")
-    elif job.paused and at_step is None:
-        notes.append("the job is paused: it takes effect at the step it stands before")
-    elif job.paused:
-        notes.append("the job is paused: it comes to that step once it is resumed")
-    before = sum(waiting.at_step is None for waiting in job.control.queue)
-    before += len(job.control.parts) or job.control.current is not None
-    if before:
-        notes.append(f"{before} other operation{' goes' if before == 1 else 's go'} first")
-    return notes
-
-
-def _superseding(job: Job, values: Mapping[str, object], at_step: int | None, made: int | None) -> list[str]:
-    """Older changes that lie ahead and will have no effect once this one is applied."""
-    step = at_step if at_step is not None else (made or 0) + 1
-    version = job.control.newest + 1
-    planned = [
-        Entry(one.version, one.training_step, one.values)
-        for one in job.control.queue
-        if one.kind is Kind.SET and one.training_step is not None
-    ]
-    coming = (*ahead(job.schedule, step - 1), *planned)
-    if made is None and at_step is None:
-        coming = tuple(planned)
-    void = superseded((*coming, Entry(version, step, values)))
-    return [
-        f"it supersedes change {entry.version}, which is due at step {entry.step}"
-        for entry in coming
-        if void.get(entry.version) == version
-    ]
 
 
 def _check_end(job: Job, end: object, pulses: Mapping[int, WorkerPulse]) -> None:
