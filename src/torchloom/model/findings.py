@@ -6,33 +6,9 @@ may say something long before anybody may act on it.
 
 from __future__ import annotations
 
-from typing import Literal
-
 from msgspec import Struct
 
-FindingKind = Literal[
-    "crash",
-    "node-lost",
-    "hang",
-    "communication-hang",
-    "desync",
-    "ordering-deadlock",
-    "no-progress",
-    "compute-slow",
-    "data-slow",
-    "host-contention",
-    "communication-slow",
-    "link-slow",
-    "sender-slow",
-    "receiver-slow",
-    "data-imbalance",
-    "global-slowdown",
-    "not-a-number",
-    "spike",
-    "divergence",
-]
-"""`hang`: a rank that peers wait for is not in a collective. `communication-hang`: all entered, none is done.
-`communication-slow`: transfers take longer, and only pairwise probes can say whose."""
+from torchloom.model.finding_kinds import TRAITS, FindingKind, Traits
 
 
 class Evidence(Struct, frozen=True):
@@ -88,3 +64,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     evidence: tuple[Evidence, ...] = ()
     inputs: dict[str, float | str] = {}
     """The numbers that were compared, thresholds included."""
+
+    @property
+    def traits(self) -> Traits:
+        return TRAITS[self.kind]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from torchloom.model.findings import FindingKind
+from torchloom.model.finding_kinds import FindingKind
 from torchloom.model.policy import Action, Level
 
 

@@ -15,7 +15,8 @@ from torchloom.core.detect.robust import median
 from torchloom.core.detect.slow import SETTLED, Late, SlowLimits, Trigger, held_back, localise, unevenness
 from torchloom.core.detect.transfers import say, transfer_times, where
 from torchloom.core.detect.window import RankWindow, by_role
-from torchloom.model.findings import Evidence, Finding, FindingKind
+from torchloom.model.finding_kinds import FindingKind
+from torchloom.model.findings import Evidence, Finding
 
 EXPLAINS = 0.5
 EXPLAINS_A_RANK = 0.35

@@ -30,8 +30,6 @@ LOCALISE_EVERY = 4
 """Steps between two looks for stragglers: a look costs most of all, and nobody is in a hurry."""
 RECENT_STEPS = 16
 """Whose median is the pace now."""
-WHOLE_JOB = frozenset({"communication-slow", "global-slowdown"})
-"""Slowness that is seen against what was usual before, and not against other ranks."""
 
 
 class Held(Struct, frozen=True):
@@ -144,7 +142,7 @@ def _learn(windows: Sequence[RankWindow], memory: Memory, limits: AllLimits) -> 
 def _lasts(memory: Memory, limits: SlowLimits) -> bool:
     """Whether the job was found to be slower, which must not become usual meanwhile. Where somebody changed
     the settings just before or since then, it may be meant so."""
-    if not any(f.kind in WHOLE_JOB for f in memory.slow):
+    if not any(f.traits.whole_job for f in memory.slow):
         return False
     began = memory.trigger.last_step - memory.trigger.above
     return not limits.may_be_meant(began, memory.changed_step)

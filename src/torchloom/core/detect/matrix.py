@@ -15,7 +15,8 @@ from torchloom.core.detect import words
 from torchloom.core.detect.robust import median, spread
 from torchloom.core.detect.tournament import Pair
 from torchloom.core.detect.window import RankWindow
-from torchloom.model.findings import Finding, FindingKind
+from torchloom.model.finding_kinds import FindingKind
+from torchloom.model.findings import Finding
 
 SLOW = 1.5
 """A part that is less than this much slower than the others is not worth naming."""

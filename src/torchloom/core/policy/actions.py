@@ -11,7 +11,7 @@ from __future__ import annotations
 from torchloom.core.placement import relocate
 from torchloom.core.placement.drain import stored
 from torchloom.core.policy.rollback import roll_back
-from torchloom.core.policy.rules import DONE, MOVES, NUMBERS, STUCK, Choice
+from torchloom.core.policy.rules import DONE, MOVES, Choice
 from torchloom.core.recovery.budget import made_progress, plan_restart
 from torchloom.core.recovery.generation_end import end_generation, settle
 from torchloom.core.steering.driver import change_requested
@@ -108,7 +108,7 @@ def follow_acting(turn: Turn) -> None:
 
 def _is_urgent(finding: Finding) -> bool:
     """There is nothing to be saved: it does not train, or what it trained is not to be kept."""
-    return finding.kind in STUCK or finding.kind in NUMBERS
+    return finding.traits.stuck or finding.traits.numeric
 
 
 def _save_first(turn: Turn, job: Job, incident: Incident, acting: Acting) -> None:
@@ -159,7 +159,7 @@ def _carry_out(
     turn: Turn, job: Job, incident: Incident, finding: Finding, acting: Acting, plan: Plan
 ) -> None:
     incident.decision = acting.reason
-    if acting.action in MOVES and finding.kind not in STUCK:
+    if acting.action in MOVES and not finding.traits.stuck:
         relocate.move(turn, job, incident, acting)
     else:
         job.plan = plan

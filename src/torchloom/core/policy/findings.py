@@ -10,8 +10,8 @@ from torchloom.core.detect.words import lasting, ranks_text
 from torchloom.core.policy.actions import act, culprit, is_under_way, plan_for
 from torchloom.core.policy.link_probing import probe_on_suspicion
 from torchloom.core.policy.options import facts_of
-from torchloom.core.policy.reporting import LINKS, key
-from torchloom.core.policy.rules import DONE, STUCK, decide
+from torchloom.core.policy.reporting import key
+from torchloom.core.policy.rules import DONE, decide
 from torchloom.core.recovery.generation_end import open_incident
 from torchloom.core.recovery.goodput import goodput
 from torchloom.core.recovery.incidents import close, drop_old_evidence
@@ -22,9 +22,6 @@ from torchloom.model.fleet import Incident, Job, JobState
 
 REOPENED_NS = 300 * 10**9
 """Slowness that comes back within this time is the same incident."""
-MOMENTARY = frozenset({"spike"})
-"""Over as soon as it is said."""
-_STAYS = frozenset({"not-a-number", "divergence"})
 
 
 def finding_made(turn: Turn, event: FindingMade) -> None:
@@ -49,14 +46,14 @@ def finding_made(turn: Turn, event: FindingMade) -> None:
         return
     if choice.action in DONE:
         act(turn, job, incident, event, plan, choice)
-    elif finding.kind in MOMENTARY:
+    elif finding.traits.momentary:
         close(turn, job, incident, "it was one step")
         job.findings.pop(key(finding), None)
 
 
 def _way_back(job: Job, finding: Finding, action: str) -> str:
     """What a person can do about numbers that stay broken: later states have them too."""
-    if action != "report" or finding.kind not in _STAYS or job.checkpoints is None:
+    if action != "report" or not finding.traits.in_later_states or job.checkpoints is None:
         return ""
     return f"; to go back to before it: `loom checkpoints {job.id}`, `loom restore {job.id} --step …`"
 
@@ -70,7 +67,7 @@ def finding_ended(turn: Turn, event: FindingEnded) -> None:
         return
     finding = incident.finding
     who = ranks_text(finding.ranks) if finding is not None and finding.ranks else "the job"
-    if finding is not None and finding.kind in STUCK:
+    if finding is not None and finding.traits.stuck:
         resolution = f"{who} went on after {lasting(event.lasted_s)}"
     elif event.lasted_s < 1:
         resolution = "it came once and not again"
@@ -91,7 +88,7 @@ def _incident(turn: Turn, job: Job, finding: Finding) -> Incident:
     known = turn.fleet.incidents.get(job.findings.get(name, ""))
     if known is not None and known.open:
         return known
-    if finding.kind not in STUCK:
+    if not finding.traits.stuck:
         for id in reversed(job.incidents[-8:]):
             past = turn.fleet.incidents.get(id)
             if past is None or past.finding is None or key(past.finding) != name:
@@ -129,6 +126,6 @@ def _update(turn: Turn, job: Job, incident: Incident, event: FindingMade) -> Non
 def _is_known_better(incident: Incident, finding: Finding) -> bool:
     """Whose fault slow transfers are was measured: that they are slow is no news."""
     told = incident.finding
-    if told is None or incident.links is None or finding.kind not in LINKS:
+    if told is None or incident.links is None or not finding.traits.link:
         return False
     return bool(told.ranks) and bool(finding.ask)

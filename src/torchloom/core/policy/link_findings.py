@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from torchloom.core.detect.matrix import judge_links
 from torchloom.core.policy.findings import finding_made
+from torchloom.core.policy.reporting import LINKS_KEY
 from torchloom.core.recovery.incidents import close
 from torchloom.core.turn import Turn
 from torchloom.model.events import FindingMade
@@ -24,8 +25,6 @@ TRANSFER_FLOOR_S = 0.005
 DELAY_FLOOR_S = 0.005
 """… and so is a message. Less is what a busy host does to anybody now and then."""
 NOTHING = "no link, sender or receiver stands out"
-KEY = "communication-slow"
-"""Under which core.findings has what transfers are blamed for."""
 
 
 def links_measured(turn: Turn, job: Job, record: OperationRecord) -> None:
@@ -45,23 +44,23 @@ def links_measured(turn: Turn, job: Job, record: OperationRecord) -> None:
     )
     job.links = matrix
     record.reason = f"{record.reason}: {matrix.verdict}"
-    suspected = turn.fleet.incidents.get(job.findings.get(KEY, ""))
+    suspected = turn.fleet.incidents.get(job.findings.get(LINKS_KEY, ""))
     known = suspected is not None and suspected.open
     if found and job.generation == record.generation:
         steps = max((worker.steps for worker in job.workers), default=0)
         finding_made(turn, FindingMade(job=job.id, generation=job.generation, finding=found[0], steps=steps))
-    incident = turn.fleet.incidents.get(job.findings.get(KEY, ""))
+    incident = turn.fleet.incidents.get(job.findings.get(LINKS_KEY, ""))
     if incident is None or not incident.open:
         return
     incident.links = matrix
     if not known:
         close(turn, job, incident, f"as measured once, at step {matrix.at_step}")
-        job.findings.pop(KEY, None)
+        job.findings.pop(LINKS_KEY, None)
 
 
 def links_not_measured(turn: Turn, job: Job, record: OperationRecord) -> None:
     """Whoever waits to learn whose fault it is shall know that nothing will come."""
-    incident = turn.fleet.incidents.get(job.findings.get(KEY, ""))
+    incident = turn.fleet.incidents.get(job.findings.get(LINKS_KEY, ""))
     if record.origin is Origin.POLICY and incident is not None and incident.open:
         incident.decision = f"{incident.decision}; they could not be: {record.reason}"
 

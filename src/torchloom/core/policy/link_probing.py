@@ -20,7 +20,7 @@ POLICY = "policy"
 
 def probe_on_suspicion(turn: Turn, job: Job, incident: Incident, finding: Finding) -> None:
     """Ask for the delay matrix if only that can tell whose fault it is."""
-    if finding.kind != "communication-slow" or not finding.ask or incident.links is not None:
+    if not finding.traits.needs_probe or not finding.ask or incident.links is not None:
         return
     why_not = _why_not(turn, job)
     if why_not:

@@ -12,13 +12,11 @@ from typing import Any, get_args
 
 import msgspec
 
-from torchloom.core.policy.rules import BY_EVENTS, ENDS, MOVES, NUMBERS, STUCK
+from torchloom.core.policy.rules import ENDS, MOVES
 from torchloom.errors import UsageError
-from torchloom.model.findings import FindingKind
+from torchloom.model.finding_kinds import TRAITS, traits
 from torchloom.model.policy import Action, Level, Policy
 
-NOBODYS = frozenset({"data-imbalance", "global-slowdown"})
-"""No rank and no node is to blame for them: another place would change nothing."""
 MOST_S = 86_400.0
 LEAST_FENCE_S = 5.0
 """A new weaver leads after about 2 s: nobody shall be ended because of that."""
@@ -66,7 +64,7 @@ def _check_value(name: str, value: Any) -> None:
 
 
 def _check_rule(kind: str, by_level: Any) -> None:
-    kinds = [kind for kind in get_args(FindingKind) if kind not in BY_EVENTS]
+    kinds = [kind for kind, known in TRAITS.items() if not known.from_events]
     levels, actions = get_args(Level), get_args(Action)
     within = f"rules.{kind}"
     if kind not in kinds:
@@ -87,13 +85,15 @@ def _check_rule(kind: str, by_level: Any) -> None:
 
 
 def _senseless(kind: str, action: Action) -> str:
-    if action == "pause" and kind in STUCK:
+    known = traits(kind)
+    if action == "pause" and known.stuck:
         return "a job that is held up reaches no step for that"
-    if action == "rollback" and kind not in NUMBERS:
-        return f"going back helps where numbers are wrong ({', '.join(sorted(NUMBERS))})"
-    if action in ENDS and kind in NOBODYS:
+    if action == "rollback" and not known.numeric:
+        numeric = sorted(name for name, each in TRAITS.items() if each.numeric)
+        return f"going back helps where numbers are wrong ({', '.join(numeric)})"
+    if action in ENDS and known.blames_nobody:
         return "no rank and no node is to blame for it"
-    if action in MOVES and kind in NUMBERS - {"divergence"}:
+    if action in MOVES and not known.may_move:
         return "another node computes the same"
     return ""
 

@@ -12,7 +12,6 @@ from collections.abc import Collection, Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from torchloom.core.policy.rules import STUCK
 from torchloom.model.findings import Finding
 
 SLOW_LOOKS = 3
@@ -25,9 +24,8 @@ AGAIN_S = 15.0
 """What may be acted on is said again after this long: a budget may have come free."""
 REVISED_S = 30.0
 """Another cause of the same slowness is said at the earliest after this long."""
-LINKS = frozenset({"communication-slow", "link-slow", "sender-slow", "receiver-slow"})
-"""All one fault: that transfers are slow. The delay matrix tells whose."""
-_AT_ONCE = frozenset({"not-a-number", "spike", "divergence"})
+STUCK_KEY = "stuck"
+LINKS_KEY = "communication-slow"
 
 
 class Seen(Struct, frozen=True):
@@ -53,11 +51,11 @@ Faults = Mapping[str, Seen]
 
 def key(finding: Finding) -> str:
     """The same for everything that is one fault: a job is held up in one way at a time."""
-    if finding.kind in STUCK:
-        return "stuck"
-    if finding.kind in LINKS:
-        return "communication-slow"
-    if finding.ranks and finding.kind not in _AT_ONCE:
+    if finding.traits.stuck:
+        return STUCK_KEY
+    if finding.traits.link:
+        return LINKS_KEY
+    if finding.ranks and not finding.traits.numeric:
         return f"slow {' '.join(map(str, finding.ranks))}"
     return finding.kind
 
@@ -92,7 +90,7 @@ def choose(
         seen = before or Seen(now_s, now_s)
         if seen.said is None and name not in open_keys and look != seen.look:
             continue  # a look that does not agree: chance, until the same is found anew
-        if now_s - seen.last_s < (0.0 if name == "stuck" and before else CALM_S):
+        if now_s - seen.last_s < (0.0 if name == STUCK_KEY and before else CALM_S):
             kept[name] = seen
         elif seen.said is not None or name in open_keys:
             ended.append(Ended(name, seen.lasting_s or seen.last_s - seen.first_s))
@@ -108,7 +106,7 @@ def _seen(before: Seen | None, now: Finding, now_s: float, look: int) -> Seen:
 
 def _worth_saying(name: str, seen: Seen, now: Finding, now_s: float, ready: bool) -> bool:
     said = seen.said
-    if name == "stuck":
+    if name == STUCK_KEY:
         if not ready:
             return False
         if said is None or _news(said, now):
@@ -116,7 +114,7 @@ def _worth_saying(name: str, seen: Seen, now: Finding, now_s: float, ready: bool
         if now.may_act and now_s - seen.said_s >= AGAIN_S:
             return True
         return now.lasting_s >= 2 * max(1.0, said.lasting_s)
-    if now.kind in _AT_ONCE:
+    if now.traits.numeric:
         if said is None or now.certain > said.certain:
             return True
         return now_s - seen.said_s >= AGAIN_S and _step(now) > _step(said)

@@ -75,6 +75,6 @@ def roll_back(turn: Turn, job: Job, incident: Incident, event: FindingMade, reas
 
 
 def _skipped(policy: Policy, event: FindingMade) -> tuple[int, int] | None:
-    if event.finding.kind == "divergence" or not policy.skip_batches:
+    if not event.finding.traits.blames_batches or not policy.skip_batches:
         return None  # no batch did it
     return blamed_steps(policy, event.finding, event.offset)

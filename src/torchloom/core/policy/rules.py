@@ -17,12 +17,8 @@ from torchloom.model.findings import Finding
 from torchloom.model.fleet import Act, Plan
 from torchloom.model.policy import Action, Level, Policy
 
-STUCK = frozenset({"hang", "communication-hang", "desync", "ordering-deadlock", "no-progress"})
-NUMBERS = frozenset({"not-a-number", "spike", "divergence"})
 HOUR_NS = 3600 * 10**9
 LIKELY = 0.8
-BY_EVENTS = frozenset({"crash", "node-lost"})
-"""Kinds that the reducer knows from events; a policy has no say in them."""
 MOVES: frozenset[Action] = frozenset({"evict", "promote", "drain"})
 """The job leaves the node of the rank that is to blame."""
 RESTARTS: frozenset[Action] = frozenset({"restart", "restart-replica"})
@@ -76,7 +72,7 @@ def wanted(policy: Policy, finding: Finding) -> Action:
     told = policy.rules.get(finding.kind, {}).get(level)
     if told is not None:
         return told
-    return "restart" if finding.kind in STUCK and finding.may_act else "report"
+    return finding.traits.default if finding.may_act else "report"
 
 
 def decide(policy: Policy, finding: Finding, facts: Facts) -> Choice:
@@ -112,7 +108,7 @@ def _too_often(policy: Policy, action: Action, facts: Facts) -> str:
 
 def _too_dear(finding: Finding, action: Action, facts: Facts) -> str:
     """Slowness is acted on once it has cost more than acting: that never costs twice the best choice."""
-    if action not in ENDS or finding.kind in STUCK or finding.kind in NUMBERS:
+    if action not in ENDS or finding.traits.stuck or finding.traits.numeric:
         return ""
     if facts.lost_s > facts.cost_s:
         return ""
@@ -133,7 +129,7 @@ def _basis(finding: Finding, level: Level) -> str:
 def _why_only_told(policy: Policy, finding: Finding, level: Level) -> str:
     if level in policy.rules.get(finding.kind, {}):
         return f"reported, as the policy says for {finding.kind} that is {level}"
-    if finding.kind not in STUCK:
+    if not finding.traits.stuck:
         return "reported only"
     limit = finding.inputs.get("act_s")
     later = f"; acted on after {limit:.0f} s" if isinstance(limit, float) and limit < 1e6 else ""

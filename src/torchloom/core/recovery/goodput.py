@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from torchloom.core.policy.rules import STUCK
 from torchloom.model.fleet import Fleet, Incident, Job, JobState
 
 
@@ -32,7 +31,7 @@ def _hangs(fleet: Fleet, job: Job) -> list[Incident]:
 
 
 def is_stuck(incident: Incident) -> bool:
-    return incident.open and incident.finding is not None and incident.finding.kind in STUCK
+    return incident.open and incident.finding is not None and incident.finding.traits.stuck
 
 
 def _up_again_ns(job: Job, incident: Incident, now_ns: int) -> int:

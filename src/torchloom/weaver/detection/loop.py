@@ -23,7 +23,7 @@ from torchloom.core.detect.robust import median
 from torchloom.core.detect.thresholds import Limits, Pace
 from torchloom.core.policy.reporting import Seen, choose
 from torchloom.core.policy.rollback import blamed_steps
-from torchloom.core.policy.rules import BY_EVENTS, STUCK, wanted
+from torchloom.core.policy.rules import wanted
 from torchloom.core.steering.schedule import superseded
 from torchloom.errors import LoomError
 from torchloom.model.checkpoints import CheckpointEntry
@@ -238,7 +238,7 @@ class Watch:
         watched.fresh, watched.urgent, watched.looked_s = set(), False, now_s
         limits, settings = limits_of(job.spec.limits), _settings(job, windows)
         watched.memory, found = judge(windows, watched.memory, limits, settings=settings)
-        found = [f for f in found if f.kind not in BY_EVENTS]
+        found = [f for f in found if not f.traits.from_events]
         ready = self._ask_if_stuck(job, watched, found, now_s)
         faults, say, ended = choose(
             watched.faults,
@@ -278,7 +278,7 @@ class Watch:
     # -- evidence -------------------------------------------------------------------------------------
     def _ask_if_stuck(self, job: Job, watched: _Watched, found: list[Finding], now_s: float) -> bool:
         """Ask for evidence about what holds the job up; whether it may be said now."""
-        stuck = next((f for f in found if f.kind in STUCK), None)
+        stuck = next((f for f in found if f.traits.stuck), None)
         if stuck is None:
             watched.stuck_s, watched.evidence, watched.fresh_evidence = None, {}, {}
             return True
@@ -315,7 +315,7 @@ class Watch:
     async def _tell(
         self, job: Job, watched: _Watched, finding: Finding, windows: Sequence[RankWindow]
     ) -> None:
-        if finding.kind in STUCK:
+        if finding.traits.stuck:
             evidence, watched.fresh_evidence = watched.fresh_evidence, {}
         else:
             evidence = await gather(self._bus, _named(job, finding), finding, EVIDENCE_WITHIN_S, True)
