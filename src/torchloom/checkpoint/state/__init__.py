@@ -1,7 +1,7 @@
 """A training's state as bytes, and back.
 
 parts                  what is saved, and what ranks have in common; rng, buckets
-tree, image            a state as JSON and raw tensors in one run of bytes
+tree, decoding, image  a state as JSON and raw tensors in one run of bytes, and back; kinds: ../leaves
 region, fresh_pages    memory that is kept, made beside the training
 staging                the one copy the loop waits for
 filling, streaming     from images to live objects, compared on the way; crc, threads

@@ -16,15 +16,19 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchloom.checkpoint.leaves.arrays import inverse
+from torchloom.checkpoint.leaves.sharing import Runs
 from torchloom.checkpoint.state import rng
+from torchloom.checkpoint.state.decoding import Decoder, no_tensor
 from torchloom.checkpoint.state.image import Reading
 from torchloom.checkpoint.state.parts import ABOUT, Component, State, same_memory_kind
 from torchloom.checkpoint.state.region import large_pages
 from torchloom.checkpoint.state.streaming import Streamed
 from torchloom.checkpoint.state.tree import (
     DTYPES,
+    Leaf,
+    Path,
     Record,
-    decode,
     is_shard,
     local_part,
     offset_of,
@@ -76,14 +80,20 @@ class _Box:
 
 
 class Filling:
-    """One restore of one rank."""
+    """One restore of one rank.
+
+    First it is found out where each tensor goes, then all are filled, and only then are trees built: whatever
+    is made from a tensor, such as a NumPy array, is made from one that holds its values.
+    """
 
     def __init__(self, state: State, images: Images) -> None:
         self._state, self._images = state, images
         self._targets: dict[int, list[tuple[Record, torch.Tensor]]] = {}
         self._boxes: list[_Box] = []
-        self._new: list[torch.Tensor] = []
-        self._trees: dict[str, Any] | None = None
+        self._made: dict[int, torch.Tensor] = {}
+        self._runs: dict[int, Runs] = {}
+        self._leaves: dict[tuple[int, Path], Any] = {}
+        self._planned = False
 
     @property
     def about(self) -> Mapping[str, Any]:
@@ -95,58 +105,86 @@ class Filling:
 
     def plan(self) -> None:
         """Find where everything goes, and change nothing. Raises UsageError if the images lack a part."""
-        self._trees = {component.name: self._tree(component) for component in self._state.components}
-        self._trees[ABOUT] = self._decode(self._images.own, self.about, ABOUT)
+        self._trees(dry=True)
+        self._planned = True
 
     def run(self) -> None:
         """Give everything back. Raises CheckpointDamaged if shards are missing."""
-        if self._trees is None:
+        if not self._planned:
             self.plan()
-        assert self._trees is not None
-        trees, about = self._trees, self._trees[ABOUT]
-        readings = [reading for reading in (self._images.own, self._images.shared) if reading is not None]
-        large_pages(self._new)
-        for reading in readings:
+        large_pages(self._made.values())
+        for reading in self._readings():
             if targets := self._targets.get(id(reading)):
                 reading.copy_out(targets)
         everyone: dict[str, list[Any]] = {}
         if self._boxes or not self._images.same_world:
             everyone = self._put_together()
+        trees = self._trees(dry=False)
         for component in self._state.components:
             tree = trees[component.name]
             if isinstance(tree, dict) and tree.get("kind") == "lines" and everyone.get(component.name):
                 tree = everyone[component.name]  # positions in lines are dealt anew from those of all ranks
             _load(component, tree)
-        rng.put(about["rng"])
+        rng.put(trees[ABOUT]["rng"])
 
-    def _tree(self, component: Component) -> Any:
-        reading = self._images.find(component.name)
-        if reading is None:
-            raise UsageError(
-                f"the checkpoint holds no {component.name}", hint="restore with the parts it was saved with"
-            )
-        tree = reading.trees[component.name]
-        if not component.in_place:
-            return self._decode(reading, tree, component.name)
-        existing = dict(tensors_of(component.state(), component.name))
+    def _readings(self) -> list[Reading | Streamed]:
+        return [reading for reading in (self._images.own, self._images.shared) if reading is not None]
 
-        def leaf(record: Record, path: str) -> Any:
-            return self._wanted(reading, component, record, path, existing.get(path))
+    def _trees(self, *, dry: bool) -> dict[str, Any]:
+        """What is given to the parts of the training; `dry`: the same, with nothing in it yet."""
+        decoders = {id(reading): self._decoder(reading, dry) for reading in self._readings()}
+        trees: dict[str, Any] = {}
+        for component in self._state.components:
+            reading = self._images.find(component.name)
+            if reading is None:
+                raise UsageError(
+                    f"the checkpoint holds no {component.name}",
+                    hint="restore with the parts it was saved with",
+                )
+            leaf = self._in_place(reading, component) if dry and component.in_place else None
+            if not dry and component.in_place:
+                leaf = lambda record, path: self._leaves[id(record), path]  # noqa: E731
+            tree = reading.trees[component.name]
+            trees[component.name] = decoders[id(reading)].decode(tree, (component.name,), leaf)
+        trees[ABOUT] = decoders[id(self._images.own)].decode(self.about, (ABOUT,))
+        return trees
 
-        return decode(tree, reading.records, leaf, component.name)
+    def _decoder(self, reading: Reading | Streamed, dry: bool) -> Decoder:
+        if id(reading) not in self._runs:
+            self._runs[id(reading)] = Runs(reading.records, DTYPES)
 
-    def _decode(self, reading: Reading | Streamed, tree: Any, name: str) -> Any:
-        return decode(tree, reading.records, lambda record, path: self._made(reading, record), name)
+        def leaf(record: Record, path: Path) -> torch.Tensor:
+            return self._new(reading, record)
 
-    def _made(self, reading: Reading | Streamed, record: Record) -> torch.Tensor:
-        """A new tensor, filled when the image is copied out."""
-        made = torch.empty(record["shape"], dtype=DTYPES[record["dtype"]])
-        self._new.append(made)
-        self._targets.setdefault(id(reading), []).append((record, made))
-        return made
+        return Decoder(reading.records, reading.objects, leaf, dry=dry)
+
+    def _in_place(self, reading: Reading | Streamed, component: Component) -> Leaf:
+        """Choose for each tensor of a part that has tensors where it goes."""
+        existing = dict(tensors_of(component.state(), (component.name,)))
+
+        def leaf(record: Record, path: Path) -> Any:
+            found = self._wanted(reading, component, record, path, existing.get(path))
+            self._leaves[id(record), path] = found
+            return found
+
+        return leaf
+
+    def _new(self, reading: Reading | Streamed, record: Record) -> torch.Tensor:
+        """A new tensor, one for each record, filled when the image is copied out."""
+        if id(record) not in self._made:
+            if "share" in record:
+                made = self._runs[id(reading)].view(record)
+            else:
+                order = record.get("order") or list(range(len(record["shape"])))
+                back = inverse(order, len(record["shape"]))
+                shape = [record["shape"][n] for n in order]
+                made = torch.empty(shape, dtype=DTYPES[record["dtype"]]).permute(back)
+            self._made[id(record)] = made
+            self._targets.setdefault(id(reading), []).append((record, made))
+        return self._made[id(record)]
 
     def _wanted(
-        self, reading: Reading | Streamed, component: Component, record: Record, path: str, current: Any
+        self, reading: Reading | Streamed, component: Component, record: Record, path: Path, current: Any
     ) -> Any:
         template = current if current is not None else component.parameter(path)
         if is_shard(template) and list(template.shape) == record.get("whole", record["shape"]):
@@ -159,10 +197,10 @@ class Filling:
         if current is not None and not is_shard(current) and same_memory_kind(current, record):
             self._targets.setdefault(id(reading), []).append((record, current.detach()))
             return current
-        return self._made(reading, record)
+        return self._new(reading, record)
 
     def _shard(
-        self, reading: Reading | Streamed, record: Record, path: str, current: Any, template: Any
+        self, reading: Reading | Streamed, record: Record, path: Path, current: Any, template: Any
     ) -> torch.Tensor:
         from torch.distributed.tensor import DTensor
 
@@ -198,15 +236,12 @@ class Filling:
                     box.take(reading.view(record), tuple(record.get("offset", [0] * box.target.dim())))
             for name, tree in reading.trees.items():
                 if isinstance(tree, dict) and tree.get("kind") == "lines":
-                    positions.setdefault(name, []).append(decode(tree, [], _no_tensor, name))
+                    position = Decoder([], [], no_tensor).decode(tree, (name,))
+                    positions.setdefault(name, []).append(position)
         for box in self._boxes:
             if sum(box.filled.values()) < box.target.numel():
                 raise CheckpointDamaged(f"parts of {box.path} are missing")
         return positions
-
-
-def _no_tensor(record: Record, path: str) -> Any:
-    raise CheckpointDamaged(f"{path} holds a tensor where a position in the data belongs")
 
 
 def _load(component: Component, tree: Any) -> None:

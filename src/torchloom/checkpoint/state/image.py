@@ -1,7 +1,7 @@
 """An image: the state of a rank as one run of bytes, the same in memory, on disk and in an object store.
 
     0      magic, length of the index, its CRC-32
-    24     index: JSON with the trees and a record of every tensor
+    24     index: JSON with the trees, a record of every tensor, and the generators
     …      tensors, each at a multiple of ALIGN
 
 Owns that layout, the copy into it (staging), the copy out of one that is in memory (streaming.py has the copy
@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from torchloom.checkpoint.leaves import sharing
 from torchloom.checkpoint.state.region import Region
 from torchloom.checkpoint.state.tree import DTYPES, Encoder, Record
 from torchloom.errors import CheckpointDamaged
@@ -54,12 +55,14 @@ class Image:
 def plan(trees: Mapping[str, Any]) -> Image:
     """Lay out the trees. Raises UsageError for what cannot be saved."""
     encoder = Encoder()
-    encoded = {name: encoder.encode(tree, name) for name, tree in trees.items()}
+    encoded = {name: encoder.encode(tree, (name,)) for name, tree in trees.items()}
+    sharing.mark(encoder.records, encoder.tensors)
     relative = 0
     for record, tensor in zip(encoder.records, encoder.tensors, strict=True):
         record["at"] = relative
         relative += _aligned(tensor.numel() * tensor.element_size())
-    body = json.dumps({"trees": encoded, "tensors": encoder.records}).encode()
+    index = {"trees": encoded, "tensors": encoder.records, "objects": encoder.objects}
+    body = json.dumps(index).encode()
     first = _aligned(_HEAD.size + len(body))
     return Image(
         head=_HEAD.pack(MAGIC, len(body), zlib.crc32(body)) + body,
@@ -75,6 +78,7 @@ class Index:
 
     trees: dict[str, Any]
     records: list[Record]
+    objects: list[Any]
     first: int
 
 
@@ -97,7 +101,8 @@ def read_index(head: bytes, size: int) -> Index:
         raise CheckpointDamaged("the index of an image was changed")
     try:
         found = json.loads(body)
-        index = Index(dict(found["trees"]), list(found["tensors"]), _aligned(FIRST + length))
+        objects = list(found.get("objects", []))
+        index = Index(dict(found["trees"]), list(found["tensors"]), objects, _aligned(FIRST + length))
         for record in index.records:
             at, length = record["at"], _numel(record["shape"]) * DTYPES[record["dtype"]].itemsize
             if at < 0 or at % ALIGN or (length and index.first + at + length > size):
@@ -119,7 +124,8 @@ class Reading:
         if sums is not None and not torch.equal(sum_blocks(region, size), sums):
             raise CheckpointDamaged("an image in memory was changed")
         index = read_index(bytes(region.bytes[: index_size(bytes(region.bytes[:FIRST]), size)]), size)
-        self.trees, self.records, self._first = index.trees, index.records, index.first
+        self.trees, self.records, self.objects = index.trees, index.records, index.objects
+        self._first = index.first
 
     def view(self, record: Record) -> torch.Tensor:
         """The tensor where it lies; it is overwritten when the buffer is used again."""

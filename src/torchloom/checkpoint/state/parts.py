@@ -50,14 +50,13 @@ class Component:
     def state(self) -> Any:
         return self.inner.state_dict()
 
-    def parameter(self, path: str) -> Any:
+    def parameter(self, path: tuple[object, ...]) -> Any:
         """For an optimizer, the parameter that a tensor of its state belongs to."""
-        pieces = path.split("/")
-        if not isinstance(self.inner, Optimizer) or len(pieces) < 4 or not pieces[2].isdecimal():
+        if not isinstance(self.inner, Optimizer) or len(path) < 4 or path[1] != "state":
             return None
         parameters = [p for group in self.inner.param_groups for p in group["params"]]
-        number = int(pieces[2])
-        return parameters[number] if number < len(parameters) else None
+        number = path[2]
+        return parameters[number] if isinstance(number, int) and number < len(parameters) else None
 
 
 class State:
@@ -178,4 +177,5 @@ def same_memory_kind(one: torch.Tensor, record: Mapping[str, Any]) -> bool:
         list(one.shape) == list(record["shape"])
         and str(one.dtype).removeprefix("torch.") == record["dtype"]
         and one.layout is torch.strided
+        and all(stride or length < 2 for length, stride in zip(one.shape, one.stride(), strict=True))
     )

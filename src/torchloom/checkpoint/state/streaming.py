@@ -76,20 +76,26 @@ class Streamed:
         self._source = source
         length = index_size(source.head(min(FIRST, source.size)), source.size)
         index = read_index(source.head(length), source.size)
-        self.trees, self.records, self._first = index.trees, index.records, index.first
+        self.trees, self.records, self.objects = index.trees, index.records, index.objects
+        self._first = index.first
 
     def copy_out(self, targets: list[tuple[Record, torch.Tensor]]) -> None:
         """Copy tensors to where they are wanted, and compare everything."""
         spans: list[Span] = []
         later: list[tuple[torch.Tensor, torch.Tensor]] = []
+        read: dict[int, torch.Tensor] = {}
         for record, target in targets:
             if not target.numel():
                 continue
-            inside = target
+            at, inside = self._first + int(record["at"]), target
+            if at in read:  # wanted twice, as by weights that were tied and are not any more: read once
+                later.append((target, read[at]))
+                continue
             if not _plain(target):  # on a device, or with gaps: it is put together here first
                 inside = torch.empty(record["shape"], dtype=DTYPES[record["dtype"]])
                 later.append((target, inside))
-            spans.append(_span(self._first + int(record["at"]), inside))
+            read[at] = inside
+            spans.append(_span(at, inside))
         self._source.copy_out(sorted(spans, key=lambda span: span.start))
         with torch.no_grad():
             for target, inside in later:

@@ -1,34 +1,68 @@
 """State as a tree of plain values with tensors at its leaves, in a form that JSON can hold.
 
-Owns the encoding. No pickle is involved in either direction: what is read back is numbers, texts,
-containers and tensors, whatever somebody put into the store, so a hostile checkpoint cannot run code. What
-has no place in the encoding is refused when it is saved, with the place it was found at.
+Owns the encoding, and the list of what can be saved (docs/checkpoints.md has it as a table). No pickle is
+involved in either direction: what is read back is numbers, texts, containers, tensors, arrays and generators,
+whatever somebody put into the store, so a hostile checkpoint cannot run code. What would not come back as it
+was is refused when it is saved, with the place it was found at.
 
-A tensor becomes a record: type, shape and, for a shard of a larger one (DTensor), the whole shape and where
-the shard lies in it. Where its bytes are is added by image.py.
+A tensor becomes a record: type, shape, order in memory and, for a shard of a larger one (DTensor), the whole
+shape and where the shard lies in it. Where its bytes are is added by image.py. Tensors that are one are one
+record; those that share memory otherwise say so (leaves/sharing.py). decoding.py is the way back.
 """
 
 from __future__ import annotations
 
 import base64
+import collections
+import enum
+import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import torch
+from torch import nn
 
-from torchloom.errors import CheckpointDamaged, UsageError
+from torchloom.checkpoint.leaves import arrays, classes, randoms
+from torchloom.errors import UsageError
 
 Record: TypeAlias = dict[str, Any]
-Leaf: TypeAlias = Callable[[Record, str], Any]
+Path: TypeAlias = tuple[object, ...]
+"""The name of a part of the training, and the keys and numbers that lead to a leaf of its state."""
+Leaf: TypeAlias = Callable[[Record, Path], Any]
 """From a tensor's record and its path to the tensor."""
 
-_PLAIN = (str, int, float, bool, type(None))
-_QUICK = frozenset(_PLAIN)
+_QUICK = frozenset((str, float, bool, type(None)))
+_LONG = 1 << 64
+"""Numbers up to this are JSON's; longer ones are written in hexadecimal, which Python does not limit."""
+FACTORIES = {kind.__name__: kind for kind in (int, float, bool, str, bytes, list, tuple, dict, set)}
+OBJECT = "loom.object"
 DTYPES = {
     str(value).removeprefix("torch."): value
     for value in vars(torch).values()
     if isinstance(value, torch.dtype)
 }
+_TENSORS = frozenset(
+    dtype
+    for name, dtype in DTYPES.items()
+    if not name.startswith(("q", "int", "uint", "bits"))
+    or name.removeprefix("u")[3:] in ("8", "16", "32", "64")
+)
+"""Those that torch can copy."""
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_KINDS = (torch.Tensor, nn.Parameter)
+_QUANTISED = {"qint8": torch.int8, "quint8": torch.uint8, "qint32": torch.int32}
+
+
+def told(path: Path) -> str:
+    """The path as a script would write it: `part["a"]["b"][3]`."""
+    text = str(path[0])
+    for key in path[1:]:
+        if type(key) is str:
+            simple = key.isprintable() and '"' not in key and "\\" not in key
+            text += f'["{key}"]' if simple else f"[{json.dumps(key)}]"
+        else:
+            text += f"[{key!r}]"
+    return text
 
 
 def local_part(tensor: Any) -> torch.Tensor:
@@ -39,6 +73,8 @@ def local_part(tensor: Any) -> torch.Tensor:
 
 def is_shard(tensor: Any) -> bool:
     """A DTensor, without importing it when nobody uses it."""
+    if type(tensor) in _KINDS:
+        return False
     return isinstance(tensor, torch.Tensor) and hasattr(tensor, "to_local") and hasattr(tensor, "placements")
 
 
@@ -48,78 +84,194 @@ class Encoder:
     def __init__(self) -> None:
         self.tensors: list[torch.Tensor] = []
         self.records: list[Record] = []
+        self.objects: list[Any] = []
+        """Generators, each once."""
         self._known: dict[tuple[object, ...], int] = {}
+        self._ids: dict[int, tuple[int, Any]] = {}
+        self._within: set[int] = set()
+        """Containers that are being encoded."""
 
-    def encode(self, value: Any, path: str) -> Any:
+    def encode(self, value: Any, path: Path) -> Any:
         """The JSON form. Raises UsageError for what cannot be saved."""
-        if isinstance(value, torch.Tensor):
-            return {"$tensor": self._tensor(value, path)}
-        if type(value) in _QUICK:
+        try:
+            return self._encode(value, path)
+        except RecursionError:
+            raise refusal(path, value, "it is nested too deeply") from None
+
+    def _encode(self, value: Any, path: Path) -> Any:
+        kind = type(value)
+        if kind in _QUICK:
             return value
-        if isinstance(value, torch.Size):
-            return {"$tuple": list(value)}
-        if isinstance(value, Mapping):
-            if all(type(key) is str and not key.startswith("$") for key in value):
-                return {key: self.encode(item, f"{path}/{key}") for key, item in value.items()}
-            return {
-                "$dict": [
-                    [self.encode(key, path), self.encode(item, f"{path}/{key}")]
-                    for key, item in value.items()
-                ]
-            }
-        if type(value) in (list, tuple) and all(type(item) in _QUICK for item in value):
-            return {"$tuple": list(value)} if type(value) is tuple else list(value)
-        if isinstance(value, list):
-            return [self.encode(item, f"{path}/{n}") for n, item in enumerate(value)]
-        if isinstance(value, tuple):
-            return {"$tuple": [self.encode(item, f"{path}/{n}") for n, item in enumerate(value)]}
-        if isinstance(value, (set, frozenset)):
-            return {"$set": [self.encode(item, path) for item in sorted(value, key=repr)]}
-        if isinstance(value, (bytes, bytearray)):
-            return {"$bytes": base64.b64encode(value).decode()}
-        if isinstance(value, complex):
+        if kind is int:
+            return value if -_LONG < value < _LONG else {"$int": hex(value)}
+        if kind is dict:
+            return self._mapping(value, path)
+        if kind is list:
+            return self._items(value, path)
+        if kind is tuple:
+            return {"$tuple": self._items(value, path)}
+        if isinstance(value, torch.Tensor):
+            return self._any_tensor(value, path)
+        return self._container(value, path) or self._leaf(value, path)
+
+    def _items(self, value: Any, path: Path) -> list[Any]:
+        kinds = set(map(type, value))
+        if kinds <= _QUICK or (kinds == {int} and min(value) > -_LONG and max(value) < _LONG):
+            return list(value)
+        self._enter(value, path)
+        items = [self._encode(item, (*path, n)) for n, item in enumerate(value)]
+        self._within.discard(id(value))
+        return items
+
+    def _mapping(self, value: Mapping[Any, Any], path: Path) -> Any:
+        self._enter(value, path)
+        pairs = self._pairs(value, path)
+        self._within.discard(id(value))
+        return pairs
+
+    def _enter(self, value: Any, path: Path) -> None:
+        if id(value) in self._within:
+            raise refusal(path, value, "it contains itself")
+        self._within.add(id(value))
+
+    def _pairs(self, value: Mapping[Any, Any], path: Path) -> Any:
+        if all(type(key) is str and not key.startswith("$") for key in value):
+            return {key: self._encode(item, (*path, key)) for key, item in value.items()}
+        pairs = [[self._hashable(key, path), self._encode(item, (*path, key))] for key, item in value.items()]
+        return {"$dict": pairs}
+
+    def _hashable(self, value: Any, path: Path) -> Any:
+        """A key, or a member of a set: it holds nothing whose bytes are elsewhere."""
+        before = len(self.records), len(self.objects)
+        encoded = self._encode(value, path)
+        if before != (len(self.records), len(self.objects)) or isinstance(value, torch.Tensor):
+            raise refusal(path, value, "it is a key of a dict or a member of a set")
+        return encoded
+
+    def _container(self, value: Any, path: Path) -> dict[str, Any] | None:
+        kind = type(value)
+        if kind is collections.OrderedDict:
+            return {"$ordered": self._mapping(value, path)}
+        if kind is collections.Counter:
+            return {"$counter": self._mapping(value, path)}
+        if kind is collections.defaultdict:
+            factory = value.default_factory
+            if factory is not None and FACTORIES.get(getattr(factory, "__name__", "")) is not factory:
+                raise refusal(path, value, "its default_factory is no builtin type")
+            return {"$default": [factory.__name__ if factory else None, self._mapping(value, path)]}
+        if kind is collections.deque:
+            return {"$deque": [self._items(value, path), value.maxlen]}
+        if kind in (set, frozenset):
+            members = [self._hashable(item, (*path, item)) for item in value]
+            return {f"${kind.__name__}": sorted(members, key=json.dumps)}
+        if kind is torch.Size:
+            return {"$size": list(value)}
+        if isinstance(value, tuple) and (place := classes.named_place(kind)) is not None:
+            return {"$named": [*place, self._items(value, path)]}
+        return None
+
+    def _leaf(self, value: Any, path: Path) -> dict[str, Any]:
+        kind = type(value)
+        if kind in (bytes, bytearray):
+            return {f"${kind.__name__}": base64.b64encode(value).decode()}
+        if kind is complex:
             return {"$complex": [value.real, value.imag]}
-        if isinstance(value, torch.dtype):
+        if kind is torch.dtype:
             return {"$dtype": str(value).removeprefix("torch.")}
-        return self._numpy(value, path)
+        if kind is torch.device:
+            return {"$device": str(value)}
+        if arrays.is_array(value):
+            return self._array(value, path)
+        if arrays.is_scalar(value):
+            return {"$scalar": arrays.take_scalar(value)}
+        if isinstance(value, enum.Enum) and (held := classes.take_enum(value)) is not None:
+            return {"$enum": held}
+        if (parts := randoms.take(value)) is not None:
+            return {"$object": self._object(value, parts)}
+        raise refusal(path, value)
 
-    def _numpy(self, value: Any, path: str) -> Any:
-        if type(value).__module__ == "numpy":
-            if hasattr(value, "ndim") and value.ndim == 0 and hasattr(value, "item"):
-                return self.encode(value.item(), path)
-            if type(value).__name__ == "ndarray" and value.dtype.kind in "iufb":
-                return {"$array": self._tensor(torch.from_numpy(value.copy()), path)}
-        # Subclasses, such as an enum of integers, are saved as what they are at bottom.
-        if isinstance(value, int):
-            return int(value)
-        if isinstance(value, float):
-            return float(value)
-        if isinstance(value, str):
-            return str.__str__(value)
-        raise UsageError(
-            f"{path} cannot be saved, because it is a {type(value).__module__}.{type(value).__qualname__}",
-            hint="let state_dict() return numbers, texts, tensors and containers of them",
-        )
+    def _object(self, value: Any, parts: dict[str, Any]) -> int:
+        if id(value) not in self._ids:
+            number = len(self.objects)
+            self._ids[id(value)] = number, value
+            self.objects.append(None)  # its place, before those it is made of
+            self.objects[number] = self._mapping(parts, (OBJECT, number))
+        return self._ids[id(value)][0]
 
-    def _tensor(self, tensor: torch.Tensor, path: str) -> int:
+    def _array(self, value: Any, path: Path) -> dict[str, Any]:
+        if id(value) not in self._ids:
+            data, about = arrays.take(value)
+            self._ids[id(value)] = self._add(data, {"path": told(path)}), value
+            self.records[-1]["array"] = about
+        return {"$ndarray": self._ids[id(value)][0]}
+
+    def _any_tensor(self, value: torch.Tensor, path: Path) -> dict[str, Any]:
+        if is_shard(value):
+            if any(placement.is_partial() for placement in value.placements):
+                raise refusal(path, value, "it is a partial sum")
+        elif type(value) not in _KINDS:
+            raise refusal(path, value)
+        elif value.is_quantized:
+            return self._quantised(value, path)
+        number = self._tensor(value, path)
+        if is_shard(value):
+            return {"$tensor": number}
+        if type(value) is nn.Parameter:
+            return {"$parameter": [number, value.requires_grad]}
+        return {"$wanted": number} if value.requires_grad and value.is_leaf else {"$tensor": number}
+
+    def _quantised(self, value: torch.Tensor, path: Path) -> dict[str, Any]:
+        name = str(value.dtype).removeprefix("torch.")
+        if name not in _QUANTISED:
+            raise refusal(path, value, f"it is of {value.dtype}")
+        about: dict[str, Any] = {"ints": self._tensor(value.int_repr(), path)}
+        if value.qscheme() == torch.per_tensor_affine:
+            return {"$quantised": about | {"scale": value.q_scale(), "zero": value.q_zero_point()}}
+        if value.qscheme() == torch.per_channel_affine:
+            scales, zeros = value.q_per_channel_scales(), value.q_per_channel_zero_points()
+            about |= {"scales": self._tensor(scales, path), "zeros": self._tensor(zeros, path)}
+            return {"$quantised": about | {"axis": value.q_per_channel_axis()}}
+        raise refusal(path, value, f"its scheme is {value.qscheme()}")
+
+    def _tensor(self, tensor: torch.Tensor, path: Path) -> int:
         local = local_part(tensor)
-        if local.layout is not torch.strided or local.is_quantized or local.device.type == "meta":
-            raise UsageError(f"{path} cannot be saved, because it is not a plain tensor ({local.layout})")
-        record: Record = {
-            "path": path,
-            "dtype": str(local.dtype).removeprefix("torch."),
-            "shape": list(local.shape),
-        }
+        if local.layout is not torch.strided or local.device.type == "meta" or local.is_nested:
+            raise refusal(path, tensor, "it is not a plain tensor")
+        if local.dtype not in _TENSORS:
+            raise refusal(path, tensor, f"it is of {local.dtype}")
+        record: Record = {"path": told(path)}
         if is_shard(tensor):
             record["whole"] = list(tensor.shape)
             record["offset"] = list(offset_of(tensor))
-        key = (local.data_ptr(), local.dtype, tuple(local.shape), local.stride(), str(record.get("offset")))
+        flags = local.is_conj(), local.is_neg()  # the same memory, other values
+        key = (
+            local.data_ptr(),
+            local.dtype,
+            tuple(local.shape),
+            local.stride(),
+            flags,
+            str(record.get("offset")),
+        )
         if local.numel() and key in self._known:
             return self._known[key]
-        self._known[key] = len(self.records)
+        self._known[key] = number = self._add(local, record)
+        return number
+
+    def _add(self, local: torch.Tensor, record: Record) -> int:
+        record |= {"dtype": _NAMES[local.dtype], "shape": list(local.shape)}
+        if not local.is_contiguous() and (order := arrays.order_of(local.shape, local.stride())) is not None:
+            record["order"] = order
         self.records.append(record)
         self.tensors.append(local)
         return len(self.records) - 1
+
+
+def refusal(path: Path, value: Any, why: str = "") -> UsageError:
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    return UsageError(
+        f"{told(path)}: an object of type {kind} cannot be saved" + (f", because {why}" if why else ""),
+        hint="let state_dict() return numbers, texts, tensors, NumPy arrays and containers of them",
+    )
 
 
 def offset_of(tensor: Any) -> tuple[int, ...]:
@@ -130,58 +282,13 @@ def offset_of(tensor: Any) -> tuple[int, ...]:
     return tuple(offset)
 
 
-def decode(value: Any, records: list[Record], leaf: Leaf, path: str) -> Any:
-    """The tree again, its tensors from `leaf`. Raises CheckpointDamaged for what no encoder wrote."""
-    try:
-        return _decode(value, records, leaf, path)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise CheckpointDamaged(f"the state of {path} makes no sense ({type(error).__name__})") from error
-
-
-def _decode(value: Any, records: list[Record], leaf: Leaf, path: str) -> Any:
-    if isinstance(value, _PLAIN):
-        return value
-    if isinstance(value, list):
-        return [_decode(item, records, leaf, f"{path}/{n}") for n, item in enumerate(value)]
-    if len(value) == 1:
-        (tag, held), *_ = value.items()
-        if tag.startswith("$"):
-            return _decode_tagged(tag, held, records, leaf, path)
-    return {key: _decode(item, records, leaf, f"{path}/{key}") for key, item in value.items()}
-
-
-def _decode_tagged(tag: str, held: Any, records: list[Record], leaf: Leaf, path: str) -> Any:
-    def inner(item: Any, place: object) -> Any:
-        return _decode(item, records, leaf, f"{path}/{place}")
-
-    match tag:
-        case "$tensor":
-            return leaf(records[held], path)
-        case "$array":
-            return leaf(records[held], path).numpy().copy()
-        case "$dict":
-            keys = [inner(key, "") for key, _ in held]
-            return {key: inner(item, key) for key, (_, item) in zip(keys, held, strict=True)}
-        case "$tuple":
-            return tuple(inner(item, n) for n, item in enumerate(held))
-        case "$set":
-            return {inner(item, n) for n, item in enumerate(held)}
-        case "$bytes":
-            return base64.b64decode(held)
-        case "$complex":
-            return complex(*held)
-        case "$dtype":
-            return DTYPES[held]
-    raise CheckpointDamaged(f"{path} holds {tag}, which no version of torchloom wrote")
-
-
-def tensors_of(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
+def tensors_of(value: Any, path: Path) -> Iterator[tuple[Path, torch.Tensor]]:
     """Every tensor of a live state, with the path it would be saved under."""
     if isinstance(value, torch.Tensor):
         yield path, value
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from tensors_of(item, f"{path}/{key}")
-    elif isinstance(value, (list, tuple)):
+            yield from tensors_of(item, (*path, key))
+    elif isinstance(value, (list, tuple, collections.deque)):
         for n, item in enumerate(value):
-            yield from tensors_of(item, f"{path}/{n}")
+            yield from tensors_of(item, (*path, n))
