@@ -244,11 +244,14 @@ def test_saving_that_fails_is_one_incident_until_it_goes_well_again(tmp_path: Pa
     async def act(scene: Scene) -> None:
         await scene.submit()
         await scene.saved(30)
+        await scene.ask_to_save(35)  # so soon after the last report that it is not reported by itself
+        await until(lambda: not (scene.store / "save-35").exists())
         (scene.store / "broken").mkdir()
         await scene.ask_to_save(40)
         await until(lambda: scene.known.failing)
         incident = scene.weaver.fleet.incidents[scene.known.failing]
         assert incident.kind == "checkpoint-failed" and "the test has broken the store" in incident.verdict
+        assert "step 35 is the newest state known to be saved" in incident.decision
         await scene.ask_to_save(50)
         await until(lambda: not (scene.store / "save-50").exists())
         (scene.store / "broken").rmdir()

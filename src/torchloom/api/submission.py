@@ -49,7 +49,12 @@ def spec_of(body: JobRequest, env: Mapping[str, str], defaults: Defaults, fleet:
         interpreter=body.interpreter,
         spawn=body.spawn,
         preload=tuple(body.preload),
-        restarts=RestartLimits(max_restarts=most, max_restarts_per_worker=most),
+        restarts=RestartLimits(
+            max_restarts=most,
+            max_restarts_per_worker=most,
+            # Whoever says how many restarts there may be means it, also for a job that gets nowhere.
+            max_fruitless=_first(body.max_fruitless, body.max_restarts, RestartLimits().max_fruitless),
+        ),
         pin_cores=body.pin_cores,
         expected_steps=body.expected_steps,
         env_names=tuple(sorted(env)),

@@ -357,6 +357,8 @@ class JobDetail(TypedDict):
     generation: int
     restarts: int
     max_restarts: int
+    fruitless: int
+    max_fruitless: int
     world_size: int
     wanted_workers: int
     standby: int
@@ -429,6 +431,7 @@ class JobRequest(TypedDict):
     spawn: NotRequired[Literal["warm", "cold"]]
     preload: NotRequired[list[str]]
     max_restarts: NotRequired[int | None]
+    max_fruitless: NotRequired[int | None]
     stop_grace_s: NotRequired[float | None]
     pin_cores: NotRequired[bool]
     max_steps: NotRequired[int | None]
@@ -449,6 +452,8 @@ class JobSummary(TypedDict):
     generation: int
     restarts: int
     max_restarts: int
+    fruitless: int
+    max_fruitless: int
     world_size: int
     wanted_workers: int
     standby: int

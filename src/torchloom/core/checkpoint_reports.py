@@ -5,10 +5,13 @@ Nothing here stops or starts a worker: a save that fails costs at most the steps
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from torchloom.core.recovery.generation_end import open_incident
 from torchloom.core.recovery.generation_start import find_worker
 from torchloom.core.steering.after_rollback import gone_back
 from torchloom.core.turn import Turn
+from torchloom.model.checkpoints import SavedCheckpoint
 from torchloom.model.events import (
     CheckpointFailed,
     CheckpointRejected,
@@ -33,6 +36,8 @@ def store_opened(turn: Turn, event: CheckpointStoreOpened) -> None:
     known.node = event.node
     known.restored, known.restored_from = event.restored, event.restored_from
     known.restored_generation = event.ref.generation
+    if event.restored and event.saved_step is not None:
+        _found_in_store(turn, known, event.restored, event.saved_step, event.ref.generation)
     job.store_waits = 0
     incident = turn.fleet.incidents.get(job.incident)
     if incident is not None and event.restored and incident.generation < event.ref.generation:
@@ -40,6 +45,15 @@ def store_opened(turn: Turn, event: CheckpointStoreOpened) -> None:
     if job.restore is not None and event.restored and event.ref.generation > job.restore.after:
         gone_back(turn, job, job.restore.step, event.restored)
         job.restore = None
+
+
+def _found_in_store(turn: Turn, known: JobCheckpoints, name: str, step: int, generation: int) -> None:
+    """This generation resumed from it, so it is saved, even if the one that saved it could not report it."""
+    if known.saved is None:
+        known.saved = SavedCheckpoint(name=name, step=step, at_ns=turn.now_ns)
+    elif known.saved.name != name:
+        known.saved = replace(known.saved, name=name, step=step, at_ns=turn.now_ns)
+    known.saved_generation = generation
 
 
 def checkpoint_saved(turn: Turn, event: CheckpointSaved) -> None:
@@ -56,6 +70,8 @@ def checkpoint_saved(turn: Turn, event: CheckpointSaved) -> None:
         stop_failing(turn, job)
         bad_s = (turn.now_ns - incident.timeline.fault_ns) / 1e9
         incident.decision = f"training went on; step {saved.step} was saved {bad_s:.0f} s later"
+    elif known.failing:  # begun before the save that failed, and whole only now
+        turn.fleet.incidents[known.failing].decision = _meanwhile(known)
 
 
 def checkpoint_failed(turn: Turn, event: CheckpointFailed) -> None:
@@ -73,10 +89,22 @@ def checkpoint_failed(turn: Turn, event: CheckpointFailed) -> None:
         incident = open_incident(turn, job, "checkpoint-failed", verdict, turn.now_ns)
         incident.culprit = event.ref.rank
     incident.verdict, incident.open = verdict, True
-    since = f"step {known.saved.step}" if known.saved is not None else "the beginning"
-    incident.decision = f"training goes on; until a save succeeds, a restart would go back to {since}"
+    incident.decision = _meanwhile(known)
     known.failing = incident.id
     known.failed_at = (event.ref.generation, event.step)
+
+
+def _meanwhile(known: JobCheckpoints) -> str:
+    """What a restart would cost while saves fail, as far as it is known without looking into the store."""
+    if known.saved is None:
+        newest = "no state is known to be saved"
+    else:
+        newest = f"step {known.saved.step} is the newest state known to be saved"
+    in_memory = known.saved is not None and known.saved.memory_interval
+    tail = (
+        "; a restart resumes from a newer state in memory where the hosts still have one" if in_memory else ""
+    )
+    return f"training continues; until a save succeeds, {newest}{tail}"
 
 
 def checkpoint_rejected(turn: Turn, event: CheckpointRejected) -> None:

@@ -310,6 +310,8 @@ class CheckpointStoreOpened(EventBase, frozen=True, kw_only=True, tag="checkpoin
     """Name of the state it resumed from; empty: it began from nothing."""
     restored_from: str = ""
     """In words: memory, or the store."""
+    saved_step: int | None = None
+    """The step of that state if it lies in the store, where a later restart finds it again."""
 
 
 class CheckpointSaved(EventBase, frozen=True, kw_only=True, tag="checkpoint-saved"):

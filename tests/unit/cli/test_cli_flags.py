@@ -12,7 +12,7 @@ from torchloom.errors import UsageError
 
 
 def parse(*argv: str) -> Namespace:
-    return flags.parser("run").parse_args(list(argv))
+    return flags.parse("run", argv)
 
 
 @pytest.mark.parametrize("spelling", ["--nproc-per-node", "--nproc_per_node"])
@@ -26,6 +26,58 @@ def test_what_follows_the_script_is_the_scripts() -> None:
     assert options.script == "train.py"
     assert options.script_args == ["--name", "x", "-m", "--", "--nnodes=9"]
     assert options.name is None and not options.module
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        ["--p", "5"],
+        ["--n", "5", "--na", "x"],
+        ["-l"],
+        ["-lr", "0.1"],
+        ["--help"],
+        ["-h"],
+        ["--json", "--detach"],
+        ["--", "--name", "y"],
+        ["a", "--", "b"],
+        ["--nproc-per-node"],
+        ["-m", "mod"],
+        ["--max-restarts=abc"],
+        ["-"],
+        [""],
+    ],
+)
+@pytest.mark.parametrize(
+    "before", [["train.py"], ["--", "train.py"], ["-m", "train.py"], ["--no-python", "train.py"]]
+)
+def test_any_word_after_the_script_reaches_it_unread(before: list[str], own: list[str]) -> None:
+    options = parse("--nproc-per-node", "2", *before, *own)
+    assert (options.script, options.script_args) == ("train.py", own)
+    assert options.name is None and not options.json and options.nproc_per_node == "2"
+    assert options.module == ("-m" in before) and options.no_python == ("--no-python" in before)
+
+
+@pytest.mark.parametrize("short", ["--nproc", "--no", "--na", "--pol", "--max-restart"])
+def test_a_flag_before_the_script_is_written_in_full(short: str) -> None:
+    with pytest.raises(UsageError, match=f"no flag {short} before the script"):
+        parse(short, "2", "train.py")
+
+
+def test_flags_with_their_values_in_one_word_are_found_before_the_script() -> None:
+    options = parse("-la=b", "-l", "c=d", "--name=x", "--label=e=f", "-t3", "train.py", "-lz")
+    assert (options.label, options.name, options.script_args) == (["a=b", "c=d", "e=f"], "x", ["-lz"])
+
+
+@pytest.mark.parametrize("odd", ["-x.py", "--strange"])
+def test_a_script_that_looks_like_a_flag_needs_two_hyphens_before_it(odd: str) -> None:
+    options = parse("--", odd, "a")
+    assert (options.script, options.script_args) == (odd, ["a"])
+
+
+@pytest.mark.parametrize("argv", [[], ["--json"], ["--"], ["--name", "x"]])
+def test_without_a_script_that_is_said(argv: list[str]) -> None:
+    with pytest.raises(UsageError, match="script"):
+        parse(*argv)
 
 
 def test_a_full_torchrun_line_is_accepted(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from core_story import Story
+from core_story import FAILED, Story
 
 from torchloom.core.notices import apply_and_tell
 from torchloom.model.checkpoints import CheckpointPlace, RejectedCheckpoint, SavedCheckpoint
@@ -33,7 +33,12 @@ class SavingStory(Story):
         where = "the store" if restored else ""
         return self.tell(
             CheckpointStoreOpened(
-                node="a", ref=self.ref(), place=PLACE, restored=restored, restored_from=where
+                node="a",
+                ref=self.ref(),
+                place=PLACE,
+                restored=restored,
+                restored_from=where,
+                saved_step=int(restored[5:].partition(".")[0]) if restored else None,
             )
         )
 
@@ -108,10 +113,31 @@ def test_failures_in_a_row_are_one_incident_that_a_save_closes() -> None:
     assert "step 10" in incident.decision
     assert story.state() is JobState.RUNNING and story.job().incident == ""
     story.saved(25)  # saved before the last failure and told after it
-    assert incident.open
+    assert incident.open and "step 25 is the newest state known to be saved" in incident.decision
     story.saved(40, after_s=7)
     assert not incident.open and "step 40" in incident.decision
     story.check_replay()
+
+
+def test_what_the_last_generation_resumed_from_is_saved_whether_or_not_that_was_reported() -> None:
+    """Step 40 was saved a moment before the crash and its worker could not report it any more."""
+    story = SavingStory()
+    story.saved(5)
+    story.exit(0, FAILED)
+    story.end_rest()
+    if story.fleet.timers:
+        story.fire()
+    story.bring_up()
+    story.opened(restored="step-40.g1")
+    story.failed(45)
+    assert "step 40 is the newest state known to be saved" in story.incident().decision
+    story.check_replay()
+
+
+def test_a_job_that_has_saved_nothing_says_so() -> None:
+    story = SavingStory()
+    story.failed(10)
+    assert "no state is known to be saved" in story.incident().decision
 
 
 def test_a_store_that_fails_again_soon_is_the_same_incident() -> None:

@@ -6,6 +6,7 @@ Judges nothing: whether a failure is an incident is decided elsewhere.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 TELL_EVERY_NS = 5 * 10**9
 """Saves are told this often at most; the newest one is told in the end."""
 _MOST_CHARS = 1000
+_CHECKPOINT = re.compile(r"step-(\d{1,18})\.g")
 
 
 class _Saved(Struct):
@@ -98,18 +100,25 @@ def _say_news(host: Host, worker: Worker, told: _Told, now_ns: int, last: bool) 
     if first and told.opened and not seen.opened:
         seen.opened = True
         _say_opened(host, worker, told)
-    if told.failing is not None and not seen.failing:
+    newly_failing = told.failing is not None and not seen.failing
+    seen.healed = seen.healed or (seen.failing and told.failing is None)
+    seen.failing = told.failing is not None
+    if first:
+        # A failure is judged by what was saved before it, so that is said first, however lately it was.
+        _say_saved(host, worker, told, now_ns, at_once=last or newly_failing)
+    if newly_failing and told.failing is not None:
         failed = CheckpointFailed(
             node=host.node, ref=worker.ref, step=told.failing.step, why=_short(told.failing.why)
         )
         host.reporter.say(failed, f"{stem}.checkpoint-failed.{told.failures}")
-    seen.healed = seen.healed or (seen.failing and told.failing is None)
-    seen.failing = told.failing is not None
-    saved = told.saved
-    if not first or saved is None or saved.name == seen.saved:
+
+
+def _say_saved(host: Host, worker: Worker, told: _Told, now_ns: int, at_once: bool) -> None:
+    seen, saved = worker.saves, told.saved
+    if saved is None or saved.name == seen.saved:
         return
     # That saving goes well again closes an incident, so it is said at once.
-    if last or seen.healed or not seen.saved or now_ns - seen.saved_ns >= TELL_EVERY_NS:
+    if at_once or seen.healed or not seen.saved or now_ns - seen.saved_ns >= TELL_EVERY_NS:
         seen.saved, seen.saved_ns, seen.healed = saved.name, now_ns, False
         about = SavedCheckpoint(
             name=_short(saved.name),
@@ -121,7 +130,7 @@ def _say_news(host: Host, worker: Worker, told: _Told, now_ns: int, last: bool) 
             memory_interval=told.memory_interval,
         )
         event = CheckpointSaved(node=host.node, ref=worker.ref, saved=about)
-        host.reporter.say(event, f"{stem}.checkpoint-saved.{about.name}")
+        host.reporter.say(event, f"{worker.event_stem}.checkpoint-saved.{about.name}")
 
 
 def _say_opened(host: Host, worker: Worker, told: _Told) -> None:
@@ -132,6 +141,7 @@ def _say_opened(host: Host, worker: Worker, told: _Told) -> None:
         place=CheckpointPlace(told.uri, _short(told.name)),
         restored=_short(told.restored),
         restored_from=_short(told.restored_from),
+        saved_step=None if told.restored_from == "memory" else _step_of(told.restored),
     )
     host.reporter.say(opened, f"{stem}.checkpoint-store-opened")
     if told.rejected:
@@ -140,6 +150,11 @@ def _say_opened(host: Host, worker: Worker, told: _Told) -> None:
             node=host.node, ref=worker.ref, rejected=passed, used=_short(told.restored)
         )
         host.reporter.say(rejected, f"{stem}.checkpoint-rejected")
+
+
+def _step_of(name: str) -> int | None:
+    found = _CHECKPOINT.match(name)
+    return int(found[1]) if found else None
 
 
 def _short(text: str) -> str:

@@ -100,6 +100,10 @@ class JobRequest(Strict):
     spawn: Literal["warm", "cold"] = "warm"
     preload: list[Text] = []
     max_restarts: int | None = Field(default=None, ge=0, le=100_000)
+    """Restarts in the life of the job, 10 if it is left out."""
+    max_fruitless: int | None = Field(default=None, ge=0, le=100_000)
+    """Restarts in a row without progress (20 steps or a minute), after which the job fails. Left out: as many
+    as `max_restarts`, and 3 if that is left out as well."""
     stop_grace_s: float | None = Field(default=None, ge=0, le=86_400)
     pin_cores: bool = False
     max_steps: int | None = Field(default=None, ge=1, le=2**53)
@@ -303,6 +307,10 @@ class JobSummary(BaseModel):
     generation: int
     restarts: int
     max_restarts: int
+    fruitless: int
+    """Restarts in a row that brought no progress."""
+    max_fruitless: int
+    """As many may be in a row; the failure after that ends the job."""
     world_size: int
     """Ranks of the present generation."""
     wanted_workers: int

@@ -86,6 +86,8 @@ def job_summary(fleet: Fleet, job: Job, pulses: Pulses, now_ns: int) -> JobSumma
         generation=job.generation,
         restarts=job.restarts,
         max_restarts=job.spec.restarts.max_restarts,
+        fruitless=job.fruitless,
+        max_fruitless=job.spec.restarts.max_fruitless,
         world_size=len(job.workers) or wanted(job),
         wanted_workers=wanted(job),
         standby=job.spec.standby,

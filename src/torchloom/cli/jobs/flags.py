@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from torchloom.errors import UsageError
@@ -57,6 +58,7 @@ def parser(verb: str) -> argparse.ArgumentParser:
         usage=f"loom {verb} [flags] script.py [arguments of the script]",
         description="Run a training script on several workers, supervised. Takes torchrun's flags.",
         epilog=f"example: loom {verb} --nproc-per-node 2 --expect-steps 1000 train.py --lr 0.1",
+        allow_abbrev=False,
     )
     job = made.add_argument_group("workers")
     _add(
@@ -67,6 +69,13 @@ def parser(verb: str) -> argparse.ArgumentParser:
     )
     _add(job, "--nnodes", metavar="N", help="hosts, or a range MIN:MAX (1)")
     _add(job, "--max-restarts", metavar="N", type=int, help="restarts in the life of the job (10)")
+    _add(
+        job,
+        "--max-fruitless",
+        metavar="N",
+        type=int,
+        help="restarts in a row without 20 steps or a minute of progress (3, or --max-restarts if given)",
+    )
     job.add_argument("-m", "--module", action="store_true", help="the script is a module, as with python -m")
     _add(job, "--no-python", action="store_true", help="the script is a program of its own")
     _add(job, "--local-ranks-filter", metavar="RANKS", help="show the output of these ranks only: 0,1")
@@ -217,6 +226,14 @@ def restarts(options: argparse.Namespace, env: Mapping[str, str]) -> int | None:
     return count
 
 
+def fruitless(options: argparse.Namespace) -> int | None:
+    """--max-fruitless; None for the default of jobs."""
+    count: int | None = options.max_fruitless
+    if count is not None and count < 0:
+        raise UsageError("--max-fruitless cannot be negative.")
+    return count
+
+
 def shown_ranks(options: argparse.Namespace) -> frozenset[int] | None:
     """Ranks whose output is wanted; None for all."""
     given: str | None = options.local_ranks_filter
@@ -228,8 +245,42 @@ def shown_ranks(options: argparse.Namespace) -> frozenset[int] | None:
         raise UsageError(f"--local-ranks-filter takes ranks such as 0,1 and not {given!r}.") from None
 
 
+def script_at(made: argparse.ArgumentParser, argv: Sequence[str]) -> int:
+    """Where the script stands: the first word that is neither a flag of ours nor the value of one."""
+    known = made._option_string_actions  # argparse has no public list of its flags
+    at = 0
+    while at < len(argv):
+        word = argv[at]
+        if word == "--":
+            return at + 1
+        if not word.startswith("-") or word == "-":
+            return at
+        name = word.partition("=")[0]
+        short = "" if word.startswith("--") else word[:2]
+        if word in known:
+            at += 1 if known[word].nargs == 0 else 2
+        elif name in known or (short in known and known[short].nargs != 0):
+            at += 1  # its value is in the same word
+        else:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise UsageError(
+                f"There is no flag {name} before the script", hint=f"{hint}the script's own flags follow it"
+            )
+    return len(argv)
+
+
+def _hidden(script: Sequence[str]) -> list[str]:
+    """A word in place of the script, whatever that is called; nothing if there is none."""
+    return ["script"] if script else []
+
+
 def parse(verb: str, argv: Sequence[str]) -> argparse.Namespace:
-    options = parser(verb).parse_args(list(argv))
+    made = parser(verb)
+    at = script_at(made, argv)
+    # argparse would look for flags in the script's own arguments, too: it is shown the script alone.
+    options = made.parse_args([*(word for word in argv[:at] if word != "--"), *_hidden(argv[at : at + 1])])
+    options.script, options.script_args = argv[at], list(argv[at + 1 :])
     if options.module and options.no_python:
         raise UsageError("-m and --no-python exclude each other.")
     for note in notes(options):

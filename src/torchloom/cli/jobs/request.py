@@ -41,6 +41,7 @@ def job_request(options: argparse.Namespace, env: Mapping[str, str], cwd: str) -
         "spawn": options.spawn,
         "preload": [name for names in options.preload for name in names.split(",") if name],
         "max_restarts": flags.restarts(options, env),
+        "max_fruitless": flags.fruitless(options),
         "stop_grace_s": options.shutdown_timeout,
         "pin_cores": options.pin_cores,
         "expected_steps": options.expect_steps,

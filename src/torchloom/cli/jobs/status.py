@@ -74,7 +74,7 @@ def _facts(view: JobDetail) -> list[tuple[str, str]]:
         ("state", f"{output.state(view)} – {view['reason']}"),
         ("program", " ".join([view["program"], *view["args"]])),
         ("progress", progress),
-        ("restarts", f"{view['restarts']} of {view['max_restarts']}, generation {view['generation']}"),
+        ("restarts", _restarts(view)),
         ("loss", output.number(view["last_loss"])),
         ("goodput", f"{output.percent(view['goodput'])} of {output.seconds(view['elapsed_s'])}"),
         ("started", f"{output.clock(view['started_at_ns'])}, by {view['by']}"),
@@ -97,6 +97,16 @@ def _facts(view: JobDetail) -> list[tuple[str, str]]:
     if view["eta_s"] is not None:
         facts.insert(4, ("eta", output.time_left(view["eta_s"])))
     return facts
+
+
+def _restarts(view: JobDetail) -> str:
+    """How many there were, and what ends the job."""
+    text = f"{view['restarts']} of {view['max_restarts']}, generation {view['generation']}"
+    if view["fruitless"]:
+        text += (
+            f"; {view['fruitless']} in a row without progress, the job fails after {view['max_fruitless']}"
+        )
+    return text
 
 
 def _worker(worker: WorkerView) -> tuple[str, ...]:

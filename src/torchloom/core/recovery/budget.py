@@ -30,7 +30,8 @@ def plan_restart(job: Job, rank: int | None, progress: bool, chance: float) -> P
     if limits.max_restarts <= 0:
         return Plan(False, 0.0, "restarts are off for this job", progress)
     if job.restarts >= limits.max_restarts:
-        return Plan(False, 0.0, f"the budget of {limits.max_restarts} restarts is used up", progress)
+        used = f"the budget of {limits.max_restarts} restarts (--max-restarts) is used up"
+        return Plan(False, 0.0, used, progress)
     if rank is not None and by_rank >= limits.max_restarts_per_worker:
         return Plan(
             False,
@@ -43,12 +44,14 @@ def plan_restart(job: Job, rank: int | None, progress: bool, chance: float) -> P
             False,
             0.0,
             f"{job.fruitless} restarts in a row brought no progress "
-            f"(less than {limits.progress_steps} steps and {limits.progress_s:g} s)",
+            f"(less than {limits.progress_steps} steps and {limits.progress_s:g} s), "
+            f"--max-fruitless {limits.max_fruitless} allows no more",
             progress,
         )
     delay = backoff_s(limits, fruitless, chance)
     number = f"restart {job.restarts + 1} of at most {limits.max_restarts}"
     if progress:
         return Plan(True, 0.0, f"{number}, at once because the job had made progress", progress)
-    why = f"{number}, in {delay:.1f} s because there was no progress ({fruitless} in a row)"
+    in_a_row = f"{fruitless} in a row of at most {limits.max_fruitless}"
+    why = f"{number}, in {delay:.1f} s because there was no progress ({in_a_row})"
     return Plan(True, delay, why, progress)

@@ -86,6 +86,7 @@ def test_fruitless_restarts_end_in_failed_with_the_reason() -> None:
     assert story.state() is JobState.FAILED and job.restarts == 3 and job.generation == 4
     assert "rank 0 on a exited with code 1" in job.reason
     assert "3 restarts in a row brought no progress (less than 20 steps and 60 s)" in job.reason
+    assert "--max-fruitless 3 allows no more" in job.reason, "which limit it was"
     story.done(*story.fleet.outbox.values())
     assert not story.fleet.outbox and not story.fleet.timers
     story.check_replay()
@@ -98,7 +99,10 @@ def test_the_budget_of_the_job() -> None:
         story.exit(0, KILLED, steps=100)
         story.bring_up()
     story.exit(0, KILLED, steps=100)
-    assert story.state() is JobState.FAILED and "the budget of 2 restarts is used up" in story.job().reason
+    assert (
+        story.state() is JobState.FAILED
+        and "the budget of 2 restarts (--max-restarts) is used up" in story.job().reason
+    )
 
 
 def test_the_budget_of_one_worker() -> None:
