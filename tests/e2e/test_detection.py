@@ -120,6 +120,28 @@ def test_a_rank_that_never_comes_is_told_with_its_place_and_restarted_only_at_th
         run.goes_on()
 
 
+@pytest.mark.parametrize(("fault", "flags"), [("busy", ("--hang-act", "4")), ("semaphore", ())])
+def test_what_may_end_by_itself_is_told_and_never_restarted(
+    stack: Stack, fault: str, flags: tuple[str, ...]
+) -> None:
+    """A rank at work, far beyond the limit for acting; and one that another process will wake, for longer
+    than a lock of its own would be waited for."""
+    with Faulty(stack, fault, flags=flags) as run:
+        run.wait_incident("hang", "faulty.py", open=True)
+
+        def lasting() -> bool:
+            (told,) = run.told("hang", "faulty.py")
+            return bool(stack.json("incident", told["id"])["finding"]["lasting_s"] > 16)
+
+        wait_until(lasting, "it has lasted", HANG_S)
+        Path(f"{run.notes}.go").touch()
+        found = run.wait_incident("hang", "faulty.py", open=False)
+        assert found["culprit"] == 1 and found["decision"].startswith("reported only")
+        assert ("uses" if fault == "busy" else "semaphore") in found["verdict"], found["verdict"]
+        run.goes_on()
+        assert stack.status(run.job)["restarts"] == 0
+
+
 def test_ranks_that_disagree_are_restarted(stack: Stack) -> None:
     with Faulty(stack, "desync") as run:
         found = run.wait_incident("desync", open=False)

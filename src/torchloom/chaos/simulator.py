@@ -326,6 +326,7 @@ class Simulation:
             state, waits_on, where, since = "S", "outside", "all_reduce() at train.py:52", me.blocked.start
         still = asked and state != "R" and not changing(where)
         unchanged = max(0.0, self.now - max(since, me.asked_since)) if still else 0.0
+        busy = asked and not still
         return ProcessFacts(
             state="X" if dead else state,
             cpu_ns_per_step=round(cpu * 1e9),
@@ -333,6 +334,8 @@ class Simulation:
             unchanged_ns=round(unchanged * 1e9),
             unchanged_samples=1 + int(unchanged) if asked else 0,
             waits_on=waits_on if asked else "unknown",  # type: ignore[arg-type]
+            life="it uses 99 % of a core" if busy else "",
+            quiet_ns=round(unchanged * 1e9),
             location=where if asked else "",
             connection_lost=dead and not crashed,
             died_ns=round((me.died + me.offset_s) * 1e9) if dead else 0,

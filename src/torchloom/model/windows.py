@@ -36,10 +36,12 @@ class Collective(Struct, frozen=True, array_like=True):
     waited: bool = True
     """The caller waits for it at once. An asynchronous one may be under way while its rank computes."""
     peer: int | None = None
-    """Rank within the group."""
+    """Rank within the group: the other side of a send or recv, the root of a rooted operation."""
     exact: bool = True
     """The number is counted by the recorder. A backend's own count has sends and recvs in it."""
     failed: bool = False
+    reduction: str = ""
+    """`SUM`, `MAX`, …; empty when nothing is reduced or nobody knows."""
 
     @property
     def under_way(self) -> bool:
@@ -58,6 +60,8 @@ class GroupPosition(Struct, frozen=True, array_like=True):
     wait_ns: int = 0
     """Median over the window's steps of `waited_ns` of the group's collectives of a step; sends and recvs are
     not in it, because what a pipeline waits for there is mostly work."""
+    timeout_s: float = 0.0
+    """After which the group's backend gives up by itself; 0: not known."""
 
 
 class PairTimes(Struct, frozen=True, array_like=True):
@@ -106,8 +110,16 @@ class ProcessFacts(Struct, frozen=True, omit_defaults=True):
     unchanged_samples: int = 0
     """In how many samples; 0 when nobody sampled stacks."""
     waits_on: WaitsOn = "unknown"
-    """`lock` only if no thread of it or of its children waits for a file, a socket (c10d's own excepted) or a
-    timer: then nothing outside can wake it. Whoever is not sure says `unknown`."""
+    """`lock` only if no thread of it or of its children waits for a file, a socket (c10d's own excepted), a
+    timer, or a lock in shared memory: then nothing outside can wake it. Who is not sure says `unknown`."""
+    waits_for: str = ""
+    """What its main thread waits for, as a clause: `it waits for a lock on /data/cache.lock`."""
+    life: str = ""
+    """The newest sign of life while it was sampled, as a clause: `it uses 98 % of a core`, `it prints`."""
+    quiet_ns: int = 0
+    """For how long it was sampled without any sign of life."""
+    tracer: str = ""
+    """Who debugs it: `gdb (pid 4711)`, or `pdb`."""
     location: str = ""
     """`tokenize() at data.py:88`: the innermost frame of the user's own code."""
     connection_lost: bool = False

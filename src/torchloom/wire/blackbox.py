@@ -25,7 +25,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 MAGIC = int.from_bytes(b"TLOOMBX1", "little")
-LAYOUT_VERSION = 3
+LAYOUT_VERSION = 4
 MASK = (1 << 64) - 1
 NO_PEER = MASK
 """Peer word of a collective that has no single peer."""
@@ -252,6 +252,11 @@ DTYPES = {
 """dtype field of a collective record: torch's ScalarType number + 1, 0 when there is no tensor."""
 
 
+REDUCTIONS = ("", "SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+"""Reduction field of a collective record: torch's RedOpType number + 1, 0 when unknown or none."""
+REDUCTION_SHIFT = 8
+
+
 class Source(IntEnum):
     """How the completion of a collective was learned; detectors compare only like with like.
 
@@ -285,7 +290,7 @@ class CollectiveWord(IntEnum):
     BYTES = 4
     """Size of the part that is the same on every rank: of a gather the input, of a scatter the output."""
     PACKED = 5
-    """dtype | flags << 16 | group size << 32"""
+    """dtype | reduction << 8 | flags << 16 | group size << 32"""
     PEER = 6
     """Rank within the group: the other side of a send or recv, the root of a rooted operation."""
     ENTERED_NS = 7
@@ -321,10 +326,12 @@ class GroupWord(IntEnum):
     FINISHED = 3
     """Number of operations of the group seen to finish, well or not; sends and recvs are not counted."""
     NAME_LENGTH = 4
+    """length | timeout of the backend in ms << 16 (0: not known)"""
     NAME = 5
     """First of 11 words of UTF-8 name bytes."""
 
 
+TIMEOUT_SHIFT = 16
 GROUP_NAME_BYTES = (GROUP_WORDS - GroupWord.NAME) * 8
 
 
@@ -378,6 +385,7 @@ class Collective(NamedTuple):
     peer: int | None
     entered_ns: int
     finished_ns: int
+    reduction: int = 0
 
 
 class Step(NamedTuple):
@@ -414,6 +422,8 @@ class Group(NamedTuple):
     finished: int
     rank: int
     """This worker's rank within the group."""
+    timeout_ms: int = 0
+    """After which its backend gives up by itself; 0: not known."""
 
 
 class View:
@@ -563,7 +573,8 @@ class View:
             key = self.words[at]
             if key == 0:
                 continue
-            length = min(self.words[at + GroupWord.NAME_LENGTH], GROUP_NAME_BYTES)
+            packed = self.words[at + GroupWord.NAME_LENGTH]
+            length = min(packed & ((1 << TIMEOUT_SHIFT) - 1), GROUP_NAME_BYTES)
             start = (at + GroupWord.NAME) * 8
             name = bytes(self.raw[start : start + length]).decode("utf-8", "replace")
             found[key] = Group(
@@ -573,6 +584,7 @@ class View:
                 self.words[at + GroupWord.ENTERED],
                 self.words[at + GroupWord.FINISHED],
                 self.words[at + GroupWord.SIZE] >> 32,
+                packed >> TIMEOUT_SHIFT,
             )
         return found
 
@@ -595,6 +607,7 @@ def _collective(w: Sequence[int]) -> Collective:
         peer=None if peer == NO_PEER else peer,
         entered_ns=w[CollectiveWord.ENTERED_NS],
         finished_ns=0 if completion & IN_FLIGHT else completion >> TIME_SHIFT,
+        reduction=packed >> REDUCTION_SHIFT & 0xFF,
     )
 
 

@@ -1,11 +1,13 @@
 """A DDP job that goes wrong in one way on one rank, in its first generation only.
 
 Usage: faulty.py NOTES FAULT [--at STEP] [--rank R] [--seconds S]. Notes every completed step as `<pid> <rank>
-<step>`. FAULT: none, hang, pause (for S seconds, or until there is a file NOTES.go), desync, slow, nan,
-silent-nan (gradients are NaN, and no loss is told).
+<step>`. FAULT: none, hang, pause (for S seconds, or until there is a file NOTES.go), busy (the same, at work),
+semaphore (the same, in a named semaphore that another process posts), desync, slow, nan, silent-nan
+(gradients are NaN, and no loss is told).
 """
 
 import argparse
+import multiprocessing
 import os
 import time
 
@@ -31,6 +33,26 @@ def tokenize() -> None:
         time.sleep(0.2)
 
 
+def preprocess() -> None:
+    """The same, but at work."""
+    while not os.path.exists(f"{args.notes}.go"):
+        compute(0.05)
+
+
+def acquire() -> None:
+    """Wait for a semaphore that a process outside of the job's sight posts once there is a file NOTES.go."""
+    turn = multiprocessing.Semaphore(0)
+    if os.fork() == 0:
+        if os.fork() == 0:
+            os.setsid()
+            while not os.path.exists(f"{args.notes}.go"):
+                time.sleep(0.1)
+            turn.release()
+        os._exit(0)
+    os.wait()
+    turn.acquire()
+
+
 def compute(seconds: float) -> None:
     """Use this much CPU time, however busy the machine is."""
     end = time.thread_time() + seconds
@@ -52,6 +74,10 @@ with open(args.notes, "a", buffering=1) as notes:
         compute(0.01)
         if faulty and step == args.at and args.fault in ("hang", "pause"):
             tokenize()
+        if faulty and step == args.at and args.fault == "busy":
+            preprocess()
+        if faulty and step == args.at and args.fault == "semaphore":
+            acquire()
         if faulty and step == args.at and args.fault == "desync":
             dist.broadcast(torch.ones(3), 0)
         if faulty and step >= args.at and args.fault == "slow":

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from torchloom.agent.observe import kernel, stacks
+from torchloom.agent.observe import kernel, stacks, waiting
 from torchloom.agent.observe.evidence import Sample
 
 STUCK = """
@@ -27,8 +27,14 @@ tokenize()
 """
 
 
+NOBODY = 2**30
+"""No process has this number."""
+
+
 def tree(**change: object) -> kernel.Tree:
-    fields: dict[str, object] = {"pids": (5,), "cpu_ns": 1000, "io_bytes": 7, "main_runs": 3}
+    fields: dict[str, object] = {
+        "root": NOBODY, "pids": (NOBODY,), "cpu_ns": 1000, "io_bytes": 7, "main_runs": 3
+    }  # fmt: skip
     return kernel.Tree(**{**fields, **change})  # type: ignore[arg-type]
 
 
@@ -45,7 +51,7 @@ def test_what_stays_the_same_is_counted_from_the_first_sample() -> None:
 
 
 @pytest.mark.parametrize(
-    "changed", [{"pids": (5, 6)}, {"io_bytes": 8}, {"main_runs": 4}, {"cpu_ns": 1000 + 10**8}]
+    "changed", [{"pids": (NOBODY, 6)}, {"io_bytes": 8}, {"main_runs": 4}, {"cpu_ns": 1000 + 10**8}]
 )
 def test_any_sign_of_work_begins_anew(changed: dict[str, object]) -> None:
     sample = Sample()
@@ -64,11 +70,53 @@ def test_another_stack_begins_anew_and_a_little_cpu_of_a_watchdog_does_not() -> 
     assert sample.samples == 1
 
 
-def test_without_a_stack_nothing_is_known() -> None:
+def test_a_stack_that_could_not_be_read_changes_nothing() -> None:
+    sample = Sample()
+    for second in range(3):
+        sample.take(stack(), tree(), second * 10**9)
+    sample.take(None, tree(), 3 * 10**9)
+    sample.take(stack(), tree(), 4 * 10**9)
+    assert (sample.samples, sample.unchanged_ns) == (4, 4 * 10**9)
+    sample.take(None, tree(io_bytes=8), 5 * 10**9)
+    assert (sample.samples, sample.unchanged_ns) == (0, 0), "what is counted changed meanwhile"
+
+
+def test_without_any_stack_nothing_is_called_unchanged() -> None:
+    sample = Sample()
+    for second in range(5):
+        sample.take(None, tree(), second * 10**9)
+    assert (sample.samples, sample.unchanged_ns) == (0, 0)
+    assert sample.quiet_ns == 4 * 10**9, "counters alone tell that it shows no life"
+
+
+@pytest.mark.parametrize(
+    ("changed", "printed", "says"),
+    [
+        ({"cpu_ns": 1000 + 98 * 10**7}, 0, "it uses 98 % of a core"),
+        ({"cpu_ns": 1000 + 5 * 10**7}, 0, "it uses 5 % of a core"),
+        ({}, 17, "it prints"),
+        ({"pids": (NOBODY, 9)}, 0, "it starts or ends child processes"),
+        ({"io_bytes": 10**6}, 0, "it reads or writes files"),
+        ({"major_faults": 500}, 0, "it reads pages back from a disk (swap)"),
+    ],
+)
+def test_signs_of_life(changed: dict[str, object], printed: int, says: str) -> None:
     sample = Sample()
     sample.take(stack(), tree(), 0)
-    sample.take(None, tree(), 10**9)
-    assert (sample.samples, sample.unchanged_ns) == (0, 0)
+    sample.take(stack(), tree(), 10**9)
+    assert (sample.life, sample.quiet_ns) == ("", 10**9)
+    sample.take(stack(), tree(**changed), 2 * 10**9, printed)
+    assert (sample.life, sample.quiet_ns) == (says, 0)
+    sample.take(stack(), tree(**changed), 5 * 10**9, printed)
+    assert sample.quiet_ns == 3 * 10**9
+
+
+def test_a_loop_that_only_looks_whether_something_has_come_is_no_sign_of_life() -> None:
+    sample = Sample()
+    for second in range(5):
+        runs = {"main_runs": 3 + 5 * second, "cpu_ns": 1000 + second * 10**6, "io_bytes": 7 + 10 * second}
+        sample.take(stack(), tree(**runs), second * 10**9)
+    assert sample.quiet_ns == 4 * 10**9 and sample.unchanged_ns == 0
 
 
 def test_frames_of_libraries_are_passed_over() -> None:
@@ -136,7 +184,7 @@ def test_a_real_process_that_waits_for_a_lock(tmp_path: Path, stopped: bool) -> 
             time.sleep(0.001)
         assert kernel.state_of(process.pid) == ("T" if stopped else "S")
         if not stopped:
-            assert kernel.waits_on((process.pid,)) in ("lock", "unknown")
+            assert waiting.waits_on((process.pid,)) in ("lock", "unknown")
     finally:
         process.kill()
         process.wait()

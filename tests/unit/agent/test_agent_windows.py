@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from torchloom.agent.observe import kernel
 from torchloom.agent.observe.boxes import Box
 from torchloom.agent.observe.evidence import Samples
 from torchloom.agent.observe.windows import Windows
@@ -26,7 +30,7 @@ REDUCE, SEND = OPS.index("allreduce_"), OPS.index("send")
 class Recording:
     """A black box that a rank writes step by step, and the agent that reads it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, pid: int = 0) -> None:
         view = View(memoryview(bytearray(blackbox.SIZE)))
         view.set_header(Header.MAGIC, blackbox.MAGIC)
         view.set_header(Header.LAYOUT, blackbox.LAYOUT_VERSION)
@@ -35,7 +39,7 @@ class Recording:
         self.box = Box.open(path)
         self._records = self._steps = 0
         worker = SimpleNamespace(
-            ref=WorkerRef("job", 0, 1, 1), box=self.box, pid=os.getpid(), devices=(), began_ns=0
+            ref=WorkerRef("job", 0, 1, 1), box=self.box, pid=pid or os.getpid(), devices=(), began_ns=0
         )
         host: Any = SimpleNamespace(node="n", session="s", workers={}, running=lambda: [worker])
         self._windows = Windows(host, Samples(host))
@@ -108,3 +112,31 @@ def test_of_very_many_groups_the_busiest_are_counted_and_always_the_same(recordi
         recording.step(*((REDUCE, slot + 1, number, 0) for slot in range(12)))
         (step,) = recording.look().steps
         assert step.made == tuple((place, number) for place in (0, 1, 2, 3, 8, 9, 10, 11))
+
+
+def test_what_is_stopped_and_continued_all_the_time_is_not_stopped(tmp_path: Path) -> None:
+    """As cpulimit does: seen stopped in every look, and yet it runs in between."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    recording = Recording(tmp_path / "box", process.pid)
+
+    def stop() -> int:
+        os.kill(process.pid, signal.SIGSTOP)
+        while kernel.state_of(process.pid) != "T":
+            time.sleep(0.001)
+        return kernel.counts(process.pid).cpu_ns  # type: ignore[union-attr]
+
+    try:
+        used_ns = stop()
+        assert recording.look().process.state == "S", "once may be a snapshot"
+        assert recording.look().process.state == "T"
+        for _ in range(3):
+            os.kill(process.pid, signal.SIGCONT)
+            before_ns = used_ns
+            while (used_ns := kernel.counts(process.pid).cpu_ns) == before_ns:  # type: ignore[union-attr]
+                time.sleep(0.001)
+            used_ns = stop()
+            assert recording.look().process.state == "S"
+    finally:
+        process.kill()
+        process.wait()
+        recording.box.close()

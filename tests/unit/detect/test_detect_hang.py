@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from detect_windows import PACE, SECOND, missing, reduce, waiting, window
+from msgspec.structs import replace
 
 from torchloom.core.detect.crash import crashes, lost_nodes
 from torchloom.core.detect.desync import desync
@@ -65,7 +66,8 @@ def frozen(for_s: float, waits_on: str, samples: int = 100) -> RankWindow:
         (60.0, "outside", 60, False),
         (60.0, "timer", 60, False),
         (60.0, "unknown", 60, False),
-        (95.0, "outside", 95, True),
+        (95.0, "outside", 95, False),
+        (1000.0, "outside", 1000, False),
     ],
 )
 def test_a_frozen_process_is_certain_only_when_nothing_outside_may_wake_it(
@@ -77,15 +79,120 @@ def test_a_frozen_process_is_certain_only_when_nothing_outside_may_wake_it(
 
 def test_a_pause_that_ended_by_itself_raises_the_limits_for_its_place() -> None:
     pace = with_pause(PACE, "f() at x.py:1", 80.0)
-    windows = [*(waiting(r, for_s=100) for r in range(3)), frozen(100, "outside")]
+    windows = [*(waiting(r, for_s=100) for r in range(3)), frozen(100, "lock")]
     assert one(windows).certain
     assert hangs(windows, pace, LIMITS) == []
 
 
-def test_uncertain_evidence_may_be_acted_on_after_the_users_limit() -> None:
-    windows = [*(waiting(r, for_s=601) for r in range(3)), missing(3, for_s=601)]
+def still(for_s: float, rank: int = 3, **facts: object) -> RankWindow:
+    """A rank that does not come and was sampled all the time without a sign of life."""
+    return missing(rank, for_s, **{"quiet_ns": round(for_s * SECOND), "unchanged_samples": 1, **facts})
+
+
+def timeout(windows: list[RankWindow], timeout_s: float) -> list[RankWindow]:
+    """The same ranks, in a process group with this timeout."""
+    return [replace(w, groups=tuple(replace(g, timeout_s=timeout_s) for g in w.groups)) for w in windows]
+
+
+def test_uncertain_evidence_is_not_acted_on_before_the_process_group_would_give_up() -> None:
+    for for_s, timeout_s, acted in (
+        (601, 0.0, False),
+        (1801, 0.0, True),
+        (601, 600.0, True),
+        (601, 1800.0, False),
+        (1801, 1800.0, True),
+        (1801, 7200.0, False),
+    ):
+        windows = [*(waiting(r, for_s=for_s) for r in range(3)), still(for_s)]
+        found = one(timeout(windows, timeout_s))
+        assert (found.may_act, found.certain) == (acted, False), (for_s, timeout_s)
+
+
+def test_what_the_owner_set_is_followed_whatever_the_process_groups_timeout() -> None:
+    told = Limits(hang_act_s=20.0, act_told=True)
+    for for_s, acted in ((19, False), (21, True)):
+        (found,) = hangs([*(waiting(r, for_s=for_s) for r in range(3)), still(for_s)], PACE, told)
+        assert (found.may_act, found.certain) == (acted, False)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"quiet_ns": 2 * SECOND, "life": "it uses 98 % of a core"},
+        {"quiet_ns": 40 * SECOND, "life": "it prints"},
+        {"quiet_ns": 0},
+        {"state": "t", "tracer": "gdb (pid 77)"},
+        {"tracer": "strace (pid 77)"},
+        {"tracer": "pdb"},
+    ],
+)
+def test_whoever_shows_life_or_is_debugged_is_never_restarted(facts: dict[str, object]) -> None:
+    """Not at the owner's limit, not after the process group's timeout, not after a day."""
+    told = Limits(hang_act_s=100.0, act_told=True)
+    for limits, for_s in ((told, 101.0), (told, 86400.0), (LIMITS, 86400.0)):
+        (found,) = hangs([*(waiting(r, for_s=for_s) for r in range(3)), still(for_s, **facts)], PACE, limits)
+        assert found.ranks == (3,) and not found.certain and not found.may_act
+        if "tracer" in facts:
+            assert str(facts["tracer"]) in found.sentence and str(facts["tracer"]) in found.certainty
+
+
+def test_the_limit_for_acting_counts_from_the_last_sign_of_life() -> None:
+    told = Limits(hang_act_s=100.0, act_told=True)
+    for quiet_s, acted in ((50, False), (101, True)):
+        late = still(1000, quiet_ns=quiet_s * SECOND, life="it prints")
+        (found,) = hangs([*(waiting(r, for_s=1000) for r in range(3)), late], PACE, told)
+        assert found.may_act is acted
+
+
+def test_one_that_shows_life_keeps_all_that_are_missed_from_being_restarted() -> None:
+    told = Limits(hang_act_s=100.0, act_told=True)
+    windows = [waiting(0, for_s=500), waiting(1, for_s=500), still(500, 2), still(500, 3, quiet_ns=SECOND)]
+    (found,) = hangs(windows, PACE, told)
+    assert found.ranks == (2, 3) and not found.may_act
+
+
+def test_a_rank_in_a_debugger_inside_an_operation_is_named_and_let_be() -> None:
+    held = waiting(2, for_s=5000, process=ProcessFacts(state="t", tracer="gdb (pid 77)"))
+    found = one([waiting(0, for_s=5000), waiting(1, for_s=5000), held, waiting(3, for_s=5000)])
+    assert found.kind == "hang" and found.ranks == (2,) and "gdb (pid 77) has stopped it" in found.sentence
+    assert not found.certain and not found.may_act
+
+
+def test_compiling_is_reported_late_and_not_acted_on() -> None:
+    for pace in (PACE, Pace(steps=3)):
+        for for_s, said in ((123.0, False), (599.0, False), (601.0, True)):
+            late = window(3, idle_s=for_s, phase="compiling", process=ProcessFacts(state="R"))
+            found = hangs([*(waiting(r, for_s=for_s) for r in range(3)), late], pace, LIMITS)
+            assert bool(found) is said and not any(f.may_act or f.certain for f in found)
+
+
+def test_two_stopped_ranks_are_both_named_wherever_they_stopped() -> None:
+    elsewhere = {"location": "load() at data.py:4"}
+    absent = [waiting(0), waiting(1), missing(2, state="T"), missing(3, state="T", **elsewhere)]
+    inside = [waiting(0), waiting(1), waiting(2, process=ProcessFacts(state="T")), missing(3, state="T")]
+    both = [waiting(0), waiting(1), *(waiting(r, process=ProcessFacts(state="T")) for r in (2, 3))]
+    for windows in (absent, inside, both):
+        found = one(windows)
+        assert found.certain and found.may_act and found.ranks == (2, 3) and found.waiting == (0, 1)
+
+
+def test_two_stopped_ranks_of_two_groups_are_told_together() -> None:
+    """0 waits for 1 in one group and 2 for 3 in another."""
+    windows = []
+    for first, name in ((0, "left"), (2, "right")):
+        op = reduce(11, 3.0, group=name)
+        windows.append(window(first, idle_s=3, collectives=(op,), groups=groups(first, (name, 2, 0, 11))))
+        stopped = ProcessFacts(state="T")
+        windows.append(
+            window(first + 1, idle_s=3, process=stopped, groups=groups(first + 1, (name, 2, 1, 10)))
+        )
     found = one(windows)
-    assert found.may_act and not found.certain
+    assert found.certain and found.ranks == (1, 3) and found.waiting == (0, 2)
+
+
+def test_where_one_is_stopped_the_others_that_do_not_come_are_not_blamed() -> None:
+    found = one([waiting(0), waiting(1), missing(2, state="T"), missing(3, location="eval() at x.py:1")])
+    assert found.ranks == (2,) and found.certain and "rank 3 did not come either" in found.sentence
 
 
 @pytest.mark.parametrize("phase", ["control-wait", "paused"])
@@ -225,11 +332,11 @@ def test_a_program_of_which_nothing_was_ever_recorded_is_not_judged() -> None:
 
 
 def test_frozen_ranks_that_nobody_waits_for_are_acted_on_only_late() -> None:
-    frozen = {"unchanged_ns": 500 * SECOND, "unchanged_samples": 99}
-    early = one([missing(0, for_s=500, size=1, **frozen)])
+    frozen = {"unchanged_ns": 1500 * SECOND, "unchanged_samples": 99, "quiet_ns": 1500 * SECOND}
+    early = one([missing(0, for_s=1500, size=1, **frozen)])
     assert not early.certain and not early.may_act
-    assert one([missing(0, for_s=601, size=1, **frozen)]).may_act
-    assert not one([missing(0, for_s=601, size=1)]).may_act
+    assert one([missing(0, for_s=1801, size=1, **frozen)]).may_act
+    assert not one([missing(0, for_s=1801, size=1)]).may_act
 
 
 def test_a_rank_stopped_inside_an_operation_is_named() -> None:
@@ -254,15 +361,15 @@ def test_a_stopped_rank_is_told_at_the_start_as_well() -> None:
 
 def test_a_rank_that_sleeps_is_never_certain_to_hang() -> None:
     """However long it has not changed: a timer will wake it."""
-    still = {"unchanged_ns": 300 * SECOND, "unchanged_samples": 99}
-    windows = [*(waiting(r, for_s=320) for r in range(3)), missing(3, for_s=320, **still)]
+    same = {"unchanged_ns": 300 * SECOND, "unchanged_samples": 99}
+    windows = [*(waiting(r, for_s=320) for r in range(3)), missing(3, for_s=320, waits_on="lock", **same)]
     assert one(windows).certain
-    windows[3] = missing(3, for_s=320, waits_on="timer", **still)
+    windows[3] = missing(3, for_s=320, waits_on="timer", **same)
     assert not one(windows).certain and not one(windows).may_act
 
 
 def test_a_rank_that_is_seen_to_get_on_is_never_acted_on() -> None:
-    windows = [*(waiting(r, for_s=700) for r in range(3)), missing(3, for_s=0.1)]
-    assert not one(windows).may_act
-    windows[3] = missing(3, for_s=700)
+    windows = [*(waiting(r, for_s=1900) for r in range(3)), still(1900, quiet_ns=1900 * SECOND)]
     assert one(windows).may_act
+    windows[3] = replace(windows[3], last_activity_ns=windows[3].taken_ns)
+    assert not one(windows).may_act

@@ -122,6 +122,14 @@ def tail(path: Path, lines: int = 20) -> tuple[str, ...]:
     return tuple(line[:_LONGEST_LINE] for line in text.splitlines())
 
 
+def size(path: Path) -> int:
+    """Bytes that were ever written; 0 when there is no log."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 def bound(path: Path, limit: int) -> int:
     """Free the oldest part of a log that takes more than `limit` bytes of disk; returns its new beginning."""
     try:

@@ -6,7 +6,7 @@ from torchloom.agent.observe import words
 from torchloom.agent.observe.boxes import Box
 from torchloom.model.windows import Collective, Completion
 from torchloom.wire import blackbox
-from torchloom.wire.blackbox import DTYPES, Source
+from torchloom.wire.blackbox import DTYPES, REDUCTIONS, Source
 
 _COMPLETION: dict[int, Completion] = {
     Source.NONE: "none",
@@ -31,6 +31,7 @@ def record(c: blackbox.Collective, group: str) -> Collective:
         peer=c.peer,
         exact=not c.flags & blackbox.FLAG_BACKEND_SEQ,
         failed=bool(c.flags & blackbox.FLAG_FAILED),
+        reduction=REDUCTIONS[c.reduction] if c.reduction < len(REDUCTIONS) else "",
     )
 
 

@@ -2,7 +2,8 @@
 
 Nobody is sampled unless the weaver asked lately. "Unchanged" is said only of what was seen at every sample:
 the stacks of all threads, the main thread's turns on a CPU, I/O, the set of children, and next to no CPU
-time. What that means is decided elsewhere.
+time. A sign of life is more than that: CPU time, output, I/O, children at work, data that comes in. What
+either means is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 
 from torchloom.agent.host import Host, Worker
 from torchloom.agent.logs import files
-from torchloom.agent.observe import kernel, stacks, words
+from torchloom.agent.observe import kernel, stacks, waiting, words
 from torchloom.agent.processes.exits import activity
 from torchloom.model.findings import RankEvidence
 from torchloom.model.messages import AskEvidence, EvidenceAnswer
@@ -27,6 +28,11 @@ WATCHED_FOR_S = 15.0
 """A rank is sampled for so long after it was asked for last."""
 _IDLE_CPU_SHARE = 0.005
 """Watchdog threads of c10d wake up now and then: less than this share of a core is no work."""
+_LIVING_CPU_SHARE = 0.02
+_LIVING_BYTES = 4096
+_LIVING_FAULTS = 16
+_LIVING_RUNS = 10
+"""Between two samples: less than this may be a loop that only looks whether something has come."""
 _AT_ONCE = 4
 _LOG_LINES = 8
 
@@ -40,36 +46,75 @@ class Sample:
     samples: int = 0
     """For how long, and in how many samples; 0 when no stack could be read."""
     waits_on: WaitsOn = "unknown"
+    waits_for: str = ""
+    life: str = ""
+    quiet_ns: int = 0
+    """The newest sign of life, and for how long there was none."""
+    debugger: str = ""
     until_s: float = 0.0
     _since_ns: int = 0
+    _lived_ns: int = 0
     _print: str = ""
+    _printed: int = 0
     _tree: kernel.Tree | None = field(default=None, repr=False)
     _tree_ns: int = 0
 
-    def take(self, stack: stacks.Stack | None, tree: kernel.Tree | None, now_ns: int) -> None:
-        """Compare with the sample before."""
-        if stack is None or tree is None:
-            self.unchanged_ns = self.samples = 0
+    def take(
+        self, stack: stacks.Stack | None, tree: kernel.Tree | None, now_ns: int, printed: int = 0
+    ) -> None:
+        """Compare with the sample before. `printed` is the size of its log."""
+        if tree is None:
+            self.unchanged_ns = self.samples = self.quiet_ns = 0
             self._tree = None
             return
-        before = self._tree
+        before, since_ns = self._tree, self._tree_ns
+        wait = waiting.of_process(tree.root)
+        self.waits_for = wait.words
+        life = "" if before is None else _life(before, tree, now_ns - since_ns, wait, printed - self._printed)
+        if before is None or life:
+            self._lived_ns = now_ns
+        self.life = life or self.life
+        self.quiet_ns = now_ns - self._lived_ns
+        # A stack that could not be read says nothing: what is counted must not have changed meanwhile.
         same = (
             before is not None
-            and stack.print == self._print
+            and (stack is None or not self._print or stack.print == self._print)
             and tree.pids == before.pids
             and tree.io_bytes == before.io_bytes
             and tree.main_runs == before.main_runs
-            and tree.cpu_ns - before.cpu_ns <= _IDLE_CPU_SHARE * (now_ns - self._tree_ns)
+            and tree.cpu_ns - before.cpu_ns <= _IDLE_CPU_SHARE * (now_ns - since_ns)
         )
         if not same:
             self._since_ns, self.samples = now_ns, 0
             self.waits_on = "unknown"
         else:
-            self.waits_on = kernel.waits_on(tree.pids)
-        self.samples += 1
-        self.unchanged_ns = now_ns - self._since_ns
-        self.location = stack.location
-        self._print, self._tree, self._tree_ns = stack.print, tree, now_ns
+            self.waits_on = waiting.waits_on(tree.pids)
+        if stack is not None:
+            self.samples += 1
+            self.location, self.debugger, self._print = stack.location, stack.debugger, stack.print
+        elif not same:
+            self._print = ""
+        self.unchanged_ns = now_ns - self._since_ns if self.samples else 0
+        self._tree, self._tree_ns, self._printed = tree, now_ns, printed
+
+
+def _life(before: kernel.Tree, now: kernel.Tree, ns: int, wait: waiting.Wait, printed: int) -> str:
+    """A sign that it is at work, as a clause; empty when there is none."""
+    share = (now.cpu_ns - before.cpu_ns) / max(1, ns)
+    if share >= _LIVING_CPU_SHARE:
+        whose = "it uses" if len(now.pids) == 1 else "it and its children use"
+        return f"{whose} {100 * share:.0f} % of a core"
+    if printed:
+        return "it prints"
+    if now.pids != before.pids:
+        return "it starts or ends child processes"
+    if abs(now.io_bytes - before.io_bytes) >= _LIVING_BYTES:
+        return "it reads or writes files"
+    if now.major_faults - before.major_faults >= _LIVING_FAULTS:
+        return "it reads pages back from a disk (swap)"
+    if now.main_runs - before.main_runs >= _LIVING_RUNS and wait.call in waiting.IN_TOUCH:
+        return "it receives data"
+    return ""
 
 
 NOTHING = Sample()
@@ -101,7 +146,7 @@ class Samples:
     async def _look(self, worker: Worker, sample: Sample) -> stacks.Stack | None:
         async with self._turns:
             stack = await stacks.read(worker.pid)
-        sample.take(stack, kernel.tree(worker.pid), time.monotonic_ns())
+        sample.take(stack, kernel.tree(worker.pid), time.monotonic_ns(), files.size(worker.log))
         return stack
 
     async def gather(self, query: AskEvidence) -> EvidenceAnswer:

@@ -1,26 +1,19 @@
 """What the kernel counts for a process: its state, CPU time, time in the run queue, I/O, its children.
 
 Reads /proc and judges nothing. A process that is gone has no counts. Everything is cheap enough to be read
-twice a second for every worker, except `tree` and `waits_on`: those are for the few under suspicion.
+twice a second for every worker, except `tree`, which is for the few under suspicion. What a process waits
+for is in waiting.py.
 """
 
 from __future__ import annotations
 
 import os
-import platform
 from dataclasses import dataclass
 
-from torchloom.model.windows import WaitsOn
+from torchloom.agent.observe.kernel_files import read_small
 
 _MOST_THREADS = 256
 _MOST_PROCESSES = 64
-_FUTEX, _SLEEPS = {
-    "x86_64": (202, frozenset({35, 230})),
-    "aarch64": (98, frozenset({101, 115})),
-}.get(platform.machine(), (-1, frozenset[int]()))
-"""Numbers of futex, and of nanosleep and clock_nanosleep."""
-_OURS = ("pt_gloo", "gloo", "pt_nccl", "nccl", "pt_tcpstore", "pt_store")
-"""Beginnings of the names of c10d's own threads: they wait for peers, who are waiting themselves."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +40,7 @@ def counts(pid: int) -> Counts | None:
     except OSError:
         return None
     for task in tasks[:_MOST_THREADS]:
-        fields = _read(f"/proc/{pid}/task/{task}/schedstat").split()
+        fields = read_small(f"/proc/{pid}/task/{task}/schedstat").split()
         if len(fields) < 3:
             continue
         threads += 1
@@ -60,7 +53,7 @@ def counts(pid: int) -> Counts | None:
 
 def state_of(pid: int) -> str:
     """One letter; empty when there is no such process."""
-    fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split(maxsplit=1)
+    fields = read_small(f"/proc/{pid}/stat").rpartition(b")")[2].split(maxsplit=1)
     return fields[0].decode() if fields else ""
 
 
@@ -68,12 +61,15 @@ def state_of(pid: int) -> str:
 class Tree:
     """A process and all its children, as far as their counters tell whether anything goes on in them."""
 
+    root: int
     pids: tuple[int, ...]
     cpu_ns: int
     io_bytes: int
     """Read and written through system calls, files, pipes and sockets alike."""
     main_runs: int
     """Of the first process."""
+    major_faults: int = 0
+    """Pages that had to be read from a disk, by all of them: swapping is work, too."""
 
 
 def tree(pid: int) -> Tree | None:
@@ -88,37 +84,14 @@ def tree(pid: int) -> Tree | None:
             break
     found = {one: counts(one) for one in pids[1:]}
     cpu_ns = first.cpu_ns + sum(c.cpu_ns for c in found.values() if c is not None)
-    return Tree(tuple(sorted(pids)), cpu_ns, sum(map(_io, pids)), first.main_runs)
-
-
-def waits_on(pids: tuple[int, ...]) -> WaitsOn:
-    """What the threads of these processes wait for.
-
-    `lock` only when every thread is seen to wait for a lock without a time limit, c10d's own excepted: then
-    nothing outside can wake any of them. `timer` when one of them sleeps. Else nobody can say.
-    """
-    locked = False
-    for pid in pids:
-        try:
-            tasks = os.listdir(f"/proc/{pid}/task")
-        except OSError:
-            return "unknown"
-        if len(tasks) > _MOST_THREADS:
-            return "unknown"
-        for task in tasks:
-            where = f"/proc/{pid}/task/{task}"
-            if _read(f"{where}/comm").decode("utf-8", "replace").startswith(_OURS):
-                continue
-            call = _read(f"{where}/syscall").split()
-            if len(call) < 7 or not call[0].isdigit():
-                return "unknown"  # running, or we may not look
-            number = int(call[0])
-            if number in _SLEEPS:
-                return "timer"
-            if number != _FUTEX or int(call[4], 16) != 0:
-                return "unknown"
-            locked = True
-    return "lock" if locked else "unknown"
+    return Tree(
+        root=pid,
+        pids=tuple(sorted(pids)),
+        cpu_ns=cpu_ns,
+        io_bytes=sum(map(_io, pids)),
+        main_runs=first.main_runs,
+        major_faults=sum(map(_major_faults, pids)),
+    )
 
 
 def _children(pid: int) -> list[int]:
@@ -128,26 +101,17 @@ def _children(pid: int) -> list[int]:
     except OSError:
         return found
     for task in tasks[:_MOST_THREADS]:
-        found += map(int, _read(f"/proc/{pid}/task/{task}/children").split())
+        found += map(int, read_small(f"/proc/{pid}/task/{task}/children").split())
     return found
+
+
+def _major_faults(pid: int) -> int:
+    fields = read_small(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    return int(fields[9]) if len(fields) > 9 else 0
 
 
 def _io(pid: int) -> int:
     total = 0
-    for line in _read(f"/proc/{pid}/io").splitlines()[:2]:
+    for line in read_small(f"/proc/{pid}/io").splitlines()[:2]:
         total += int(line.partition(b":")[2])
     return total
-
-
-def _read(path: str) -> bytes:
-    """Empty when it is gone or not ours to read."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        return os.read(descriptor, 4096)
-    except OSError:
-        return b""
-    finally:
-        os.close(descriptor)

@@ -20,6 +20,18 @@ _WITHIN_S = 2.0
 _ENDS_WITHIN_S = 5.0
 _MOST_FRAMES = 24
 _LIBRARY = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen", "<string>")
+_OURS = ("/torchloom/",)
+_INJECTED = "injected_"
+"""Frames of faults that were injected on purpose are shown, though they are ours."""
+_DEBUGGERS = {
+    "/bdb.py": "pdb",
+    "/pdb.py": "pdb",
+    "/debugpy/": "debugpy",
+    "/pydevd": "pydevd",
+    "/pudb/": "pudb",
+    "/IPython/terminal/": "IPython",
+    "/code.py": "an interactive console",
+}
 _STARTERS = (
     *("/torchloom/probe/program.py", "/torchloom/probe/worker.py"),
     *("/torchloom/spawner/", "<frozen runpy>"),
@@ -36,8 +48,10 @@ class Frame(msgspec.Struct, frozen=True):
 
     @property
     def users(self) -> bool:
-        """Whether this is the user's own code rather than a library's."""
-        return not any(part in self.filename for part in _LIBRARY)
+        """Whether this is the user's own code rather than a library's or ours."""
+        if self.name.startswith(_INJECTED):
+            return True
+        return not any(part in self.filename for part in (*_LIBRARY, *_OURS))
 
     def text(self) -> str:
         file = self.short_filename or self.filename
@@ -65,6 +79,8 @@ class Stack(msgspec.Struct, frozen=True):
     """Which other thread holds the GIL and where it is; empty when none does."""
     print: str
     """Equal for equal stacks of all threads."""
+    debugger: str = ""
+    """An interactive debugger inside of the process in which somebody may be typing."""
 
 
 _threads = msgspec.json.Decoder(tuple[Thread, ...])
@@ -104,7 +120,9 @@ async def read(pid: int) -> Stack | None:
 def summary(pid: int, threads: Sequence[Thread]) -> Stack:
     main = next((t for t in threads if t.os_thread_id == pid or t.thread_name == "MainThread"), threads[0])
     frames = main.frames
-    own = next((f for f in frames if f.users), frames[0] if frames else None)
+    own = next((f for f in frames if f.users), None)
+    if own is None:
+        own = next((f for f in frames if not any(part in f.filename for part in _OURS)), None)
     holder = next((t for t in threads if t.owns_gil and t is not main and t.frames), None)
     gil = ""
     if holder is not None:
@@ -115,6 +133,7 @@ def summary(pid: int, threads: Sequence[Thread]) -> Stack:
         location=own.text() if own is not None else "",
         gil=gil,
         print=everything,
+        debugger=next((n for f in frames for part, n in _DEBUGGERS.items() if part in f.filename), ""),
     )
 
 

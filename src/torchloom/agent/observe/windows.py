@@ -17,7 +17,7 @@ from statistics import median
 
 from torchloom import boottime
 from torchloom.agent.host import Host, Worker
-from torchloom.agent.observe import cgroups, kernel, words
+from torchloom.agent.observe import cgroups, kernel, waiting, words
 from torchloom.agent.observe.boxes import Box, is_under_way
 from torchloom.agent.observe.collectives import record
 from torchloom.agent.observe.evidence import Samples
@@ -71,7 +71,9 @@ class _Past:
     """Completed steps, and the kernel's counts at that time."""
     throttled: deque[tuple[int, str, int]] = field(default_factory=lambda: deque(maxlen=_COUNTED_LOOKS))
     """Completed steps, the cgroup, and what its quota has cost it until then."""
-    state: str = "R"
+    stopped: kernel.Counts | None = None
+    """What it had used when it was seen to be stopped in the last look."""
+    tracer: str = ""
     values_version: int = -1
     values: dict[str, float] = field(default_factory=dict)
     values_step: int = 0
@@ -134,7 +136,13 @@ class Windows:
             steps=tuple(past.steps) if whole else fresh,
             groups=tuple(
                 GroupPosition(
-                    names[key], g.size, g.rank, g.entered, g.finished, _typical(past.waits.get(key, ()))
+                    name=names[key],
+                    size=g.size,
+                    rank=g.rank,
+                    entered=g.entered,
+                    finished=g.finished,
+                    wait_ns=_typical(past.waits.get(key, ())),
+                    timeout_s=g.timeout_ms / 1000,
                 )
                 for key, g in groups.items()
             ),
@@ -162,9 +170,12 @@ class Windows:
                 past.throttled.append((steps, *held_back))
         else:
             state = kernel.state_of(worker.pid) or "X"
-        # Stopped in two looks one after the other: a debugger or a snapshot may stop it for a moment.
-        stopped = state == "T" and past.state != "T"
-        past.state, state = state, "S" if stopped else state
+        if past.looks % 2 or state in ("t", "T"):
+            past.tracer = waiting.tracer(worker.pid)
+        if state == "T" and not self._stopped(worker, past):
+            state = "S"
+        elif state != "T":
+            past.stopped = None
         cpu, delay = _per_step(past.counted)
         sample = self._samples.of(worker.ref)
         return ProcessFacts(
@@ -175,8 +186,19 @@ class Windows:
             unchanged_ns=sample.unchanged_ns,
             unchanged_samples=sample.samples,
             waits_on=sample.waits_on,
+            waits_for=sample.waits_for,
+            life=sample.life,
+            quiet_ns=sample.quiet_ns,
+            tracer=past.tracer or sample.debugger,
             location=sample.location,
         )
+
+    def _stopped(self, worker: Worker, past: _Past) -> bool:
+        """Stopped in two looks one after the other, and it did not run in between: a snapshot may stop it for
+        a moment, and what limits CPU use (cpulimit) stops and continues it all the time."""
+        now = kernel.counts(worker.pid)
+        before, past.stopped = past.stopped, now
+        return before is not None and now is not None and now.cpu_ns == before.cpu_ns
 
 
 def _under_way(box: Box) -> list[blackbox.Collective]:

@@ -29,6 +29,8 @@ class Wait(Struct, frozen=True):
     """The absent were seen not to have entered; without a partner's collectives that is only likely."""
     longest_s: float
     shortest_s: float
+    timeout_s: float = 0.0
+    """Of the group; 0: not known."""
 
 
 class Graph(Struct, frozen=True):
@@ -136,7 +138,8 @@ def _wait(
             absent += [w.rank for w in windows if w.rank not in used]
         else:
             unknown = size - len(members)
-    return Wait(collective, ranks, tuple(sorted(absent)), unknown, proven, max(ages), min(ages))
+    timeout_s = max((p.timeout_s for _, p in members.values()), default=0.0)
+    return Wait(collective, ranks, tuple(sorted(absent)), unknown, proven, max(ages), min(ages), timeout_s)
 
 
 def _absent_partner(

@@ -9,14 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
+
 from torchloom.core.detect import graph as graphs
 from torchloom.core.detect import words
 from torchloom.core.detect.graph import Graph, Key, Wait
-from torchloom.core.detect.thresholds import Limit, Limits, Pace, certain_report_s, frozen_after_s, limit
+from torchloom.core.detect.thresholds import (
+    Limit,
+    Limits,
+    Pace,
+    act_after_s,
+    certain_report_s,
+    frozen_after_s,
+    limit,
+)
 from torchloom.core.detect.window import RankWindow
 from torchloom.model.findings import Evidence, Finding
 
 _SHOWN = 32
+_SAID = 4
 
 
 def hangs(windows: Sequence[RankWindow], pace: Pace, limits: Limits) -> list[Finding]:
@@ -42,69 +53,143 @@ def certainty(window: RankWindow, pace: Pace, limits: Limits) -> tuple[bool, str
     facts = window.process
     if window.dead:
         return True, "its process is dead"
+    if facts.tracer:
+        return False, f"{facts.tracer} debugs it, and whoever does may let it continue"
     if facts.state == "T":
         return True, "its process is stopped"
-    needed_s = frozen_after_s(pace, limits, location=facts.location, waits_on=facts.waits_on)
-    unchanged_s = facts.unchanged_ns / 1e9
+    if life := words.living(window):
+        return False, f"it is at work: {life}"
     if not facts.unchanged_samples:
         return False, "its process has not been sampled"
     if facts.waits_on == "timer":
         return False, "it sleeps, and a timer will wake it"
-    if facts.unchanged_samples >= limits.frozen_samples and unchanged_s >= needed_s:
-        return True, f"stack, CPU time and I/O have not changed for {words.lasting(unchanged_s)}"
+    unchanged_s = facts.unchanged_ns / 1e9
+    if facts.waits_on == "lock":
+        needed_s = frozen_after_s(pace, limits, location=facts.location)
+        if facts.unchanged_samples >= limits.frozen_samples and unchanged_s >= needed_s:
+            lasting = words.lasting(unchanged_s)
+            return (
+                True,
+                f"it waits for a lock that nothing outside of it can release, unchanged for {lasting}",
+            )
+        return False, f"unchanged for {words.lasting(unchanged_s)} of {words.lasting(needed_s)}"
     if facts.unchanged_samples == 1:
         return False, "its process was at work when it was looked at before, or was looked at only once"
+    if facts.waits_for:
+        return False, f"{facts.waits_for}, and another process may end that"
     if unchanged_s > 0:
-        return False, f"unchanged for {words.lasting(unchanged_s)} of {words.lasting(needed_s)}"
+        return False, f"unchanged for {words.lasting(unchanged_s)}, but something outside may wake it"
     return False, "its process is at work"
 
 
+def may_act(windows: Sequence[RankWindow], lasting_s: float, act_s: float) -> bool:
+    """Whether uncertain evidence has lasted for long enough: the limit counts from the last sign of life that
+    any of those that were sampled gave, and nobody is taken from whoever debugs him."""
+    sampled = [w for w in windows if w.process.quiet_ns]
+    if lasting_s < act_s or not sampled or any(w.process.tracer for w in windows):
+        return False
+    # Sampling begins when it is reported, and every two seconds: so much is known of the time before.
+    return all(w.process.quiet_ns / 1e9 >= 0.8 * act_s for w in sampled)
+
+
 def _absent(graph: Graph, by_rank: Mapping[int, RankWindow], pace: Pace, limits: Limits) -> list[Finding]:
-    """Ranks that others wait for and that wait for nobody; together when missed at the same place."""
-    together: dict[tuple[Key, bool, str, str, str], list[int]] = {}
+    """Ranks that others wait for and that wait for nobody; one finding for all that are missed at a place.
+
+    Where some will surely not come, they are to blame, and the others are only mentioned.
+    """
+    at_place: dict[Key, list[int]] = {}
     for rank, keys in graph.awaited.items():
-        if rank in graph.at:
-            continue
-        window = by_rank[rank]
-        sure, _ = certainty(window, pace, limits)
-        main = max(keys, key=lambda k: (graph.waits[k].longest_s, k))
-        alike = (main, sure, window.process.state, window.process.location, window.phase)
-        together.setdefault(alike, []).append(rank)
+        if rank not in graph.at:
+            main = max(keys, key=lambda k: (graph.waits[k].longest_s, k))
+            at_place.setdefault(main, []).append(rank)
     found = []
-    for (main, *_), ranks in together.items():
+    for main, ranks in at_place.items():
         wait = graph.waits[main]
-        culprits = [by_rank[r] for r in sorted(ranks)]
-        finding = _blame(culprits, wait, graphs.held_up_by(graph, ranks), pace, limits)
+        windows = [by_rank[r] for r in sorted(ranks)]
+        ended = [w for w in windows if _ended(w)]
+        sure = ended or [w for w in windows if certainty(w, pace, limits)[0]]
+        late = [w for w in windows if wait.longest_s >= _limit(w, wait, pace, limits).report_s]
+        culprits = sorted(sure or late, key=lambda w: w.rank)
+        if not culprits:
+            continue
+        others = [w.rank for w in windows if w not in culprits] if sure else []
+        # Whoever has entered and was stopped then holds it up as well.
+        inside = [by_rank[r] for r in wait.ranks if ended and _ended(by_rank[r])]
+        waiting = graphs.held_up_by(graph, [w.rank for w in windows])
+        finding = _blame(culprits, wait, waiting, pace, limits, others, inside)
         if finding is not None:
             found.append(finding)
-    return sorted(found, key=lambda f: (-f.certain, -len(f.waiting), -f.lasting_s))
+    found.sort(key=lambda f: (-f.certain, -len(f.waiting), -f.lasting_s))
+    return _joined(found)
+
+
+def _ended(window: RankWindow) -> bool:
+    return window.dead or (window.process.state == "T" and not window.process.tracer)
+
+
+def _joined(found: list[Finding]) -> list[Finding]:
+    """Several certain culprits at different places hold the job up together, and all must be named."""
+    sure = [f for f in found if f.certain]
+    if len(sure) < 2:
+        return found
+    first = sure[0]
+    ranks = sorted({r for f in sure for r in f.ranks})
+    whole = replace(
+        first,
+        ranks=tuple(ranks),
+        node=first.node if all(f.node == first.node for f in sure) else "",
+        sentence="; ".join([first.sentence, *(f"also {f.sentence}" for f in sure[1:_SAID])]),
+        waiting=tuple(sorted({r for f in sure for r in f.waiting} - set(ranks))),
+        ask=tuple(ranks[:_SHOWN]),
+        evidence=tuple(e for f in sure for e in f.evidence)[:_SHOWN],
+    )
+    return [whole, *(f for f in found if not f.certain)]
+
+
+def _limit(window: RankWindow, wait: Wait, pace: Pace, limits: Limits) -> Limit:
+    return limit(pace, limits, phase=window.phase, location=window.process.location, timeout_s=wait.timeout_s)
 
 
 def _blame(
-    culprits: Sequence[RankWindow], wait: Wait, waiting: tuple[int, ...], pace: Pace, limits: Limits
+    culprits: Sequence[RankWindow],
+    wait: Wait,
+    waiting: tuple[int, ...],
+    pace: Pace,
+    limits: Limits,
+    others: Sequence[int] = (),
+    inside: Sequence[RankWindow] = (),
 ) -> Finding | None:
     first = culprits[0]
-    allowed = limit(pace, limits, phase=first.phase, location=first.process.location)
+    allowed = _limit(first, wait, pace, limits)
     sure, why = certainty(first, pace, limits)
-    ended = first.dead or first.process.state == "T"
+    ended = all(map(_ended, culprits))
     report_s = min(certain_report_s(pace, limits), allowed.report_s) if ended else allowed.report_s
     if wait.longest_s < report_s:
         return None
     sure = sure and wait.proven and (ended or not allowed.excused)
     moving = all(w.idle_s < min(limits.hang_floor_s, wait.longest_s / 2) for w in culprits)
+    alive = any(words.living(w) or w.process.tracer for w in culprits)
+    acted = may_act(culprits, wait.longest_s, allowed.act_s) and not moving
     entered = f"{'has' if len(culprits) == 1 else 'have'} not entered {words.operation(wait.collective)}"
+    said = (
+        f"{words.whom(culprits)} {entered} for {words.lasting(wait.longest_s)}; {words.all_doing(culprits)}"
+    )
     start = not any(w.steps_done for w in culprits)
+    also = f"; {words.ranks_text(others)} did not come either" if others else ""
+    if inside:
+        also += f"; {words.ranks_text(w.rank for w in inside)} entered it and was stopped there"
+        culprits = sorted([*culprits, *inside], key=lambda w: w.rank)
+        waiting = tuple(r for r in waiting if r not in {w.rank for w in inside})
     return Finding(
         kind="no-progress" if start else "hang",
         ranks=tuple(w.rank for w in culprits),
         node=words.node_of(culprits),
-        sentence=f"{words.whom(culprits)} {entered} for {words.lasting(wait.longest_s)}; "
-        f"{words.doing(first)}; {words.waiting(waiting)}",
-        confidence=0.99 if sure else 0.5 if moving or not wait.proven or wait.unknown else 0.9,
+        sentence=f"{said}{also}; {words.waiting(waiting)}",
+        confidence=0.99 if sure else 0.5 if moving or alive or not wait.proven or wait.unknown else 0.9,
         certain=sure,
         certainty=why,
         # A rank that is seen to get on will come, however long it takes.
-        may_act=sure or (wait.longest_s >= allowed.act_s and not moving),
+        may_act=sure or acted,
         lasting_s=wait.longest_s,
         waiting=waiting,
         ask=tuple(w.rank for w in culprits[:_SHOWN]),
@@ -118,7 +203,8 @@ def _circles(graph: Graph, by_rank: Mapping[int, RankWindow], pace: Pace, limits
     for circle in graphs.cycles(graph):
         waits = [graph.waits[k] for k in {graph.at[r] for r in circle}]
         lasting_s = min(w.shortest_s for w in waits)
-        allowed = limit(pace, limits, phase="training", location="")
+        timeout_s = max(w.timeout_s for w in waits)
+        allowed = limit(pace, limits, phase="training", location="", timeout_s=timeout_s)
         if lasting_s < certain_report_s(pace, limits):
             continue
         busy = sorted(circle & graph.weak)
@@ -143,7 +229,7 @@ def _circles(graph: Graph, by_rank: Mapping[int, RankWindow], pace: Pace, limits
                 confidence=0.99 if sure else 0.5,
                 certain=sure,
                 certainty="a circle of waiting never ends" if sure else "some entered without waiting",
-                may_act=sure or lasting_s >= allowed.act_s,
+                may_act=sure or may_act(windows, lasting_s, allowed.act_s),
                 lasting_s=lasting_s,
                 waiting=graphs.held_up_by(graph, circle),
                 ask=ranks[:_SHOWN],
@@ -156,16 +242,19 @@ def _circles(graph: Graph, by_rank: Mapping[int, RankWindow], pace: Pace, limits
 
 def _stalls(graph: Graph, by_rank: Mapping[int, RankWindow], pace: Pace, limits: Limits) -> list[Finding]:
     """Everybody is in, nobody is done: the operation itself does not end."""
-    allowed = limit(pace, limits, phase="training", location="")
     found = []
     for wait in graph.waits.values():
-        stopped = [by_rank[r] for r in wait.ranks if by_rank[r].process.state == "T"]
-        if stopped and not wait.absent:
-            found += _stopped_inside(stopped, wait, pace, limits)
+        if wait.absent:
             continue
-        if wait.absent or wait.shortest_s < allowed.report_s:
+        inside = [by_rank[r] for r in wait.ranks]
+        held = [w for w in inside if w.process.state in ("T", "t")]
+        if held:
+            found += _held_inside(held, wait, pace, limits)
             continue
-        if any(by_rank[r].dead for r in by_rank):
+        allowed = limit(pace, limits, phase="training", location="", timeout_s=wait.timeout_s)
+        if wait.shortest_s < allowed.report_s:
+            continue
+        if any(w.dead for w in by_rank.values()):
             continue  # a dead peer explains it; that is told as a crash
         lost = f"; {wait.unknown} of its ranks cannot be seen" if wait.unknown else ""
         text = (
@@ -181,38 +270,41 @@ def _stalls(graph: Graph, by_rank: Mapping[int, RankWindow], pace: Pace, limits:
                 sentence=f"{text} and none is done for {words.lasting(lasting_s)}{lost}",
                 confidence=0.5 if lost else 0.9,
                 certainty="a slow transfer looks the same: the links must be probed",
-                may_act=lasting_s >= allowed.act_s,
+                may_act=may_act(inside, lasting_s, allowed.act_s),
                 lasting_s=lasting_s,
                 waiting=wait.ranks,
                 ask=wait.ranks[:_SHOWN],
                 inputs=_inputs(allowed, wait),
             )
         )
-    return sorted(found, key=lambda f: (-f.lasting_s, str(f.inputs["operation"])))[:1]
+    return sorted(found, key=lambda f: (-f.certain, -f.lasting_s, str(f.inputs["operation"])))[:1]
 
 
-def _stopped_inside(stopped: Sequence[RankWindow], wait: Wait, pace: Pace, limits: Limits) -> list[Finding]:
-    """A rank entered and was stopped then: it is in, but its part of the operation is not done."""
+def _held_inside(held: Sequence[RankWindow], wait: Wait, pace: Pace, limits: Limits) -> list[Finding]:
+    """A rank entered and was stopped then, by a signal or by a debugger: it is in, but its part of the
+    operation is not done."""
     report_s = certain_report_s(pace, limits)
     if wait.longest_s < report_s:
         return []
-    waiting = tuple(r for r in wait.ranks if r not in {w.rank for w in stopped})
+    sure = [w for w in held if _ended(w)]
+    held = sure or held
+    waiting = tuple(r for r in wait.ranks if r not in {w.rank for w in held})
     return [
         Finding(
             kind="hang",
-            ranks=tuple(sorted(w.rank for w in stopped)),
-            node=words.node_of(stopped),
-            sentence=f"{words.whom(stopped)} has been in {words.operation(wait.collective)} "
-            f"for {words.lasting(wait.longest_s)} and cannot finish it; {words.doing(stopped[0])}; "
-            f"{words.waiting(waiting)}",
-            confidence=0.99,
-            certain=True,
-            certainty="its process is stopped",
-            may_act=True,
+            ranks=tuple(sorted(w.rank for w in held)),
+            node=words.node_of(held),
+            sentence=f"{words.whom(held)} {'has' if len(held) == 1 else 'have'} been in "
+            f"{words.operation(wait.collective)} for {words.lasting(wait.longest_s)} and cannot finish it; "
+            f"{words.all_doing(held)}; {words.waiting(waiting)}",
+            confidence=0.99 if sure else 0.9,
+            certain=bool(sure),
+            certainty=certainty(held[0], pace, limits)[1],
+            may_act=bool(sure),
             lasting_s=wait.longest_s,
             waiting=waiting,
-            ask=tuple(w.rank for w in stopped[:_SHOWN]),
-            evidence=_evidence(stopped),
+            ask=tuple(w.rank for w in held[:_SHOWN]),
+            evidence=_evidence(held),
             inputs={"report_s": report_s, "operation": words.operation(wait.collective)},
         )
     ]
@@ -228,13 +320,15 @@ def _nobody_waits(windows: Sequence[RankWindow], pace: Pace, limits: Limits) -> 
     if not alive or not any(w.steps_done or w.groups for w in alive):
         return []
     lasting_s = min(w.idle_s for w in alive)
-    judged = [limit(pace, limits, phase=w.phase, location=w.process.location) for w in alive]
+    timeout_s = max((g.timeout_s for w in alive for g in w.groups), default=0.0)
+    judged = [
+        limit(pace, limits, phase=w.phase, location=w.process.location, timeout_s=timeout_s) for w in alive
+    ]
     allowed = max(judged, key=lambda one: one.report_s)
     report_s = max(allowed.report_s, min(limits.quiet_report_s, limits.hang_cap_s))
     if lasting_s < report_s:
         return []
-    sure = [certainty(w, pace, limits) for w in alive]
-    frozen = all(s for s, _ in sure) and not any(one.excused for one in judged)
+    frozen = all(_frozen(w, limits) for w in alive) and not any(one.excused for one in judged)
     done = max(w.steps_done for w in alive)
     step = done + words.offset_of(alive)
     since = f"after step {step}" if done else "since the start, and no step is completed"
@@ -247,8 +341,8 @@ def _nobody_waits(windows: Sequence[RankWindow], pace: Pace, limits: Limits) -> 
             sentence=f"{words.whom(alive)} {verb} no progress for {words.lasting(lasting_s)} {since}; "
             f"{words.doing(alive[0])}",
             confidence=0.9 if frozen else 0.6,
-            certainty=f"{sure[0][1]}, but nobody waits for it",
-            may_act=frozen and lasting_s >= max(one.act_s for one in judged),
+            certainty=f"{certainty(alive[0], pace, limits)[1]}; nobody waits for it",
+            may_act=frozen and may_act(alive, lasting_s, max(one.act_s for one in judged)),
             lasting_s=lasting_s,
             ask=tuple(w.rank for w in alive[:_SHOWN]),
             evidence=_evidence(alive),
@@ -257,12 +351,21 @@ def _nobody_waits(windows: Sequence[RankWindow], pace: Pace, limits: Limits) -> 
     ]
 
 
+def _frozen(window: RankWindow, limits: Limits) -> bool:
+    """Whether nothing at all has changed in it for a while, and no timer will wake it."""
+    facts = window.process
+    still = facts.unchanged_samples >= limits.frozen_samples and facts.unchanged_ns / 1e9 >= limits.frozen_s
+    return still and facts.waits_on != "timer"
+
+
 def _suspended(windows: Sequence[RankWindow], pace: Pace, limits: Limits) -> list[Finding]:
     """Every process of the job is stopped: more likely somebody's wish than a fault, so it is only told."""
     lasting_s = min(w.idle_s for w in windows)
     report_s = certain_report_s(pace, limits)
     if lasting_s < report_s:
         return []
+    timeout_s = max((g.timeout_s for w in windows for g in w.groups), default=0.0)
+    act_s = act_after_s(limits, limits.hang_act_s, timeout_s)
     everybody = "its only process is" if len(windows) == 1 else f"all {len(windows)} processes are"
     return [
         Finding(
@@ -273,11 +376,11 @@ def _suspended(windows: Sequence[RankWindow], pace: Pace, limits: Limits) -> lis
             "somebody may have suspended the job",
             confidence=0.9,
             certainty="whoever stopped all of them may let them go on",
-            may_act=lasting_s >= limits.hang_act_s,
+            may_act=lasting_s >= act_s,
             lasting_s=lasting_s,
             ask=tuple(w.rank for w in windows[:_SHOWN]),
             evidence=_evidence(windows),
-            inputs={"report_s": report_s, "act_s": limits.hang_act_s},
+            inputs={"report_s": report_s, "act_s": act_s},
         )
     ]
 

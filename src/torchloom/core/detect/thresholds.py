@@ -20,7 +20,11 @@ class Limits(Struct, frozen=True, kw_only=True):
     hang_cap_s: float = 600.0
     """No learned limit for saying is ever above it."""
     hang_act_s: float = 600.0
-    """After this, uncertain evidence suffices."""
+    """After this long without a sign of life, uncertain evidence suffices …"""
+    act_told: bool = False
+    """… but, unless somebody set it, not before the process group itself would give up."""
+    default_timeout_s: float = 1800.0
+    """For a process group whose timeout is not known: torch's own for gloo, the longest of its defaults."""
     steps_factor: float = 3.0
     """A wait is remarkable after this many of the job's slowest (p99) steps."""
     pause_factor: float = 1.5
@@ -33,12 +37,14 @@ class Limits(Struct, frozen=True, kw_only=True):
     """When no rank waits for another, less silence than this is not worth a word: it may be an evaluation."""
     announced_report_s: float = 60.0
     """For a phase that the script announced and whose length is not known yet."""
+    compiling_report_s: float = 600.0
+    """Large models compile for minutes, and say so."""
     frozen_samples: int = 5
     frozen_lock_s: float = 10.0
-    """Unchanged for this long with nothing outside that could wake it: certain."""
+    """Unchanged for this long with nothing outside that could wake it: certain. What another process could
+    still end (a slow read, a shared lock) never is, however long."""
     frozen_s: float = 90.0
-    """Unchanged for this long, though something outside might still answer (a slow read, a sleep): certain.
-    A read that blocks for a minute looks exactly like a read that never ends."""
+    """Unchanged for this long: not at work, whatever it waits for."""
 
 
 class Pace(Struct, frozen=True):
@@ -62,6 +68,7 @@ class Limit(Struct, frozen=True):
 
 EXCUSED = frozenset({"control-wait", "paused"})
 """Phases that the control plane itself causes: never a hang, however long."""
+COMPILING = "compiling"
 PLAIN = frozenset({"training", "data-wait", "none", ""})
 
 
@@ -85,24 +92,36 @@ def p99_s(pace: Pace) -> float:
     return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
 
 
-def limit(pace: Pace, limits: Limits, *, phase: str, location: str) -> Limit:
-    """The limits for waiting for a rank that is in `phase` and, as far as known, at `location`."""
+def act_after_s(limits: Limits, told_s: float, timeout_s: float) -> float:
+    """When uncertain evidence suffices: as told, else not before the process group itself would give up."""
+    return told_s if limits.act_told else max(told_s, timeout_s or limits.default_timeout_s)
+
+
+def limit(pace: Pace, limits: Limits, *, phase: str, location: str, timeout_s: float = 0.0) -> Limit:
+    """The limits for waiting for a rank that is in `phase` and, as far as known, at `location`, in a process
+    group with this timeout (0: not known)."""
     if phase in EXCUSED:
         return Limit(float("inf"), float("inf"), f"{phase} is caused by the control plane", True)
     if pace.steps < limits.start_steps:
         why = f"fewer than {limits.start_steps} steps are known"
-        return Limit(limits.start_report_s, limits.start_act_s, why)
+        report_s = limits.start_report_s
+        if phase == COMPILING:
+            report_s, why = max(report_s, limits.compiling_report_s), "it compiles"
+        act_s = act_after_s(limits, limits.start_act_s, timeout_s)
+        return Limit(report_s, max(act_s, report_s), why, phase == COMPILING)
     usual = max(limits.steps_factor * p99_s(pace), limits.hang_floor_s)
     why = f"{limits.steps_factor:g} × the slowest usual step, at least {limits.hang_floor_s:g} s"
     announced = phase not in PLAIN
     where = phase if announced else location
     known = limits.pause_factor * pace.pauses_s.get(where, 0.0)
     if announced:
-        usual, why = max(usual, known or limits.announced_report_s), f"the phase {phase} was announced"
+        least = limits.compiling_report_s if phase == COMPILING else limits.announced_report_s
+        usual, why = max(usual, known or least), f"the phase {phase} was announced"
     elif known > usual:
         usual, why = known, f"{limits.pause_factor:g} × the longest pause at {where}"
     report = min(usual, limits.hang_cap_s)
-    return Limit(report, max(limits.hang_act_s, report, known), why, announced)
+    act_s = act_after_s(limits, limits.hang_act_s, timeout_s)
+    return Limit(report, max(act_s, report, known), why, announced)
 
 
 def certain_report_s(pace: Pace, limits: Limits) -> float:
@@ -110,7 +129,6 @@ def certain_report_s(pace: Pace, limits: Limits) -> float:
     return min(max(limits.steps_factor * p99_s(pace), limits.hang_floor_s), limits.hang_cap_s)
 
 
-def frozen_after_s(pace: Pace, limits: Limits, *, location: str, waits_on: str) -> float:
-    """How long evidence must be unchanged before a living process counts as frozen for good."""
-    least = limits.frozen_lock_s if waits_on == "lock" else limits.frozen_s
-    return max(least, limits.pause_factor * pace.pauses_s.get(location, 0.0))
+def frozen_after_s(pace: Pace, limits: Limits, *, location: str) -> float:
+    """How long a process that nothing outside can wake must be unchanged before it counts as frozen."""
+    return max(limits.frozen_lock_s, limits.pause_factor * pace.pauses_s.get(location, 0.0))

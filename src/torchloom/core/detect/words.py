@@ -8,7 +8,7 @@ from torchloom.core.detect.window import Collective, RankWindow
 
 _STATES = {
     "T": "it is stopped (SIGSTOP)",
-    "t": "a debugger holds it",
+    "t": "a debugger has stopped it",
     "Z": "it is dead",
     "X": "it is gone",
     "D": "it waits for a disk or device",
@@ -75,15 +75,43 @@ def operation(collective: Collective) -> str:
 
 def doing(window: RankWindow) -> str:
     """What a rank outside of collectives is at, as a clause: the most telling fact first."""
-    state = _STATES.get(window.process.state)
-    place = f"it is in {window.process.location}" if window.process.location else ""
-    if state and place:
-        return f"{state}, {place.removeprefix('it is ')}"
-    if state or place:
-        return state or place
-    if window.phase not in ("training", "none", ""):
-        return f"its phase is {window.phase}"
-    return "what it does is not known yet"
+    facts = window.process
+    parts = []
+    if facts.tracer:
+        parts.append(f"{facts.tracer} {'has stopped' if facts.state == 't' else 'debugs'} it")
+    elif state := _STATES.get(facts.state):
+        parts.append(state)
+    if facts.location:
+        parts.append(f"it is in {facts.location}")
+    if facts.state not in ("t", "T") and (seen := living(window) or facts.waits_for):
+        parts.append(seen)
+    if not parts and window.phase not in ("training", "none", ""):
+        parts.append(f"its phase is {window.phase}")
+    if not parts:
+        return "what it does is not known yet"
+    return ", ".join((parts[0], *(part.removeprefix("it is ") for part in parts[1:])))
+
+
+def all_doing(windows: Sequence[RankWindow]) -> str:
+    """What several ranks are at: one clause where they do the same, else the first few of them."""
+    by_clause: dict[str, list[int]] = {}
+    for window in windows:
+        by_clause.setdefault(doing(window), []).append(window.rank)
+    if len(by_clause) == 1:
+        return next(iter(by_clause))
+    said = [f"{ranks_text(ranks)}: {clause}" for clause, ranks in by_clause.items()]
+    return "; ".join(said[:_CLAUSES]) + (" …" if len(said) > _CLAUSES else "")
+
+
+_CLAUSES = 3
+LIVELY_NS = 10 * 10**9
+"""A sign of life within this time is told as what the rank does now."""
+
+
+def living(window: RankWindow) -> str:
+    """The newest sign of life, as a clause; empty when there was none lately."""
+    facts = window.process
+    return facts.life if facts.life and facts.quiet_ns < LIVELY_NS else ""
 
 
 def waiting(ranks: Sequence[int]) -> str:

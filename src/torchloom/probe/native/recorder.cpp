@@ -62,6 +62,19 @@ uint64_t key_of(const std::string& name) {
   return h ? h : 1;
 }
 
+// How long a backend waits before it gives up by itself, in ms; 0 when it does not say.
+template <typename P>
+uint64_t group_timeout_ms(const P& pg) noexcept {
+  try {
+    if constexpr (requires { pg.getDefaultBackend()->getBackendOptions()->timeout; }) {
+      const auto options = pg.getDefaultBackend()->getBackendOptions();
+      if (options && options->timeout.count() > 0) return static_cast<uint64_t>(options->timeout.count());
+    }
+  } catch (...) {  // not every backend has options
+  }
+  return 0;
+}
+
 struct Box;
 
 // A process group of this incarnation. Never freed: completions arrive whenever they like.
@@ -128,7 +141,8 @@ struct Box {
     const size_t length = std::min<size_t>(name.size(), layout::GROUP_NAME_BYTES);
     put(slot + layout::GROUP_KEY, 0);
     std::memcpy(slot + layout::GROUP_NAME, name.data(), length);
-    put(slot + layout::GROUP_NAME_LENGTH, length);
+    const uint64_t timeout = std::min<uint64_t>(group_timeout_ms(pg), (1ull << 47) - 1);
+    put(slot + layout::GROUP_NAME_LENGTH, length | timeout << layout::TIMEOUT_SHIFT);
     put(slot + layout::GROUP_SIZE, group.size | static_cast<uint64_t>(pg.getRank()) << 32);
     group.entered = slot + layout::GROUP_ENTERED;
     group.finished = slot + layout::GROUP_FINISHED;
@@ -271,6 +285,7 @@ class Kernel final : public c10::OperatorKernel {
       const int from_top = static_cast<int>(arguments_ - i);
       if (name == "process_group") group_ = from_top;
       if (name == "async_op") async_ = from_top;
+      if (name == "reduce_op") reduction_ = from_top;
       if (name == operation.sized_by) sized_by_ = from_top;
       if (name == operation.peer_from) peer_ = from_top;
       if (name == "tensor") device_ = from_top;  // of a barrier: says where it runs, carries nothing
@@ -331,7 +346,8 @@ class Kernel final : public c10::OperatorKernel {
       body[layout::GROUP] = group->key;
       body[layout::GROUP_SEQ] = number(*group, peer);
       body[layout::BYTES] = payload.bytes;
-      body[layout::PACKED] = payload.dtype | flags << 16 | group->size << 32;
+      body[layout::PACKED] =
+          payload.dtype | reduction(stack) << layout::REDUCTION_SHIFT | flags << 16 | group->size << 32;
       body[layout::PEER] = peer;
       body[layout::ENTERED_NS] = now;
       const Entry entry{group, seq, operation_.paired ? 1u : 0u};
@@ -342,6 +358,13 @@ class Kernel final : public c10::OperatorKernel {
       add_one(box.progress(layout::PROGRESS_GUARD_TRIPS));
       return Entry{nullptr, 0, 0};
     }
+  }
+
+  // As in layout.h; 0 where the operator reduces nothing.
+  uint64_t reduction(const Stack& stack) const {
+    if (reduction_ == 0) return 0;
+    const auto op = at(stack, reduction_).toCustomClass<c10d::ReduceOp>();
+    return op ? (static_cast<uint64_t>(op->op_) + 1) & 0xFF : 0;
   }
 
   uint64_t number(Group& group, uint64_t peer) const {
@@ -401,7 +424,8 @@ class Kernel final : public c10::OperatorKernel {
 
   const layout::Operation operation_;
   const size_t arguments_;
-  int group_ = 0, async_ = 0, sized_by_ = 0, peer_ = 0, device_ = 0;  // distance from the stack's top, 0: none
+  // Distance from the stack's top, 0: none.
+  int group_ = 0, async_ = 0, sized_by_ = 0, peer_ = 0, device_ = 0, reduction_ = 0;
   std::atomic<const std::type_info*> without_future_{nullptr};
 };
 

@@ -11,6 +11,7 @@ What it records is right but less than what the native recorder does:
   record common steps), chosen so that it takes at most 0.5 % of the time;
 * the number within the group is the backend's own (FLAG_BACKEND_SEQ), because between recorded steps nothing
   is counted; where the backend has none, and for sends and receives, it is 0: unknown;
+* no reduction (SUM, MAX, …): Python is not shown it;
 * no completion times (Source.NONE): a callback in Python would make gloo's thread wait for the GIL, which
   delays the collective and can deadlock. Only what has ended when the call returns has a time;
 * threads the script starts itself are not seen.
@@ -223,7 +224,7 @@ class Fallback:
             used = len(self._groups)
             at = bb.GROUPS_AT // 8 + used * bb.GROUP_WORDS if used < bb.GROUP_SLOTS else 0
             group = self._groups[name] = _Group(name, process_group.size(), at)
-            group.show(self._view, process_group.rank())
+            group.show(self._view, process_group.rank(), _timeout_ms(process_group))
         return group
 
 
@@ -241,14 +242,14 @@ class _Group:
         self._known = 0
         self._numbered = True
 
-    def show(self, view: bb.View, rank: int) -> None:
+    def show(self, view: bb.View, rank: int, timeout_ms: int) -> None:
         if not self.at:
             return
         name = self.name.encode()[: bb.GROUP_NAME_BYTES]
         words = view.words
         start = (self.at + bb.GroupWord.NAME) * 8
         view.raw[start : start + len(name)] = name
-        words[self.at + bb.GroupWord.NAME_LENGTH] = len(name)
+        words[self.at + bb.GroupWord.NAME_LENGTH] = len(name) | timeout_ms << bb.TIMEOUT_SHIFT
         words[self.at + bb.GroupWord.SIZE] = self.size | rank << 32
         words[self.at + bb.GroupWord.ENTERED] = 0
         words[self.at + bb.GroupWord.FINISHED] = 0
@@ -266,6 +267,16 @@ class _Group:
         skipped = max(0, number - self._known - 1 - self.paired)
         self._known, self.paired = number, 0
         return number, skipped
+
+
+def _timeout_ms(process_group: Any) -> int:
+    """How long its backend waits before it gives up by itself; 0 when it does not say."""
+    try:
+        device = (process_group._device_types or [None])[0]
+        timeout = process_group._get_backend(device).options._timeout
+        return min(int(timeout.total_seconds() * 1000), (1 << 47) - 1)
+    except (AttributeError, RuntimeError, TypeError, IndexError):
+        return 0
 
 
 class Sampler:

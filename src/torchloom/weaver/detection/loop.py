@@ -358,7 +358,7 @@ def limits_of(told: HangLimits) -> AllLimits:
     if said is not None:
         hang = replace(hang, hang_floor_s=said, hang_cap_s=said, start_report_s=said, announced_report_s=said)
     if told.hang_act_s is not None:
-        hang = replace(hang, hang_act_s=told.hang_act_s, start_act_s=told.hang_act_s)
+        hang = replace(hang, hang_act_s=told.hang_act_s, start_act_s=told.hang_act_s, act_told=True)
     return AllLimits(hang=hang)
 
 

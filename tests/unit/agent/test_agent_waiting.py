@@ -1,0 +1,120 @@
+"""What real processes wait for: what another process could end is never taken for a lock of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from torchloom.agent.observe import kernel, waiting
+
+Start = Callable[[str], subprocess.Popen[str]]
+TEMPLATE = """
+import ctypes, fcntl, multiprocessing, os, signal, socket, subprocess, sys, threading, time
+{setup}
+print("here", flush=True)
+{wait}
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    running: list[subprocess.Popen[str]] = []
+
+    def begin(setup: str, wait: str) -> subprocess.Popen[str]:
+        code = TEMPLATE.format(setup=setup, wait=wait)
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=tmp_path
+        )
+        running.append(process)
+        assert process.stdout is not None and process.stdout.readline() == "here\n"
+        return process
+
+    yield begin  # type: ignore[misc]
+    for process in running:
+        process.kill()
+        process.wait()
+        process.stdout.close()  # type: ignore[union-attr]
+
+
+def may_look() -> bool:
+    return bool(waiting.read_small(f"/proc/{os.getpid()}/syscall"))
+
+
+def settled(pid: int) -> waiting.Wait:
+    """Once its main thread has come to where it stays."""
+    end = time.monotonic() + 60
+    found, before = waiting.NOTHING, waiting.Wait("unknown", "?")
+    while time.monotonic() < end and (found != before or not found.call):
+        before, found = found, waiting.of_process(pid)
+        time.sleep(0.05)
+    return found
+
+
+CASES = {
+    "named semaphore": (
+        "s = multiprocessing.Semaphore(0)",
+        "s.acquire()",
+        "outside",
+        "it waits for a lock or a semaphore that other processes share",
+    ),
+    "lock": ("l = threading.Lock(); l.acquire()", "l.acquire()", "lock", "it waits for a lock"),
+    "lock with a limit": ("e = threading.Event()", "e.wait(1000)", "unknown", ""),
+    "pipe": ("r, w = os.pipe()", "os.read(r, 1)", "outside", "it reads from a pipe"),
+    "fifo": ("os.mkfifo('f')", "open('f').read()", "outside", "it waits to open a file or a FIFO"),
+    "open fifo": ("os.mkfifo('f'); d = os.open('f', os.O_RDWR)", "os.read(d, 1)", "outside", "FIFO"),
+    "socket": ("a, b = socket.socketpair()", "a.recv(1)", "outside", "it waits for data from a socket"),
+    "flock": (
+        "a = open('x', 'w'); b = open('x'); fcntl.flock(a, fcntl.LOCK_EX)",
+        "fcntl.flock(b, fcntl.LOCK_EX)",
+        "outside",
+        "it waits for a lock on ",
+    ),
+    "child": ("c = subprocess.Popen(['sleep', '1000'])", "c.wait()", "outside", "a child process"),
+    "sleep": ("", "time.sleep(1000)", "timer", "it sleeps"),
+    "select": ("import select; r, w = os.pipe()", "select.select([r], [], [])", "outside", "become ready"),
+    "signal": ("", "signal.pause()", "outside", "it waits for a signal"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_it_waits_for(start: Callable[..., subprocess.Popen[str]], case: str) -> None:
+    setup, wait, on, words = CASES[case]
+    process = start(setup, wait)
+    if not may_look():
+        pytest.skip("nobody may look into processes here")
+    found = settled(process.pid)
+    try:
+        assert words in found.words
+        assert waiting.waits_on((process.pid,)) == on
+    finally:
+        for child in kernel.tree(process.pid).pids:  # type: ignore[union-attr]
+            if child != process.pid:
+                os.kill(child, signal.SIGKILL)
+
+
+def test_a_lock_that_a_signal_handler_may_release_is_not_its_own(
+    start: Callable[..., subprocess.Popen[str]],
+) -> None:
+    handled = "signal.signal(signal.SIGUSR1, lambda *_: l.release())"
+    process = start(f"l = threading.Lock(); l.acquire(); {handled}", "l.acquire()")
+    if not may_look():
+        pytest.skip("nobody may look into processes here")
+    assert settled(process.pid).on == "lock"
+    assert waiting.waits_on((process.pid,)) == "unknown"
+
+
+def test_who_traces_a_process_is_named(start: Callable[..., subprocess.Popen[str]]) -> None:
+    process = start("ctypes.CDLL(None).ptrace(0, 0, 0, 0)", "os.kill(os.getpid(), signal.SIGSTOP)")
+    end = time.monotonic() + 60
+    while kernel.state_of(process.pid) != "t" and time.monotonic() < end:
+        time.sleep(0.01)
+    assert kernel.state_of(process.pid) == "t"
+    mine = Path("/proc/self/comm").read_text().strip()
+    assert waiting.tracer(process.pid) == f"{mine} (pid {os.getpid()})"
