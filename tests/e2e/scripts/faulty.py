@@ -1,8 +1,8 @@
 """A DDP job that goes wrong in one way on one rank, in its first generation only.
 
 Usage: faulty.py NOTES FAULT [--at STEP] [--rank R] [--seconds S]. Notes every completed step as `<pid> <rank>
-<step>`. FAULT: none, hang, pause (for S seconds, or until there is a file NOTES.go), busy (the same, at work),
-semaphore (the same, in a named semaphore that another process posts), desync, slow, nan, silent-nan
+<step>`. FAULT: none, hang, pause (for S seconds, or until there is NOTES.go), busy (the same, computing)
+or semaphore (the same, in a named semaphore that another process posts), desync, slow, nan, silent-nan
 (gradients are NaN, and no loss is told).
 """
 
