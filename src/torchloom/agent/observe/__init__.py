@@ -4,6 +4,7 @@ boxes         black boxes: map, read, write to the mailbox; words: what one says
 pulse         regular looks: first steps, devices, telemetry
 windows       what detectors look at, twice a second; collectives: records of the ring
 evidence      stacks, collectives and samples on request; stacks: py-spy
-kernel        state, CPU time, I/O, children of a process; waiting: what it waits for, who debugs it; cgroups: quotas
+kernel        state, CPU time, I/O, children of a process; cgroups: quotas
+waiting       what a blocked process waits for, and who debugs it
 devices       devices of this host, and which worker uses which
 """
