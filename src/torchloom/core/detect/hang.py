@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from torchloom.core.detect import graph as graphs
 from torchloom.core.detect import words
+from torchloom.core.detect.certainty import certainty, ended, frozen, may_act
 from torchloom.core.detect.graph import Graph, Key, Wait
 from torchloom.core.detect.thresholds import (
     Limit,
@@ -20,7 +21,6 @@ from torchloom.core.detect.thresholds import (
     Pace,
     act_after_s,
     certain_report_s,
-    frozen_after_s,
     limit,
 )
 from torchloom.core.detect.window import RankWindow
@@ -48,50 +48,6 @@ def hangs(windows: Sequence[RankWindow], pace: Pace, limits: Limits) -> list[Fin
     ]
 
 
-def certainty(window: RankWindow, pace: Pace, limits: Limits) -> tuple[bool, str]:
-    """Whether this rank will surely not come, and why (not)."""
-    facts = window.process
-    if window.dead:
-        return True, "its process is dead"
-    if facts.tracer:
-        return False, f"{facts.tracer} debugs it, and whoever does may let it continue"
-    if facts.state == "T":
-        return True, "its process is stopped"
-    if life := words.living(window):
-        return False, f"it is at work: {life}"
-    if not facts.unchanged_samples:
-        return False, "its process has not been sampled"
-    if facts.waits_on == "timer":
-        return False, "it sleeps, and a timer will wake it"
-    unchanged_s = facts.unchanged_ns / 1e9
-    if facts.waits_on == "lock":
-        needed_s = frozen_after_s(pace, limits, location=facts.location)
-        if facts.unchanged_samples >= limits.frozen_samples and unchanged_s >= needed_s:
-            lasting = words.lasting(unchanged_s)
-            return (
-                True,
-                f"it waits for a lock that nothing outside of it can release, unchanged for {lasting}",
-            )
-        return False, f"unchanged for {words.lasting(unchanged_s)} of {words.lasting(needed_s)}"
-    if facts.unchanged_samples == 1:
-        return False, "its process was at work when it was looked at before, or was looked at only once"
-    if facts.waits_for:
-        return False, f"{facts.waits_for}, and another process may end that"
-    if unchanged_s > 0:
-        return False, f"unchanged for {words.lasting(unchanged_s)}, but something outside may wake it"
-    return False, "its process is at work"
-
-
-def may_act(windows: Sequence[RankWindow], lasting_s: float, act_s: float) -> bool:
-    """Whether uncertain evidence has lasted for long enough: the limit counts from the last sign of life that
-    any of those that were sampled gave, and nobody is taken from whoever debugs him."""
-    sampled = [w for w in windows if w.process.quiet_ns]
-    if lasting_s < act_s or not sampled or any(w.process.tracer for w in windows):
-        return False
-    # Sampling begins when it is reported, and every two seconds: so much is known of the time before.
-    return all(w.process.quiet_ns / 1e9 >= 0.8 * act_s for w in sampled)
-
-
 def _absent(graph: Graph, by_rank: Mapping[int, RankWindow], pace: Pace, limits: Limits) -> list[Finding]:
     """Ranks that others wait for and that wait for nobody; one finding for all that are missed at a place.
 
@@ -106,25 +62,21 @@ def _absent(graph: Graph, by_rank: Mapping[int, RankWindow], pace: Pace, limits:
     for main, ranks in at_place.items():
         wait = graph.waits[main]
         windows = [by_rank[r] for r in sorted(ranks)]
-        ended = [w for w in windows if _ended(w)]
-        sure = ended or [w for w in windows if certainty(w, pace, limits)[0]]
+        gone = [w for w in windows if ended(w)]
+        sure = gone or [w for w in windows if certainty(w, pace, limits)[0]]
         late = [w for w in windows if wait.longest_s >= _limit(w, wait, pace, limits).report_s]
         culprits = sorted(sure or late, key=lambda w: w.rank)
         if not culprits:
             continue
         others = [w.rank for w in windows if w not in culprits] if sure else []
         # Whoever has entered and was stopped then holds it up as well.
-        inside = [by_rank[r] for r in wait.ranks if ended and _ended(by_rank[r])]
+        inside = [by_rank[r] for r in wait.ranks if gone and ended(by_rank[r])]
         waiting = graphs.held_up_by(graph, [w.rank for w in windows])
         finding = _blame(culprits, wait, waiting, pace, limits, others, inside)
         if finding is not None:
             found.append(finding)
     found.sort(key=lambda f: (-f.certain, -len(f.waiting), -f.lasting_s))
     return _joined(found)
-
-
-def _ended(window: RankWindow) -> bool:
-    return window.dead or (window.process.state == "T" and not window.process.tracer)
 
 
 def _joined(found: list[Finding]) -> list[Finding]:
@@ -162,11 +114,11 @@ def _blame(
     first = culprits[0]
     allowed = _limit(first, wait, pace, limits)
     sure, why = certainty(first, pace, limits)
-    ended = all(map(_ended, culprits))
-    report_s = min(certain_report_s(pace, limits), allowed.report_s) if ended else allowed.report_s
+    over = all(map(ended, culprits))
+    report_s = min(certain_report_s(pace, limits), allowed.report_s) if over else allowed.report_s
     if wait.longest_s < report_s:
         return None
-    sure = sure and wait.proven and (ended or not allowed.excused)
+    sure = sure and wait.proven and (over or not allowed.excused)
     moving = all(w.idle_s < min(limits.hang_floor_s, wait.longest_s / 2) for w in culprits)
     alive = any(words.living(w) or w.process.tracer for w in culprits)
     acted = may_act(culprits, wait.longest_s, allowed.act_s) and not moving
@@ -286,7 +238,7 @@ def _held_inside(held: Sequence[RankWindow], wait: Wait, pace: Pace, limits: Lim
     report_s = certain_report_s(pace, limits)
     if wait.longest_s < report_s:
         return []
-    sure = [w for w in held if _ended(w)]
+    sure = [w for w in held if ended(w)]
     held = sure or held
     waiting = tuple(r for r in wait.ranks if r not in {w.rank for w in held})
     return [
@@ -328,7 +280,7 @@ def _nobody_waits(windows: Sequence[RankWindow], pace: Pace, limits: Limits) -> 
     report_s = max(allowed.report_s, min(limits.quiet_report_s, limits.hang_cap_s))
     if lasting_s < report_s:
         return []
-    frozen = all(_frozen(w, limits) for w in alive) and not any(one.excused for one in judged)
+    still = all(frozen(w, limits) for w in alive) and not any(one.excused for one in judged)
     done = max(w.steps_done for w in alive)
     step = done + words.offset_of(alive)
     since = f"after step {step}" if done else "since the start, and no step is completed"
@@ -340,22 +292,15 @@ def _nobody_waits(windows: Sequence[RankWindow], pace: Pace, limits: Limits) -> 
             node=words.node_of(alive),
             sentence=f"{words.whom(alive)} {verb} no progress for {words.lasting(lasting_s)} {since}; "
             f"{words.doing(alive[0])}",
-            confidence=0.9 if frozen else 0.6,
+            confidence=0.9 if still else 0.6,
             certainty=f"{certainty(alive[0], pace, limits)[1]}; nobody waits for it",
-            may_act=frozen and may_act(alive, lasting_s, max(one.act_s for one in judged)),
+            may_act=still and may_act(alive, lasting_s, max(one.act_s for one in judged)),
             lasting_s=lasting_s,
             ask=tuple(w.rank for w in alive[:_SHOWN]),
             evidence=_evidence(alive),
             inputs={"report_s": report_s, "act_s": allowed.act_s, "why": allowed.why},
         )
     ]
-
-
-def _frozen(window: RankWindow, limits: Limits) -> bool:
-    """Whether nothing at all has changed in it for a while, and no timer will wake it."""
-    facts = window.process
-    still = facts.unchanged_samples >= limits.frozen_samples and facts.unchanged_ns / 1e9 >= limits.frozen_s
-    return still and facts.waits_on != "timer"
 
 
 def _suspended(windows: Sequence[RankWindow], pace: Pace, limits: Limits) -> list[Finding]:

@@ -1,0 +1,68 @@
+"""Whether a rank that others wait for will surely not come, and when uncertain evidence has lasted long enough.
+
+Certain is only what nothing benign looks like. What shows life, is debugged, or could be woken by another
+process is never certain, and whatever shows life is never acted on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torchloom.core.detect import words
+from torchloom.core.detect.thresholds import Limits, Pace, frozen_after_s
+from torchloom.core.detect.window import RankWindow
+
+
+def certainty(window: RankWindow, pace: Pace, limits: Limits) -> tuple[bool, str]:
+    """Whether this rank will surely not come, and why (not)."""
+    facts = window.process
+    if window.dead:
+        return True, "its process is dead"
+    if facts.tracer:
+        return False, f"{facts.tracer} debugs it, and whoever does may let it continue"
+    if facts.state == "T":
+        return True, "its process is stopped"
+    if life := words.living(window):
+        return False, f"it is at work: {life}"
+    if not facts.unchanged_samples:
+        return False, "its process has not been sampled"
+    if facts.waits_on == "timer":
+        return False, "it sleeps, and a timer will wake it"
+    unchanged_s = facts.unchanged_ns / 1e9
+    if facts.waits_on == "lock":
+        needed_s = frozen_after_s(pace, limits, location=facts.location)
+        if facts.unchanged_samples >= limits.frozen_samples and unchanged_s >= needed_s:
+            lasting = words.lasting(unchanged_s)
+            return (
+                True,
+                f"it waits for a lock that nothing outside of it can release, unchanged for {lasting}",
+            )
+        return False, f"unchanged for {words.lasting(unchanged_s)} of {words.lasting(needed_s)}"
+    if facts.unchanged_samples == 1:
+        return False, "its process was at work when it was looked at before, or was looked at only once"
+    if facts.waits_for:
+        return False, f"{facts.waits_for}, and another process may end that"
+    if unchanged_s > 0:
+        return False, f"unchanged for {words.lasting(unchanged_s)}, but something outside may wake it"
+    return False, "its process is at work"
+
+
+def may_act(windows: Sequence[RankWindow], lasting_s: float, act_s: float) -> bool:
+    """Whether uncertain evidence has lasted for long enough: the limit counts from the last sign of life that
+    any of those that were sampled gave, and nobody is taken from whoever debugs him."""
+    sampled = [w for w in windows if w.process.quiet_ns]
+    if lasting_s < act_s or not sampled or any(w.process.tracer for w in windows):
+        return False
+    # Sampling begins when it is reported, and every two seconds: so much is known of the time before.
+    return all(w.process.quiet_ns / 1e9 >= 0.8 * act_s for w in sampled)
+
+
+def ended(window: RankWindow) -> bool:
+    return window.dead or (window.process.state == "T" and not window.process.tracer)
+
+
+def frozen(window: RankWindow, limits: Limits) -> bool:
+    """Whether nothing at all has changed in it for a while, and no timer will wake it."""
+    facts = window.process
+    still = facts.unchanged_samples >= limits.frozen_samples and facts.unchanged_ns / 1e9 >= limits.frozen_s
+    return still and facts.waits_on != "timer"
