@@ -1,4 +1,4 @@
-"""Whether a rank that others wait for will surely not come, and when uncertain evidence has lasted long enough.
+"""Whether a rank that others wait for will surely not come, and when uncertain evidence has lasted enough.
 
 Certain is only what nothing benign looks like. What shows life, is debugged, or could be woken by another
 process is never certain, and whatever shows life is never acted on.
