@@ -2,17 +2,23 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.torchloom-ready
+WEB    := src/torchloom/web
+PAGE   := $(VENV)/.page-ready
 
 .PHONY: help setup demo test test-long check docs bench clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
-setup: $(STAMP)  ## virtual environment, packages, native recorder
+setup: $(STAMP) $(PAGE)  ## virtual environment, packages, native recorder, the page
 
 $(STAMP): pyproject.toml constraints.txt scripts/setup.sh $(wildcard src/torchloom/probe/native/*.cpp)
 	PYTHON=$(PYTHON) VENV=$(VENV) bash scripts/setup.sh
 	@touch $(STAMP)
+
+$(PAGE): $(STAMP) scripts/build_page.sh $(WEB)/package-lock.json $(WEB)/index.html $(wildcard $(WEB)/*.ts $(WEB)/src/* $(WEB)/src/*/*)
+	bash scripts/build_page.sh
+	@touch $(PAGE)
 
 demo: setup      ## a real job on 2 workers, with a real fault on the way
 	$(BIN)/loom demo
@@ -24,11 +30,12 @@ test: setup      ## all tests
 test-long: setup ## the tests that take minutes
 	$(BIN)/python -m pytest -q -m long
 
-check: setup docs ## ruff, mypy --strict, import-linter, documentation
+check: setup docs ## ruff, mypy --strict, import-linter, documentation, the page's types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	if [ -d $(WEB)/node_modules ]; then cd $(WEB) && npm run --silent check; fi
 
 docs: setup      ## the documentation as a site in build/docs; a broken link is an error
 	$(BIN)/sphinx-build -q -E -W --keep-going -n -b html docs build/docs
@@ -37,4 +44,4 @@ bench: setup     ## every benchmark, as tables
 	for b in bench/[a-z]*.py; do $(BIN)/python $$b || exit 1; done
 
 clean:           ## remove everything make made
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(WEB)/dist $(WEB)/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -12,3 +12,8 @@ echo "installing packages (a minute the first time)…"
 "$VENV/bin/python" -m pip install -q --disable-pip-version-check -c constraints.txt torch==2.13.0
 "$VENV/bin/python" -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 "$VENV/bin/python" -m torchloom.probe.native
+# Tests of the page need a browser. A new CI machine has none; nobody else's machine is changed.
+if [ "${CI:-}" = true ] && [ "$(id -u)" = 0 ] && ! command -v chromium >/dev/null && command -v apt-get >/dev/null; then
+  echo "installing chromium for the tests of the page…"
+  apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null
+fi

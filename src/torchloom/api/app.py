@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends, FastAPI
 from torchloom.api import openapi, problems
 from torchloom.api.defaults import Defaults
 from torchloom.api.guard import PREFIX, Guard
+from torchloom.api.page import Page
 from torchloom.api.ports import Control
 from torchloom.api.routes import (
     access,
@@ -21,6 +22,7 @@ from torchloom.api.routes import (
     metrics,
     operations,
     scaling,
+    series,
     stragglers,
 )
 from torchloom.api.schemas.bodies import Health
@@ -76,6 +78,7 @@ def create_app(
         scaling.routes(control),
         links.routes(control),
         stragglers.routes(control),
+        series.routes(control),
         events.routes(control),
         metrics.routes(control, version),
     ):
@@ -85,4 +88,5 @@ def create_app(
     problems.install(app, openapi.methods_by_path(app))
     openapi.complete(app)
     app.add_middleware(Guard, tokens=tokens, hosts=hosts)
+    app.add_middleware(Page)
     return app

@@ -27,7 +27,7 @@ MAX_BODY_BYTES = 768 * 1024
 PREFIX = "/api/v1"
 OPEN_PATHS = frozenset({"/health", "/login"})
 """Paths that need no token: they tell nothing but that we live, or take the token themselves."""
-READERS_MAY = frozenset({"/logout"})
+READERS_MAY = frozenset({"/logout", "/login/link"})
 """What a reader may do although it is not a GET."""
 ADMINS_ONLY = re.compile(r"/tokens(/.*)?|/jobs/[^/]*/faults/?")
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})

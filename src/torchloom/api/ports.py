@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from torchloom.core.history.job import History
 from torchloom.model.checkpoints import CheckpointEntry
 from torchloom.model.faults import Fault
 from torchloom.model.fleet import Fleet
@@ -41,6 +42,10 @@ class Control(Protocol):
 
     def windows(self, job: str) -> list[RankWindow]:
         """What the agents have just seen of a job's ranks, as far as it is fresh."""
+        ...
+
+    async def history(self, job: str) -> History:
+        """What is kept of a job over time; empty if nothing is."""
         ...
 
     def node_seen(self, node: str) -> float | None:

@@ -8,6 +8,7 @@ from types import ModuleType
 FAMILIES = {
     "up": "service",
     "down": "service",
+    "open": "access",
     "run": "jobs",
     "submit": "jobs",
     "ps": "jobs",

@@ -31,9 +31,11 @@ if TYPE_CHECKING:
         JobDetail,
         JobLogs,
         JobRequest,
+        JobSeries,
         JobSummary,
         JobTelemetry,
         LinksView,
+        LoginLink,
         LoginRequest,
         NodeView,
         OperationAccepted,
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
         ProbeRequest,
         PurgeRequest,
         PurgeResult,
+        RankSeries,
+        RanksNow,
         ReasonRequest,
         RestoreAccepted,
         RestoreRequest,
@@ -62,8 +66,18 @@ class Operations(Transport):
         return found
 
     def login(self, body: LoginRequest) -> Identity:
-        """Exchange a token for a session cookie, so that a browser need not keep the token."""
+        """Exchange a token, or a one-time code of `/login/link`, for a session cookie, so that a browser
+        need
+        not keep the token.
+        """
         found: Identity = self.request("POST", "/login", body=body)
+        return found
+
+    def login_link(self) -> LoginLink:
+        """A one-time code that signs a browser in as the caller. The page takes it from a link's fragment:
+        `/#/sign-in/CODE`.
+        """
+        found: LoginLink = self.request("POST", "/login/link")
         return found
 
     def logout(self) -> None:
@@ -499,6 +513,49 @@ class Operations(Transport):
     def stragglers(self, job: str) -> Stragglers:
         """What every rank costs the job now: in steps per second and as a share of its speed."""
         found: Stragglers = self.request("GET", f"/jobs/{quote(job, safe='')}/stragglers")
+        return found
+
+    def series(
+        self,
+        job: str,
+        *,
+        name: list[str] | None = None,
+        last_s: float | None = None,
+        points: int | None = None,
+    ) -> JobSeries:
+        """Numbers of a job over time: of the last `last_s` seconds, or of its whole life if that is 0.
+
+        Each is merged into at most `points` points with mean, lowest and highest. Without `name`, all.
+        """
+        found: JobSeries = self.request(
+            "GET", f"/jobs/{quote(job, safe='')}/series", {"name": name, "last_s": last_s, "points": points}
+        )
+        return found
+
+    def rank_series(
+        self,
+        job: str,
+        *,
+        what: Literal["own", "wait", "data", "phase"] | None = None,
+        last_s: float | None = None,
+        columns: int | None = None,
+        rows: int | None = None,
+    ) -> RankSeries:
+        """Every rank over time: own time of a step, waiting for others, waiting for data, or what it was
+        at.
+
+        With more ranks than `rows`, a row stands for several ranks and shows the highest of them.
+        """
+        found: RankSeries = self.request(
+            "GET",
+            f"/jobs/{quote(job, safe='')}/series/ranks",
+            {"what": what, "last_s": last_s, "columns": columns, "rows": rows},
+        )
+        return found
+
+    def ranks(self, job: str) -> RanksNow:
+        """All ranks now, in columns."""
+        found: RanksNow = self.request("GET", f"/jobs/{quote(job, safe='')}/ranks")
         return found
 
     def events(

@@ -444,6 +444,13 @@ class JobRequest(TypedDict):
     queue: NotRequired[bool | None]
 
 
+class JobSeries(TypedDict):
+    job: str
+    as_of_ns: int
+    names: list[str]
+    series: list[SeriesView]
+
+
 class JobSummary(TypedDict):
     id: str
     state: str
@@ -553,8 +560,17 @@ class LogView(TypedDict):
     error: str
 
 
+class LoginLink(TypedDict):
+    code: str
+    valid_s: float
+    page: bool
+
+
 class LoginRequest(TypedDict):
-    token: str
+    """Either of the two."""
+
+    token: NotRequired[str | None]
+    code: NotRequired[str | None]
 
 
 class NodeView(TypedDict):
@@ -714,6 +730,41 @@ class RankEvidenceView(TypedDict):
     log_tail: list[str]
 
 
+class RankSeries(TypedDict):
+    """A value of all ranks over time, the highest of each cell."""
+
+    job: str
+    what: Literal["own", "wait", "data", "phase"]
+    as_of_ns: int
+    ranks: int
+    ranks_per_row: int
+    width_s: float
+    at_s: list[float]
+    rows: list[list[float | None]]
+    phases: list[str]
+
+
+class RanksNow(TypedDict):
+    """All ranks at this moment: every list has one entry for each of `rank`."""
+
+    job: str
+    generation: int
+    as_of_ns: int
+    nodes: list[str]
+    phases: list[str]
+    rank: list[int]
+    node: list[int]
+    replica: list[int]
+    alive: list[bool]
+    step: list[int]
+    phase: list[int]
+    idle_s: list[float]
+    own_s: list[float | None]
+    wait_s: list[float | None]
+    data_s: list[float | None]
+    lost_share: list[float | None]
+
+
 class ReasonRequest(TypedDict):
     why: NotRequired[str]
 
@@ -765,6 +816,17 @@ class ScaleAccepted(TypedDict):
 class ScaleRequest(TypedDict):
     workers: int
     dry_run: NotRequired[bool]
+
+
+class SeriesView(TypedDict):
+    """One series; null where nothing was recorded."""
+
+    name: str
+    width_s: float
+    at_s: list[float]
+    mean: list[float | None]
+    low: list[float | None]
+    high: list[float | None]
 
 
 class SettingView(TypedDict):

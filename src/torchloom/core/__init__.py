@@ -10,5 +10,6 @@ steering/    operations on a running job, its settings and their schedule
 transaction/ one change, all ranks, one step: the protocol
 policy/      what is done about a finding, and when it is reported
 detect/      detectors: windows and the time to findings
+history/     what is kept of a job over time
 jobs, checkpoint_reports, retention, injection, notices, invariants: one subject each
 """

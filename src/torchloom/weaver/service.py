@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 from torchloom import boottime
 from torchloom.bus.protocol import Bus, Message, Record
+from torchloom.core.history.job import History
 from torchloom.core.placement.place import refusal
 from torchloom.errors import BusUnavailable, Conflict, LoomError, NotFound, TimedOut, UsageError
 from torchloom.model.events import (
@@ -45,6 +46,7 @@ from torchloom.weaver.detection.loop import Watch
 from torchloom.weaver.dispatch import Deposed, Dispatcher
 from torchloom.weaver.environments import Environments
 from torchloom.weaver.feed import Feed, tell
+from torchloom.weaver.history import Histories
 from torchloom.weaver.knowledge import hears, steps_near
 from torchloom.weaver.live_view import LiveView
 from torchloom.weaver.requests.checkpoints import Catalogues
@@ -80,6 +82,13 @@ class Weaver(Steering, NodeWords, Scaling, Injecting):
             say=lambda found: self._say("finding", found),
             before=lambda job, step: self._catalogues.before(self.fleet, job, step),
         )
+        self._histories = Histories(
+            bus,
+            fleet=lambda: self.fleet,
+            leads=lambda: self.active and self.ready,
+            pulses=self.pulse,
+            windows=self.windows,
+        )
         self._wake = asyncio.Event()
         self._dispatcher = Dispatcher(bus, self.name, self._environments, self._wake)
         self._lease = bus.lease("leader", self.name, LEASE_TTL_S)
@@ -106,6 +115,9 @@ class Weaver(Steering, NodeWords, Scaling, Injecting):
 
     def windows(self, job: str) -> list[RankWindow]:
         return self._watch.windows(job)
+
+    async def history(self, job: str) -> History:
+        return await self._histories.of(job)
 
     def node_seen(self, node: str) -> float | None:
         heard = self._live.last_heard_s.get(node)
@@ -170,6 +182,7 @@ class Weaver(Steering, NodeWords, Scaling, Injecting):
         await self._say("delete", JobDeleted(job=job, by=by, keep_logs=keep_logs))
         await self._environments.forget(job)
         self._live.forget(job)
+        await self._histories.forget(job)
 
     async def read_log(self, job: str, rank: int, offset: int, max_bytes: int, since_ns: int = 0) -> LogPiece:
         node = self._node_of(job, rank)
@@ -218,6 +231,7 @@ class Weaver(Steering, NodeWords, Scaling, Injecting):
             asyncio.create_task(self._perform(), name="perform"),
             asyncio.create_task(self._tick(), name="tick"),
             asyncio.create_task(self._watch.run(), name="watch"),
+            asyncio.create_task(self._histories.run(), name="history"),
         ]
         stopping = asyncio.create_task(stop.wait(), name="stop")
         done, _ = await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -229,6 +243,7 @@ class Weaver(Steering, NodeWords, Scaling, Injecting):
         with contextlib.suppress(LoomError):
             if self.active:
                 await snapshot.save(self._bus, self.fleet)
+                await self._histories.save_all()
             await self._lease.release()
         for task in done - {stopping}:
             task.result()

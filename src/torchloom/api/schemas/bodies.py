@@ -164,7 +164,18 @@ class Problem(BaseModel):
 
 
 class LoginRequest(Strict):
-    token: str = Field(min_length=1, max_length=512)
+    """Either of the two."""
+
+    token: str | None = Field(default=None, min_length=1, max_length=512)
+    code: str | None = Field(default=None, min_length=1, max_length=512)
+    """Of `/login/link`; it opens one session."""
+
+
+class LoginLink(BaseModel):
+    code: str
+    valid_s: float
+    page: bool
+    """Whether this service has the page; without it the code serves nothing."""
 
 
 Role = Literal["admin", "operator", "read"]

@@ -1,1 +1,1 @@
-"""Clusters by name (`context`, kept by `contexts`) and named tokens (`token`)."""
+"""Clusters by name (`context`, kept by `contexts`), named tokens (`token`), a link to the page (`open`)."""

@@ -33,6 +33,7 @@ def command(
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay here and log here.")] = False,
 ) -> None:
     """Start everything here: message bus, weaver, agent. Restarts what dies; adopts what still runs."""
+    from torchloom.cli.access.open import page_line
     from torchloom.cli.service import parts, stack
     from torchloom.cli.service.plan import DEFAULT_PORT
     from torchloom.errors import LoomError
@@ -55,12 +56,13 @@ def command(
             parts.end_stay(where)
         raise
     if not start.ours:
-        print(f"torchloom is already up at {endpoint.url}")
+        print(f"torchloom is already up at {endpoint.url} (`loom open` for the page)")
         if port not in (None, 0) and not endpoint.url.endswith(f":{port}"):
             print("loom: --port has no effect on what already runs; use `loom down` first.", file=sys.stderr)
         return
     print(f"torchloom is up at {endpoint.url} (in {time.monotonic() - began:.1f} s)")
     print(f"home   {where.root}")
+    print(f"page   {page_line(endpoint)}")
     print("next   loom run train.py · loom ps · loom down")
 
 

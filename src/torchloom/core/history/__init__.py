@@ -1,0 +1,5 @@
+"""What is kept of a job over time, as pictures for people; nothing is decided by it.
+
+series   bounded series: buckets of time that keep mean, lowest and highest, for one lane or a thousand
+job      one job's: its numbers, logged values and settings, and every rank's own time
+"""

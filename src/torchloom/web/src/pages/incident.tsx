@@ -1,0 +1,273 @@
+// One incident: what happened, whether it is over, what to do; then the evidence.
+import { useMemo, useState } from "preact/hooks";
+import type { EventView, IncidentDetail, RankEvidenceView, TimelineView } from "../api";
+import { count, percent, span, time, value } from "../format";
+import { useQuery } from "../live";
+import { Ago, Copy, Fact, Facts, Nothing, Section, Time } from "../parts/bits";
+import { Matrix } from "../parts/matrix";
+import { Mark } from "../parts/mark";
+import { link } from "../session";
+import { stream } from "../net";
+import { Missing } from "./job";
+
+export function IncidentPage({ id }: { id: string }) {
+  const found = useQuery<IncidentDetail>(`/incidents/${encodeURIComponent(id)}`, { on: (e) => e.incidents.some((one) => one.id === id) });
+  const one = found.data;
+  if (!one) return found.error ? <Missing id={id} error={found.error.message} /> : <p class="dim">Reading…</p>;
+  return (
+    <>
+      <div class="head">
+        <h1>{one.kind}</h1>
+        <span class="dim">
+          {one.id} · job <a href={link("job", one.job)}>{one.job}</a> · generation {one.generation}
+        </span>
+      </div>
+      <div class={one.open ? "verdict" : "verdict over"} role="status">
+        <p class="says">{one.verdict}</p>
+        <p class="foot">
+          <b><Mark tone={one.open ? "bad" : "done"} /> {one.open ? "Still open" : over(one)}</b>
+          <Copy text={report(one)} what="verdict" />
+        </p>
+      </div>
+      <section aria-label="In short">
+        <Facts>
+          <Fact name="Began"><Time ns={one.timeline.fault_ns || one.timeline.first_sign_ns || one.timeline.detected_ns} /> <small><Ago ns={one.timeline.detected_ns} /></small></Fact>
+          <Fact name="Recovered in">{one.open && one.recovery_s === null ? "not yet" : span(one.recovery_s)}</Fact>
+          <Fact name="Lost steps">{count(one.lost_steps)}</Fact>
+          <Fact name="Culprit">{one.culprit === null ? "nobody is blamed" : <a href={`${link("job", one.job, "logs")}?rank=${one.culprit}`}>rank {one.culprit}</a>}</Fact>
+          <Fact name="Confidence" note={one.confidence === null ? "seen, not concluded" : undefined}>{one.confidence === null ? "certain" : percent(one.confidence, 0)}</Fact>
+          {one.goodput_before !== null && <Fact name="Goodput" note="before → after">{percent(one.goodput_before)} → {percent(one.goodput_after)}</Fact>}
+        </Facts>
+      </section>
+      <Section id="done" title="What was done and why"><p>{one.decision || "Nothing has been decided yet."}</p>{one.resolution && <p class="dim">{one.resolution}</p>}</Section>
+      <Phases line={one.timeline} open={one.open} />
+      <Exits incident={one} />
+      <Stacks incident={one} />
+      <Collectives evidence={one.evidence} culprits={one.finding?.ranks ?? []} />
+      {one.links && <Section id="links" title="Delay matrix" aside={<Time ns={one.links.at_ns} />}><Matrix links={one.links} /></Section>}
+      <Evidence incident={one} />
+      <Replay incident={one} />
+    </>
+  );
+}
+
+function over(one: IncidentDetail): string {
+  if (one.recovery_s !== null) return `Over: recovered in ${span(one.recovery_s)}`;
+  return one.resolution ? "Over" : "Closed";
+}
+
+function report(one: IncidentDetail): string {
+  return [`${one.id} (${one.kind}) in job ${one.job}`, one.verdict, one.decision, one.open ? "Still open." : `${over(one)}.`].filter(Boolean).join("\n");
+}
+
+const STEPS: [keyof TimelineView, string][] = [
+  ["fault_ns", "fault"],
+  ["first_sign_ns", "first sign"],
+  ["detected_ns", "detected"],
+  ["decided_ns", "decided"],
+  ["stopped_ns", "old workers gone"],
+  ["spawned_ns", "new workers started"],
+  ["restored_ns", "state restored"],
+  ["first_step_ns", "first step again"],
+];
+
+function Phases({ line, open }: { line: TimelineView; open: boolean }) {
+  const seen = STEPS.filter(([name]) => line[name] > 0).sort((a, b) => line[a[0]] - line[b[0]]);
+  const first = seen[0] ? line[seen[0][0]] : 0;
+  const last = seen.length ? line[seen[seen.length - 1]![0]] : 0;
+  if (!seen.length) return null;
+  return (
+    <Section id="phases" title="Timeline" aside={<span>{span((last - first) / 1e9)} in all{open ? " so far" : ""}</span>}>
+      <div class="phases">
+        {seen.map(([name, word], at) => {
+          const before = at ? line[seen[at - 1]![0]] : line[name];
+          return [
+            <time key={`${name}t`} class="dim" title={new Date(line[name] / 1e6).toISOString()}>{time(line[name])}</time>,
+            <span key={`${name}w`}>{word}</span>,
+            <span key={`${name}d`} class="dim">{at ? `+ ${span((line[name] - before) / 1e9)}` : ""}</span>,
+            <span key={`${name}l`} class="line" aria-hidden="true"><span style={{ left: `${((before - first) / Math.max(1, last - first)) * 100}%`, width: `${((line[name] - before) / Math.max(1, last - first)) * 100}%` }} /></span>,
+          ];
+        })}
+      </div>
+    </Section>
+  );
+}
+
+function Exits({ incident }: { incident: IncidentDetail }) {
+  if (!incident.exits.length) return null;
+  const exits = [...incident.exits].sort((a, b) => Number(a.secondary) - Number(b.secondary) || Number(a.after_stop) - Number(b.after_stop) || a.at_ns - b.at_ns);
+  return (
+    <Section id="exits" title="How workers ended">
+      <table class="stack">
+        <thead><tr><th>Rank</th><th>How</th><th>At</th><th class="n">Step</th><th>Doing</th></tr></thead>
+        <tbody>
+          {exits.map((one) => (
+            <tr key={one.rank}>
+              <td><a href={`${link("job", incident.job, "logs")}?rank=${one.rank}`}>rank {one.rank}</a><span class="sub">{one.node}</span></td>
+              <td class="wide">
+                <b>{one.how}</b>{one.secondary ? <span class="dim"> · because a peer was gone</span> : one.after_stop ? <span class="dim"> · ended by torchloom</span> : <span> · first</span>}
+                {one.exception && <span class="sub">{one.exception}: {one.message}</span>}
+                {(one.traceback || one.log_tail.length > 0) && (
+                  <details>
+                    <summary>{one.traceback ? "traceback and log" : "end of its log"}</summary>
+                    {one.traceback && <pre tabIndex={0}>{one.traceback}</pre>}
+                    {one.log_tail.length > 0 && <pre tabIndex={0}>{one.log_tail.join("\n")}</pre>}
+                  </details>
+                )}
+              </td>
+              <td data-name="at"><Time ns={one.at_ns} /></td>
+              <td class="n" data-name="step">{count(one.training_step ?? one.steps)}</td>
+              <td class="wide" data-name="">{one.activity}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </Section>
+  );
+}
+
+/** Outliers first: who is blamed, then whose innermost own frame is the rarest. */
+function ordered(evidence: RankEvidenceView[], blamed: number[]): RankEvidenceView[] {
+  const often = new Map<string, number>();
+  for (const one of evidence) often.set(one.location, (often.get(one.location) ?? 0) + 1);
+  const place = (one: RankEvidenceView) => (blamed.includes(one.rank) ? -1 : often.get(one.location) ?? 0);
+  return [...evidence].sort((a, b) => place(a) - place(b) || a.rank - b.rank);
+}
+
+function Stacks({ incident }: { incident: IncidentDetail }) {
+  const blamed = incident.finding?.ranks ?? [];
+  const all = ordered(incident.evidence.filter((one) => one.stack.length || one.location), blamed);
+  const [most, setMost] = useState(8);
+  if (!all.length) return null;
+  return (
+    <Section id="stacks" title="Stacks" aside={<span>innermost frame first; the outlier is on the left</span>}>
+      <div class="stacks" tabIndex={0} role="group" aria-label="Stacks of ranks">
+        {all.slice(0, most).map((one) => (
+          <article key={one.rank} class={blamed.includes(one.rank) ? "blamed" : ""}>
+            <h3>rank {one.rank}{blamed.includes(one.rank) && " · blamed"} <small>{one.node} · {one.phase} · step {count(one.steps)}</small></h3>
+            <p class="dim">{one.doing}</p>
+            {one.gil && <p class="dim">GIL held by {one.gil}</p>}
+            <ol>{one.stack.slice(0, 24).map((frame, at) => <li key={at} class={one.location && frame.includes(one.location.split(" at ").pop() ?? "\0") ? "own" : ""}>{frame}</li>)}</ol>
+            {!one.stack.length && <p class="mono">{one.location}</p>}
+            {one.log_tail.length > 0 && <details><summary>end of its log</summary><pre tabIndex={0}>{one.log_tail.join("\n")}</pre></details>}
+          </article>
+        ))}
+      </div>
+      {all.length > most && <button type="button" class="quiet" onClick={() => setMost(all.length)}>show {all.length - most} more</button>}
+    </Section>
+  );
+}
+
+/** `all_reduce #412 (group 0)` by number, so that ranks stand beside each other. */
+function Collectives({ evidence, culprits }: { evidence: RankEvidenceView[]; culprits: number[] }) {
+  const ranks = ordered(evidence.filter((one) => one.collectives.length), culprits).slice(0, 12);
+  const numbers = useMemo(() => {
+    const found = new Map<number, Map<number, string>>();
+    for (const one of ranks) {
+      for (const text of one.collectives) {
+        const number = Number(/#(\d+)/.exec(text)?.[1] ?? NaN);
+        if (Number.isNaN(number)) continue;
+        if (!found.has(number)) found.set(number, new Map());
+        found.get(number)!.set(one.rank, text);
+      }
+    }
+    return [...found].sort((a, b) => b[0] - a[0]).slice(0, 16);
+  }, [evidence]);
+  if (!numbers.length) return null;
+  return (
+    <Section id="collectives" title="Last collectives, by number" aside={<span>newest first</span>}>
+      <div class="scroll" tabIndex={0} role="group" aria-label="Last collectives by rank">
+        <table class="seq">
+          <thead><tr><th class="n">#</th>{ranks.map((one) => <th key={one.rank}>rank {one.rank}</th>)}</tr></thead>
+          <tbody>
+            {numbers.map(([number, by]) => (
+              <tr key={number}>
+                <td class="n">{number}</td>
+                {ranks.map((one) => {
+                  const text = by.get(one.rank);
+                  const highest = Math.max(...one.collectives.map((t) => Number(/#(\d+)/.exec(t)?.[1] ?? 0)));
+                  return <td key={one.rank} class={text ? "" : "gap"}>{text ? text.replace(/\s*#\d+/, "") : number > highest ? "not entered" : ""}</td>;
+                })}
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </Section>
+  );
+}
+
+function Evidence({ incident }: { incident: IncidentDetail }) {
+  const finding = incident.finding;
+  if (!finding) return null;
+  return (
+    <Section id="evidence" title="Evidence" aside={<span>{finding.certain ? "certain" : "not certain"}: {finding.certainty}</span>}>
+      {finding.facts.length ? (
+        <table><tbody>{finding.facts.map((fact, at) => <tr key={at}><td>rank {fact.rank}</td><td class="wide">{fact.says}</td></tr>)}</tbody></table>
+      ) : (
+        <Nothing>No facts by rank.</Nothing>
+      )}
+      {finding.waiting.length > 0 && <p class="dim">Held up by it: {finding.waiting.length > 16 ? `${finding.waiting.length} ranks` : `ranks ${finding.waiting.join(", ")}`}</p>}
+      {Object.keys(finding.inputs).length > 0 && (
+        <details>
+          <summary>numbers that were compared</summary>
+          <table><tbody>{Object.entries(finding.inputs).map(([name, given]) => <tr key={name}><td class="mono">{name}</td><td class="n">{value(given)}</td></tr>)}</tbody></table>
+        </details>
+      )}
+    </Section>
+  );
+}
+
+/** The events of the job around the incident, as the core took them one after the other. */
+function Replay({ incident }: { incident: IncidentDetail }) {
+  const [events, setEvents] = useState<EventView[] | null>(null);
+  const [upTo, setUpTo] = useState(0);
+  const line = incident.timeline;
+  const from = (line.fault_ns || line.first_sign_ns || line.detected_ns) - 5e9;
+  const until = (line.first_step_ns || Math.max(line.decided_ns, line.spawned_ns, line.detected_ns)) + 3e9;
+  const read = async () => {
+    const found: EventView[] = [];
+    const abort = new AbortController();
+    for await (const sent of stream(`/events?job=${encodeURIComponent(incident.job)}&after=0&follow=false`, "", abort.signal)) {
+      const event = sent?.data as EventView | undefined;
+      if (event?.kind && event.at_ns >= from && event.at_ns <= until) found.push(event);
+    }
+    setEvents(found);
+    setUpTo(0);
+  };
+  const shown = events?.slice(0, upTo + 1) ?? [];
+  return (
+    <Section
+      id="replay"
+      title="Replay"
+      aside={
+        events ? (
+          <>
+            <span>{events.length ? `${upTo + 1} of ${events.length}` : ""}</span>
+            <button type="button" disabled={upTo <= 0} onClick={() => setUpTo(upTo - 1)}>back</button>
+            <button type="button" disabled={upTo >= events.length - 1} onClick={() => setUpTo(upTo + 1)}>next event</button>
+            <button type="button" class="quiet" onClick={() => setUpTo(events.length - 1)}>all</button>
+          </>
+        ) : (
+          <button type="button" onClick={() => void read()}>Step through the events</button>
+        )
+      }
+    >
+      {!events ? (
+        <Nothing>What happened and what was decided, event by event, as the control service took them.</Nothing>
+      ) : !events.length ? (
+        <Nothing>The stream no longer has the events of that time.</Nothing>
+      ) : (
+        <ol class="plain replay" aria-live="polite">
+          {shown.map((event) => (
+            <li key={event.seq}>
+              <span class="dim">+ {span((event.at_ns - events[0]!.at_ns) / 1e9)}</span>
+              <span class="dim">{event.kind}</span>
+              <span>{event.text}{event.jobs.map((job) => <small key={job.id}> → {job.state}: {job.reason}</small>)}{event.incidents.map((one) => <small key={one.id}> → {one.id}: {one.decision || one.verdict}</small>)}</span>
+            </li>
+          ))}
+        </ol>
+      )}
+    </Section>
+  );
+}

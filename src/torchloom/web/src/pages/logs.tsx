@@ -1,0 +1,178 @@
+// Logs of one rank or all: only the lines that are seen are drawn, so a million of them scroll like a hundred.
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import type { JobLogs, JobSummary, LogEnd, LogLines } from "../api";
+import { pieces } from "../ansi";
+import { count, plural } from "../format";
+import { ofJob, useQuery } from "../live";
+import { get, Refused, stream } from "../net";
+import { Trouble } from "../parts/bits";
+import { go, link } from "../session";
+import { JobHead, jobPath, Missing } from "./job";
+
+const ROW = 18;
+const MOST = 1_000_000;
+const TAIL = 5000;
+
+/** Lines as they came; the rank is beside each. Kept outside of the components: a million of them is no state. */
+class Book {
+  texts: string[] = [];
+  ranks: number[] = [];
+  dropped = 0;
+  private rest = new Map<number, string>();
+
+  add(rank: number, text: string): void {
+    const lines = ((this.rest.get(rank) ?? "") + text).split("\n");
+    this.rest.set(rank, lines.pop() ?? "");
+    for (const line of lines) {
+      this.texts.push(line.endsWith("\r") ? line.slice(0, -1) : line);
+      this.ranks.push(rank);
+    }
+    if (this.texts.length > MOST * 1.1) {
+      const gone = this.texts.length - MOST;
+      this.texts.splice(0, gone);
+      this.ranks.splice(0, gone);
+      this.dropped += gone;
+    }
+  }
+
+  /** What came without a line end, when nothing more comes. */
+  close(): void {
+    for (const [rank, text] of this.rest) if (text) this.add(rank, "\n");
+  }
+}
+
+export function LogsPage({ id, query }: { id: string; query: URLSearchParams }) {
+  const summary = useQuery<JobSummary>(`${jobPath(id)}/summary`, { every: 2000, on: ofJob(id) });
+  const rank = query.get("rank") ?? "";
+  const grep = query.get("find") ?? "";
+  const [text, setText] = useState(grep);
+  const job = summary.data;
+  const move = (next: { rank?: string; find?: string }) => {
+    const made = new URLSearchParams({ ...(rank && { rank }), ...(grep && { find: grep }) });
+    for (const [name, given] of Object.entries(next)) given ? made.set(name, given) : made.delete(name);
+    go(`${link("job", id, "logs")}${made.size ? `?${made}` : ""}`, true);
+  };
+  if (!job) return summary.error ? <Missing id={id} error={summary.error.message} /> : <p class="dim">Reading…</p>;
+  return (
+    <>
+      <JobHead job={job} part="logs" refresh={summary.refresh} />
+      <form class="logbar" onSubmit={(event) => (event.preventDefault(), move({ find: text }))}>
+        <label for="log-rank">Rank</label>
+        <input id="log-rank" type="number" min="0" max={job.world_size - 1} placeholder="all" value={rank} onChange={(e) => move({ rank: e.currentTarget.value })} />
+        <input type="search" aria-label="Search the whole log" placeholder="search the whole log, Enter" value={text} onInput={(e) => (setText(e.currentTarget.value), e.currentTarget.value || move({ find: "" }))} />
+        <button type="submit">Search</button>
+      </form>
+      <Log key={`${id} ${rank} ${grep}`} job={id} rank={rank} grep={grep} />
+    </>
+  );
+}
+
+function Log({ job, rank, grep }: { job: string; rank: string; grep: string }) {
+  const book = useMemo(() => new Book(), []);
+  const box = useRef<HTMLDivElement>(null);
+  const [lines, setLines] = useState(0);
+  const [top, setTop] = useState(0);
+  const [tall, setTall] = useState(600);
+  const [following, setFollowing] = useState(true);
+  const [ended, setEnded] = useState("");
+  const [error, setError] = useState<Refused | null>(null);
+  const follow = useRef(true);
+  follow.current = following;
+  useEffect(() => {
+    const abort = new AbortController();
+    let frame = 0;
+    const shown = () => {
+      frame = 0;
+      setLines(book.texts.length);
+    };
+    const soon = () => (frame ||= requestAnimationFrame(shown));
+    void (grep ? search(book, job, rank, grep, abort.signal) : read(book, job, rank, abort.signal, soon, setEnded))
+      .catch((failed) => !abort.signal.aborted && setError(failed instanceof Refused ? failed : new Refused(0, String(failed))))
+      .finally(soon);
+    return () => {
+      abort.abort();
+      cancelAnimationFrame(frame);
+    };
+  }, []);
+  useEffect(() => {
+    const element = box.current!;
+    const watch = new ResizeObserver(() => setTall(element.clientHeight));
+    watch.observe(element);
+    return () => watch.disconnect();
+  }, []);
+  useEffect(() => {
+    if (follow.current && box.current) box.current.scrollTop = lines * ROW;
+  }, [lines, following]);
+  const first = Math.max(0, Math.floor(top / ROW) - 20);
+  const past = Math.min(lines, Math.ceil((top + tall) / ROW) + 20);
+  const rows = [];
+  for (let at = first; at < past; at++) rows.push(<Line key={at + book.dropped} at={at} rank={book.ranks[at]!} text={book.texts[at]!} alone={rank !== ""} />);
+  return (
+    <>
+      <Trouble error={error} />
+      <div
+        ref={box}
+        class="log"
+        tabIndex={0}
+        role="log"
+        aria-live="off"
+        aria-label={`Log of ${rank ? `rank ${rank}` : "all ranks"}`}
+        onScroll={(event) => {
+          const element = event.currentTarget;
+          setTop(element.scrollTop);
+          const atEnd = element.scrollHeight - element.scrollTop - element.clientHeight < 2 * ROW;
+          if (atEnd !== follow.current) setFollowing(atEnd);
+        }}
+      >
+        <div class="sheet" style={{ height: `${lines * ROW}px` }}>{rows}</div>
+      </div>
+      <p class="legend">
+        <span data-testid="lines">{plural(lines, "line")}{book.dropped ? `, ${count(book.dropped)} older ones dropped here` : ""}</span>
+        <span>{grep ? `that contain “${grep}”` : ended ? `end of the log: the job is ${ended}` : following ? "following" : "not following: scrolled up"}</span>
+        {!following && <button type="button" class="quiet" onClick={() => setFollowing(true)}>to the end</button>}
+      </p>
+    </>
+  );
+}
+
+function Line({ at, rank, text, alone }: { at: number; rank: number; text: string; alone: boolean }) {
+  return (
+    <div class="row" style={{ transform: `translateY(${at * ROW}px)` }}>
+      {!alone && <span class="who">{rank}</span>}
+      {pieces(text).map((piece, n) => (piece.look ? <span key={n} class={piece.look}>{piece.text}</span> : piece.text))}
+    </div>
+  );
+}
+
+async function search(book: Book, job: string, rank: string, grep: string, signal: AbortSignal): Promise<void> {
+  const query = new URLSearchParams({ grep, tail: "10000", ...(rank && { rank }) });
+  const found = await get<JobLogs>(`${jobPath(job)}/logs?${query}`, signal);
+  for (const one of found.logs) book.add(one.rank, one.error ? `(${one.error})\n` : one.text);
+  book.close();
+}
+
+/** Follow the log; a connection that breaks is made again where it was. */
+async function read(book: Book, job: string, rank: string, signal: AbortSignal, soon: () => void, end: (state: string) => void): Promise<void> {
+  const query = new URLSearchParams({ tail: String(TAIL), ...(rank && { rank }) });
+  let last = "";
+  for (let pause = 500; !signal.aborted; pause = Math.min(4000, pause * 2)) {
+    try {
+      for await (const sent of stream(`${jobPath(job)}/logs/stream?${query}`, last, signal)) {
+        if (!sent) continue;
+        if (sent.id) last = sent.id;
+        if (sent.kind === "end") {
+          book.close();
+          return end((sent.data as LogEnd).state);
+        }
+        const piece = sent.data as LogLines;
+        if (piece.lost_bytes) book.add(piece.rank, `(${count(piece.lost_bytes)} bytes of the log are gone)\n`);
+        book.add(piece.rank, piece.text);
+        pause = 500;
+        soon();
+      }
+    } catch (error) {
+      if (signal.aborted || (error instanceof Refused && error.status >= 400 && error.status < 500)) throw error;
+    }
+    await new Promise((resolve) => setTimeout(resolve, pause));
+  }
+}

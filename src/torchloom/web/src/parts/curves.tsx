@@ -1,0 +1,140 @@
+// Curves over time: the mean as a line, lowest to highest as a band, and marks where something was changed.
+import { useEffect, useMemo, useRef } from "preact/hooks";
+import uPlot from "uplot";
+import type { JobSeries, SeriesView } from "../api";
+import { digits, span, value } from "../format";
+import { useCell, useQuery } from "../live";
+import { theme } from "../session";
+import { Nothing, Section } from "./bits";
+import { blend } from "./canvas";
+import { SIGNS, type Happened } from "./timeline";
+
+const HIDDEN = new Set(["step", "step_s_p95"]);
+
+export function Curves({ job, lastS, happened, every }: { job: string; lastS: number; happened: Happened[]; every: number }) {
+  const found = useQuery<JobSeries>(`/jobs/${encodeURIComponent(job)}/series?last_s=${lastS}&points=300`, { every, on: () => false });
+  const all = found.data?.series ?? [];
+  const p95 = all.find((one) => one.name === "step_s_p95");
+  const charts = useMemo(() => all.filter((one) => !HIDDEN.has(one.name) && !(one.name.startsWith("setting:") && constant(one))).sort((a, b) => rank(a.name) - rank(b.name)), [all]);
+  const steady = all.filter((one) => one.name.startsWith("setting:") && constant(one));
+  return (
+    <Section id="curves" title="Curves">
+      {!found.data ? (
+        <Nothing>Reading…</Nothing>
+      ) : !charts.length ? (
+        <Nothing>Nothing is recorded of this time.</Nothing>
+      ) : (
+        <div class="charts">
+          {charts.map((one) => <Chart key={one.name} series={one} second={one.name === "step_s" ? p95 : undefined} happened={happened} />)}
+        </div>
+      )}
+      {steady.length > 0 && <p class="legend">Unchanged: {steady.map((one) => `${title(one.name)} ${value(last(one))}`).join(" · ")}</p>}
+    </Section>
+  );
+}
+
+const ORDER = ["metric:loss", "step_s", "steps_per_s"];
+const rank = (name: string) => (ORDER.includes(name) ? ORDER.indexOf(name) : name.startsWith("setting:") ? 50 : 20);
+const constant = (one: SeriesView) => new Set(one.mean.filter((v) => v !== null)).size <= 1;
+const last = (one: SeriesView) => one.mean.findLast((v) => v !== null) ?? null;
+const seconds = (name: string) => name.endsWith("_s") && name.startsWith("step_s");
+
+function title(name: string): string {
+  if (name === "step_s") return "step time: median, 95th percentile, lowest to highest";
+  if (name === "steps_per_s") return "pace, steps/s";
+  return name.replace(/^(metric|setting):/, "");
+}
+
+function Chart({ series, second, happened }: { series: SeriesView; second?: SeriesView; happened: Happened[] }) {
+  const box = useRef<HTMLDivElement>(null);
+  const plot = useRef<uPlot | null>(null);
+  const marks = useRef(happened);
+  marks.current = happened;
+  const chosen = useCell(theme);
+  const data = useMemo(() => columns(series, second), [series, second]);
+  useEffect(() => {
+    const style = getComputedStyle(document.documentElement);
+    const css = (name: string) => style.getPropertyValue(name).trim();
+    const inTime = seconds(series.name);
+    const axis = { stroke: css("--dim"), grid: { stroke: css("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
+    const made = new uPlot(
+      {
+        width: box.current!.clientWidth,
+        height: 150,
+        cursor: { sync: { key: "loom" }, y: false, points: { size: 5 } },
+        legend: { show: false },
+        scales: { x: { time: true }, y: { range: (_, low, high) => padded(low, high) } },
+        axes: [
+          { ...axis, space: 70 },
+          { ...axis, size: 54, space: 28, values: (_, ticks) => ticks.map((t) => (inTime ? span(t) : digits(t, 3))) },
+        ],
+        series: [
+          {},
+          { stroke: css("--accent"), width: 1.5, spanGaps: false, points: { show: false } },
+          { stroke: "transparent", points: { show: false } },
+          { stroke: "transparent", points: { show: false } },
+          ...(second ? [{ stroke: css("--dim"), width: 1, dash: [3, 3], points: { show: false } }] : []),
+        ],
+        bands: [{ series: [3, 2], fill: blend(css("--bg"), css("--accent"), 0.16) }],
+        hooks: { draw: [(u) => drawMarks(u, marks.current, css)] },
+      },
+      data,
+      box.current!,
+    );
+    plot.current = made;
+    const watch = new ResizeObserver(() => made.setSize({ width: box.current?.clientWidth ?? 300, height: 150 }));
+    watch.observe(box.current!);
+    return () => {
+      watch.disconnect();
+      made.destroy();
+      plot.current = null;
+    };
+  }, [series.name, !!second, chosen]);
+  useEffect(() => plot.current?.setData(data), [data]);
+  const newest = last(series);
+  return (
+    <figure class="chart" aria-label={`${title(series.name)}, now ${value(newest)}`}>
+      <h3>
+        {title(series.name)} <b>{seconds(series.name) ? span(newest) : value(newest)}</b>
+      </h3>
+      <div ref={box} aria-hidden="true" />
+    </figure>
+  );
+}
+
+function columns(series: SeriesView, second?: SeriesView): uPlot.AlignedData {
+  const made: (number | null)[][] = [series.at_s, series.mean, series.low, series.high];
+  if (second) {
+    const by = new Map(second.at_s.map((at, i) => [at, second.mean[i] ?? null]));
+    made.push(series.at_s.map((at) => by.get(at) ?? null));
+  }
+  return made as uPlot.AlignedData;
+}
+
+function padded(low: number, high: number): [number, number] {
+  if (!Number.isFinite(low) || !Number.isFinite(high)) return [0, 1];
+  const room = high - low || Math.abs(high) * 0.1 || 1;
+  const from = low - room * 0.08;
+  return [low >= 0 && (from < 0 || low < room) ? 0 : from, high + room * 0.08];
+}
+
+function drawMarks(u: uPlot, happened: Happened[], css: (name: string) => string): void {
+  const { ctx, bbox } = u;
+  const sharp = devicePixelRatio || 1;
+  ctx.save();
+  ctx.setLineDash([3 * sharp, 3 * sharp]);
+  ctx.font = `${10 * sharp}px system-ui`;
+  ctx.textAlign = "center";
+  for (const one of happened) {
+    if (one.kind === "checkpoint") continue;
+    const x = u.valToPos(one.at_s, "x", true);
+    if (x < bbox.left || x > bbox.left + bbox.width) continue;
+    ctx.strokeStyle = ctx.fillStyle = css(one.kind === "incident" ? "--bad" : "--dim");
+    ctx.beginPath();
+    ctx.moveTo(x, bbox.top);
+    ctx.lineTo(x, bbox.top + bbox.height);
+    ctx.stroke();
+    ctx.fillText(SIGNS[one.kind], x, bbox.top + 9 * sharp);
+  }
+  ctx.restore();
+}

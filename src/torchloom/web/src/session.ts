@@ -1,0 +1,56 @@
+// Who looks at the page, and where in it: session, role, theme, address.
+import { useEffect, useState } from "preact/hooks";
+import type { Identity } from "./api";
+import { Cell } from "./live";
+
+export const who = new Cell<Identity | null>(null);
+export const canAct = () => who.value !== null && who.value.role !== "read";
+
+export type Theme = "system" | "light" | "dark";
+export const theme = new Cell<Theme>((localStorage.getItem("theme") as Theme | null) ?? "system");
+
+export function showTheme(): void {
+  const dark = theme.value === "dark" || (theme.value === "system" && matchMedia("(prefers-color-scheme: dark)").matches);
+  document.documentElement.dataset.theme = dark ? "dark" : "light";
+  localStorage.setItem("theme", theme.value);
+}
+theme.follow(showTheme);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", showTheme);
+
+export interface Place {
+  /** The parts of the path: `#/job/x/logs` → ["job", "x", "logs"]. */
+  parts: string[];
+  query: URLSearchParams;
+}
+
+function read(): Place {
+  const [path = "", query = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  return { parts: path.split("/").filter(Boolean).map(decode), query: new URLSearchParams(query) };
+}
+
+function decode(text: string): string {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
+export function usePlace(): Place {
+  const [place, setPlace] = useState(read);
+  useEffect(() => {
+    const moved = () => setPlace(read());
+    addEventListener("hashchange", moved);
+    return () => removeEventListener("hashchange", moved);
+  }, []);
+  return place;
+}
+
+export const link = (...parts: string[]) => `#/${parts.map(encodeURIComponent).join("/")}`;
+
+export function go(address: string, replace = false): void {
+  if (replace) {
+    history.replaceState(null, "", address);
+    dispatchEvent(new HashChangeEvent("hashchange"));
+  } else location.hash = address.replace(/^#/, "");
+}
