@@ -1,4 +1,4 @@
-"""Writes `torchloom/client/schema.py` and `operations.py` from the API's OpenAPI description.
+"""Writes `torchloom/client/schema.py`, `operations.py` and the page's types from the OpenAPI description.
 
     python scripts/make_client.py           write them
     python scripts/make_client.py --check   say whether they are up to date
@@ -227,6 +227,10 @@ def main() -> int:
         stale.append(name)
         if "--check" not in sys.argv:
             path.write_text(made)
+    if "--check" not in sys.argv:  # the page's types have a check of their own
+        import make_web_types
+
+        make_web_types.write(api)
     if stale and "--check" in sys.argv:
         print(f"out of date: {', '.join(stale)}; run python scripts/make_client.py")
         return 1

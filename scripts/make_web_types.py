@@ -3,7 +3,7 @@
     python scripts/make_web_types.py           write it
     python scripts/make_web_types.py --check   say whether it is up to date
 
-Run it after every change of a body, like make_client.py; a unit test runs the check.
+make_client.py writes it, too; a unit test runs the check.
 """
 
 from __future__ import annotations
@@ -57,15 +57,19 @@ def source(api: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
+def write(api: dict[str, Any]) -> None:
+    text = source(api)
+    if not OUT.exists() or OUT.read_text() != text:
+        OUT.write_text(text)
+
+
 def main() -> int:
-    text = source(description())
-    if OUT.exists() and OUT.read_text() == text:
-        return 0
-    if "--check" in sys.argv:
-        print(f"out of date: {OUT.relative_to(ROOT)}; run python scripts/make_web_types.py")
+    api = description()
+    if "--check" not in sys.argv:
+        write(api)
+    elif not OUT.exists() or OUT.read_text() != source(api):
+        print(f"out of date: {OUT.relative_to(ROOT)}; run python scripts/make_client.py")
         return 1
-    OUT.parent.mkdir(parents=True, exist_ok=True)
-    OUT.write_text(text)
     return 0
 
 

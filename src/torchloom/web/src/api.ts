@@ -299,6 +299,8 @@ export interface JobDetail {
   generation: number;
   restarts: number;
   max_restarts: number;
+  fruitless: number;
+  max_fruitless: number;
   world_size: number;
   wanted_workers: number;
   standby: number;
@@ -364,6 +366,7 @@ export interface JobRequest {
   spawn?: "warm" | "cold";
   preload?: Array<string>;
   max_restarts?: number | null;
+  max_fruitless?: number | null;
   stop_grace_s?: number | null;
   pin_cores?: boolean;
   max_steps?: number | null;
@@ -391,6 +394,8 @@ export interface JobSummary {
   generation: number;
   restarts: number;
   max_restarts: number;
+  fruitless: number;
+  max_fruitless: number;
   world_size: number;
   wanted_workers: number;
   standby: number;
