@@ -297,6 +297,8 @@ class IncidentChangeView(TypedDict):
     decision: str
     open: bool
     resolution: str
+    action: str
+    outcome: str
 
 
 class IncidentDetail(TypedDict):
@@ -306,11 +308,15 @@ class IncidentDetail(TypedDict):
     kind: str
     verdict: str
     decision: str
+    action: str
+    outcome: str
+    reason: str
     culprit: int | None
     open: bool
     lost_steps: int | None
     recovery_s: float | None
     resolution: str
+    ended_by: str
     confidence: float | None
     timeline: TimelineView
     exits: list[ExitView]
@@ -328,11 +334,15 @@ class IncidentView(TypedDict):
     kind: str
     verdict: str
     decision: str
+    action: str
+    outcome: str
+    reason: str
     culprit: int | None
     open: bool
     lost_steps: int | None
     recovery_s: float | None
     resolution: str
+    ended_by: str
     confidence: float | None
     timeline: TimelineView
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from torchloom.core.recovery.generation_end import open_incident
 from torchloom.core.recovery.generation_start import find_worker
+from torchloom.core.recovery.incidents import open_incident
 from torchloom.core.steering.after_rollback import gone_back
 from torchloom.core.turn import Turn
 from torchloom.model.checkpoints import SavedCheckpoint
@@ -18,7 +18,8 @@ from torchloom.model.events import (
     CheckpointSaved,
     CheckpointStoreOpened,
 )
-from torchloom.model.fleet import Incident, Job, JobCheckpoints
+from torchloom.model.fleet import Job, JobCheckpoints
+from torchloom.model.incidents import Decision, Incident, Outcome, Verdict
 
 SAME_TROUBLE_NS = 300 * 10**9
 """A store that fails again this soon after it went well is the same incident, opened again."""
@@ -69,9 +70,9 @@ def checkpoint_saved(turn: Turn, event: CheckpointSaved) -> None:
         incident = turn.fleet.incidents[known.failing]
         stop_failing(turn, job)
         bad_s = (turn.now_ns - incident.timeline.fault_ns) / 1e9
-        incident.decision = f"training went on; step {saved.step} was saved {bad_s:.0f} s later"
+        _train_on(incident, f"training went on; step {saved.step} was saved {bad_s:.0f} s later")
     elif known.failing:  # begun before the save that failed, and whole only now
-        turn.fleet.incidents[known.failing].decision = _meanwhile(known)
+        _train_on(turn.fleet.incidents[known.failing], _meanwhile(known))
 
 
 def checkpoint_failed(turn: Turn, event: CheckpointFailed) -> None:
@@ -88,8 +89,8 @@ def checkpoint_failed(turn: Turn, event: CheckpointFailed) -> None:
     if incident is None:
         incident = open_incident(turn, job, "checkpoint-failed", verdict, turn.now_ns)
         incident.culprit = event.ref.rank
-    incident.verdict, incident.open = verdict, True
-    incident.decision = _meanwhile(known)
+    incident.judged, incident.open = Verdict(cause=verdict), True
+    _train_on(incident, _meanwhile(known))
     known.failing = incident.id
     known.failed_at = (event.ref.generation, event.step)
 
@@ -121,8 +122,12 @@ def checkpoint_rejected(turn: Turn, event: CheckpointRejected) -> None:
         return
     verdict = "; ".join(f"checkpoint {one.name} cannot be used: {one.why}" for one in new)
     incident = open_incident(turn, job, "checkpoint-damaged", verdict, turn.now_ns)
-    incident.decision = f"{event.used} was used instead" if event.used else "no other one was there"
+    _train_on(incident, f"{event.used} was used instead" if event.used else "no other one was there")
     incident.open = False
+
+
+def _train_on(incident: Incident, reason: str) -> None:
+    incident.decided = Decision(action="continue", outcome=Outcome.DONE, reason=reason)
 
 
 def stop_failing(turn: Turn, job: Job) -> None:

@@ -50,6 +50,7 @@ from torchloom.model.events import (
     WorkersStarted,
 )
 from torchloom.model.fleet import Fleet
+from torchloom.model.incidents import Incident
 from torchloom.model.notice import IncidentChange, JobChange, Notice, Topic
 
 
@@ -159,8 +160,23 @@ def _incidents(fleet: Fleet, near: dict[str, None]) -> dict[str, IncidentChange]
         for id in dict.fromkeys((*job.findings.values(), *job.incidents[-2:])):
             i = fleet.incidents.get(id)
             if i is not None:
-                made[id] = IncidentChange(id, i.job, i.kind, i.verdict, i.decision, i.open, i.resolution)
+                made[id] = _incident(i)
     return made
+
+
+def _incident(incident: Incident) -> IncidentChange:
+    decided = incident.decided
+    return IncidentChange(
+        id=incident.id,
+        job=incident.job,
+        kind=incident.kind,
+        verdict=incident.verdict,
+        decision=incident.decision,
+        open=incident.open,
+        resolution=incident.resolution,
+        action=decided.action if decided is not None else "",
+        outcome=decided.outcome if decided is not None else "",
+    )
 
 
 def _operations_under_way(fleet: Fleet, job: str) -> list[str]:

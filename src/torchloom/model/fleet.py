@@ -8,7 +8,7 @@ from msgspec import Struct, field
 
 from torchloom.model.checkpoints import CheckpointPlace, SavedCheckpoint
 from torchloom.model.effects import Effect
-from torchloom.model.findings import Finding, RankEvidence
+from torchloom.model.incidents import Incident
 from torchloom.model.job import JobSpec
 from torchloom.model.links import LinkMatrix
 from torchloom.model.node import Inventory, NodeClock, StoreAddress, StoreRef
@@ -17,8 +17,7 @@ from torchloom.model.steering import OperationRecord
 from torchloom.model.timers import Timer
 from torchloom.model.transaction.config import Schedule
 from torchloom.model.transaction.state import Limits, Proposer
-from torchloom.model.windows import Collective
-from torchloom.model.worker import DeviceUse, EndRecord, Exit, WorkerRef
+from torchloom.model.worker import DeviceUse, Exit, WorkerRef
 
 
 class JobState(StrEnum):
@@ -79,75 +78,6 @@ class Worker(Struct, kw_only=True):
     def alive(self) -> bool:
         """Whether a process of this incarnation may exist."""
         return self.state is not WorkerState.EXITED
-
-
-class ExitReport(Struct, frozen=True, kw_only=True):
-    """One exit as an incident keeps it."""
-
-    rank: int
-    node: str
-    exit: Exit
-    at_ns: int
-    steps: int
-    training_step: int | None = None
-    ran_s: float = 0.0
-    end: EndRecord | None = None
-    activity: str = ""
-    log_tail: tuple[str, ...] = ()
-    devices: tuple[DeviceUse, ...] = ()
-    after_stop: bool = False
-    """It ended because we told it to, so it cannot be the culprit."""
-    secondary: bool = False
-    collectives: tuple[Collective, ...] = ()
-    """Those that were not over, and the newest."""
-
-
-class Timeline(Struct, kw_only=True):
-    """When each phase of a recovery was reached; 0 means not (yet). Wall-clock nanoseconds."""
-
-    fault_ns: int = 0
-    first_sign_ns: int = 0
-    """When peers began to wait, or whatever else a detector saw first."""
-    detected_ns: int = 0
-    decided_ns: int = 0
-    stopped_ns: int = 0
-    spawned_ns: int = 0
-    restored_ns: int = 0
-    first_step_ns: int = 0
-
-
-class Incident(Struct, kw_only=True):
-    """Something went wrong: what, where, why, what was done, how long it took."""
-
-    id: str
-    job: str
-    generation: int
-    kind: str
-    verdict: str
-    culprit: int | None = None
-    exits: list[ExitReport] = field(default_factory=list)
-    """The culprit's first, then as they came."""
-    decision: str = ""
-    timeline: Timeline = field(default_factory=Timeline)
-    lost_steps: int | None = None
-    """Training steps to be repeated; None when the script does not tell its step."""
-    open: bool = True
-    finding: Finding | None = None
-    """What a detector said last, if one did."""
-    times: int = 1
-    """How often it came: one that comes back soon is the same."""
-    evidence: tuple[RankEvidence, ...] = ()
-    """By rank; of the newest incidents only."""
-    resolution: str = ""
-    """How it ended by itself."""
-    ended_ns: int = 0
-    goodput_before: float | None = None
-    goodput_after: float | None = None
-    """Of the job, when it began and when it was over."""
-    node: str = ""
-    """The node it is about, if it is about one."""
-    links: LinkMatrix | None = None
-    """What was measured between the ranks because of it; of the newest incidents only."""
 
 
 class Plan(Struct, frozen=True):

@@ -24,6 +24,9 @@ class IncidentChange(Struct, frozen=True):
     decision: str
     open: bool
     resolution: str = ""
+    action: str = ""
+    outcome: str = ""
+    """What was decided, and how far that got: the words of `Decision`."""
 
 
 class Notice(Struct, frozen=True, kw_only=True):

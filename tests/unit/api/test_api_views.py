@@ -15,17 +15,16 @@ from torchloom.cli.show import output
 from torchloom.model.checkpoints import CheckpointPlace, SavedCheckpoint
 from torchloom.model.fleet import (
     Fleet,
-    Incident,
     Job,
     JobCheckpoints,
     JobState,
     Node,
     NodeState,
     Restore,
-    Timeline,
     Worker,
     WorkerState,
 )
+from torchloom.model.incidents import Incident, Timeline
 from torchloom.model.job import JobSpec, Program
 from torchloom.model.messages import WorkerPulse
 from torchloom.model.node import Inventory
@@ -103,8 +102,8 @@ def test_a_job_in_which_nothing_moves_has_no_pace() -> None:
 
 def test_a_running_job_names_what_is_wrong_with_it() -> None:
     made = job(reason="all 2 workers run", incidents=["j.1", "j.2"])
-    past = Incident(id="j.1", job="j", generation=1, kind="crash", verdict="", culprit=0, open=False)
-    hang = Incident(id="j.2", job="j", generation=1, kind="hang", verdict="", culprit=1)
+    past = Incident(id="j.1", job="j", generation=1, kind="crash", culprit=0, open=False)
+    hang = Incident(id="j.2", job="j", generation=1, kind="hang", culprit=1)
     fleet = Fleet(jobs={"j": made}, incidents={"j.1": past, "j.2": hang})
     assert jobs.job_summary(fleet, made, {}, 20 * S).reason == "all 2 workers run; open: j.2 (hang, rank 1)"
     made.state = JobState.STOPPED
@@ -156,9 +155,7 @@ def test_no_loss_is_no_number_either() -> None:
 
 def test_an_open_incident_counts_against_goodput() -> None:
     made = job(incident="j.1", incidents=["j.1"], down_ns=1 * S)
-    incident = Incident(
-        id="j.1", job="j", generation=1, kind="crash", verdict="v", timeline=Timeline(fault_ns=19 * S)
-    )
+    incident = Incident(id="j.1", job="j", generation=1, kind="crash", timeline=Timeline(fault_ns=19 * S))
     view = jobs.job_summary(Fleet(jobs={"j": made}, incidents={"j.1": incident}), made, {}, 20 * S)
     assert view.goodput == 0.8
 

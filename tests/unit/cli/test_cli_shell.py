@@ -140,6 +140,8 @@ def change(id: str, verdict: str, decision: str, open: bool) -> dict[str, Any]:
         "decision": decision,
         "open": open,
         "resolution": "",
+        "action": "restart",
+        "outcome": "done",
     }
 
 

@@ -37,20 +37,22 @@ def incident(**changes: Any) -> dict[str, Any]:
         "id": "job.1",
         "verdict": "rank 1 was killed by signal 9 (SIGKILL) at step 212",
         "decision": "restart 1 of 10",
+        "action": "restart",
+        "outcome": "done",
         "recovery_s": None,
         "open": True,
         "resolution": "",
+        "ended_by": "",
     } | changes
 
 
 def test_how_an_incident_was_recovered_from() -> None:
-    def said(resolution: str, **more: Any) -> str:
-        made: Any = incident(open=False, resolution=resolution, **more)
+    def said(ended_by: str, **more: Any) -> str:
+        made: Any = incident(open=False, ended_by=ended_by, resolution="any words", **more)
         return incidents.recovered(made)
 
-    assert said("rolled back to the end of step 300") == "rolled back"
-    assert said("rank 1 went on after 4.2 s") == "by itself"
-    assert said("the job ended") == "no" and said("", recovery_s=0.5) == "0.50 s"
+    assert said("rollback") == "rolled back" and said("itself") == "by itself"
+    assert said("job") == said("generation") == said("") == "no" and said("", recovery_s=0.5) == "0.50 s"
 
 
 def test_states_are_told_once() -> None:
@@ -75,7 +77,7 @@ def test_an_incident_is_told_when_it_happens_and_when_it_is_over() -> None:
 def test_what_is_only_reported_is_told_once_and_then_how_it_ended() -> None:
     told = story.Story("job")
     told.tell(view())
-    hang = {"verdict": "rank 1 has not entered for 2.4 s", "decision": "reported only"}
+    hang = {"verdict": "rank 1 has not entered for 2.4 s", "decision": "reported only", "outcome": "reported"}
     assert told.tell(view(incident_list=[incident(**hang)])) == [
         ("rank 1 has not entered for 2.4 s; reported only", "bad")
     ]
@@ -88,7 +90,7 @@ def test_what_is_only_reported_is_told_once_and_then_how_it_ended() -> None:
 
 def test_a_report_that_becomes_a_restart_is_told_again() -> None:
     told = story.Story("job")
-    told.tell(view(incident_list=[incident(decision="reported only")]))
+    told.tell(view(incident_list=[incident(decision="reported only", outcome="reported")]))
     said = told.tell(view(state="recovering", incident_list=[incident(decision="certain; restart 1")]))
     assert [mark for _, mark in said] == ["bad"] and "restart 1" in said[0][0]
 

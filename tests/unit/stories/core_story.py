@@ -35,7 +35,8 @@ from torchloom.model.events import (
     WorkerProgress,
     WorkersStarted,
 )
-from torchloom.model.fleet import Fleet, Incident, Job, JobState
+from torchloom.model.fleet import Fleet, Job, JobState
+from torchloom.model.incidents import Incident
 from torchloom.model.job import JobSpec, Program, RestartLimits
 from torchloom.model.node import Inventory, LiveWorker, StoreAddress, StoreRef
 from torchloom.model.worker import EndRecord, Exit, WorkerRef

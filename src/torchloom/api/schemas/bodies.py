@@ -264,13 +264,22 @@ class IncidentView(BaseModel):
     kind: str
     verdict: str
     decision: str
+    """What is done about it and why, in a sentence made of the three fields below."""
+    action: str
+    """What is or would be done: report, pause, restart, rollback, evict, promote, drain, or fail, wait,
+    continue, restore; empty while nothing is decided."""
+    outcome: str
+    """How far that got: reported, dry-run, refused, pending or done; empty while nothing is decided."""
+    reason: str
     culprit: int | None
     open: bool
     lost_steps: int | None
     recovery_s: float | None
     """From the fault to the first step after it; None while that has not come."""
     resolution: str
-    """How it ended by itself, if it did."""
+    """How it ended without a recovery, if it did."""
+    ended_by: str
+    """What ended it then: itself, rollback, generation or job."""
     confidence: float | None
     """Between 0 and 1; None when it was seen and not concluded."""
     timeline: TimelineView
@@ -516,6 +525,8 @@ class IncidentChangeView(BaseModel):
     decision: str
     open: bool
     resolution: str
+    action: str
+    outcome: str
 
 
 class EventView(BaseModel):

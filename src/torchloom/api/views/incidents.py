@@ -8,7 +8,7 @@ from torchloom.api.schemas.incidents import FactView, FindingView, IncidentDetai
 from torchloom.api.schemas.links import link_matrix_view
 from torchloom.api.views.jobs import exit_view, incident_view
 from torchloom.model.findings import Finding, RankEvidence
-from torchloom.model.fleet import Incident
+from torchloom.model.incidents import Incident
 
 
 def incident_detail(incident: Incident) -> IncidentDetail:

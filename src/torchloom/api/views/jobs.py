@@ -29,18 +29,9 @@ from torchloom.core.placement.sizing import wanted
 from torchloom.core.recovery.goodput import goodput
 from torchloom.core.steering.schedule import merge, version_at
 from torchloom.core.steering.settings import MAX_STEPS
-from torchloom.model.fleet import (
-    ExitReport,
-    Fleet,
-    Incident,
-    Job,
-    JobState,
-    Node,
-    Timeline,
-    Worker,
-    WorkerState,
-)
+from torchloom.model.fleet import Fleet, Job, JobState, Node, Worker, WorkerState
 from torchloom.model.ids import replica_id, worker_id
+from torchloom.model.incidents import ExitReport, Incident, Timeline
 from torchloom.model.messages import WorkerPulse
 from torchloom.model.worker import DeviceUse
 
@@ -262,7 +253,7 @@ def recovery_s(timeline: Timeline) -> float | None:
 
 
 def incident_view(incident: Incident) -> IncidentView:
-    line = incident.timeline
+    line, decided = incident.timeline, incident.decided
     return IncidentView(
         id=incident.id,
         job=incident.job,
@@ -270,11 +261,15 @@ def incident_view(incident: Incident) -> IncidentView:
         kind=incident.kind,
         verdict=incident.verdict,
         decision=incident.decision,
+        action=decided.action if decided is not None else "",
+        outcome=decided.outcome if decided is not None else "",
+        reason=decided.reason if decided is not None else "",
         culprit=incident.culprit,
         open=incident.open,
         lost_steps=incident.lost_steps,
         recovery_s=recovery_s(line),
         resolution=incident.resolution,
+        ended_by=incident.ending.by if incident.ending is not None else "",
         confidence=incident.finding.confidence if incident.finding is not None else None,
         timeline=TimelineView(
             fault_ns=line.fault_ns,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torchloom.cli.options import AnyJobArgument, JsonOption, WatchOption, api
 
 if TYPE_CHECKING:
-    from torchloom.client.schema import IncidentView
+    from torchloom.client.schema import IncidentChangeView, IncidentView
 
 EXAMPLES = (
     ("loom incidents", "of all jobs"),
@@ -61,12 +61,12 @@ def sentence(incident: IncidentView) -> str:
     return "; ".join(text.rstrip(".") for text in said if text)
 
 
-def is_news(decision: str) -> bool:
-    """Whether a decision about an incident that was told before is worth telling: something is being done.
+def is_news(incident: IncidentView | IncidentChangeView) -> bool:
+    """Whether a decision about an incident that was shown before is worth showing: something is being done.
 
-    What is only reported is told once; that it still lasts is in `loom incidents`.
+    What is only reported is shown once; that it still lasts is in `loom incidents`.
     """
-    return bool(decision) and not decision.startswith(("reported", "not restarted", "dry run"))
+    return incident["outcome"] in ("pending", "done")
 
 
 def recovered(incident: IncidentView) -> str:
@@ -76,7 +76,4 @@ def recovered(incident: IncidentView) -> str:
         return output.seconds(incident["recovery_s"])
     if incident["open"]:
         return "not yet"
-    ended = incident["resolution"]
-    if ended.startswith("rolled back"):
-        return "rolled back"
-    return "by itself" if ended and not ended.startswith(("the job ", "its generation ")) else "no"
+    return {"rollback": "rolled back", "itself": "by itself"}.get(incident["ended_by"], "no")

@@ -62,6 +62,6 @@ class Notices:
                 if states.get(change["job"], "running") != "running":
                     text, good = f"{change['job']} {states[change['job']]}: {sentence(change)}", False
             before = self._told.get(change["id"])
-            if text and before != text and (over or before is None or is_news(change["decision"])):
+            if text and before != text and (over or before is None or is_news(change)):
                 self._told[change["id"]] = text
                 self._say(f"{change['id']}: {text}", "good" if good else "bad")

@@ -50,8 +50,8 @@ class Story:
         match view["state"]:
             case "starting" if first:
                 return [(f"{self._job}: {_workers(view)} starting", "")]
-            case "backoff" if any(one["verdict"] in view["reason"] for one in view["incident_list"][-1:]):
-                return []  # told with the incident, in the same words
+            case "backoff" if any(_waits_for(one) for one in view["incident_list"][-1:]):
+                return []  # the incident says so, in the same words
             case "waiting" | "backoff" | "stopping":
                 return [(f"{view['state']}: {view['reason']}", "")]
             case "running" if view["generation"] <= 1:
@@ -64,7 +64,7 @@ class Story:
         for incident in incidents:
             id, took_s = incident["id"], incident["recovery_s"]
             sentence = "; ".join(filter(None, (incident["verdict"], incident["decision"])))
-            news = self._decided.get(id) != incident["decision"] and is_news(incident["decision"])
+            news = self._decided.get(id) != incident["decision"] and is_news(incident)
             if sentence and (id not in self._told or (news and incident["open"])):
                 self._told[id] = False
                 self._decided[id] = incident["decision"]
@@ -76,6 +76,11 @@ class Story:
                 self._told[id] = True
                 told.append((f"recovered: first step {output.seconds(took_s)} after the fault", "good"))
         return told
+
+
+def _waits_for(incident: IncidentView) -> bool:
+    """Whether the job is started again because of this incident."""
+    return incident["open"] and incident["action"] in ("restart", "wait")
 
 
 def _workers(view: JobDetail) -> str:

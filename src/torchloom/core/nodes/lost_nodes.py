@@ -11,13 +11,14 @@ from msgspec.structs import replace
 from torchloom.core.detect.words import lasting, ranks_text
 from torchloom.core.recovery.budget import made_progress, plan_restart
 from torchloom.core.recovery.culprit import secondary_note
-from torchloom.core.recovery.generation_end import end_generation, open_incident, worker_exited
+from torchloom.core.recovery.generation_end import end_generation, worker_exited
 from torchloom.core.recovery.goodput import goodput
-from torchloom.core.recovery.incidents import close
+from torchloom.core.recovery.incidents import close, decision_of, open_incident
 from torchloom.core.recovery.lost_peers import followed, without_cause
 from torchloom.core.turn import Turn
 from torchloom.model.events import NodeGone, NodeUnreachable, WorkerExited
-from torchloom.model.fleet import Fleet, Incident, Job, JobState, Node, NodeState, Worker
+from torchloom.model.fleet import Fleet, Job, JobState, Node, NodeState, Worker
+from torchloom.model.incidents import Decision, EndedBy, Ending, Incident, Outcome, Verdict
 from torchloom.model.worker import Exit
 
 HEARD = "it was heard again, and nothing was restarted because of it,"
@@ -35,15 +36,15 @@ def say_silent(turn: Turn, node: Node, event: NodeUnreachable) -> None:
         what += "may well go on"
         waiting = without_cause(turn, job)
         if waiting is not None and not waiting.node:  # its peer may have gone with the node
-            waiting.node, waiting.verdict = node.id, f"{waiting.verdict}; {what}"
+            waiting.node, waiting.judged = node.id, replace(waiting.judged, silence=what)
             job.reason = f"{waiting.verdict}; {waiting.decision}"
             job.silent[node.id] = waiting.id
             continue
         incident = _reopened(turn, job, node) or _opened(turn, job, node, event.silent_s)
-        incident.verdict = what
-        incident.decision = (
-            f"reported only, because unreachable is not dead; if its host is gone: `loom node gone {node.id}`"
-        )
+        incident.judged = Verdict(cause=what)
+        reason = "reported only, because unreachable is not dead; if its host is gone: "
+        reason += f"`loom node gone {node.id}`"
+        incident.decided = Decision(action="report", outcome=Outcome.REPORTED, reason=reason)
         job.silent[node.id] = incident.id
 
 
@@ -64,7 +65,7 @@ def _reopened(turn: Turn, job: Job, node: Node) -> Incident | None:
             continue
         if past.generation != job.generation or turn.now_ns - past.ended_ns > REOPENED_NS:
             return None
-        past.open, past.resolution, past.ended_ns = True, "", 0
+        past.open, past.ending, past.ended_ns = True, None, 0
         return past
     return None
 
@@ -76,7 +77,7 @@ def say_heard(turn: Turn, node: str, how: str) -> None:
         if incident is None or not incident.open or incident.id == job.incident:
             continue
         silent_s = (turn.now_ns - incident.timeline.first_sign_ns) / 1e9
-        close(turn, job, incident, f"{how} after {lasting(silent_s)}")
+        close(turn, job, incident, Ending(EndedBy.ITSELF, f"{how} after {lasting(silent_s)}"))
 
 
 def waiting_note(fleet: Fleet, job: Job) -> str:
@@ -134,7 +135,7 @@ def _recover(
 ) -> None:
     """No rank is to blame, and what was said about the silence becomes the incident of the loss."""
     incident = said or _opened(turn, job, node, 0.0)
-    incident.verdict = _loss(job, node, event, lost)
+    incident.judged = Verdict(cause=_loss(job, node, event, lost))
     incident.timeline.decided_ns = turn.now_ns
     ran_s = max(0, heard_ns - job.generation_at_ns) / 1e9
     progress = made_progress(job.spec.restarts, event.steps.get(job.id, 0), ran_s)
@@ -150,9 +151,9 @@ def _was_the_cause(
     assert job.plan is not None
     incident.kind, incident.node, incident.culprit = "node-lost", node.id, None
     incident.exits = [replace(one, secondary=True) if followed(one) else one for one in incident.exits]
-    incident.verdict = _loss(job, node, event, lost) + secondary_note(incident.exits)
+    incident.judged = Verdict(cause=_loss(job, node, event, lost), others=secondary_note(incident.exits))
     job.plan = plan_restart(job, None, job.plan.progress, turn.chance)
-    incident.decision = job.plan.reason
+    incident.decided = decision_of(job.plan)
     job.reason = f"{incident.verdict}; {job.plan.reason}"
 
 

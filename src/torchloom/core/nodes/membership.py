@@ -7,12 +7,7 @@ from collections.abc import Iterable
 from torchloom.core.nodes.joining import change_of, other_claims, refused
 from torchloom.core.nodes.lost_nodes import HEARD, lose_workers, say_heard, say_silent
 from torchloom.core.placement.drain import drain_jobs
-from torchloom.core.recovery.generation_end import (
-    open_incident,
-    start_did_fail,
-    store_lost_at_start,
-    worker_exited,
-)
+from torchloom.core.recovery.generation_end import start_did_fail, store_lost_at_start, worker_exited
 from torchloom.core.recovery.generation_start import (
     close_done_starts,
     end_strays,
@@ -22,6 +17,7 @@ from torchloom.core.recovery.generation_start import (
     process_exists,
     settle_start,
 )
+from torchloom.core.recovery.incidents import open_incident
 from torchloom.core.turn import Turn
 from torchloom.model.effects import StopStore, StopWorkers
 from torchloom.model.events import (
@@ -35,6 +31,7 @@ from torchloom.model.events import (
     WorkerExited,
 )
 from torchloom.model.fleet import Drain, JobState, Node, NodeState, Worker, WorkerState
+from torchloom.model.incidents import Decision, Outcome
 from torchloom.model.node import StoreRef
 from torchloom.model.worker import Exit, WorkerRef
 
@@ -133,7 +130,8 @@ def store_lost(turn: Turn, event: StoreLost) -> None:
     elif job.state is JobState.RUNNING:
         consequence = "training goes on, but new process groups cannot be made until the next restart"
         incident = open_incident(turn, job, "store-lost", f"{what}; {consequence}", turn.now_ns)
-        incident.decision = "nothing is restarted, because the workers are healthy"
+        reason = "nothing is restarted, because the workers are healthy"
+        incident.decided = Decision(action="continue", outcome=Outcome.DONE, reason=reason)
         incident.open = False
 
 

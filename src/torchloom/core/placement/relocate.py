@@ -14,7 +14,8 @@ from torchloom.core.steering.stop import end_at_boundary
 from torchloom.core.turn import Turn
 from torchloom.model.events import WorkerProgress
 from torchloom.model.findings import Finding
-from torchloom.model.fleet import Drain, Fleet, Incident, Job, JobState
+from torchloom.model.fleet import Drain, Fleet, Job, JobState
+from torchloom.model.incidents import Incident
 from torchloom.model.policy import Acting, Action
 
 

@@ -11,15 +11,16 @@ from __future__ import annotations
 from torchloom.core.placement import relocate
 from torchloom.core.placement.drain import stored
 from torchloom.core.policy.rollback import roll_back
-from torchloom.core.policy.rules import DONE, MOVES, Choice
+from torchloom.core.policy.rules import MOVES
 from torchloom.core.recovery.budget import made_progress, plan_restart
 from torchloom.core.recovery.generation_end import end_generation, settle
 from torchloom.core.steering.driver import change_requested
 from torchloom.core.turn import Turn
 from torchloom.model.events import ChangeRequested, FindingMade
 from torchloom.model.findings import Finding
-from torchloom.model.fleet import Act, Incident, Job, JobState, Plan
-from torchloom.model.policy import Acting
+from torchloom.model.fleet import Act, Job, JobState, Plan
+from torchloom.model.incidents import DONE, Decision, Incident, Outcome
+from torchloom.model.policy import Acting, Action
 from torchloom.model.steering import Origin
 from torchloom.model.timers import TimerKind
 from torchloom.model.transaction.messages import Kind
@@ -52,30 +53,31 @@ def is_under_way(job: Job, incident: Incident, finding: Finding) -> bool:
     return job.acting is not None and job.acting.incident == incident.id and not _is_urgent(finding)
 
 
-def act(turn: Turn, job: Job, incident: Incident, event: FindingMade, plan: Plan, choice: Choice) -> None:
+def act(
+    turn: Turn, job: Job, incident: Incident, event: FindingMade, plan: Plan, action: Action, reason: str
+) -> None:
     """Carry out what was chosen, or have the job saved for it."""
     finding = event.finding
-    if choice.action == "pause":
-        _pause(turn, job, incident, choice.reason)
+    if action == "pause":
+        _pause(turn, job, incident, reason)
         return
     if job.acting is not None:
         if not _is_urgent(finding):
-            incident.decision = (
-                f"not {DONE[choice.action]}: it is being saved to be {DONE[job.acting.action]}"
-            )
+            busy = f"it is being saved to be {DONE[job.acting.action]}"
+            incident.decided = Decision(action=action, outcome=Outcome.REFUSED, reason=busy)
             return
         _forget(turn, job)
-    job.acts = [*job.acts, Act(choice.action, turn.now_ns)][-_ACTED_KEPT:]
-    if choice.action == "rollback":
-        roll_back(turn, job, incident, event, choice.reason)
+    job.acts = [*job.acts, Act(action, turn.now_ns)][-_ACTED_KEPT:]
+    if action == "rollback":
+        roll_back(turn, job, incident, event, reason)
         return
     incident.timeline.decided_ns = turn.now_ns
-    if choice.action in MOVES:
-        relocate.leave(turn, job, finding, choice.action, incident.verdict)
+    if action in MOVES:
+        relocate.leave(turn, job, finding, action, incident.verdict)
     acting = Acting(
         incident=incident.id,
-        action=choice.action,
-        reason=choice.reason,
+        action=action,
+        reason=reason,
         node=finding.node,
         generation=job.generation,
         steps=event.steps,
@@ -115,7 +117,7 @@ def _save_first(turn: Turn, job: Job, incident: Incident, acting: Acting) -> Non
     job.acting = acting
     turn.fleet.acting[job.id] = None
     turn.set_timer(TimerKind.SAVE_FIRST, job, SAVE_S)
-    incident.decision = f"to be {DONE[acting.action]} as soon as it is saved: {acting.reason}"
+    _decided(incident, acting, Outcome.PENDING)
     change_requested(
         turn,
         ChangeRequested(
@@ -158,15 +160,19 @@ def _look(turn: Turn, job: Job, incident: Incident, finding: Finding, acting: Ac
 def _carry_out(
     turn: Turn, job: Job, incident: Incident, finding: Finding, acting: Acting, plan: Plan
 ) -> None:
-    incident.decision = acting.reason
+    _decided(incident, acting, Outcome.DONE)
     if acting.action in MOVES and not finding.traits.stuck:
         relocate.move(turn, job, incident, acting)
     else:
         job.plan = plan
         why = f"{incident.verdict}, so generation {job.generation} cannot go on"
         end_generation(turn, job, incident, why)
-        incident.decision = acting.reason
+        _decided(incident, acting, Outcome.DONE)
         settle(turn, job)
+
+
+def _decided(incident: Incident, acting: Acting, outcome: Outcome) -> None:
+    incident.decided = Decision(action=acting.action, outcome=outcome, reason=acting.reason)
 
 
 def _give_up(turn: Turn, job: Job, acting: Acting, incident: Incident | None, why: str) -> None:
@@ -175,7 +181,7 @@ def _give_up(turn: Turn, job: Job, acting: Acting, incident: Incident | None, wh
     if acting.action in MOVES:
         relocate.stay(turn, job, acting.node)
     if incident is not None:
-        incident.decision = f"not {DONE[acting.action]}: {why}"
+        incident.decided = Decision(action=acting.action, outcome=Outcome.REFUSED, reason=why)
 
 
 def _forget(turn: Turn, job: Job) -> None:
@@ -187,11 +193,11 @@ def _forget(turn: Turn, job: Job) -> None:
 def _pause(turn: Turn, job: Job, incident: Incident, reason: str) -> None:
     """Ask for it once, as a person would; what became of it is told with the job's operations."""
     if job.paused or incident.timeline.decided_ns:
-        incident.decision = f"paused: {reason}"
+        incident.decided = Decision(action="pause", outcome=Outcome.DONE, reason=reason)
         return
     job.acts = [*job.acts, Act("pause", turn.now_ns)][-_ACTED_KEPT:]
     incident.timeline.decided_ns = turn.now_ns
-    incident.decision = f"to be paused at the next step: {reason}; `loom resume {job.id}` lets it go on"
+    incident.decided = Decision(action="pause", outcome=Outcome.PENDING, reason=reason)
     change_requested(
         turn,
         ChangeRequested(

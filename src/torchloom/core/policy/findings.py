@@ -6,19 +6,21 @@ incident: later findings about it add to it. What ends by itself is closed with 
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from torchloom.core.detect.words import lasting, ranks_text
 from torchloom.core.policy.actions import act, culprit, is_under_way, plan_for
 from torchloom.core.policy.link_probing import probe_on_suspicion
 from torchloom.core.policy.options import facts_of
 from torchloom.core.policy.reporting import key
-from torchloom.core.policy.rules import DONE, decide
-from torchloom.core.recovery.generation_end import open_incident
+from torchloom.core.policy.rules import decide, wanted
 from torchloom.core.recovery.goodput import goodput
-from torchloom.core.recovery.incidents import close, drop_old_evidence
+from torchloom.core.recovery.incidents import close, drop_old_evidence, open_incident
 from torchloom.core.turn import Turn
 from torchloom.model.events import FindingEnded, FindingMade
 from torchloom.model.findings import Finding
-from torchloom.model.fleet import Incident, Job, JobState
+from torchloom.model.fleet import Job, JobState
+from torchloom.model.incidents import Decision, EndedBy, Ending, Incident, Outcome, Verdict
 
 REOPENED_NS = 300 * 10**9
 """Slowness that comes back within this time is the same incident."""
@@ -32,30 +34,29 @@ def finding_made(turn: Turn, event: FindingMade) -> None:
         return  # it is being ended or recovered already
     finding = event.finding
     plan = plan_for(turn, job, finding, event.steps)
-    choice = decide(job.spec.policy, finding, facts_of(turn, job, event, plan))
-    if choice.action == "ignore":
+    decision = decide(job.spec.policy, finding, facts_of(turn, job, event, plan))
+    if decision.action == "ignore":
         return
     incident = _incident(turn, job, finding)
     under_way = is_under_way(job, incident, finding)
     if not _is_known_better(incident, finding):
         _update(turn, job, incident, event)
         if not under_way:
-            incident.decision = choice.reason + _way_back(job, finding, choice.action)
+            incident.decided = replace(decision, way_back=_may_go_back(job, finding, decision))
             probe_on_suspicion(turn, job, incident, finding)
     if under_way:
         return
-    if choice.action in DONE:
-        act(turn, job, incident, event, plan, choice)
+    if decision.outcome is Outcome.DONE:
+        act(turn, job, incident, event, plan, wanted(job.spec.policy, finding), decision.reason)
     elif finding.traits.momentary:
-        close(turn, job, incident, "it was one step")
+        close(turn, job, incident, Ending(EndedBy.ITSELF, "it was one step"))
         job.findings.pop(key(finding), None)
 
 
-def _way_back(job: Job, finding: Finding, action: str) -> str:
-    """What a person can do about numbers that stay broken: later states have them too."""
-    if action != "report" or not finding.traits.in_later_states or job.checkpoints is None:
-        return ""
-    return f"; to go back to before it: `loom checkpoints {job.id}`, `loom restore {job.id} --step …`"
+def _may_go_back(job: Job, finding: Finding, decision: Decision) -> bool:
+    """Whether a person can do something about numbers that stay broken and are left as they are."""
+    left = decision.outcome is not Outcome.DONE
+    return left and finding.traits.in_later_states and job.checkpoints is not None
 
 
 def finding_ended(turn: Turn, event: FindingEnded) -> None:
@@ -73,7 +74,7 @@ def finding_ended(turn: Turn, event: FindingEnded) -> None:
         resolution = "it came once and not again"
     else:
         resolution = f"it was not found any more after {lasting(event.lasted_s)}"
-    close(turn, job, incident, resolution)
+    close(turn, job, incident, Ending(EndedBy.ITSELF, resolution))
 
 
 def recovered(turn: Turn, job: Job, incident: Incident) -> None:
@@ -94,7 +95,7 @@ def _incident(turn: Turn, job: Job, finding: Finding) -> Incident:
             if past is None or past.finding is None or key(past.finding) != name:
                 continue
             if past.generation == job.generation and turn.now_ns - past.ended_ns < REOPENED_NS:
-                past.open, past.resolution, past.ended_ns, past.links = True, "", 0, None
+                past.open, past.ending, past.ended_ns, past.links = True, None, 0, None
                 past.times += 1
                 job.findings[name] = past.id
                 return past
@@ -112,10 +113,10 @@ def _incident(turn: Turn, job: Job, finding: Finding) -> Incident:
 
 def _update(turn: Turn, job: Job, incident: Incident, event: FindingMade) -> None:
     finding = event.finding
-    incident.kind, incident.verdict, incident.finding = finding.kind, finding.sentence, finding
-    if incident.times > 1:
-        since_s = (turn.now_ns - incident.timeline.first_sign_ns) / 1e9
-        incident.verdict += f" ({incident.times} times in {lasting(since_s)})"
+    since_s = (turn.now_ns - incident.timeline.first_sign_ns) / 1e9
+    repeats = f"{incident.times} times in {lasting(since_s)}" if incident.times > 1 else ""
+    incident.judged = Verdict(cause=finding.sentence, repeats=repeats)
+    incident.kind, incident.finding = finding.kind, finding
     incident.culprit = culprit(finding)
     if event.evidence:
         told = {one.rank: one for one in incident.evidence}

@@ -10,12 +10,14 @@ from collections.abc import Iterable, Mapping
 
 from torchloom.core.detect.matrix import judge_links
 from torchloom.core.policy.findings import finding_made
+from torchloom.core.policy.link_probing import note_probing
 from torchloom.core.policy.reporting import LINKS_KEY
 from torchloom.core.recovery.incidents import close
 from torchloom.core.turn import Turn
 from torchloom.model.events import FindingMade
 from torchloom.model.findings import Finding
 from torchloom.model.fleet import Job
+from torchloom.model.incidents import EndedBy, Ending
 from torchloom.model.links import LinkDelay, LinkMatrix
 from torchloom.model.steering import OperationRecord, Origin
 from torchloom.model.transaction.messages import Changed
@@ -54,7 +56,7 @@ def links_measured(turn: Turn, job: Job, record: OperationRecord) -> None:
         return
     incident.links = matrix
     if not known:
-        close(turn, job, incident, f"as measured once, at step {matrix.at_step}")
+        close(turn, job, incident, Ending(EndedBy.ITSELF, f"as measured once, at step {matrix.at_step}"))
         job.findings.pop(LINKS_KEY, None)
 
 
@@ -62,7 +64,7 @@ def links_not_measured(turn: Turn, job: Job, record: OperationRecord) -> None:
     """Whoever waits to learn whose fault it is shall know that nothing will come."""
     incident = turn.fleet.incidents.get(job.findings.get(LINKS_KEY, ""))
     if record.origin is Origin.POLICY and incident is not None and incident.open:
-        incident.decision = f"{incident.decision}; they could not be: {record.reason}"
+        note_probing(incident, "failed", record.reason)
 
 
 def judge(delays: Iterable[LinkDelay], names: Mapping[int, str]) -> list[Finding]:

@@ -6,11 +6,14 @@ A probe holds every rank at one step for a moment, so it is rare: at most one in
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from torchloom.core.steering.driver import change_requested
 from torchloom.core.turn import Turn
 from torchloom.model.events import ChangeRequested
 from torchloom.model.findings import Finding
-from torchloom.model.fleet import Incident, Job, JobState
+from torchloom.model.fleet import Job, JobState
+from torchloom.model.incidents import Incident, LinkProbing
 from torchloom.model.steering import Origin
 from torchloom.model.transaction.messages import Kind
 
@@ -24,10 +27,10 @@ def probe_on_suspicion(turn: Turn, job: Job, incident: Incident, finding: Findin
         return
     why_not = _why_not(turn, job)
     if why_not:
-        incident.decision = f"{incident.decision}; its links are not probed: {why_not}"
+        note_probing(incident, "refused", why_not)
         return
     job.probed_ns = turn.now_ns
-    incident.decision = f"{incident.decision}; its links are probed at the next step"
+    note_probing(incident, "asked")
     change_requested(
         turn,
         ChangeRequested(
@@ -40,6 +43,12 @@ def probe_on_suspicion(turn: Turn, job: Job, incident: Incident, finding: Findin
             incident=incident.id,
         ),
     )
+
+
+def note_probing(incident: Incident, what: LinkProbing, why: str = "") -> None:
+    """What became of measuring the links, beside what is done about the incident otherwise."""
+    if incident.decided is not None:
+        incident.decided = replace(incident.decided, links=what, links_reason=why)
 
 
 def _why_not(turn: Turn, job: Job) -> str:

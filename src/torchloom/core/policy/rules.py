@@ -15,6 +15,7 @@ from msgspec import Struct
 from torchloom.core.detect.words import lasting
 from torchloom.model.findings import Finding
 from torchloom.model.fleet import Act, Plan
+from torchloom.model.incidents import Decision, Outcome
 from torchloom.model.policy import Action, Level, Policy
 
 HOUR_NS = 3600 * 10**9
@@ -24,20 +25,6 @@ MOVES: frozenset[Action] = frozenset({"evict", "promote", "drain"})
 RESTARTS: frozenset[Action] = frozenset({"restart", "restart-replica"})
 ENDS: frozenset[Action] = MOVES | RESTARTS
 """They end a generation, so they share a budget."""
-DONE: dict[Action, str] = {
-    "pause": "paused",
-    "restart": "restarted",
-    "restart-replica": "restarted",
-    "rollback": "rolled back",
-    "evict": "moved away",
-    "promote": "moved to its standby",
-    "drain": "moved away, and the node drained",
-}
-
-
-class Choice(Struct, frozen=True):
-    action: Action
-    reason: str
 
 
 class Facts(Struct, frozen=True, kw_only=True):
@@ -75,19 +62,19 @@ def wanted(policy: Policy, finding: Finding) -> Action:
     return finding.traits.default if finding.may_act else "report"
 
 
-def decide(policy: Policy, finding: Finding, facts: Facts) -> Choice:
+def decide(policy: Policy, finding: Finding, facts: Facts) -> Decision:
     level, action = level_of(finding), wanted(policy, finding)
     if action == "ignore":
-        return Choice("ignore", "the policy ignores it")
+        return Decision(action=action, outcome=Outcome.REPORTED, reason="the policy ignores it")
     if action == "report":
-        return Choice("report", _why_only_told(policy, finding, level))
+        reason = _why_only_told(policy, finding, level)
+        return Decision(action=action, outcome=Outcome.REPORTED, reason=reason)
     why_not = facts.why_not or _too_often(policy, action, facts) or _too_dear(finding, action, facts)
     if why_not:
-        return Choice("report", f"not {DONE[action]}: {why_not}")
+        return Decision(action=action, outcome=Outcome.REFUSED, reason=why_not)
     basis = "; ".join(part for part in (_basis(finding, level), facts.how) if part)
-    if policy.dry_run:
-        return Choice("report", f"dry run, would be {DONE[action]}: {basis}")
-    return Choice(action, basis)
+    outcome = Outcome.DRY_RUN if policy.dry_run else Outcome.DONE
+    return Decision(action=action, outcome=outcome, reason=basis)
 
 
 def _too_often(policy: Policy, action: Action, facts: Facts) -> str:

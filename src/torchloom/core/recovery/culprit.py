@@ -8,7 +8,7 @@ import msgspec
 
 from torchloom.core.recovery import store_unreachable
 from torchloom.core.recovery.lost_peers import followed
-from torchloom.model.fleet import ExitReport, Incident
+from torchloom.model.incidents import ExitReport, Incident, Verdict
 
 
 def charge(incident: Incident, report: ExitReport) -> bool:
@@ -37,7 +37,7 @@ def charge(incident: Incident, report: ExitReport) -> bool:
         incident.exits[0] = _as_secondary(chief)
     incident.exits.insert(0, report)
     incident.culprit = report.rank
-    incident.verdict = verdict(report)
+    incident.judged = Verdict(cause=verdict(report), exit_rank=report.rank)
     return True
 
 
@@ -55,8 +55,8 @@ def complete(incident: Incident, report: ExitReport) -> bool:
                 secondary=said.secondary,
             )
             incident.exits[at] = whole
-            if incident.verdict == verdict(said):
-                incident.verdict = verdict(whole)
+            if incident.judged.exit_rank == whole.rank:
+                incident.judged = msgspec.structs.replace(incident.judged, cause=verdict(whole))
             return True
     return False
 
@@ -104,11 +104,11 @@ def secondary_note(exits: Sequence[ExitReport]) -> str:
     """Who else ended: of the same mistake, or because a peer was gone."""
     alike = sorted(r.rank for r in exits if r.secondary and _alike(exits[0], r))
     others = sorted(r.rank for r in exits if r.secondary and r.rank not in alike)
-    note = f"; {_names(alike)} failed alike" if alike else ""
+    notes = [f"{_names(alike)} failed alike"] if alike else []
     if others:
         whose = "its" if len(others) == 1 else "their"
-        note += f"; {_names(others)} followed because {whose} peer was gone"
-    return note
+        notes.append(f"{_names(others)} followed because {whose} peer was gone")
+    return "; ".join(notes)
 
 
 def _alike(chief: ExitReport, other: ExitReport) -> bool:

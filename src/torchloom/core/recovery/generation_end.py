@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from torchloom.core.lifecycle import move_job, move_worker
 from torchloom.core.recovery import store_unreachable
 from torchloom.core.recovery.budget import made_progress, plan_restart
@@ -18,23 +20,20 @@ from torchloom.core.recovery.generation_start import (
     start_generation,
 )
 from torchloom.core.recovery.goodput import goodput
-from torchloom.core.recovery.incidents import close_findings
+from torchloom.core.recovery.incidents import GENERATION_ENDED, close_findings, decision_of, open_incident
 from torchloom.core.recovery.lost_peers import followed, silence_before
 from torchloom.core.recovery.post_mortem import tell_disagreement
 from torchloom.core.steering.driver import job_ended, rank_ended
 from torchloom.core.turn import Turn
 from torchloom.model.effects import ReleaseMemory, StartWorkers, StopWorkers
 from torchloom.model.events import WorkerExited
-from torchloom.model.fleet import (
+from torchloom.model.fleet import Job, JobState, NodeState, Plan, Worker, WorkerState
+from torchloom.model.incidents import (
+    EndedBy,
+    Ending,
     ExitReport,
     Incident,
-    Job,
-    JobState,
-    NodeState,
-    Plan,
-    Timeline,
-    Worker,
-    WorkerState,
+    Verdict,
 )
 from torchloom.model.timers import TimerKind
 from torchloom.model.worker import EndRecord, Exit, WorkerRef
@@ -108,20 +107,6 @@ def _one_finished(turn: Turn, job: Job) -> None:
         end_job(turn, job, JobState.COMPLETED, f"all {len(job.workers)} workers exited with code 0")
 
 
-def open_incident(turn: Turn, job: Job, kind: str, verdict: str, at_ns: int) -> Incident:
-    incident = Incident(
-        id=f"{job.id}.{len(job.incidents) + 1}",
-        job=job.id,
-        generation=job.generation,
-        kind=kind,
-        verdict=verdict,
-        timeline=Timeline(fault_ns=at_ns, detected_ns=at_ns, decided_ns=turn.now_ns),
-    )
-    turn.fleet.incidents[incident.id] = incident
-    job.incidents.append(incident.id)
-    return incident
-
-
 def begin_recovery(turn: Turn, job: Job, report: ExitReport) -> None:
     """A worker failed: open an incident, decide, end the rest of the generation."""
     why = f"rank {report.rank} is gone, so its generation {job.generation} cannot go on"
@@ -138,7 +123,7 @@ def begin_recovery(turn: Turn, job: Job, report: ExitReport) -> None:
     said = incident.verdict
     incident.goodput_before = goodput(turn.fleet, job, report.at_ns)
     add_exit(turn, job, incident, report)
-    incident.verdict += f"; {said}" if said else ""
+    incident.judged = replace(incident.judged, silence=said)
     end_generation(turn, job, incident, why)
 
 
@@ -166,12 +151,12 @@ def _end_of_what_was_stuck(turn: Turn, job: Job, incident: Incident, report: Exi
     if report.rank in incident.finding.ranks and not followed(report):
         incident.kind, incident.culprit = "crash", None
         add_exit(turn, job, incident, report)
-        incident.verdict += f"; before that, {sentence}"
+        incident.judged = replace(incident.judged, before=sentence)
     else:
         progress = made_progress(job.spec.restarts, report.steps, report.ran_s)
         job.plan = plan_restart(job, incident.culprit, progress, turn.chance)
         add_exit(turn, job, incident, report)
-        incident.verdict = f"{sentence}; then {verdict(report)}"
+        incident.judged = Verdict(cause=sentence, then=verdict(report))
     incident.timeline.fault_ns = fault_ns
 
 
@@ -185,13 +170,13 @@ def store_lost_at_start(turn: Turn, job: Job, verdict: str) -> None:
 def end_generation(turn: Turn, job: Job, incident: Incident, why: str) -> None:
     """End what lives of a generation because of an incident; what follows is in the job's plan."""
     assert job.plan is not None
-    close_findings(turn, job, "its generation ended", keep=incident.id)
+    close_findings(turn, job, GENERATION_ENDED, keep=incident.id)
     previous = turn.fleet.incidents.get(job.incident)
     if previous is not None and previous is not incident:
         previous.open = False
         job.down_ns += max(0, incident.timeline.fault_ns - previous.timeline.fault_ns)
     job.incident = incident.id
-    incident.decision = job.plan.reason
+    incident.decided = decision_of(job.plan)
     move_job(turn, job, JobState.RECOVERING, f"{incident.verdict}; {job.plan.reason}")
     stop_workers(turn, job, reason=why, grace_s=GRACE_IN_RECOVERY_S, kill_in_collective=True)
     _let_end(turn, job)
@@ -264,7 +249,7 @@ def add_exit(turn: Turn, job: Job, incident: Incident, report: ExitReport) -> No
 
 
 def _say_plan(job: Job, incident: Incident, plan: Plan) -> None:
-    incident.decision = plan.reason
+    incident.decided = decision_of(plan)
     if job.state is JobState.RECOVERING:
         job.reason = f"{incident.verdict}; {plan.reason}"
 
@@ -280,7 +265,7 @@ def settle(turn: Turn, job: Job) -> None:
         incident = turn.fleet.incidents[job.incident]
         incident.timeline.stopped_ns = turn.now_ns
         if incident.culprit is not None:
-            incident.verdict += secondary_note(incident.exits)
+            incident.judged = replace(incident.judged, others=secondary_note(incident.exits))
         _follow_plan(turn, job, job.plan, incident)
 
 
@@ -366,7 +351,7 @@ def end_job(turn: Turn, job: Job, state: JobState, reason: str) -> None:
     move_job(turn, job, state, reason)
     turn.cancel_timers(job)
     drop_store(turn, job, "its job has ended")
-    close_findings(turn, job, f"the job {state}")
+    close_findings(turn, job, Ending(EndedBy.JOB, f"the job {state}"))
     incident = turn.fleet.incidents.get(job.incident)
     if incident is not None:
         incident.open = False

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from torchloom.model.fleet import Fleet, Incident, Job, JobState
+from torchloom.model.fleet import Fleet, Job, JobState
+from torchloom.model.incidents import Incident
 
 
 def goodput(fleet: Fleet, job: Job, now_ns: int) -> float | None:

@@ -1,35 +1,54 @@
-"""Incidents that detectors made: which are open, what they keep, how they end. Decides nothing."""
+"""Incidents: how they are opened, what they keep, how they end. Decides nothing."""
 
 from __future__ import annotations
 
 from torchloom.core.recovery.goodput import goodput, is_stuck
 from torchloom.core.turn import Turn
-from torchloom.model.fleet import Incident, Job
+from torchloom.model.fleet import Job, Plan
+from torchloom.model.incidents import Decided, Decision, EndedBy, Ending, Incident, Outcome, Timeline, Verdict
 
+GENERATION_ENDED = Ending(EndedBy.GENERATION, "its generation ended")
 EVIDENCE_KEPT = 8
 """Incidents of a job, the newest ones, that keep their stacks and collectives."""
 
 
-def close_findings(turn: Turn, job: Job, why: str, keep: str = "") -> None:
+def open_incident(turn: Turn, job: Job, kind: str, cause: str, at_ns: int) -> Incident:
+    incident = Incident(
+        id=f"{job.id}.{len(job.incidents) + 1}",
+        job=job.id,
+        generation=job.generation,
+        kind=kind,
+        judged=Verdict(cause=cause),
+        timeline=Timeline(fault_ns=at_ns, detected_ns=at_ns, decided_ns=turn.now_ns),
+    )
+    turn.fleet.incidents[incident.id] = incident
+    job.incidents.append(incident.id)
+    return incident
+
+
+def decision_of(plan: Plan) -> Decision:
+    action: Decided = "wait" if plan.waits else "restart" if plan.restart else "fail"
+    return Decision(action=action, outcome=Outcome.DONE, reason=plan.reason)
+
+
+def close_findings(turn: Turn, job: Job, ending: Ending, keep: str = "") -> None:
     """Whatever was said of a generation is over with it; `keep` is the incident of the recovery itself."""
     kept = turn.fleet.incidents.get(keep)
     for id in (*job.findings.values(), *job.silent.values()):
         incident = turn.fleet.incidents.get(id)
         if incident is not None and incident.open and id != keep:
-            close(turn, job, incident, why, kept)
+            close(turn, job, incident, ending, kept)
     job.findings = {}
     job.silent = {node: id for node, id in job.silent.items() if id == keep}
 
 
-def close(
-    turn: Turn, job: Job, incident: Incident, resolution: str, recovery: Incident | None = None
-) -> None:
+def close(turn: Turn, job: Job, incident: Incident, ending: Ending, recovery: Incident | None = None) -> None:
     """It is over. `recovery` is one that goes on: it counts the time without training from its own fault."""
     was_stuck, incident.open = is_stuck(incident), False
     if was_stuck:
         until_ns = turn.now_ns if recovery is None else recovery.timeline.fault_ns
         job.down_ns += max(0, until_ns - incident.timeline.fault_ns)
-    incident.resolution = resolution
+    incident.ending = ending
     incident.ended_ns = turn.now_ns
     incident.goodput_after = goodput(turn.fleet, job, turn.now_ns)
 

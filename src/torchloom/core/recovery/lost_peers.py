@@ -8,7 +8,8 @@ belong together; decides nothing.
 from __future__ import annotations
 
 from torchloom.core.turn import Turn
-from torchloom.model.fleet import ExitReport, Incident, Job, JobState
+from torchloom.model.fleet import Job, JobState
+from torchloom.model.incidents import ExitReport, Incident
 
 
 def followed(report: ExitReport) -> bool:

@@ -15,7 +15,7 @@ from torchloom.core.detect.thresholds import Limits, Pace
 from torchloom.core.detect.window import Collective, RankWindow
 from torchloom.core.recovery.culprit import verdict
 from torchloom.model.findings import Finding
-from torchloom.model.fleet import ExitReport, Incident
+from torchloom.model.incidents import ExitReport, Incident, Verdict
 
 
 def disagreement(exits: Sequence[ExitReport]) -> Finding | None:
@@ -50,7 +50,7 @@ def tell_disagreement(incident: Incident) -> bool:
         return False
     incident.kind, incident.finding = "desync", finding
     incident.culprit = finding.ranks[0] if len(finding.ranks) == 1 else None
-    incident.verdict = f"{finding.sentence}; then {verdict(incident.exits[0])}"
+    incident.judged = Verdict(cause=finding.sentence, then=verdict(incident.exits[0]))
     return True
 
 

@@ -8,7 +8,8 @@ from torchloom.core.recovery.generation_end import add_exit, begin_recovery
 from torchloom.core.recovery.generation_start import find_worker
 from torchloom.core.turn import Turn
 from torchloom.model.events import ScriptFailed
-from torchloom.model.fleet import ExitReport, JobState
+from torchloom.model.fleet import JobState
+from torchloom.model.incidents import ExitReport
 from torchloom.model.worker import Exit
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from torchloom.core.recovery.budget import backoff_s
 from torchloom.core.recovery.lost_peers import followed
-from torchloom.model.fleet import ExitReport, Fleet, Incident, Job, Plan
+from torchloom.model.fleet import Fleet, Job, Plan
+from torchloom.model.incidents import ExitReport, Incident, Verdict
 
 KIND = "checkpoint-store-away"
 
@@ -34,7 +35,7 @@ def explains(job: Job, incident: Incident, report: ExitReport) -> bool:
 
 def take_over(job: Job, incident: Incident, report: ExitReport, chance: float) -> None:
     """What was thought a crash is this wait."""
-    incident.kind, incident.culprit, incident.verdict = KIND, None, verdict(report)
+    incident.kind, incident.culprit, incident.judged = KIND, None, Verdict(cause=verdict(report))
     job.plan = plan_wait(job, chance)
 
 

@@ -239,6 +239,8 @@ export interface IncidentChangeView {
   decision: string;
   open: boolean;
   resolution: string;
+  action: string;
+  outcome: string;
 }
 
 export interface IncidentDetail {
@@ -248,11 +250,15 @@ export interface IncidentDetail {
   kind: string;
   verdict: string;
   decision: string;
+  action: string;
+  outcome: string;
+  reason: string;
   culprit: number | null;
   open: boolean;
   lost_steps: number | null;
   recovery_s: number | null;
   resolution: string;
+  ended_by: string;
   confidence: number | null;
   timeline: TimelineView;
   exits: Array<ExitView>;
@@ -270,11 +276,15 @@ export interface IncidentView {
   kind: string;
   verdict: string;
   decision: string;
+  action: string;
+  outcome: string;
+  reason: string;
   culprit: number | null;
   open: boolean;
   lost_steps: number | null;
   recovery_s: number | null;
   resolution: string;
+  ended_by: string;
   confidence: number | null;
   timeline: TimelineView;
 }

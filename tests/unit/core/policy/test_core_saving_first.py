@@ -15,7 +15,8 @@ from torchloom.model.events import (
     NodeDrained,
     StopRequested,
 )
-from torchloom.model.fleet import Incident, JobState
+from torchloom.model.fleet import JobState
+from torchloom.model.incidents import Incident
 from torchloom.model.policy import Action, Policy
 from torchloom.model.steering import OperationRecord
 from torchloom.model.transaction.messages import Kind, Said

@@ -12,6 +12,7 @@ from torchloom.core.policy.rules import Facts, decide, level_of, wanted
 from torchloom.errors import UsageError
 from torchloom.model.findings import Finding
 from torchloom.model.fleet import Act, Plan
+from torchloom.model.incidents import Outcome
 from torchloom.model.policy import Policy
 
 
@@ -189,12 +190,12 @@ def test_a_pause_costs_no_work_and_waits_for_no_cooldown() -> None:
     second = 10**9
     nan = finding("not-a-number", 0.0, certain=True)
 
-    def choice(action: str, before: str) -> str:
+    def outcome(action: str, before: str) -> Outcome:
         policy = policy_from({"cooldown_s": 30, "rules": {"not-a-number": {"certain": action}}})
         facts = Facts(plan=Plan(True, 0.0, ""), acts=(Act(before, 95 * second),), now_ns=100 * second)
-        return decide(policy, nan, facts).action
+        return decide(policy, nan, facts).outcome
 
-    assert choice("pause", before="rollback") == "pause"
-    assert choice("rollback", before="rollback") == "report"
-    assert choice("restart", before="rollback") == "report"
-    assert choice("rollback", before="pause") == "rollback"
+    assert outcome("pause", before="rollback") is Outcome.DONE
+    assert outcome("rollback", before="rollback") is Outcome.REFUSED
+    assert outcome("restart", before="rollback") is Outcome.REFUSED
+    assert outcome("rollback", before="pause") is Outcome.DONE

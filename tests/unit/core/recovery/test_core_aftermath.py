@@ -5,7 +5,8 @@ from __future__ import annotations
 from core_story import KILLED, Story
 
 from torchloom.core.recovery.post_mortem import disagreement
-from torchloom.model.fleet import ExitReport, JobState
+from torchloom.model.fleet import JobState
+from torchloom.model.incidents import ExitReport
 from torchloom.model.windows import Collective
 from torchloom.model.worker import Exit
 

@@ -1,0 +1,220 @@
+"""Incidents: what went wrong, what was decided about it, how it ended; records and their sentences.
+
+Whoever writes an incident fills in records; nobody writes or reads a sentence. `Incident.verdict`, `decision`
+and `resolution` put the records into words, here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from msgspec import Struct, field
+
+from torchloom.model.findings import Finding, RankEvidence
+from torchloom.model.links import LinkMatrix
+from torchloom.model.policy import Action
+from torchloom.model.windows import Collective
+from torchloom.model.worker import DeviceUse, EndRecord, Exit
+
+
+class ExitReport(Struct, frozen=True, kw_only=True):
+    """One exit as an incident keeps it."""
+
+    rank: int
+    node: str
+    exit: Exit
+    at_ns: int
+    steps: int
+    training_step: int | None = None
+    ran_s: float = 0.0
+    end: EndRecord | None = None
+    activity: str = ""
+    log_tail: tuple[str, ...] = ()
+    devices: tuple[DeviceUse, ...] = ()
+    after_stop: bool = False
+    """It ended because we told it to, so it cannot be the culprit."""
+    secondary: bool = False
+    collectives: tuple[Collective, ...] = ()
+    """Those that were not over, and the newest."""
+
+
+class Timeline(Struct, kw_only=True):
+    """When each phase of a recovery was reached; 0 means not (yet). Wall-clock nanoseconds."""
+
+    fault_ns: int = 0
+    first_sign_ns: int = 0
+    """When peers began to wait, or whatever else a detector saw first."""
+    detected_ns: int = 0
+    decided_ns: int = 0
+    stopped_ns: int = 0
+    spawned_ns: int = 0
+    restored_ns: int = 0
+    first_step_ns: int = 0
+
+
+class Verdict(Struct, frozen=True, kw_only=True):
+    """What went wrong, in clauses; `sentence` puts them together."""
+
+    cause: str = ""
+    exit_rank: int | None = None
+    """The rank whose exit is the cause, if an exit is."""
+    repeats: str = ""
+    """How often it came, and in which time, if more than once."""
+    before: str = ""
+    """What was noticed before the cause."""
+    then: str = ""
+    """What came of it."""
+    silence: str = ""
+    """A node that is not reachable, if that may have to do with it."""
+    others: str = ""
+    """Who else ended."""
+
+    @property
+    def sentence(self) -> str:
+        text = self.cause + (f" ({self.repeats})" if self.repeats else "")
+        text += f"; before that, {self.before}" if self.before else ""
+        text += f"; then {self.then}" if self.then else ""
+        text += f"; {self.silence}" if self.silence else ""
+        return text + (f"; {self.others}" if self.others else "")
+
+
+class Outcome(StrEnum):
+    """How far a decision got."""
+
+    REPORTED = "reported"
+    """Nothing is to be done about it."""
+    DRY_RUN = "dry-run"
+    """The policy only notes what it would have done."""
+    REFUSED = "refused"
+    """It was wanted and cannot be done, or must not be."""
+    PENDING = "pending"
+    """It will be done: at the next step, or when the job is saved."""
+    DONE = "done"
+
+
+Decided = Action | Literal["fail", "wait", "continue", "restore"]
+"""A policy's action, or what the core does by itself: `fail`: the job ends, its restart budget is used up.
+`wait`: start again when the checkpoint store answers. `continue`: training goes on. `restore`: a person wants
+an earlier state."""
+
+DONE: dict[Decided, str] = {
+    "pause": "paused",
+    "restart": "restarted",
+    "restart-replica": "restarted",
+    "rollback": "rolled back",
+    "evict": "moved away",
+    "promote": "moved to its standby",
+    "drain": "moved away, and the node drained",
+}
+_WHEN: dict[Decided, str] = {"rollback": "", "pause": " at the next step"}
+_SAVED_FIRST = " as soon as it is saved"
+
+LinkProbing = Literal["asked", "refused", "failed"]
+
+
+class Decision(Struct, frozen=True, kw_only=True):
+    """What is done about an incident, how far that got, and why."""
+
+    action: Decided
+    outcome: Outcome
+    reason: str
+    way_back: bool = False
+    """Later states have the fault too; a person may go back to before it."""
+    links: LinkProbing | None = None
+    """What became of measuring the links between the ranks, if that was wanted."""
+    links_reason: str = ""
+
+    def sentence(self, job: str) -> str:
+        return f"{self._main(job)}{self._back(job)}{self._probing()}"
+
+    def _main(self, job: str) -> str:
+        match self.outcome:
+            case Outcome.REFUSED:
+                return f"not {DONE[self.action]}: {self.reason}"
+            case Outcome.DRY_RUN:
+                return f"dry run, would be {DONE[self.action]}: {self.reason}"
+            case Outcome.PENDING:
+                text = f"to be {DONE[self.action]}{_WHEN.get(self.action, _SAVED_FIRST)}: {self.reason}"
+                return f"{text}; `loom resume {job}` lets it go on" if self.action == "pause" else text
+            case Outcome.DONE if self.action == "pause":
+                return f"paused: {self.reason}"
+            case _:
+                return self.reason
+
+    def _back(self, job: str) -> str:
+        if not self.way_back:
+            return ""
+        return f"; to go back to before it: `loom checkpoints {job}`, `loom restore {job} --step …`"
+
+    def _probing(self) -> str:
+        match self.links:
+            case "asked":
+                return "; its links are probed at the next step"
+            case "refused":
+                return f"; its links are not probed: {self.links_reason}"
+            case "failed":
+                return f"; its links could not be probed: {self.links_reason}"
+            case None:
+                return ""
+
+
+class EndedBy(StrEnum):
+    ITSELF = "itself"
+    ROLLBACK = "rollback"
+    GENERATION = "generation"
+    """Its generation ended for another reason."""
+    JOB = "job"
+    """Its job ended."""
+
+
+class Ending(Struct, frozen=True):
+    """How an incident ended without a recovery."""
+
+    by: EndedBy
+    how: str
+
+
+class Incident(Struct, kw_only=True):
+    """Something went wrong: what, where, why, what was done, how long it took."""
+
+    id: str
+    job: str
+    generation: int
+    kind: str
+    judged: Verdict = Verdict()
+    culprit: int | None = None
+    exits: list[ExitReport] = field(default_factory=list)
+    """The culprit's first, then as they came."""
+    decided: Decision | None = None
+    timeline: Timeline = field(default_factory=Timeline)
+    lost_steps: int | None = None
+    """Training steps to be repeated; None when the script does not tell its step."""
+    open: bool = True
+    finding: Finding | None = None
+    """What a detector said last, if one did."""
+    times: int = 1
+    """How often it came: one that comes back soon is the same."""
+    evidence: tuple[RankEvidence, ...] = ()
+    """By rank; of the newest incidents only."""
+    ending: Ending | None = None
+    ended_ns: int = 0
+    goodput_before: float | None = None
+    goodput_after: float | None = None
+    """Of the job, when it began and when it was over."""
+    node: str = ""
+    """The node it is about, if it is about one."""
+    links: LinkMatrix | None = None
+    """What was measured between the ranks because of it; of the newest incidents only."""
+
+    @property
+    def verdict(self) -> str:
+        return self.judged.sentence
+
+    @property
+    def decision(self) -> str:
+        return self.decided.sentence(self.job) if self.decided is not None else ""
+
+    @property
+    def resolution(self) -> str:
+        return self.ending.how if self.ending is not None else ""
