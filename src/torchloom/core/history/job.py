@@ -20,7 +20,7 @@ from torchloom.model.windows import RankWindow
 MOST_NAMES = 48
 """Series of one job; names that come later are not kept."""
 MOST_NAME = 128
-RECENT_S, RECENT = 1.0, 1800
+RECENT_S, RECENT = 2.0, 900
 LIFE = 1024
 RANKS_RECENT_S, RANKS_RECENT = 5.0, 64
 RANKS_LIFE = 192

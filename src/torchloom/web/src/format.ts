@@ -8,7 +8,7 @@ export function span(seconds: number | null | undefined): string {
   const s = Math.max(0, seconds);
   if (s === 0) return "0 s";
   if (s < 1) return s < 0.001 ? `${digits(s * 1e6, 3)} µs` : `${digits(s * 1000, 3)} ms`;
-  if (s < 60) return `${digits(s, 3)} s`;
+  if (s < 60) return `${Number.isInteger(s) ? s : digits(s, 3)} s`;
   const whole = Math.round(s);
   if (whole < 3600) return two(whole, 60, "min", "s");
   if (whole < 86400) return two(Math.round(whole / 60), 60, "h", "min");
@@ -27,6 +27,9 @@ export function digits(value: number, most: number): string {
   return grouped(Number(value.toPrecision(most)).toFixed(Math.max(0, Math.min(8, most - 1 - size))));
 }
 
+/** Without zeros at the end that say nothing. */
+export const short = (text: string) => (text.includes("e") || !text.includes(".") ? text : text.replace(/\.?0+$/, ""));
+
 function grouped(text: string): string {
   const [whole = "", rest] = text.split(".");
   const made = whole.replace(/\B(?=(\d{3})+(?!\d))/g, "\u202f");
@@ -40,7 +43,7 @@ export function count(value: number | null | undefined): string {
 /** Any number of a script: what JSON cannot hold comes by its name. */
 export function value(given: unknown): string {
   if (given === null || given === undefined) return NONE;
-  if (typeof given === "number") return Number.isInteger(given) && Math.abs(given) < 1e6 ? count(given) : digits(given, 5);
+  if (typeof given === "number") return Number.isInteger(given) && Math.abs(given) < 1e6 ? count(given) : short(digits(given, 5));
   if (typeof given === "string") return given;
   return JSON.stringify(given);
 }

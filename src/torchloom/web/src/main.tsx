@@ -109,7 +109,7 @@ function Hold() {
         if (held) void follow();
       }}
     >
-      {held ? "continue" : "hold still"}
+      {held ? "continue updates" : "pause updates"}
     </button>
   );
 }
@@ -131,7 +131,7 @@ function ThemeChoice() {
   const chosen = useCell(theme);
   return (
     <button type="button" class="quiet extra" title="Light, dark or as the system" onClick={() => (theme.value = NEXT[chosen])}>
-      {chosen}
+      theme: {chosen}
     </button>
   );
 }

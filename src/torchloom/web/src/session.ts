@@ -41,6 +41,7 @@ export function usePlace(): Place {
   useEffect(() => {
     const moved = () => setPlace(read());
     addEventListener("hashchange", moved);
+    moved(); // it may have changed before anybody listened
     return () => removeEventListener("hashchange", moved);
   }, []);
   return place;

@@ -148,7 +148,7 @@ function Nodes({ nodes, error }: { nodes: NodeView[] | undefined; error: Paramet
                   <td><State state={node.drained ? "drained" : node.state} /></td>
                   <td class="name">
                     {node.id}
-                    <span class="sub">{node.drained || (node.state !== "up" ? node.reason : "") || node.hostname}</span>
+                    <span class="sub">{node.drained || (node.state === "ready" ? (node.hostname === node.id ? "" : node.hostname) : node.reason)}</span>
                     {node.leaving.map((one) => <span class="sub" key={one.job}>{one.job}: {one.note}</span>)}
                   </td>
                   <td data-name="workers">

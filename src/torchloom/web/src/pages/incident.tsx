@@ -39,7 +39,7 @@ export function IncidentPage({ id }: { id: string }) {
           {one.goodput_before !== null && <Fact name="Goodput" note="before → after">{percent(one.goodput_before)} → {percent(one.goodput_after)}</Fact>}
         </Facts>
       </section>
-      <Section id="done" title="What was done and why"><p>{one.decision || "Nothing has been decided yet."}</p>{one.resolution && <p class="dim">{one.resolution}</p>}</Section>
+      <Section id="done" title="What was done and why"><p>{one.decision || "Nothing has been decided yet."}</p>{one.resolution && <p class="dim">{one.resolution}</p>}<p>{next(one)}</p></Section>
       <Phases line={one.timeline} open={one.open} />
       <Exits incident={one} />
       <Stacks incident={one} />
@@ -49,6 +49,14 @@ export function IncidentPage({ id }: { id: string }) {
       <Replay incident={one} />
     </>
   );
+}
+
+/** What a person should do now. */
+function next(one: IncidentDetail): preact.ComponentChildren {
+  if (!one.open) return <b>Nothing is left to do.</b>;
+  const log = one.culprit !== null && <> Look at the <a href={`${link("job", one.job, "logs")}?rank=${one.culprit}`}>log of rank {one.culprit}</a>.</>;
+  if (!one.decision || /report/.test(one.decision)) return <><b>To do:</b> torchloom only reports this and changes nothing.{log} You can pause, restore or stop the job on <a href={link("job", one.job, "steer")}>its page</a>, or drain the node{one.finding?.node ? ` ${one.finding.node}` : ""}.</>;
+  return <><b>Recovery is under way;</b> nothing to do unless this stays open.{log}</>;
 }
 
 function over(one: IncidentDetail): string {
@@ -103,7 +111,7 @@ function Exits({ incident }: { incident: IncidentDetail }) {
         <tbody>
           {exits.map((one) => (
             <tr key={one.rank}>
-              <td><a href={`${link("job", incident.job, "logs")}?rank=${one.rank}`}>rank {one.rank}</a><span class="sub">{one.node}</span></td>
+              <td class="tight"><a href={`${link("job", incident.job, "logs")}?rank=${one.rank}`}>rank {one.rank}</a><span class="sub">{one.node}</span></td>
               <td class="wide">
                 <b>{one.how}</b>{one.secondary ? <span class="dim"> · because a peer was gone</span> : one.after_stop ? <span class="dim"> · ended by torchloom</span> : <span> · first</span>}
                 {one.exception && <span class="sub">{one.exception}: {one.message}</span>}

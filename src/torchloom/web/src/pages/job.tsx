@@ -7,7 +7,7 @@ import { ofJob, useQuery } from "../live";
 import { JobActions, useMayAct } from "../parts/actions";
 import { Ago, Ask, Bar, Copy, Fact, Facts, Nothing, Section, Time, Trouble, useSome, type Question } from "../parts/bits";
 import { Curves } from "../parts/curves";
-import { Ranks } from "../parts/heat";
+import { Ranks } from "../parts/ranks";
 import { Mark, State } from "../parts/mark";
 import { Timeline, type Happened } from "../parts/timeline";
 import { post } from "../net";
@@ -157,7 +157,7 @@ function HowFar({ job }: { job: JobSummary }) {
         </Fact>
         <Fact name="Restarts" note={`of ${job.max_restarts} · generation ${job.generation}`}>{job.restarts}</Fact>
         <Fact name="Checkpoint" note={job.checkpoint_interval ? `every ${plural(job.checkpoint_interval, "step")}` : job.checkpoint_step === null ? "none reported" : undefined}>{job.checkpoint_step === null ? "–" : `step ${count(job.checkpoint_step)}`}</Fact>
-        <Fact name="Config" note={job.config_version ? <a href={link("job", job.id, "steer")}>history</a> : "as the script set it"}>{job.config_version ? `version ${job.config_version}` : "unchanged"}</Fact>
+        {job.config_version > 0 && <Fact name="Config" note={<a href={link("job", job.id, "steer")}>what was changed</a>}>version {job.config_version}</Fact>}
       </Facts>
     </section>
   );

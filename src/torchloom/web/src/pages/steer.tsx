@@ -150,7 +150,7 @@ interface Row {
 function rows(setting: SettingView): Row[] {
   if (!setting.places.length) return [{ address: setting.name, value: null, ruled: "", first: true }];
   return setting.places.map((place, at) => ({
-    address: place.address || setting.name,
+    address: setting.places.length === 1 ? setting.name : place.address || setting.name,
     value: place.value,
     ruled: place.mode ? `${place.mode === "scale" ? "scaled" : "held"} by version ${place.version}; the script's own: ${value(place.own)}` : "",
     first: at === 0,

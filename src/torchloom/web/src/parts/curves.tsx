@@ -1,8 +1,8 @@
 // Curves over time: the mean as a line, lowest to highest as a band, and marks where something was changed.
-import { useEffect, useMemo, useRef } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import type { JobSeries, SeriesView } from "../api";
-import { digits, span, value } from "../format";
+import { digits, short, span, value } from "../format";
 import { useCell, useQuery } from "../live";
 import { theme } from "../session";
 import { Nothing, Section } from "./bits";
@@ -10,23 +10,35 @@ import { blend } from "./canvas";
 import { SIGNS, type Happened } from "./timeline";
 
 const HIDDEN = new Set(["step", "step_s_p95"]);
+/** What loom.Checkpoint reports of itself. */
+const OURS = /^metric:(restored?_|checkpoint_|memory_)/;
 
 export function Curves({ job, lastS, happened, every }: { job: string; lastS: number; happened: Happened[]; every: number }) {
   const found = useQuery<JobSeries>(`/jobs/${encodeURIComponent(job)}/series?last_s=${lastS}&points=300`, { every, on: () => false });
   const all = found.data?.series ?? [];
   const p95 = all.find((one) => one.name === "step_s_p95");
-  const charts = useMemo(() => all.filter((one) => !HIDDEN.has(one.name) && !(one.name.startsWith("setting:") && constant(one))).sort((a, b) => rank(a.name) - rank(b.name)), [all]);
-  const steady = all.filter((one) => one.name.startsWith("setting:") && constant(one));
+  const [log, setLog] = useState(false);
+  const sorted = useMemo(() => all.filter((one) => !HIDDEN.has(one.name)).sort((a, b) => rank(a.name) - rank(b.name)), [all]);
+  const flat = (one: SeriesView) => constant(one) && !ORDER.includes(one.name);
+  const charts = sorted.filter((one) => !OURS.test(one.name) && !flat(one));
+  const saving = sorted.filter((one) => OURS.test(one.name) && !flat(one));
+  const steady = sorted.filter(flat);
   return (
-    <Section id="curves" title="Curves">
+    <Section id="curves" title="Curves" aside={<div class="choice"><button type="button" aria-pressed={log} onClick={() => setLog(!log)}>log scale</button></div>}>
       {!found.data ? (
         <Nothing>Reading…</Nothing>
       ) : !charts.length ? (
         <Nothing>Nothing is recorded of this time.</Nothing>
       ) : (
         <div class="charts">
-          {charts.map((one) => <Chart key={one.name} series={one} second={one.name === "step_s" ? p95 : undefined} happened={happened} />)}
+          {charts.map((one) => <Chart key={one.name} series={one} second={one.name === "step_s" ? p95 : undefined} happened={happened} log={log} />)}
         </div>
+      )}
+      {saving.length > 0 && (
+        <details class="spaced">
+          <summary>checkpointing</summary>
+          <div class="charts">{saving.map((one) => <Chart key={one.name} series={one} happened={happened} log={false} />)}</div>
+        </details>
       )}
       {steady.length > 0 && <p class="legend">Unchanged: {steady.map((one) => `${title(one.name)} ${value(last(one))}`).join(" · ")}</p>}
     </Section>
@@ -45,7 +57,7 @@ function title(name: string): string {
   return name.replace(/^(metric|setting):/, "");
 }
 
-function Chart({ series, second, happened }: { series: SeriesView; second?: SeriesView; happened: Happened[] }) {
+function Chart({ series, second, happened, log }: { series: SeriesView; second?: SeriesView; happened: Happened[]; log: boolean }) {
   const box = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
   const marks = useRef(happened);
@@ -56,17 +68,18 @@ function Chart({ series, second, happened }: { series: SeriesView; second?: Seri
     const style = getComputedStyle(document.documentElement);
     const css = (name: string) => style.getPropertyValue(name).trim();
     const inTime = seconds(series.name);
+    const logarithmic = log && series.low.every((v) => v === null || v > 0);
     const axis = { stroke: css("--dim"), grid: { stroke: css("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
     const made = new uPlot(
       {
         width: box.current!.clientWidth,
-        height: 150,
+        height: 136,
         cursor: { sync: { key: "loom" }, y: false, points: { size: 5 } },
         legend: { show: false },
-        scales: { x: { time: true }, y: { range: (_, low, high) => padded(low, high) } },
+        scales: { x: { time: true }, y: logarithmic ? { distr: 3 } : { range: (_, low, high) => padded(low, high) } },
         axes: [
-          { ...axis, space: 70 },
-          { ...axis, size: 54, space: 28, values: (_, ticks) => ticks.map((t) => (inTime ? span(t) : digits(t, 3))) },
+          { ...axis, space: 70, size: 24, values: (_, ticks) => ticks.map((t, at) => clock(t, ticks[at - 1])) },
+          { ...axis, size: 54, space: 28, values: (_, ticks) => ticks.map((t) => (t === null ? "" : inTime ? span(t) : short(digits(t, 3)))) },
         ],
         series: [
           {},
@@ -82,14 +95,14 @@ function Chart({ series, second, happened }: { series: SeriesView; second?: Seri
       box.current!,
     );
     plot.current = made;
-    const watch = new ResizeObserver(() => made.setSize({ width: box.current?.clientWidth ?? 300, height: 150 }));
+    const watch = new ResizeObserver(() => made.setSize({ width: box.current?.clientWidth ?? 300, height: 136 }));
     watch.observe(box.current!);
     return () => {
       watch.disconnect();
       made.destroy();
       plot.current = null;
     };
-  }, [series.name, !!second, chosen]);
+  }, [series.name, !!second, chosen, log]);
   useEffect(() => plot.current?.setData(data), [data]);
   const newest = last(series);
   return (
@@ -100,6 +113,14 @@ function Chart({ series, second, happened }: { series: SeriesView; second?: Seri
       <div ref={box} aria-hidden="true" />
     </figure>
   );
+}
+
+/** 14:05:20; without seconds where ticks are minutes apart; the day where it changes. */
+function clock(at: number, before: number | undefined): string {
+  const date = new Date(at * 1000);
+  const text = date.toTimeString();
+  if (date.getHours() === 0 && date.getMinutes() === 0 && date.getSeconds() === 0) return date.toLocaleDateString(undefined, { month: "short", day: "numeric" });
+  return before !== undefined && at - before >= 60 ? text.slice(0, 5) : text.slice(0, 8);
 }
 
 function columns(series: SeriesView, second?: SeriesView): uPlot.AlignedData {

@@ -15,12 +15,11 @@ const COLUMNS: [Column, string, string][] = [
 ];
 const shown = (column: Column, value: number | null) => (column === "lost_share" ? percent(value) : span(value));
 
-export function Ranks({ job, now }: { job: string; now: RanksNow | undefined }) {
+export function HeatMap({ job, now }: { job: string; now: RanksNow }) {
   const [column, setColumn] = useState<Column>("own_s");
   const chosen = useRef(0);
-  const values = now?.[column] ?? [];
+  const values = now[column];
   const stats = useMemo(() => summary(values), [values]);
-  if (!now || !now.rank.length) return null;
   const n = now.rank.length;
   const says = COLUMNS.find(([name]) => name === column)![2];
   const worst = stats.order.slice(0, 3).map((at) => `rank ${now.rank[at]} ${shown(column, values[at] ?? null)}`);

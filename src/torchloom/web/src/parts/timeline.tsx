@@ -72,6 +72,7 @@ export function Timeline({ job, lastS, happened, every }: { job: string; lastS: 
     });
     ctx.setLineDash([2, 2]);
     for (const one of inside) {
+      if (one.kind === "checkpoint") continue;
       ctx.strokeStyle = css(one.kind === "incident" ? "--bad" : "--dim");
       ctx.beginPath();
       ctx.moveTo(Math.round(x(one.at_s)) + 0.5, 0);
@@ -108,7 +109,7 @@ export function Timeline({ job, lastS, happened, every }: { job: string; lastS: 
       ) : (
         <>
           <div class="marks">
-            {inside.map((one, at) => {
+            {apart(inside, (until - from) / 90).map((one, at) => {
               const place = { left: `${((one.at_s - from) / (until - from)) * 100}%` };
               return one.href ? (
                 <a key={at} href={one.href} style={place} title={one.text} aria-label={one.text} class={one.kind}>{SIGNS[one.kind]}</a>
@@ -129,6 +130,17 @@ export function Timeline({ job, lastS, happened, every }: { job: string; lastS: 
       )}
     </Section>
   );
+}
+
+/** Checkpoints that would touch each other are left out; the others are all there. */
+function apart(happened: Happened[], least: number): Happened[] {
+  let last = -Infinity;
+  return happened.filter((one) => {
+    if (one.kind !== "checkpoint") return true;
+    if (one.at_s - last < least) return false;
+    last = one.at_s;
+    return true;
+  });
 }
 
 const height = (rows: number) => Math.max(36, Math.min(320, rows * (rows <= 8 ? 18 : rows <= 32 ? 9 : 2)));
