@@ -141,7 +141,7 @@ function Nodes({ nodes, error }: { nodes: NodeView[] | undefined; error: Paramet
       ) : (
         <div class="scroll">
           <table class="stack">
-            <thead><tr><th>State</th><th>Node</th><th>Workers</th><th>Devices</th><th class="n">Last heartbeat</th><th></th></tr></thead>
+            <thead><tr><th>State</th><th>Node</th><th>Workers</th><th>Devices</th><th class="n">Last heartbeat</th><th><span class="only-read">Actions</span></th></tr></thead>
             <tbody>
               {rows.map((node) => (
                 <tr key={node.id}>

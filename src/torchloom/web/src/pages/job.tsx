@@ -260,7 +260,7 @@ export function Checkpoints({ job, list, refresh }: { job: JobSummary; list?: Ch
       ) : (
         <div class="scroll">
           <table>
-            <thead><tr><th class="n">Step</th><th>State</th><th>Made</th><th class="n">Size</th><th class="n">World</th><th>Name</th><th></th></tr></thead>
+            <thead><tr><th class="n">Step</th><th>State</th><th>Made</th><th class="n">Size</th><th class="n">World</th><th>Name</th><th><span class="only-read">Actions</span></th></tr></thead>
             <tbody>
               {rows.map((one) => (
                 <tr key={one.name + one.where}>

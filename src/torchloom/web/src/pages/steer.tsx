@@ -192,7 +192,7 @@ function Changes({ job, history, done }: { job: JobSummary; history: HistoryView
     <Section id="changes" title="Changes" aside={act && job.config_version > 0 ? <button type="button" onClick={() => setQuestion(back(0))}>Back to the script's own</button> : undefined}>
       <div class="scroll">
         <table>
-          <thead><tr><th class="n">Version</th><th>State</th><th>What</th><th class="n">From step</th><th>By</th><th>When</th><th></th></tr></thead>
+          <thead><tr><th class="n">Version</th><th>State</th><th>What</th><th class="n">From step</th><th>By</th><th>When</th><th><span class="only-read">Actions</span></th></tr></thead>
           <tbody>
             {newest.map((one) => (
               <tr key={`${one.version}${one.operation}`}>

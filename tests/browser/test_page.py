@@ -1,0 +1,212 @@
+"""The page in a real browser on a live stack with real workers."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+from stack import Stack, wait_until
+
+from conftest import Looker
+
+SCRIPT = Path(__file__).parent / "scripts" / "watched.py"
+JOB = "watched"
+OUTSIDE = """() => document.documentElement.scrollWidth <= innerWidth ? [] :
+    [...document.querySelectorAll('body *')].filter(e => e.getBoundingClientRect().right > innerWidth)
+    .map(e => e.outerHTML.slice(0, 200))"""
+"""What makes the page wider than its window."""
+HOSTILE = "<img src=x onerror=alert(3)>"
+
+
+def shown_step(page: Page) -> int:
+    return int(re.sub(r"\D", "", page.get_by_test_id("step").inner_text()) or "0")
+
+
+def wait_for_more(page: Page, than: int) -> int:
+    """The step on the page, without reading it anew, is beyond this one."""
+    found: int = wait_until(lambda: (step := shown_step(page)) > than and step, f"a step after {than}")
+    return found
+
+
+@pytest.fixture(scope="module")
+def job(stack: Stack) -> str:
+    """A job of two ranks, submitted without the page so that each test can stand alone."""
+    stack.loom(
+        *("submit", "--nproc-per-node", "2", "--name", JOB, "--label", f"team={HOSTILE}"),
+        str(SCRIPT),
+    )
+    wait_until(lambda: stack.status(JOB)["step"] > 5, "it trains")
+    return JOB
+
+
+def test_a_link_signs_in_once_and_leaves_no_code_behind(stack: Stack, looker: Looker) -> None:
+    page = looker.page
+    page.goto(stack.client().endpoint.url)
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+    assert not looker.axe()
+    page.get_by_label("Token").fill("not-a-token")
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("alert")).to_contain_text("not a valid token")
+    link = looker.open(stack)
+    expect(page.get_by_role("status")).to_contain_text("Nothing is wrong")
+    code = link.rpartition("/")[2]
+    assert code not in page.url and code not in page.evaluate("JSON.stringify(history.state) + location.href")
+    assert page.evaluate("document.cookie") == "", "no script can read the session"
+    page.get_by_role("button", name="sign out").click()
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+    page.goto("about:blank")
+    page.goto(link)
+    expect(page.get_by_role("alert")).to_contain_text("used before")
+
+
+def test_a_job_is_submitted_and_its_steps_grow(stack: Stack, looker: Looker) -> None:
+    page = looker.page
+    looker.open(stack)
+    page.get_by_role("button", name="Submit a job").click()
+    page.get_by_label(re.compile("^Script")).fill(str(SCRIPT))
+    page.get_by_label("Workers").fill("1")
+    page.get_by_label(re.compile("^Name")).fill("by-hand")
+    page.get_by_role("button", name="Submit", exact=True).click()
+    expect(page.get_by_role("heading", name="by-hand")).to_be_visible()
+    expect(page.get_by_text("running", exact=True).first).to_be_visible()
+    first = wait_for_more(page, 1)
+    wait_for_more(page, first + 5)
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_role("dialog")).to_contain_text("the job is over")
+    page.get_by_role("button", name="Stop the job").click()
+    expect(page.get_by_text("stopped", exact=True).first).to_be_visible()
+
+
+def test_a_killed_worker_its_incident_and_the_recovery_appear(stack: Stack, job: str, looker: Looker) -> None:
+    page = looker.page
+    looker.open(stack, job)
+    step = wait_for_more(page, 5)
+    page.evaluate("window.kept = true")
+    known = {one["id"] for one in stack.json("incidents", job)}
+    os.kill(stack.status(job)["workers"][1]["pid"], signal.SIGKILL)
+    link = page.get_by_role("link", name="crash").first
+    expect(link).to_be_visible()
+    expect(page.get_by_text(re.compile("recovered in")).first).to_be_visible()
+    wait_for_more(page, step + 5)
+    assert page.evaluate("window.kept"), "nothing was loaded again"
+    new = next(
+        one for one in stack.json("incidents", job) if one["id"] not in known and one["kind"] == "crash"
+    )
+    looker.go(f"/incident/{new['id']}")
+    expect(page.get_by_role("heading", name="crash")).to_be_visible()
+    expect(page.get_by_role("status").first).to_contain_text("SIGKILL")
+    expect(page.get_by_text("first step again")).to_be_visible()
+    page.get_by_role("button", name="Step through the events").click()
+    page.get_by_role("button", name="all", exact=True).click()
+    expect(page.get_by_text("worker-exited").first).to_be_visible()
+    assert not looker.axe()
+
+
+def test_a_setting_is_changed_on_every_rank_and_taken_back(stack: Stack, job: str, looker: Looker) -> None:
+    page = looker.page
+    looker.open(stack, job)
+    page.get_by_role("link", name="Steer").click()
+    page.get_by_label("New value of lr").fill("0.002")
+    page.get_by_label("Why").fill("the loss is flat")
+    page.get_by_role("button", name="Show the difference").click()
+    expect(page.locator(".diff").first).to_contain_text("0.01 → 0.002")
+    page.get_by_role("button", name="Apply on 2 ranks").click()
+    expect(page.get_by_test_id("confirmed")).to_contain_text("All 2 ranks have confirmed")
+    assert not looker.axe()
+    values = stack.client().config(job)["settings"]
+    assert next(one for one in values if one["name"] == "lr")["places"][0]["value"] == 0.002
+    page.get_by_role("button", name="Back to the script's own").click()
+    expect(page.get_by_role("dialog")).to_contain_text("0.002 →")
+    page.get_by_role("button", name="Revert").click()
+    expect(page.get_by_text("2 ranks have confirmed").first).to_be_visible()
+    page.get_by_label("New value of lr").fill("fast")
+    page.get_by_role("button", name="Show the difference").click()
+    expect(page.get_by_role("alert")).to_contain_text("lr")
+
+
+def test_pause_and_resume(stack: Stack, job: str, looker: Looker) -> None:
+    page = looker.page
+    looker.open(stack, job)
+    page.get_by_role("button", name="Pause", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name="Pause").click()
+    expect(page.get_by_role("button", name="Resume")).to_be_visible()
+    assert stack.status(job)["paused"]
+    page.get_by_role("button", name="Resume").click()
+    page.get_by_role("dialog").get_by_role("button", name="Resume").click()
+    expect(page.get_by_role("button", name="Pause", exact=True)).to_be_visible()
+    wait_for_more(page, shown_step(page))
+
+
+def test_a_weaver_that_is_killed_costs_the_page_nothing(stack: Stack, job: str, looker: Looker) -> None:
+    page = looker.page
+    looker.open(stack, job)
+    step = wait_for_more(page, 1)
+    page.evaluate("window.kept = true")
+    old = stack.kill_part("weaver")
+    expect(page.get_by_text("not connected")).to_be_visible()
+    expect(page.get_by_text("training is not affected")).to_be_visible()
+    stack.wait_part_back("weaver", old)
+    expect(page.get_by_text("live", exact=True)).to_be_visible()
+    wait_for_more(page, step)
+    assert page.evaluate("window.kept"), "the page was not loaded again"
+
+
+def test_who_may_only_read_sees_no_buttons_that_change(stack: Stack, job: str, looker: Looker) -> None:
+    page = looker.page
+    token = stack.loom("token", "create", "wall").stdout.strip()
+    looker.open(stack, job, token=token)
+    wait_for_more(page, 1)
+    for place in ("/", f"/job/{job}", f"/job/{job}/steer"):
+        looker.go(place)
+        expect(page.get_by_text(job).first).to_be_visible()
+        for name in ("Pause", "Stop", "Scale", "Checkpoint now", "drain", "Submit a job", "restore"):
+            expect(page.get_by_role("button", name=name, exact=True)).to_have_count(0)
+        expect(page.get_by_label(re.compile("New value"))).to_have_count(0)
+    status = page.evaluate(f"fetch('api/v1/jobs/{job}/pause', {{method: 'POST'}}).then(a => a.status)")
+    assert status == 403
+
+
+def test_hostile_names_and_lines_stay_text(stack: Stack, job: str, looker: Looker) -> None:
+    page = looker.page
+    looker.open(stack)
+    expect(page.get_by_text(HOSTILE).first).to_be_visible()
+    assert not looker.axe()
+    looker.go(f"/job/{job}/logs?rank=0")
+    expect(page.get_by_text("<script>alert(2)</script>").first).to_be_visible()
+    expect(page.locator(".log .a31").first).to_have_text("red")
+    assert page.locator("img").count() == 0 and page.locator(".log script").count() == 0
+    assert not looker.axe()
+    page.get_by_label("Search the whole log").fill("onerror")
+    page.get_by_role("button", name="Search").click()
+    expect(page.get_by_text("that contain “onerror”")).to_be_visible()
+    expect(page.get_by_test_id("lines")).to_contain_text(re.compile(r"^[1-9] lines?"))
+    looker.go("/job/%3Cimg%20src%3Dx%20onerror%3Dalert(4)%3E")
+    expect(page.get_by_role("alert")).to_be_visible()
+
+
+def test_a_job_is_readable_on_a_phone_and_without_a_mouse(stack: Stack, job: str, looker: Looker) -> None:
+    page = looker.page
+    looker.open(stack, job)
+    wait_for_more(page, 1)
+    expect(page.get_by_role("heading", name="Timeline")).to_be_visible()
+    expect(page.locator(".chart").first).to_be_visible()
+    assert not looker.axe()
+    page.set_viewport_size({"width": 390, "height": 844})
+    wait_until(lambda: not page.evaluate(OUTSIDE), f"nothing stands out: {page.evaluate(OUTSIDE)}", 20)
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement !== document.body")
+
+
+def test_the_bundle_is_small() -> None:
+    import gzip
+
+    from torchloom.api.page import DIST
+
+    files = [path for path in DIST.rglob("*") if path.suffix in (".js", ".css", ".html")]
+    if not files and os.environ.get("CI") != "true":
+        pytest.skip("the page is not built")
+    assert 0 < sum(len(gzip.compress(path.read_bytes(), 9)) for path in files) <= 150_000
