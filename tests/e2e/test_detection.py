@@ -28,12 +28,20 @@ def stack() -> Iterator[Stack]:
 
 
 class Faulty:
-    """A job of scripts/faulty.py on two ranks; stopped at the end."""
+    """A job of scripts/faulty.py on two ranks, or of another script; stopped at the end."""
 
-    def __init__(self, stack: Stack, fault: str, *args: str, flags: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        stack: Stack,
+        fault: str,
+        *args: str,
+        flags: tuple[str, ...] = (),
+        script: str = "faulty.py",
+        workers: int = 2,
+    ) -> None:
         self.stack = stack
         self.notes = stack.home.root.parent / f"notes-{fault}-{len(list(stack.home.root.parent.iterdir()))}"
-        self.job = stack.submit("faulty.py", str(self.notes), fault, *args, flags=flags)
+        self.job = stack.submit(script, str(self.notes), fault, *args, workers=workers, flags=flags)
 
     def __enter__(self) -> Faulty:
         return self
@@ -140,6 +148,25 @@ def test_what_may_end_by_itself_is_told_and_never_restarted(
         assert ("uses" if fault == "busy" else "semaphore") in found["verdict"], found["verdict"]
         run.goes_on()
         assert stack.status(run.job)["restarts"] == 0
+
+
+def test_a_pipeline_rank_that_is_stopped_is_certain_and_restarted(stack: Stack) -> None:
+    """Nobody but its peers waits for it, in recv."""
+    with Faulty(stack, "none", workers=3, script="pipeline.py") as run:
+        run.wait_steps(30)
+        os.kill(run.pid(1), signal.SIGSTOP)
+        found = run.wait_incident("hang", STOPPED, open=False)
+        assert found["finding"]["ranks"] == [1] and found["finding"]["waiting"] == [0, 2]
+        assert found["finding"]["certain"], found["finding"]["certainty"]
+        run.goes_on()
+        assert stack.status(run.job)["restarts"] == 1
+
+
+def test_who_left_out_a_send_is_named(stack: Stack) -> None:
+    with Faulty(stack, "left-out", workers=3, script="pipeline.py") as run:
+        found = run.wait_incident("desync", "rank 0 left out a send to rank 1", open=False)
+        assert found["culprit"] == 0 and found["finding"]["certain"]
+        run.goes_on()
 
 
 def test_ranks_that_disagree_are_restarted(stack: Stack) -> None:

@@ -151,13 +151,17 @@ def rank_program(rank: int, shape: Shape, fault: Fault | None, benign: Benign, s
             yield Work(benign.checkpoint_s, "pause", "D", "outside", "save() at checkpoint.py:31")
         if now and mine and mine.kind == "crash":
             yield Die()
-        for _ in range(micro):
+        for number in range(micro):
             if before >= 0:
                 yield Receive(before)
             yield piece(1 / 3 / micro)
             if shape.tp > 1:
                 yield Enter(tp, "all_reduce", _ACTIVATION)
-            if after >= 0:
+            if now and mine and mine.kind == "pipeline-hang" and number == 1:
+                yield _STUCK[mine.stuck]
+            # The last one: what comes after it would only be taken for it otherwise.
+            forgets = now and mine is not None and mine.kind == "left-out-send" and number == micro - 1
+            if after >= 0 and not forgets:
                 yield Send(after)
         for _ in range(micro):
             if after >= 0:

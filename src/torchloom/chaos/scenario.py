@@ -9,6 +9,8 @@ from typing import Literal
 FaultKind = Literal[
     "crash",
     "hang",
+    "pipeline-hang",
+    "left-out-send",
     "stall",
     "desync",
     "deadlock",
@@ -33,6 +35,8 @@ PauseKind = Literal["eval", "save", "read", "recompile", "sleep", "pool"]
 EXPECTED = {
     "crash": {"crash"},
     "hang": {"hang"},
+    "pipeline-hang": {"hang"},
+    "left-out-send": {"desync"},
     "stall": {"communication-hang"},
     "desync": {"desync"},
     "deadlock": {"ordering-deadlock"},
@@ -56,6 +60,8 @@ NAMES_A_RANK = frozenset(
     {
         "crash",
         "hang",
+        "pipeline-hang",
+        "left-out-send",
         "desync",
         "slow-compute",
         "slow-data",
@@ -143,11 +149,18 @@ def shapes(chance: random.Random, largest: int = 64) -> Shape:
     return Shape(dp, pp, tp, gpus=chance.random() < 0.5)
 
 
+PIPELINES = frozenset({"pipeline-hang", "left-out-send"})
+"""Faults that only a pipeline can have."""
+
+
 def faults(kind: FaultKind, shape: Shape, chance: random.Random) -> Fault:
     rank = chance.randrange(shape.world)
     d, p, t = shape.place(rank)
     if kind == "slow-data":
         rank, p = shape.rank(d, 0, t), 0  # only the first stage reads data
+    if kind == "left-out-send":
+        p = min(p, shape.pp - 2)  # the last stage sends nothing on
+        rank = shape.rank(d, p, t)
     peer = shape.rank((d + 1) % shape.dp, p, t)
     factor = chance.uniform(1.3, 2.5)
     if kind in FOUND_BY_PROBES:

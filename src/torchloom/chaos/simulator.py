@@ -1,17 +1,17 @@
 """A discrete-event simulator of a job: 8 to 4,096 ranks that give the windows real agents would give.
 
 Ranks run the program of program.py; a collective ends when its last member has entered, plus the transfer.
-Every rank's clock has an offset of its host's, so a detector that compared clocks would fail here. As from
-real agents, raw collectives, stacks and process samples are there only for ranks that were asked about.
+Every rank's clock has an offset of its host's, so a detector that compared clocks would fail here. What a
+window says of records is made by the same code as an agent's (core/detect/encoding.py); as from real agents,
+stacks and process samples are there only for ranks that were asked about.
 """
 
 from __future__ import annotations
 
 import heapq
 import random
-from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import permutations
+from itertools import islice, permutations
 from math import inf
 
 from torchloom.chaos.program import (
@@ -28,17 +28,16 @@ from torchloom.chaos.program import (
     rank_program,
 )
 from torchloom.chaos.scenario import Benign, Fault, Shape
-from torchloom.chaos.state import Meeting, Rank, Record
+from torchloom.chaos.state import RING, Meeting, Rank, Record
+from torchloom.core.detect.encoding import PEERS_AFTER_S, UNDER_WAY_AMONG, pair_counts
 from torchloom.core.detect.robust import median
 from torchloom.core.detect.window import (
     Collective,
     GroupPosition,
     ProcessFacts,
     RankWindow,
-    StepTimes,
-    waited_ns,
 )
-from torchloom.model.windows import PartHash
+from torchloom.model.windows import PairCount, PartHash
 
 
 class Simulation:
@@ -139,6 +138,8 @@ class Simulation:
 
     def _record(self, me: Rank, record: Record, at: float) -> None:
         me.ring.append(record)
+        me.records += 1
+        me.used.add(record.group)
         me.this_step.append(record)
         me.active = at
 
@@ -207,15 +208,10 @@ class Simulation:
     def _end_step(self, me: Rank, action: EndStep, at: float) -> None:
         me.done += 1
         me.active = at
-        records = [self._shown(me, r) for r in me.this_step]
+        records = [(r.group, self._shown(me, r)) for r in me.this_step]
         took = round((at - me.step_began) * 1e9)
-        used = {r.group for r in records if r.op not in ("send", "recv")}
-        made = tuple((place, me.entered[name]) for place, name in enumerate(me.groups) if name in used)
-        data_ns = round(action.data_wait_s * 1e9)
-        me.steps.append(StepTimes(me.done, took, data_ns, waited_ns(records), made))
-        for name in me.groups:
-            own = [r for r in records if r.group == name and r.op not in ("send", "recv")]
-            me.waits.setdefault(name, deque(maxlen=8)).append(waited_ns(own))
+        places = {name: place for place, name in enumerate(me.groups)}
+        me.recorded.step(me.done, took, round(action.data_wait_s * 1e9), records, places)
         me.use.append((action.cpu_s, action.delay_s))
         me.step_began = me.active = at
         me.this_step.clear()
@@ -268,7 +264,9 @@ class Simulation:
             return round((at + me.offset_s) * 1e9)
 
         asked = me.asked_since <= self.now
-        shown = [r for r in me.ring if asked or r.end > self.now]
+        under_way = [r for r in islice(reversed(me.ring), UNDER_WAY_AMONG) if r.end > self.now][::-1]
+        idle = self.now - me.active >= PEERS_AFTER_S
+        whole = me.records <= RING
         _, p, t = self.shape.place(me.rank)
         device = f"GPU-{me.rank:08x}" if self.shape.gpus else f"cpu-{me.node}-{me.rank % self.shape.a_node}"
         fault = self.fault
@@ -294,16 +292,20 @@ class Simulation:
             steps_done=me.done,
             phase=phase,
             phase_since_ns=clock(me.busy_since if phase != "training" else 0.0),
-            steps=tuple(me.steps),
+            steps=tuple(me.recorded.steps),
             groups=tuple(
                 GroupPosition(
                     name, self._sizes[name], index, me.entered.get(name, 0),
-                    me.entered.get(name, 0) - sum(r.end > self.now and r.group == name for r in me.ring),
-                    round(median(me.waits[name])) if me.waits.get(name) else 0,
+                    me.entered.get(name, 0) - sum(r.group == name for r in under_way),
+                    me.recorded.wait_ns(name),
                 )
                 for name, index in me.groups.items()
+                if name in me.used
             ),
-            collectives=tuple(self._shown(me, r) for r in shown),
+            pairs=me.recorded.pairs({name: name for name in me.groups}),
+            counts=self._counts(me) if idle else (),
+            counts_whole=idle and whole,
+            collectives=tuple(self._shown(me, r) for r in under_way),
             process=self._process(me, asked),
             work_per_step=1000.0 * (fault.factor if heavy and fault is not None else 1.0),
             values=me.values,
@@ -313,6 +315,12 @@ class Simulation:
                 for part in (0, 1)
             ),
         )  # fmt: skip
+
+    def _counts(self, me: Rank) -> tuple[PairCount, ...]:
+        if me.counts[0] != me.records:
+            shown = (self._shown(me, r) for r in me.ring)
+            me.counts = me.records, pair_counts(shown, me.records <= RING)
+        return me.counts[1]
 
     def _process(self, me: Rank, asked: bool) -> ProcessFacts:
         use = list(me.use)[-8:]

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from math import inf
 
 from torchloom.chaos.program import Action, Stop, Work
+from torchloom.core.detect.encoding import Recorded
 from torchloom.core.detect.slow import MAX_STEPS
-from torchloom.core.detect.window import StepTimes
+from torchloom.model.windows import PairCount
 
-RING = 32
+RING = 1024
 BUSY = Work(0)
 
 
@@ -45,12 +46,17 @@ class Rank:
     groups: dict[str, int]
     entered: dict[str, int] = field(default_factory=dict)
     pairs: dict[tuple[int, str], int] = field(default_factory=dict)
+    records: int = 0
+    """Ever made; the ring keeps the newest."""
+    used: set[str] = field(default_factory=set)
+    """Groups with records."""
+    counts: tuple[int, tuple[PairCount, ...]] = (0, ())
+    """How far it was with each peer when it had made so many records."""
     ring: deque[Record] = field(default_factory=lambda: deque(maxlen=RING))
     pending: list[Record] = field(default_factory=list)
     """Asynchronous ones that may not be over."""
     this_step: list[Record] = field(default_factory=list)
-    steps: deque[StepTimes] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
-    waits: dict[str, deque[int]] = field(default_factory=dict)
+    recorded: Recorded[str] = field(default_factory=Recorded)
     use: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
     done: int = 0
     step_began: float = 0.0

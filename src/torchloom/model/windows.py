@@ -2,8 +2,8 @@
 
 Every time in a window is on the clock of the rank's own host, and detectors only ever subtract times of the
 same window; so clocks of different hosts need not agree, and no detector can come to depend on it. A window
-holds summaries. The raw collectives and the stack are in it only where somebody asked (`Finding.ask`), except
-for the collectives under way, which are always there. What follows from a window is judged in core/detect.
+holds summaries and the collectives under way; facts from samples of the process are in it only where somebody
+asked (`Finding.ask`). What follows from a window is judged in core/detect.
 """
 
 from __future__ import annotations
@@ -75,6 +75,19 @@ class PairTimes(Struct, frozen=True, array_like=True):
     """0: there was none."""
     count: int = 1
     """Of the more frequent kind, a step."""
+
+
+class PairCount(Struct, frozen=True, array_like=True):
+    """How far a rank that does not move is with one peer."""
+
+    group: str
+    peer: int
+    """Rank within the group."""
+    sent: int | None
+    received: int | None
+    """The newest send to it and recv from it that were entered; None: not known."""
+    usual: int | None = None
+    """By how much its sends should be ahead of its newest recv, as in the steps before; None: not known."""
 
 
 class StepTimes(Struct, frozen=True, array_like=True):
@@ -169,8 +182,12 @@ class RankWindow(Struct, frozen=True, kw_only=True, omit_defaults=True):
     groups: tuple[GroupPosition, ...] = ()
     pairs: tuple[PairTimes, ...] = ()
     """Whom it sent to and received from lately."""
+    counts: tuple[PairCount, ...] = ()
+    counts_whole: bool = False
+    """Of a rank that has not moved for a while: how far it is with each peer, and whether a peer that is not
+    among them surely got nothing."""
     collectives: tuple[Collective, ...] = ()
-    """Oldest first: those under way, and on request the newest others."""
+    """Those under way, oldest first."""
     process: ProcessFacts = ProcessFacts()
     work_per_step: float = 0.0
     """Samples or tokens a step as the script tells them; 0 when it does not."""

@@ -24,7 +24,7 @@ from torchloom.wire import blackbox
 from torchloom.wire.blackbox import OPS, CollectiveWord, GroupWord, Header, Progress, View
 
 STEP_NS = 50_000_000
-REDUCE, SEND = OPS.index("allreduce_"), OPS.index("send")
+REDUCE, SEND, RECV = OPS.index("allreduce_"), OPS.index("send"), OPS.index("recv_")
 
 
 class Recording:
@@ -60,7 +60,7 @@ class Recording:
             slot = (self._records - 1) % blackbox.COLLECTIVE_SLOTS
             at = blackbox.COLLECTIVES_AT // 8 + slot * blackbox.COLLECTIVE_WORDS
             entered = begin + place * 1000
-            peer = 1 if op == SEND else blackbox.NO_PEER
+            peer = 1 if op in (SEND, RECV) else blackbox.NO_PEER
             body = [self._records, op, group, number, 4096, 7 | flags << 16 | 2 << 32, peer, entered]
             words = self.box.view.words
             words[at : at + 8] = memoryview(b"".join(w.to_bytes(8, "little") for w in body)).cast("Q")
@@ -112,6 +112,30 @@ def test_of_very_many_groups_the_busiest_are_counted_and_always_the_same(recordi
         recording.step(*((REDUCE, slot + 1, number, 0) for slot in range(12)))
         (step,) = recording.look().steps
         assert step.made == tuple((place, number) for place in (0, 1, 2, 3, 8, 9, 10, 11))
+
+
+def test_a_rank_that_stands_still_tells_how_far_it_is_with_each_peer(recording: Recording) -> None:
+    """The times here are long past, so it stands still in every look."""
+    recording.group(0, 7, "pp")
+    assert (recording.look().counts, recording.look().counts_whole) == ((), True), "nothing was ever sent"
+    for step in range(4):
+        recording.step((SEND, 7, 2 * step + 1, 0), (SEND, 7, 2 * step + 2, 0), (RECV, 7, step + 1, 0))
+    window = recording.look()
+    assert [(c.group, c.peer, c.sent, c.received, c.usual) for c in window.counts] == [("pp", 1, 8, 4, None)]
+    assert window.counts_whole
+    for step in range(blackbox.COLLECTIVE_SLOTS):
+        recording.step((REDUCE, 7, step + 1, 0))
+    window = recording.look()
+    assert (window.counts, window.counts_whole) == ((), False), "the ring has nothing of its peers any more"
+    recording.step((SEND, 7, 9, 0))
+    assert [(c.sent, c.received) for c in recording.look().counts] == [(9, None)]
+
+
+def test_who_moves_does_not_tell_how_far_it_is_with_each_peer(recording: Recording) -> None:
+    recording.group(0, 7, "pp")
+    recording.step((SEND, 7, 1, 0))
+    recording.box.view.set_progress(Progress.LAST_ACTIVITY_NS, time.monotonic_ns() + 10**12)
+    assert (recording.look().counts, recording.look().counts_whole) == ((), False)
 
 
 def test_what_is_stopped_and_continued_all_the_time_is_not_stopped(tmp_path: Path) -> None:

@@ -190,6 +190,25 @@ def test_two_stopped_ranks_of_two_groups_are_told_together() -> None:
     assert found.certain and found.ranks == (1, 3) and found.waiting == (0, 2)
 
 
+def test_one_stopped_inside_and_one_before_an_operation_of_another_group_are_told_together() -> None:
+    windows = []
+    for first, name, entered in ((0, "left", 11), (2, "right", 10)):
+        op = reduce(11, 3.0, group=name)
+        windows.append(window(first, idle_s=3, collectives=(op,), groups=groups(first, (name, 2, 0, 11))))
+        inside = (op,) if entered == 11 else ()
+        windows.append(
+            window(
+                first + 1,
+                idle_s=3,
+                process=ProcessFacts(state="T"),
+                collectives=inside,
+                groups=groups(first + 1, (name, 2, 1, entered)),
+            )  # fmt: skip
+        )
+    found = one(windows)
+    assert found.certain and found.ranks == (1, 3) and found.waiting == (0, 2)
+
+
 def test_where_one_is_stopped_the_others_that_do_not_come_are_not_blamed() -> None:
     found = one([waiting(0), waiting(1), missing(2, state="T"), missing(3, location="eval() at x.py:1")])
     assert found.ranks == (2,) and found.certain and "rank 3 did not come either" in found.sentence

@@ -7,13 +7,25 @@ from typing import get_args
 
 import pytest
 
-from torchloom.chaos.scenario import EXPECTED, NAMES_A_RANK, Benign, Fault, FaultKind, Pause, PauseKind, Shape
+from torchloom.chaos.scenario import (
+    EXPECTED,
+    NAMES_A_RANK,
+    PIPELINES,
+    Benign,
+    Fault,
+    FaultKind,
+    Pause,
+    PauseKind,
+    Shape,
+    Stuck,
+)
 from torchloom.chaos.simulator import Simulation
 from torchloom.core.detect.judge import AllLimits, Memory, judge
 from torchloom.core.detect.matrix import judge_links
 from torchloom.model.findings import Finding
 
 SHAPE = Shape(dp=4, pp=1, tp=2, gpus=False)
+PIPELINE = Shape(dp=2, pp=4, tp=1, gpus=False)
 
 
 def live(sim: Simulation, until_s: float, every_s: float = 1.0) -> list[Finding]:
@@ -34,13 +46,26 @@ def live(sim: Simulation, until_s: float, every_s: float = 1.0) -> list[Finding]
 def test_every_fault_is_told_with_its_class_and_rank(kind: FaultKind) -> None:
     step = 0 if kind == "never-starts" else 30
     factor = 12.0 if kind in ("slow-link", "slow-sender", "slow-receiver") else 1.6
-    fault = Fault(kind, rank=3, step=step, factor=factor, stuck="read", peer=5)
-    found = live(Simulation(SHAPE, 11, fault), 65.0 if kind == "never-starts" else 26.0)
+    rank = 2 if kind == "left-out-send" else 3
+    fault = Fault(kind, rank=rank, step=step, factor=factor, stuck="read", peer=5)
+    shape = PIPELINE if kind in PIPELINES else SHAPE
+    found = live(Simulation(shape, 11, fault), 65.0 if kind == "never-starts" else 26.0)
     right = [f for f in found if f.kind in EXPECTED[kind]]
     assert right, [f.sentence for f in found]
     if kind in NAMES_A_RANK:
-        assert right[0].ranks == (3,)
+        assert right[0].ranks == (rank,)
     assert not any(f.may_act for f in found if f not in right)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2, 3, 6])
+@pytest.mark.parametrize("stuck", ["stopped", "lock", "read"])
+def test_a_pipeline_rank_that_hangs_before_a_send_is_certain_where_its_process_is(
+    rank: int, stuck: Stuck
+) -> None:
+    """Its partners wait in recv: that it has not sent is proven by what its agent counts, nothing more."""
+    found = live(Simulation(PIPELINE, 7, Fault("pipeline-hang", rank=rank, step=30, stuck=stuck)), 40.0)
+    assert {f.ranks for f in found if f.kind == "hang"} == {(rank,)}, [f.sentence for f in found]
+    assert any(f.certain and f.may_act for f in found) == (stuck != "read")
 
 
 @pytest.mark.parametrize("kind", ["slow-link", "slow-sender", "slow-receiver"])

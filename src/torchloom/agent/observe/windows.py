@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import nan
-from statistics import median
 
 from torchloom import boottime
 from torchloom.agent.host import Host, Worker
@@ -23,13 +22,13 @@ from torchloom.agent.observe.collectives import record
 from torchloom.agent.observe.evidence import Samples
 from torchloom.agent.observe.pulse import numbers
 from torchloom.bus.protocol import Bus
+from torchloom.core.detect.encoding import PEERS_AFTER_S, UNDER_WAY_AMONG, Recorded, pair_counts
 from torchloom.core.detect.watched_metrics import PARAMETERS, is_watched
-from torchloom.core.detect.window import PAIRWISE, waited_ns
+from torchloom.core.detect.window import PAIRWISE
 from torchloom.model.windows import (
     Broken,
-    Collective,
     GroupPosition,
-    PairTimes,
+    PairCount,
     PartHash,
     ProcessFacts,
     RankWindow,
@@ -39,14 +38,12 @@ from torchloom.model.windows import (
 )
 from torchloom.model.worker import WorkerRef
 from torchloom.wire import blackbox, codec, subjects
-from torchloom.wire.blackbox import Progress, Recorder, Step
+from torchloom.wire.blackbox import Progress, Recorder
 
 Clock = Callable[[], int]
 WINDOW_EVERY_S = 0.5
-STEPS_KEPT = 32
 _STEPS_A_LOOK = 16
 _RECORDS_A_LOOK = 256
-_UNDER_WAY_AMONG = 64
 _GROUPS_COUNTED = 8
 """Groups of a rank of which every step tells how many collectives were made: a step is sent several times."""
 _WORKERS_A_MESSAGE = 64
@@ -60,11 +57,10 @@ _COUNTED_LOOKS = 8
 class _Past:
     """What was read of one worker before."""
 
-    steps: deque[StepTimes] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
-    waits: dict[int, deque[int]] = field(default_factory=dict)
-    """Per group (by key), how long the newest steps waited in it."""
-    pairs: dict[tuple[int, int, str], deque[tuple[int, int]]] = field(default_factory=dict)
-    """Per group, peer and `send` or `recv`: the shortest of each of the newest steps, and how many."""
+    recorded: Recorded[int] = field(default_factory=Recorded)
+    counts: tuple[tuple[PairCount, ...], bool] = ((), False)
+    counted_at: int = 0
+    """How far the rank was with each peer when so many collectives had been entered."""
     looks: int = 0
     next_record: int = 1
     counted: deque[tuple[int, kernel.Counts]] = field(default_factory=lambda: deque(maxlen=_COUNTED_LOOKS))
@@ -123,6 +119,7 @@ class Windows:
         under_way = _under_way(box)
         name = box.view.read_blob(blackbox.PHASE_NAME) or b""
         whole = past.looks % _ALL_STEPS_EVERY == 1
+        counts, counts_whole = _counts(box, past, names, now_ns())
         return RankWindow(
             rank=worker.ref.rank,
             node=self._host.node,
@@ -133,7 +130,7 @@ class Windows:
             phase=words.phase_name(box.progress(Progress.PHASE), name.decode("utf-8", "replace")),
             phase_since_ns=box.progress(Progress.PHASE_SINCE_NS),
             role=(box.view.read_blob(blackbox.ROLE) or b"").decode("utf-8", "replace"),
-            steps=tuple(past.steps) if whole else fresh,
+            steps=tuple(past.recorded.steps) if whole else fresh,
             groups=tuple(
                 GroupPosition(
                     name=names[key],
@@ -141,12 +138,14 @@ class Windows:
                     rank=g.rank,
                     entered=g.entered,
                     finished=g.finished,
-                    wait_ns=_typical(past.waits.get(key, ())),
+                    wait_ns=past.recorded.wait_ns(key),
                     timeout_s=g.timeout_ms / 1000,
                 )
                 for key, g in groups.items()
             ),
-            pairs=_pairs(past, names),
+            pairs=past.recorded.pairs(names),
+            counts=counts,
+            counts_whole=counts_whole,
             collectives=tuple(record(c, names.get(c.group, "")) for c in under_way),
             process=self._facts(worker, past, steps),
             values=_values(box, past),
@@ -208,7 +207,7 @@ def _under_way(box: Box) -> list[blackbox.Collective]:
     )
     if entered == finished:
         return []
-    return [c for c in box.view.collectives(_UNDER_WAY_AMONG) if is_under_way(c)]
+    return [c for c in box.view.collectives(UNDER_WAY_AMONG) if is_under_way(c)]
 
 
 def _counted(groups: Mapping[int, blackbox.Group]) -> dict[int, int]:
@@ -221,7 +220,8 @@ def _counted(groups: Mapping[int, blackbox.Group]) -> dict[int, int]:
 
 def _read_steps(box: Box, past: _Past, newest: int, places: Mapping[int, int]) -> tuple[StepTimes, ...]:
     """Steps completed since the last look, with what they waited; those not fully readable are left out."""
-    seen = past.steps[-1].step if past.steps else 0
+    kept = past.recorded.steps
+    seen = kept[-1].step if kept else 0
     if newest <= seen:
         return ()
     entered = box.progress(Progress.COLLECTIVES_ENTERED)
@@ -237,48 +237,30 @@ def _read_steps(box: Box, past: _Past, newest: int, places: Mapping[int, int]) -
         # A recorder that samples records some steps whole and others not at all.
         if len(mine) < step.collectives or (not mine and box.progress(Progress.COLLECTIVES_SKIPPED)):
             continue
-        found.append(_step_times(step, mine, past, places))
+        made = [(c.group, record(c, "")) for c in mine]
+        found.append(past.recorded.step(step.seq, step.step_ns, step.data_wait_ns, made, places))
         past.next_record = max(past.next_record, mine[-1].seq + 1) if mine else past.next_record
     past.next_record = max(past.next_record, first)
-    past.steps.extend(found)
     return tuple(found)
 
 
-def _step_times(
-    step: Step, mine: Sequence[blackbox.Collective], past: _Past, places: Mapping[int, int]
-) -> StepTimes:
-    by_group: dict[int, list[Collective]] = {}
-    with_peer: dict[tuple[int, int, str], list[int]] = {}
-    plain = []
-    for c in mine:
-        made = record(c, "")
-        plain.append(made)
-        if made.op not in PAIRWISE:
-            by_group.setdefault(c.group, []).append(made)
-        elif made.peer is not None and made.finished_ns and made.completion != "none" and not made.failed:
-            took = made.finished_ns - made.entered_ns
-            with_peer.setdefault((c.group, made.peer, made.op), []).append(took)
-    for key, some in by_group.items():
-        past.waits.setdefault(key, deque(maxlen=STEPS_KEPT)).append(waited_ns(some))
-    for whom, took_ns in with_peer.items():
-        kept = past.pairs.setdefault(whom, deque(maxlen=STEPS_KEPT))
-        kept.append((min(took_ns), len(took_ns)))
-    counted = sorted(
-        (places[key], some[-1].group_seq)
-        for key, some in by_group.items()
-        if key in places and all(c.exact and c.group_seq for c in some)
-    )
-    return StepTimes(step.seq, step.step_ns, step.data_wait_ns, waited_ns(plain), tuple(counted))
-
-
-def _pairs(past: _Past, names: Mapping[int, str]) -> tuple[PairTimes, ...]:
-    found = []
-    for key, peer in dict.fromkeys((key, peer) for key, peer, _ in past.pairs):
-        sends, recvs = past.pairs.get((key, peer, "send"), ()), past.pairs.get((key, peer, "recv"), ())
-        count = max(_typical(n for _, n in sends), _typical(n for _, n in recvs))
-        shortest = _typical(ns for ns, _ in sends), _typical(ns for ns, _ in recvs)
-        found.append(PairTimes(names.get(key, ""), peer, *shortest, count))
-    return tuple(found)
+def _counts(
+    box: Box, past: _Past, names: Mapping[int, str], now_ns: int
+) -> tuple[tuple[PairCount, ...], bool]:
+    """Of a rank that stands still, and only once; of one that has sends or recvs this reads the whole ring.
+    Also whether these are all there ever were."""
+    entered = box.progress(Progress.COLLECTIVES_ENTERED)
+    if now_ns - box.progress(Progress.LAST_ACTIVITY_NS) < PEERS_AFTER_S * 1e9:
+        return (), False
+    if entered != past.counted_at or not entered:
+        ring = [record(c, names.get(c.group, "")) for c in box.view.collectives(UNDER_WAY_AMONG)]
+        whole = len(ring) == entered
+        if past.recorded.pairwise or any(c.op in PAIRWISE for c in ring):
+            most = blackbox.COLLECTIVE_SLOTS
+            ring = [record(c, names.get(c.group, "")) for c in box.view.collectives(most)]
+            whole = len(ring) == entered
+        past.counted_at, past.counts = entered, (pair_counts(ring, whole), whole)
+    return past.counts
 
 
 def _per_step(counted: Sequence[tuple[int, kernel.Counts]]) -> tuple[int, int]:
@@ -299,11 +281,6 @@ def _throttled_per_step(seen: Sequence[tuple[int, str, int]]) -> int:
     now, group, total = seen[-1]
     before, least = next((steps, ns) for steps, name, ns in seen if name == group)
     return max(0, total - least) // (now - before) if now > before else 0
-
-
-def _typical(waits: Iterable[int]) -> int:
-    found = list(waits)
-    return round(median(found)) if found else 0
 
 
 def _values(box: Box, past: _Past) -> dict[str, float]:

@@ -154,17 +154,19 @@ def _absent_partner(
     if partner is None:
         return [], 1, False
     me = key[3] if collective.op == "recv" else key[2]
-    wanted = "send" if collective.op == "recv" else "recv"
-    records = partner[0].collectives
-    came = any(
-        r.op == wanted
-        and r.group == collective.group
-        and r.peer == me
-        and r.group_seq >= collective.group_seq
-        for r in records
-    )
-    # A window without finished records has no ring in it, so a finished send would not be seen.
-    return ([] if came else [partner[0].rank]), 0, any(r.finished_ns for r in records)
+    counts = next((c for c in partner[0].counts if (c.group, c.peer) == (collective.group, me)), None)
+    if counts is None:
+        done = 0 if partner[0].counts_whole else None
+    else:
+        done = counts.sent if collective.op == "recv" else counts.received
+    if done is None:  # nobody can say: what it has under way is all that is known
+        wanted = "send" if collective.op == "recv" else "recv"
+        came = any(
+            (r.op, r.group, r.peer) == (wanted, collective.group, me) and r.group_seq >= collective.group_seq
+            for r in partner[0].collectives
+        )
+        return ([] if came else [partner[0].rank]), 0, False
+    return ([] if done >= collective.group_seq else [partner[0].rank]), 0, True
 
 
 def _components(reach: Mapping[Key, frozenset[Key]]) -> list[frozenset[Key]]:

@@ -7,7 +7,7 @@ looks like a hang and is not one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -23,7 +23,7 @@ from torchloom.core.detect.thresholds import (
     certain_report_s,
     limit,
 )
-from torchloom.core.detect.window import RankWindow
+from torchloom.core.detect.window import PAIRWISE, RankWindow
 from torchloom.model.findings import Evidence, Finding
 
 _SHOWN = 32
@@ -41,11 +41,10 @@ def hangs(windows: Sequence[RankWindow], pace: Pace, limits: Limits) -> list[Fin
     if not graph.at:
         return _nobody_waits(windows, pace, limits)
     by_rank = {w.rank: w for w in windows}
-    return [
-        *_absent(graph, by_rank, pace, limits),
-        *_circles(graph, by_rank, pace, limits),
-        *_stalls(graph, by_rank, pace, limits),
-    ]
+    absent = _absent(graph, by_rank, pace, limits)
+    circles = _circles(graph, by_rank, pace, limits)
+    inside, stalls = _stalls(graph, by_rank, pace, limits)
+    return [*_joined([*absent, *inside]), *circles, *stalls]
 
 
 def _absent(graph: Graph, by_rank: Mapping[int, RankWindow], pace: Pace, limits: Limits) -> list[Finding]:
@@ -75,12 +74,13 @@ def _absent(graph: Graph, by_rank: Mapping[int, RankWindow], pace: Pace, limits:
         finding = _blame(culprits, wait, waiting, pace, limits, others, inside)
         if finding is not None:
             found.append(finding)
-    found.sort(key=lambda f: (-f.certain, -len(f.waiting), -f.lasting_s))
-    return _joined(found)
+    return found
 
 
 def _joined(found: list[Finding]) -> list[Finding]:
-    """Several certain culprits at different places hold the job up together, and all must be named."""
+    """Several certain culprits at different places hold the job up together, and all must be named. The most
+    certain and most costly comes first."""
+    found = sorted(found, key=lambda f: (-f.certain, -len(f.waiting), -f.lasting_s))
     sure = [f for f in found if f.certain]
     if len(sure) < 2:
         return found
@@ -136,7 +136,7 @@ def _blame(
         kind="no-progress" if start else "hang",
         ranks=tuple(w.rank for w in culprits),
         node=words.node_of(culprits),
-        sentence=f"{said}{also}; {words.waiting(waiting)}",
+        sentence=f"{said}{also}{words.then_waiting(waiting)}",
         confidence=0.99 if sure else 0.5 if moving or alive or not wait.proven or wait.unknown else 0.9,
         certain=sure,
         certainty=why,
@@ -162,18 +162,23 @@ def _circles(graph: Graph, by_rank: Mapping[int, RankWindow], pace: Pace, limits
         busy = sorted(circle & graph.weak)
         # Whoever entered without waiting may be busy elsewhere: then it is the one that does not come.
         hang = bool(busy) and len(busy) < len(circle)
-        ranks = tuple(busy) if hang else tuple(sorted(circle))
+        left_out = [] if busy else _left_out(circle, graph, by_rank)
+        ranks = tuple(busy) if hang else tuple(sorted({w.rank for w, _ in left_out} or circle))
         windows = [by_rank[r] for r in ranks]
         places = " and ".join(sorted({words.operation(w.collective) for w in waits})[:4])
         why = "the groups are used in different orders"
+        if any(w.collective.op in PAIRWISE for w in waits):
+            why = "a send or a receive is missing, or they come in different orders"
         if hang:
             why = f"{words.ranks_text(ranks)} entered without waiting and may be busy elsewhere"
+        elif left_out:
+            why = " and ".join(f"rank {w.rank} left out a send to rank {to}" for w, to in left_out[:_SAID])
         sure = not busy and all(w.proven for w in waits)
         if not sure and lasting_s < allowed.report_s:
             continue
         found.append(
             Finding(
-                kind="hang" if hang else "ordering-deadlock",
+                kind="hang" if hang else "desync" if left_out else "ordering-deadlock",
                 ranks=() if hang else ranks,
                 node=words.node_of(windows),
                 sentence=f"{words.ranks_text(circle)} wait for each other in {places} "
@@ -192,16 +197,40 @@ def _circles(graph: Graph, by_rank: Mapping[int, RankWindow], pace: Pace, limits
     return found
 
 
-def _stalls(graph: Graph, by_rank: Mapping[int, RankWindow], pace: Pace, limits: Limits) -> list[Finding]:
-    """Everybody is in, nobody is done: the operation itself does not end."""
+def _left_out(
+    circle: Iterable[int], graph: Graph, by_rank: Mapping[int, RankWindow]
+) -> list[tuple[RankWindow, int]]:
+    """Of ranks that wait to receive from each other: who has sent less than it usually has by then, and to
+    whom. Nobody where that is not clear."""
     found = []
+    for rank in sorted(circle):
+        wait, window = graph.waits[graph.at[rank]], by_rank[rank]
+        if wait.collective.op != "recv" or not wait.absent:
+            continue
+        at = next(
+            (c for c in window.counts if c.group == wait.collective.group and c.peer == wait.collective.peer),
+            None,
+        )
+        if at is None or None in (at.sent, at.received, at.usual):
+            continue
+        if (at.sent or 0) - (at.received or 0) < (at.usual or 0):
+            found.append((window, wait.absent[0]))
+    return found if len(found) == 1 else []
+
+
+def _stalls(
+    graph: Graph, by_rank: Mapping[int, RankWindow], pace: Pace, limits: Limits
+) -> tuple[list[Finding], list[Finding]]:
+    """Everybody is in, nobody is done: because of a rank that is held inside, or the operation itself."""
+    found: list[Finding] = []
+    held_inside: list[Finding] = []
     for wait in graph.waits.values():
         if wait.absent:
             continue
         inside = [by_rank[r] for r in wait.ranks]
         held = [w for w in inside if w.process.state in ("T", "t")]
         if held:
-            found += _held_inside(held, wait, pace, limits)
+            held_inside += _held_inside(held, wait, graph, pace, limits)
             continue
         allowed = limit(pace, limits, phase="training", location="", timeout_s=wait.timeout_s)
         if wait.shortest_s < allowed.report_s:
@@ -229,10 +258,13 @@ def _stalls(graph: Graph, by_rank: Mapping[int, RankWindow], pace: Pace, limits:
                 inputs=_inputs(allowed, wait),
             )
         )
-    return sorted(found, key=lambda f: (-f.certain, -f.lasting_s, str(f.inputs["operation"])))[:1]
+    found.sort(key=lambda f: (-f.lasting_s, str(f.inputs["operation"])))
+    return held_inside, found[:1]
 
 
-def _held_inside(held: Sequence[RankWindow], wait: Wait, pace: Pace, limits: Limits) -> list[Finding]:
+def _held_inside(
+    held: Sequence[RankWindow], wait: Wait, graph: Graph, pace: Pace, limits: Limits
+) -> list[Finding]:
     """A rank entered and was stopped then, by a signal or by a debugger: it is in, but its part of the
     operation is not done."""
     report_s = certain_report_s(pace, limits)
@@ -240,15 +272,16 @@ def _held_inside(held: Sequence[RankWindow], wait: Wait, pace: Pace, limits: Lim
         return []
     sure = [w for w in held if ended(w)]
     held = sure or held
-    waiting = tuple(r for r in wait.ranks if r not in {w.rank for w in held})
+    ranks = {w.rank for w in held}
+    waiting = tuple(sorted({*wait.ranks, *graphs.held_up_by(graph, ranks)} - ranks))
     return [
         Finding(
             kind="hang",
-            ranks=tuple(sorted(w.rank for w in held)),
+            ranks=tuple(sorted(ranks)),
             node=words.node_of(held),
             sentence=f"{words.whom(held)} {'has' if len(held) == 1 else 'have'} been in "
             f"{words.operation(wait.collective)} for {words.lasting(wait.longest_s)} and cannot finish it; "
-            f"{words.all_doing(held)}; {words.waiting(waiting)}",
+            f"{words.all_doing(held)}{words.then_waiting(waiting)}",
             confidence=0.99 if sure else 0.9,
             certain=bool(sure),
             certainty=certainty(held[0], pace, limits)[1],

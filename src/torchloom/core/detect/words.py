@@ -116,3 +116,8 @@ def living(window: RankWindow) -> str:
 
 def waiting(ranks: Sequence[int]) -> str:
     return f"{ranks_text(ranks)} wait{'s' * (len(ranks) == 1)}"
+
+
+def then_waiting(ranks: Sequence[int]) -> str:
+    """The same as the end of a sentence; empty when nobody waits."""
+    return f"; {waiting(ranks)}" if ranks else ""
