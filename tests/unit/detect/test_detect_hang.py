@@ -203,7 +203,7 @@ def test_one_stopped_inside_and_one_before_an_operation_of_another_group_are_tol
                 process=ProcessFacts(state="T"),
                 collectives=inside,
                 groups=groups(first + 1, (name, 2, 1, entered)),
-            )  # fmt: skip
+            )
         )
     found = one(windows)
     assert found.certain and found.ranks == (1, 3) and found.waiting == (0, 2)
