@@ -30,6 +30,17 @@ def test_buckets_come_back_without_a_trace(ranks: Forked, tmp_path: Path) -> Non
     assert ranks.lines(3, SCRIPTS / "buckets.py", directory=tmp_path) == ["the same buckets"]
 
 
+@pytest.mark.parametrize("where", ["store", "memory"])
+def test_a_restore_at_the_last_step_gives_each_rank_its_own_buffers(
+    ranks: Forked, tmp_path: Path, where: str
+) -> None:
+    (trained,) = ranks.lines(2, SCRIPTS / "last_step.py", str(tmp_path), where, directory=tmp_path)
+    back = ranks.lines(2, SCRIPTS / "last_step.py", str(tmp_path), where, directory=tmp_path)
+    kind, *digests = trained.split()
+    assert kind == "trained" and len(set(digests)) == 2, "the ranks differ, or this test tests nothing"
+    assert back == [" ".join(("restored", *digests)), " ".join(("rolled back", *digests))]
+
+
 def test_a_run_on_s3_survives_the_death_of_workers_and_of_the_server(
     stack: Stack, s3: S3Server, tmp_path: Path
 ) -> None:

@@ -21,7 +21,7 @@ from torchloom.checkpoint.leaves.sharing import Runs
 from torchloom.checkpoint.state import rng
 from torchloom.checkpoint.state.decoding import Decoder, no_tensor
 from torchloom.checkpoint.state.image import Reading
-from torchloom.checkpoint.state.parts import ABOUT, Component, State, same_memory_kind
+from torchloom.checkpoint.state.parts import ABOUT, DIFFERING, Component, State, same_memory_kind
 from torchloom.checkpoint.state.region import large_pages
 from torchloom.checkpoint.state.streaming import Streamed
 from torchloom.checkpoint.state.tree import (
@@ -161,9 +161,14 @@ class Filling:
     def _in_place(self, reading: Reading | Streamed, component: Component) -> Leaf:
         """Choose for each tensor of a part that has tensors where it goes."""
         existing = dict(tensors_of(component.state(), (component.name,)))
+        own = self._images.own
+        mine = own.trees.get(DIFFERING, {}).get(component.name, {}) if reading is not own else {}
 
         def leaf(record: Record, path: Path) -> Any:
-            found = self._wanted(reading, component, record, path, existing.get(path))
+            source, saved = reading, record
+            if len(path) == 2 and path[1] in mine:
+                source, saved = own, own.records[mine[path[1]]["$tensor"]]
+            found = self._wanted(source, component, saved, path, existing.get(path))
             self._leaves[id(record), path] = found
             return found
 

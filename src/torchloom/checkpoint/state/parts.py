@@ -2,7 +2,9 @@
 
 Owns taking their state and giving it back. Replicas under DDP hold the same model and optimizer, so one
 rank keeps it for all (`shared`); everything else belongs to the rank (`own`): random numbers, data
-positions, shards of FSDP, and whatever is not known to be equal. Does not know where states are kept.
+positions, shards of FSDP, and whatever is not known to be equal. That includes a replica's buffers: DDP makes
+them equal when a forward begins, so at the end of a step each rank has its own. Does not know where states
+are kept.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from torchloom.errors import UsageError
 
 ABOUT = "loom"
 """The name under which a rank keeps what is not a part of the script: step, random numbers, buckets."""
+DIFFERING = "loom.differing"
+"""The name under which a rank keeps those tensors of replicated models that it does not have in common."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,8 @@ class State:
                 own[component.name] = component.state()
             elif with_shared:
                 shared[component.name] = component.state()
+        if differing := {c.name: found for c in self.components if (found := _differing(c, shared_names))}:
+            own[DIFFERING] = differing
         own[ABOUT] = {**facts, "rng": rng.take(), "buckets": self._bucket_orders()}
         return own, shared
 
@@ -169,6 +175,15 @@ def _replicated_by_ddp(components: Sequence[Component]) -> set[str]:
             if parameters and all(id(p) in known for p in parameters):
                 names.add(component.name)
     return names
+
+
+def _differing(component: Component, shared: Collection[str]) -> dict[str, Any]:
+    """What DDP does not keep equal in a model that one rank keeps for all."""
+    model = component.thing
+    if component.name not in shared or not isinstance(model, DistributedDataParallel):
+        return {}
+    names = {name for name, _ in component.inner.named_buffers()} | set(model.parameters_to_ignore)
+    return {name: tensor for name, tensor in component.state().items() if name in names} if names else {}
 
 
 def same_memory_kind(one: torch.Tensor, record: Mapping[str, Any]) -> bool:
