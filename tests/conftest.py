@@ -1,4 +1,5 @@
-"""What holds for all tests: hypothesis draws the same examples on every run and never looks at the clock.
+"""What holds for all tests: hypothesis draws the same examples on every run and never looks at the clock;
+whatever is restored is read back from the script's objects and compared, to the last byte.
 
 A test that fails once in a hundred runs tells nobody anything, and a machine that stands still for a second
 is no failure. Whoever wants other examples raises the number of them (LOOM_TEST_EXAMPLES where it is read).
@@ -6,7 +7,11 @@ is no failure. Whoever wants other examples raises the number of them (LOOM_TEST
 
 from __future__ import annotations
 
+import os
+
 from hypothesis import HealthCheck, settings
+
+os.environ.setdefault("LOOM_RESTORE_CHECK", "all")
 
 settings.register_profile(
     "torchloom", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]

@@ -20,6 +20,7 @@
     │   ├── StorageFailed      1  the store is full, read-only, unreachable or too slow
     │   │   └── StoreUnreachable 1 it does not answer now; the same call may be repeated
     │   ├── CheckpointDamaged  1  a file of it is missing, cut short or changed
+    │   ├── RestoreDiffers     1  after a restore the script's objects do not hold what was saved
     │   ├── CheckpointMissing  3  no such checkpoint
     │   ├── CheckpointFenced   5  a newer generation of the job has begun
     │   ├── CheckpointExists   5  that step of that generation was committed with other content
@@ -140,6 +141,10 @@ class StoreUnreachable(StorageFailed):
 
 class CheckpointDamaged(CheckpointError):
     """A file of a checkpoint is missing, cut short or changed. Nothing of it was unpickled."""
+
+
+class RestoreDiffers(CheckpointError):
+    """After a restore the objects of the script do not hold what was saved."""
 
 
 class CheckpointMissing(CheckpointError):

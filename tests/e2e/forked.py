@@ -66,7 +66,7 @@ class Forked:
 
 @contextlib.contextmanager
 def forked() -> Iterator[Forked]:
-    env = {k: v for k, v in os.environ.items() if not k.startswith("LOOM_")}
+    env = {k: v for k, v in os.environ.items() if not k.startswith("LOOM_") or k == "LOOM_RESTORE_CHECK"}
     env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     env["PYTHONPATH"] = os.pathsep.join(sys.path)
     process = subprocess.Popen(

@@ -90,7 +90,9 @@ class Stack:
 
     def __init__(self, root: Path) -> None:
         self.home = Home(root)
-        self.env = {k: v for k, v in os.environ.items() if not k.startswith("LOOM_")}
+        self.env = {
+            k: v for k, v in os.environ.items() if not k.startswith("LOOM_") or k == "LOOM_RESTORE_CHECK"
+        }
         self.env |= {"LOOM_HOME": str(root), "NO_COLOR": "1", "PYTHONUNBUFFERED": "1"}
 
     # -- commands -------------------------------------------------------------------------------------

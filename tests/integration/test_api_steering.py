@@ -366,7 +366,9 @@ def address(server: ApiServer, home: Path) -> dict[str, str]:
 
 
 def loom(server: ApiServer, home: Path, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    env = {k: v for k, v in os.environ.items() if not k.startswith("LOOM_")} | address(server, home)
+    env = {
+        k: v for k, v in os.environ.items() if not k.startswith("LOOM_") or k == "LOOM_RESTORE_CHECK"
+    } | address(server, home)
     done = subprocess.run([LOOM, *words], env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done

@@ -1,6 +1,6 @@
 """Trains three steps under DDP and saves at the last; restored there, it prints what each rank has.
 
-last_step.py DIR store|memory        prints `trained …`, or `restored …` and `rolled back …`: digests of all ranks
+last_step.py DIR store|memory      prints `trained`, or `restored` and `rolled back`, and digests of all ranks
 
 Each rank's batch norm has seen its own samples in the last step, and nothing makes them equal after it: DDP
 hands out rank 0's buffers when the next forward begins.

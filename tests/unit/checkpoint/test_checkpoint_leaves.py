@@ -33,7 +33,13 @@ from every_leaf import Holder, Point, differences, everything
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name.startswith("LOOM_") or name in ("RANK", "WORLD_SIZE", "CHECKPOINT_DIR", "JOB_ID", "USE_S3"):
+        if (name.startswith("LOOM_") and name != "LOOM_RESTORE_CHECK") or name in (
+            "RANK",
+            "WORLD_SIZE",
+            "CHECKPOINT_DIR",
+            "JOB_ID",
+            "USE_S3",
+        ):
             monkeypatch.delenv(name)
 
 

@@ -21,7 +21,13 @@ from torchloom.errors import CheckpointDamaged, CheckpointError, StorageFailed
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in list(os.environ):
-        if name.startswith("LOOM_") or name in ("RANK", "WORLD_SIZE", "CHECKPOINT_DIR", "JOB_ID", "USE_S3"):
+        if (name.startswith("LOOM_") and name != "LOOM_RESTORE_CHECK") or name in (
+            "RANK",
+            "WORLD_SIZE",
+            "CHECKPOINT_DIR",
+            "JOB_ID",
+            "USE_S3",
+        ):
             monkeypatch.delenv(name)
     yield
 

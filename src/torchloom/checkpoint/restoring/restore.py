@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from torchloom.checkpoint import reporting
 from torchloom.checkpoint.group import Group
@@ -25,7 +26,20 @@ from torchloom.checkpoint.store.catalogue import mark_damaged
 from torchloom.checkpoint.store.generations import settle
 from torchloom.checkpoint.store.names import Branch, CheckpointName
 from torchloom.checkpoint.store.storage import Storage
-from torchloom.errors import CheckpointDamaged, CheckpointError, CheckpointFenced, StorageFailed
+from torchloom.errors import (
+    CheckpointDamaged,
+    CheckpointError,
+    CheckpointFenced,
+    RestoreDiffers,
+    StorageFailed,
+)
+
+_Failure: TypeAlias = StorageFailed | RestoreDiffers
+
+
+def _failure(error: CheckpointError) -> type[_Failure] | None:
+    """What ends the restore, because another state would not be better off."""
+    return type(error) if isinstance(error, (StorageFailed, RestoreDiffers)) else None
 
 
 @dataclass(frozen=True)
@@ -104,6 +118,8 @@ class Restorer:
                 return Restored(number, choice.name.step, str(choice.name), choice.where, took_s, choice.owed)
             if any(failed for _, failed in results):  # the next try may read it; an older state loses work
                 kind, why = next((failed, text) for text, failed in results if failed)
+                if kind is RestoreDiffers:
+                    raise RestoreDiffers(f"{choice.name} was read and not restored as it was saved: {why}")
                 raise kind(f"{choice.name} could not be read, so nothing was restored: {why}")
             spoiled = problems[0]
             self._reject(choice, spoiled)
@@ -117,8 +133,8 @@ class Restorer:
         common = set.intersection(*(names for names, _ in everyone)) - self._bad_in_memory
         return common, together(known for _, known in everyone)
 
-    def _load(self, choice: Choice, offer: dict[str, Sealed]) -> tuple[str, type[StorageFailed] | None]:
-        """Load on this rank; why it could not be, or nothing, and how the store failed if only that did."""
+    def _load(self, choice: Choice, offer: dict[str, Sealed]) -> tuple[str, type[_Failure] | None]:
+        """Load on this rank; why it could not be, or nothing, and how that failed if no file is to blame."""
         problem, failed, filling = "", None, None
         try:
             if choice.manifest is None:
@@ -128,7 +144,7 @@ class Restorer:
                 images = stream_store(self._storage, choice.manifest, group.rank, group.world)
             filling = Filling(self._state, images)
         except CheckpointError as error:
-            problem, failed = str(error), type(error) if isinstance(error, StorageFailed) else None
+            problem, failed = str(error), _failure(error)
         # Warming buckets is collective: either all ranks go through it or none.
         if any(self._group.gather(problem)) or filling is None:
             return problem, failed
@@ -136,7 +152,7 @@ class Restorer:
         try:
             filling.run()
         except CheckpointError as error:
-            return str(error), type(error) if isinstance(error, StorageFailed) else None
+            return str(error), _failure(error)
         return "", None
 
     def _settle(self, choice: Choice) -> None:

@@ -10,19 +10,22 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from torchloom.checkpoint import reporting
 from torchloom.checkpoint.leaves.arrays import inverse
 from torchloom.checkpoint.leaves.sharing import Runs
-from torchloom.checkpoint.state import rng
+from torchloom.checkpoint.state import readback, rng
 from torchloom.checkpoint.state.decoding import Decoder, no_tensor
 from torchloom.checkpoint.state.image import Reading
 from torchloom.checkpoint.state.parts import ABOUT, DIFFERING, Component, State, same_memory_kind
+from torchloom.checkpoint.state.readback import Held
 from torchloom.checkpoint.state.region import large_pages
+from torchloom.checkpoint.state.resharding import Box
 from torchloom.checkpoint.state.streaming import Streamed
 from torchloom.checkpoint.state.tree import (
     DTYPES,
@@ -54,31 +57,6 @@ class Images:
         return None
 
 
-@dataclass
-class _Box:
-    """A part of a tensor that is put together from others' shards."""
-
-    path: str
-    target: torch.Tensor
-    offset: tuple[int, ...]
-    filled: dict[tuple[int, ...], int] = field(default_factory=dict)
-
-    def take(self, chunk: torch.Tensor, offset: tuple[int, ...]) -> None:
-        """Copy the part of the chunk that lies in this box."""
-        here, there = [], []
-        starts = []
-        for mine, size, its, length in zip(self.offset, self.target.shape, offset, chunk.shape, strict=True):
-            start, stop = max(mine, its), min(mine + size, its + length)
-            if start >= stop:
-                return
-            here.append(slice(start - mine, stop - mine))
-            there.append(slice(start - its, stop - its))
-            starts.append(start)
-        piece = self.target[tuple(here)]
-        piece.copy_(chunk[tuple(there)])
-        self.filled[tuple(starts)] = piece.numel()
-
-
 class Filling:
     """One restore of one rank.
 
@@ -89,7 +67,7 @@ class Filling:
     def __init__(self, state: State, images: Images) -> None:
         self._state, self._images = state, images
         self._targets: dict[int, list[tuple[Record, torch.Tensor]]] = {}
-        self._boxes: list[_Box] = []
+        self._boxes: list[Box] = []
         self._made: dict[int, torch.Tensor] = {}
         self._runs: dict[int, Runs] = {}
         self._leaves: dict[tuple[int, Path], Any] = {}
@@ -125,7 +103,50 @@ class Filling:
             if isinstance(tree, dict) and tree.get("kind") == "lines" and everyone.get(component.name):
                 tree = everyone[component.name]  # positions in lines are dealt anew from those of all ranks
             _load(component, tree)
+        if readback.how_much() != "off":
+            self._read_back([self._held(component) for component in self._state.components])
         rng.put(trees[ABOUT]["rng"])
+        if readback.how_much() != "off":
+            self._read_back([self._held_rng()])
+
+    def _read_back(self, parts: list[Held]) -> None:
+        """Does the script have what was saved? Raises RestoreDiffers."""
+        images = self._images
+        seed = f"{self.about.get('step')}/{images.own.size}"
+        for sentence in readback.compare(parts, images.same_world, images.everyone, seed):
+            reporting.say(sentence)
+            reporting.ports.log(restore_differs=sentence)
+
+    def _held(self, component: Component) -> Held:
+        reading = self._images.find(component.name)
+        assert reading is not None, "it was loaded from it"
+        own, tree = self._images.own, reading.trees[component.name]
+        return Held(
+            component.name,
+            tree,
+            reading,
+            component.state(),
+            surely=readback.loaded_by_torch(component.inner),
+            plain=self._images.same_world,
+            own={
+                name: (own, own.records[held["$tensor"]]) for name, held in self._differing(component).items()
+            },
+        )
+
+    def _held_rng(self) -> Held:
+        now, tree = rng.take(), self.about["rng"]
+        if len(tree.get("cuda", [])) != len(now.get("cuda", [])):
+            now.pop("cuda", None)
+        tree = {name: held for name, held in tree.items() if name in now}
+        return Held('loom["rng"]', tree, self._images.own, now, surely=True, whole=True)
+
+    def _differing(self, component: Component) -> Mapping[str, Any]:
+        """Which tensors of a replicated model this rank has for itself."""
+        own = self._images.own
+        if self._images.find(component.name) is own:
+            return {}
+        found = own.trees.get(DIFFERING, {}).get(component.name, {})
+        return found if isinstance(found, dict) else {}
 
     def _readings(self) -> list[Reading | Streamed]:
         return [reading for reading in (self._images.own, self._images.shared) if reading is not None]
@@ -161,13 +182,12 @@ class Filling:
     def _in_place(self, reading: Reading | Streamed, component: Component) -> Leaf:
         """Choose for each tensor of a part that has tensors where it goes."""
         existing = dict(tensors_of(component.state(), (component.name,)))
-        own = self._images.own
-        mine = own.trees.get(DIFFERING, {}).get(component.name, {}) if reading is not own else {}
+        own, mine = self._images.own, self._differing(component)
 
         def leaf(record: Record, path: Path) -> Any:
             source, saved = reading, record
-            if len(path) == 2 and path[1] in mine:
-                source, saved = own, own.records[mine[path[1]]["$tensor"]]
+            if len(path) == 2 and str(path[1]) in mine:
+                source, saved = own, own.records[mine[str(path[1])]["$tensor"]]
             found = self._wanted(source, component, saved, path, existing.get(path))
             self._leaves[id(record), path] = found
             return found
@@ -197,7 +217,7 @@ class Filling:
         if "whole" in record:  # it was sharded and is whole now
             fits = current is not None and list(current.shape) == record["whole"]
             target = current if fits else torch.empty(record["whole"], dtype=DTYPES[record["dtype"]])
-            self._boxes.append(_Box(record["path"], target, (0,) * target.dim()))
+            self._boxes.append(Box(record["path"], target, (0,) * target.dim()))
             return target
         if current is not None and not is_shard(current) and same_memory_kind(current, record):
             self._targets.setdefault(id(reading), []).append((record, current.detach()))
@@ -226,13 +246,13 @@ class Filling:
         if self._images.same_world and as_saved:
             self._targets.setdefault(id(reading), []).append((record, target))
         else:
-            self._boxes.append(_Box(record["path"], target, offset))
+            self._boxes.append(Box(record["path"], target, offset))
         return wanted
 
     def _put_together(self) -> dict[str, list[Any]]:
         """Fill the boxes from everybody's images; also everybody's positions in the data."""
         positions: dict[str, list[Any]] = {}
-        wanted: dict[str, list[_Box]] = {}
+        wanted: dict[str, list[Box]] = {}
         for box in self._boxes:
             wanted.setdefault(box.path, []).append(box)
         for reading in self._images.everyone():
@@ -244,7 +264,7 @@ class Filling:
                     position = Decoder([], [], no_tensor).decode(tree, (name,))
                     positions.setdefault(name, []).append(position)
         for box in self._boxes:
-            if sum(box.filled.values()) < box.target.numel():
+            if not box.whole:
                 raise CheckpointDamaged(f"parts of {box.path} are missing")
         return positions
 

@@ -120,7 +120,7 @@ class Reading:
 
         Without, the caller has compared its checksum. Raises CheckpointDamaged.
         """
-        self._buffer, self._size = region.tensor, size
+        self._buffer, self.size = region.tensor, size
         if sums is not None and not torch.equal(sum_blocks(region, size), sums):
             raise CheckpointDamaged("an image in memory was changed")
         index = read_index(bytes(region.bytes[: index_size(bytes(region.bytes[:FIRST]), size)]), size)
@@ -135,6 +135,10 @@ class Reading:
         if not count:
             return torch.empty(record["shape"], dtype=dtype)
         return self._buffer[at : at + count * dtype.itemsize].view(dtype).view(record["shape"])
+
+    def bytes_of(self, start: int, stop: int) -> torch.Tensor:
+        """The bytes there, counted from the first tensor on."""
+        return self._buffer[self._first + start : min(self.size, self._first + stop)]
 
     def copy_out(self, targets: list[tuple[Record, torch.Tensor]]) -> None:
         """Copy tensors to where they are wanted."""

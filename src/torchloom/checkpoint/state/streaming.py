@@ -61,8 +61,8 @@ class Source(Protocol):
 
     size: int
 
-    def head(self, length: int) -> bytes:
-        """The first bytes. They are compared by whoever asks."""
+    def read(self, start: int, length: int) -> bytearray:
+        """Some bytes; fewer at the end. They are compared by whoever asks."""
 
     def copy_out(self, spans: list[Span]) -> None:
         """Fill the spans and compare the whole image. Raises CheckpointDamaged or StorageFailed."""
@@ -73,11 +73,15 @@ class Streamed:
 
     def __init__(self, source: Source) -> None:
         """Reads the index. Raises CheckpointDamaged or StorageFailed."""
-        self._source = source
-        length = index_size(source.head(min(FIRST, source.size)), source.size)
-        index = read_index(source.head(length), source.size)
+        self._source, self.size = source, source.size
+        length = index_size(bytes(source.read(0, min(FIRST, source.size))), source.size)
+        index = read_index(bytes(source.read(0, length)), source.size)
         self.trees, self.records, self.objects = index.trees, index.records, index.objects
         self._first = index.first
+
+    def bytes_of(self, start: int, stop: int) -> torch.Tensor:
+        """The bytes there, counted from the first tensor on; read again, and compared with nothing."""
+        return torch.frombuffer(self._source.read(self._first + start, stop - start), dtype=torch.uint8)
 
     def copy_out(self, targets: list[tuple[Record, torch.Tensor]]) -> None:
         """Copy tensors to where they are wanted, and compare everything."""
@@ -110,9 +114,9 @@ class SlotSource:
         self._path, self._offset, self._sums = path, offset, sums
         self.size = size
 
-    def head(self, length: int) -> bytes:
+    def read(self, start: int, length: int) -> bytearray:
         with self._open() as file:
-            return os.pread(file.fileno(), length, self._offset)
+            return bytearray(os.pread(file.fileno(), min(length, self.size - start), self._offset + start))
 
     def copy_out(self, spans: list[Span]) -> None:
         starts = [span.start for span in spans]
@@ -153,10 +157,10 @@ class StoreSource:
         self._storage, self._manifest, self._entry = storage, manifest, entry
         self.size = entry.size
 
-    def head(self, length: int) -> bytes:
-        found = bytearray(length)
-        read_file(self._storage, self._manifest, self._entry, 0, [memoryview(found)])
-        return bytes(found)
+    def read(self, start: int, length: int) -> bytearray:
+        found = bytearray(min(length, self.size - start))
+        read_file(self._storage, self._manifest, self._entry, start, [memoryview(found)])
+        return found
 
     def copy_out(self, spans: list[Span]) -> None:
         pieces = range(0, self.size, PIECE)
