@@ -103,6 +103,13 @@ def test_the_contracts_of_import_linter_hold() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_tests_import_no_other_test() -> None:
+    """What several tests need is in a module of its own, so that each of them can be read and moved alone."""
+    tests = sorted((ROOT / "tests").rglob("*.py"))
+    found = {name(path): [m for m in imported(tree_of(path)) if m.startswith("test_")] for path in tests}
+    assert not {path: modules for path, modules in found.items() if modules}
+
+
 def test_long_files_say_why() -> None:
     found = []
     for path in [*SOURCES, *sorted((ROOT / "bench").rglob("*.py"))]:

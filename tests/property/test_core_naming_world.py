@@ -6,7 +6,7 @@ import random
 
 import pytest
 from naming_world import NAMING_ACTIONS, NAMING_WEIGHTS, NamingWorld
-from test_core_world import check_end
+from world_history import check_end
 
 from torchloom.core.reducer import apply
 from torchloom.model.fleet import Fleet

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from test_core_world import NAMES, live_through
+from world_history import NAMES, live_through
 
 from torchloom.wire import codec
 

@@ -8,34 +8,18 @@ import random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from world import ACTIONS, WEIGHTS, World
+from world_history import NAMES, History, check_end, live_through
 
 from torchloom.core.reducer import apply
 from torchloom.model.effects import StopWorkers
 from torchloom.model.fleet import Fleet
 from torchloom.wire import codec
 
-NAMES = [name for name in ACTIONS for _ in range(WEIGHTS.get(name, 1))]
-History = list[tuple[str, int]]
 histories = st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 2310)), max_size=60)
 EXAMPLES = int(os.environ.get("LOOM_TEST_EXAMPLES", "150"))
 calm_settings = settings(
     max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
-
-
-def live_through(history: History) -> World:
-    world = World()
-    for action, number in history:
-        world.act(action, number)
-    return world
-
-
-def check_end(world: World) -> None:
-    world.calm()
-    world.check_alive()
-    world.finish_all()
-    world.check_nothing_left()
 
 
 @given(histories)

@@ -7,13 +7,11 @@ import random
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transaction_checks import check_end
-from transaction_weights import MOST, SHARP, WEIGHTS
+from transaction_history import SHARP_NAMES, History, live_through, sharp_history
+from transaction_weights import MOST, WEIGHTS
 from transaction_world import ACTIONS, World
 
 NAMES = [name for name in ACTIONS for _ in range(WEIGHTS.get(name, 1))]
-SHARP_NAMES = [name for name, weight in SHARP.items() for _ in range(weight)]
-History = list[tuple[str, int]]
 EXAMPLES = int(os.environ.get("LOOM_TEST_EXAMPLES", "150"))
 calm_settings = settings(
     max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -22,20 +20,6 @@ calm_settings = settings(
 
 def moves(names: list[str], most: int) -> st.SearchStrategy[History]:
     return st.lists(st.tuples(st.sampled_from(names), st.integers(0, MOST - 1)), max_size=most)
-
-
-def live_through(world: World, history: History) -> None:
-    for action, number in history:
-        world.act(action, number)
-    world.calm()
-    check_end(world)
-
-
-def sharp_history(seed: int) -> History:
-    """One change, armed on all ranks or nearly so; then anything."""
-    chance = random.Random(seed)
-    history = [(chance.choice(SHARP_NAMES), chance.randrange(MOST)) for _ in range(30)]
-    return [("request", chance.randrange(MOST)), ("hurry", chance.randrange(4)), *history]
 
 
 @given(st.integers(1, 3), moves(NAMES, 80))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from test_transaction import live_through, sharp_history
+from transaction_history import live_through, sharp_history
 from transaction_world import Apply, World
 
 from torchloom.core.transaction import proposer

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_weaver import ObedientAgent, running, until
+from weaver_story import ObedientAgent, running, until
 
 from torchloom.agent.host import Host
 from torchloom.agent.processes import fencing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from test_transaction_proposer import Weaver
+from proposer_story import Weaver
 
 from torchloom.core.transaction.waiting import is_near, worth_telling
 from torchloom.model.transaction.messages import Answer, Kind, Phase, Said

@@ -7,7 +7,7 @@ import asyncio
 import time
 
 import pytest
-from test_weaver import running, until
+from weaver_story import running, until
 
 from torchloom.bus.memory import MemoryHub
 from torchloom.model.messages import Telemetry

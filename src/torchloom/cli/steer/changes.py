@@ -120,12 +120,16 @@ def phase(view: OperationView) -> str:
 
 
 def at(view: OperationView) -> str:
-    """`step 412`, in the script's own count where that is known; nothing before it has one."""
+    """`step 412`; nothing before it has one."""
+    step = step_of(view)
+    return f"step {step}" if step else ""
+
+
+def step_of(view: OperationView) -> str:
+    """In the script's own count where that is known; nothing before it has one."""
     if view["training_step"] is not None:
-        return f"step {view['training_step']}"
-    if view["at_step"]:
-        return f"step {view['at_step']} of generation {view['generation']}"
-    return ""
+        return f"{view['training_step']}"
+    return f"{view['at_step']} of generation {view['generation']}" if view["at_step"] else ""
 
 
 def conclude(view: OperationView, headline: str, as_json: bool) -> None:

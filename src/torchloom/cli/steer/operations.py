@@ -67,7 +67,7 @@ def _table(listed: list[OperationView]) -> None:
                 f"{one['version'] or '–'}",
                 one["kind"],
                 one["state"],
-                changes.at(one).removeprefix("step ") or "–",
+                changes.step_of(one) or "–",
                 output.clock(one["asked_at_ns"]),
                 one["by"],
                 " · ".join(part for part in (changes.assignments(one["values"]), _reason(one)) if part),

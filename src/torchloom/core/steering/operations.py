@@ -197,7 +197,8 @@ def superseded_plans(job: Job) -> dict[int, int]:
 
 def sentence(job: str, record: OperationRecord) -> str:
     """What became of an operation, or where it stands, for people."""
-    said = record.reason if record.reason.startswith(record.state) else f"{record.state}, {record.reason}"
+    by_ranks = record.state == "applied" and record.attempts  # then the reason says so itself
+    said = record.reason if by_ranks else f"{record.state}, {record.reason}"
     text = f"{wanted(record)} of {job} by {record.by}: {said}"
     if record.state == "applied" and record.changed:
         text += ": " + ", ".join(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from core_story import FAILED, S, Story, lost_peer
-from test_core_acting import answer, saved, stepping
+from policy_story import answer, saved, stepping
 
 from torchloom.core.placement.drain import TRIES
 from torchloom.model.checkpoints import SavedCheckpoint

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from core_story import FAILED, Story
-from test_core_acting import answer, bring_to_act, eager, nan, save_first, saved, slow, stepping
-from test_core_findings import hang, made
+from finding_story import hang, made
+from policy_story import answer, bring_to_act, eager, nan, save_first, saved, slow, stepping
 
 from torchloom.core.policy.actions import SAVE_S
 from torchloom.model.events import (

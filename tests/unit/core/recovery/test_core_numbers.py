@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from core_story import KILLED, OK, S, Story
-from test_core_findings import hang, made
+from finding_story import hang, made
 
 from torchloom.core.recovery.goodput import eta_s, goodput, recovery_s
 from torchloom.model.events import FindingEnded, StopRequested
