@@ -51,7 +51,7 @@ PAGES = (
     Page("hang", "A worker never comes to the next step", ("hang", "--rank", "1"), ("hang",)),
     Page(
         "hang-data",
-        "A worker waits for a batch for ever",
+        "A worker waits for a batch that never comes",
         ("hang", "--rank", "2", "--where", "data"),
         ("hang",),
     ),

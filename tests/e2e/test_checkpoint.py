@@ -52,7 +52,7 @@ def test_a_run_on_s3_survives_the_death_of_workers_and_of_the_server(
     log_file = stack.home.jobs_dir / disturbed.job / "rank-0.log"
     disturbed.wait_step(12)
     s3.kill()
-    disturbed.creep(lambda: "training goes on" in log_file.read_text(), "a save that failed")
+    disturbed.creep(lambda: "training continues" in log_file.read_text(), "a save that failed")
     s3.start()
     missed = disturbed.lines(0)[-1][1]
     disturbed.creep(lambda: disturbed.newest_saved() > missed, "saving goes on")
@@ -62,7 +62,7 @@ def test_a_run_on_s3_survives_the_death_of_workers_and_of_the_server(
     status = disturbed.finish()
     assert status["restarts"] == 1
     log = stack.loom("logs", disturbed.job).stdout
-    restored = re.findall(r"goes on after step (\d+), restored from the store", log)
+    restored = re.findall(r"resumed after step (\d+) from the store", log)
     assert [int(step) > missed for step in restored] == [True], f"saving went on after step {missed}: {log}"
     assert s3.environment["S3_SECRET_KEY"] not in log
     compare(plain, disturbed)

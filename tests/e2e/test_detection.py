@@ -183,7 +183,7 @@ def test_a_pause_nobody_announced_is_told_at_most(stack: Stack) -> None:
         assert told["decision"].startswith("reported only")
         Path(f"{run.notes}.go").touch()
         found = run.wait_incident("hang", "tokenize() at faulty.py", open=False)
-        assert found["id"] == told["id"] and found["resolution"].startswith("rank 1 went on after")
+        assert found["id"] == told["id"] and found["resolution"].startswith("rank 1 continued after")
         assert found["decision"].startswith("reported only")
         run.goes_on()
         status = stack.status(run.job)
@@ -244,6 +244,6 @@ def test_a_dry_run_says_what_it_would_do_and_the_rank_may_come_back(stack: Stack
         assert found["decision"].startswith("dry run, would be restarted: certain")
         os.kill(pid, signal.SIGCONT)
         over = run.wait_incident("hang", STOPPED, open=False)
-        assert over["resolution"].startswith("rank 1 went on after")
+        assert over["resolution"].startswith("rank 1 continued after")
         run.goes_on()
         assert stack.status(run.job)["restarts"] == 0

@@ -96,7 +96,7 @@ def test_the_environment_alone_trains_from_s3_into_s3_and_goes_on_from_there(
     elsewhere.env |= settings(s3, corpus, tmp_path / "cache-2", MAX_STEPS=str(newest + 60), SLEEP_SEC="0")
     elsewhere.up()
     done = elsewhere.loom("run", *EXAMPLE, timeout=240)
-    went_on = re.findall(r"goes on after step (\d+), restored from the store", done.stdout + done.stderr)
+    went_on = re.findall(r"resumed after step (\d+) from the store", done.stdout + done.stderr)
     assert len(went_on) == 1 and int(went_on[0]) >= newest, done.stdout + done.stderr
     view = elsewhere.status("nightly")
     assert view["state"] == "completed" and view["restarts"] == 0, "no trace of what the first host counted"

@@ -116,7 +116,9 @@ def test_a_policy_pauses_a_real_job_until_somebody_lets_it_go_on(stack: Stack, t
     job = stack.submit("faulty.py", str(tmp_path / "notes"), "nan", flags=("--policy", str(policy)))
     wait_until(lambda: stack.status(job).get("paused"), f"paused: {stack.status(job)}")
     told = incident(stack, job, "not-a-number")
-    assert f"`loom resume {job}` lets it go on" in told["decision"] or told["decision"].startswith("paused")
+    assert f"`loom resume {job}` lets it continue" in told["decision"] or told["decision"].startswith(
+        "paused"
+    )
     steps = len(lines_of(tmp_path / "notes"))
     stack.steer("resume", job)
     wait_until(lambda: len(lines_of(tmp_path / "notes")) > steps + 10, "it goes on")

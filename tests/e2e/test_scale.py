@@ -27,7 +27,7 @@ def test_a_training_job_gets_more_workers_and_a_node_that_is_heard_is_not_gone(
     assert "2 to 3 workers" in refused.stderr
     (node,) = stack.json("nodes")
     refused = stack.loom("node", "gone", node["id"], check=5)
-    assert "a host that is heard is not gone" in refused.stderr
+    assert "a host that is reachable is not gone" in refused.stderr
     stack.loom("node", "gone", "nowhere", check=3)
 
 
@@ -38,5 +38,5 @@ def test_what_was_trained_is_saved_before_a_job_gets_more_workers(stack: Stack) 
     wait_until(lambda: stack.status(job)["step"] >= 20, "20 steps")
     before = stack.status(job)["step"]
     assert stack.loom("scale", job, "3").stderr == ""
-    restored = re.search(r"goes on after step (\d+), restored", stack.loom("logs", job).stdout)
+    restored = re.search(r"resumed after step (\d+) from", stack.loom("logs", job).stdout)
     assert restored is not None and int(restored[1]) >= before

@@ -180,7 +180,7 @@ def test_a_paused_job_stays_paused_when_its_workers_die(stack: Stack, job: str, 
     saved = json.loads(stack.steer("checkpoint", job, "--json").stdout)["step"]
     wait_until(stands, "they stand before the next step")
     assert saved <= paused and len(rows(out, 0)) == count + 1, "the step it stood in was made"
-    assert "goes on" in stack.steer("resume", job).stdout
+    assert "continues" in stack.steer("resume", job).stdout
     made(out, saved + 4)
     again = [row for row in rows(out, 0)[count:] if row[0] in before and row[0] <= saved]
     assert all(before[row[0]] == row[3] for row in again), "bit-identical to the time before"

@@ -44,7 +44,7 @@ def test_a_host_is_gone_when_a_person_says_so_and_nobody_hears_it(server: ApiSer
     job = server.submit(workers_per_node=2, nodes=2, min_workers=2)
     running(server, job, 4)
     status, _, problem = server.request("POST", "/nodes/n2/gone")
-    assert status == 409 and "a host that is heard is not gone" in problem["detail"]
+    assert status == 409 and "a host that is reachable is not gone" in problem["detail"]
     assert server.request("POST", "/nodes/nowhere/gone")[0] == 404
     server.call(lambda: fall_silent(server.agents[1]))
     server.wait(lambda: server.weaver.fleet.nodes["n2"].state == "unreachable")

@@ -115,7 +115,7 @@ def play(tmp_path: Path, act: Callable[[Scene], Awaitable[None]]) -> None:
 def test_a_catalogue_is_listed_verified_pinned_and_thinned_out(tmp_path: Path) -> None:
     async def act(scene: Scene) -> None:
         await scene.submit()
-        with pytest.raises(NotFound, match="told of no checkpoints"):
+        with pytest.raises(NotFound, match="reported no checkpoints"):
             await scene.weaver.checkpoints("saver", "list")
         await scene.saved(30)
         assert scene.known.place == CheckpointPlace(str(scene.store), "saver")
@@ -157,7 +157,7 @@ def test_who_can_go_back_nowhere_is_not_asked_how(tmp_path: Path) -> None:
             await scene.weaver.restore("saver", 20, "eve")
         assert not any(e.pinned for e in (await scene.weaver.checkpoints("saver", "list")).entries)
         scene.job.checkpoints = None
-        with pytest.raises(NotFound, match="told of no checkpoints"):
+        with pytest.raises(NotFound, match="reported no checkpoints"):
             await scene.weaver.restore("saver", 20, "eve")
 
     play(tmp_path, act)

@@ -145,7 +145,7 @@ async def _live_through(nats_port: int, tmp_path: Path, silently: bool) -> None:
     async with fleet(nats_port, tmp_path) as on:
         await start(on, tmp_path)
         weaver, old = on.weaver, on.processes()
-        with pytest.raises(Conflict, match="a host that is heard is not gone"):
+        with pytest.raises(Conflict, match="a host that is reachable is not gone"):
             await weaver.node_gone("b", "ann")
         with pytest.raises(NotFound):
             await weaver.node_gone("c", "ann")
@@ -159,7 +159,7 @@ async def _live_through(nats_port: int, tmp_path: Path, silently: bool) -> None:
         assert all(is_alive(*one) for one in old), "nothing healthy was touched"
 
         on.gate.open()
-        await until(lambda: on.node() is NodeState.READY and not incident.open, "b is heard again")
+        await until(lambda: on.node() is NodeState.READY and not incident.open, "b is reachable again")
         assert on.processes() == old and all(is_alive(*one) for one in old) and on.job.generation == 1
 
         on.gate.shut(silently)
@@ -199,7 +199,7 @@ async def _inject(nats_port: int, tmp_path: Path) -> None:
             )
         incident = weaver.fleet.incidents["j.1"]
         assert (incident.kind, incident.node, on.node("a")) == ("node-lost", "b", NodeState.READY)
-        await until(lambda: on.node() is NodeState.READY and not incident.open, "b is heard again")
+        await until(lambda: on.node() is NodeState.READY and not incident.open, "b is reachable again")
         await until(lambda: not weaver.fleet.outbox, "the injection is told to be done")
         assert on.processes() == old and all(is_alive(*one) for one in old), "nothing healthy was touched"
         assert on.job.state is JobState.RUNNING and on.job.generation == 1 and not on.job.restarts

@@ -1,7 +1,8 @@
 """Recorded incidents replay to the decisions that were made: the strongest regression test of the core.
 
 A recording is the event stream of a real job (scripts/record_incident.py). Every `Decided` record in it says
-what the weaver of that day sent; the core of today must come to the same effects from the same events.
+what the weaver of that day sent; the core of today must come to the same effects from the same events. Words
+may change: reasons are not compared.
 """
 
 from __future__ import annotations
@@ -41,11 +42,15 @@ def replay(path: Path) -> tuple[Fleet, dict[str, Effect], dict[str, Effect]]:
     return fleet, now, then
 
 
+def unworded(effect: Effect | None) -> Effect | None:
+    return effect and msgspec.structs.replace(effect, reason="")
+
+
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda p: p.stem)
 def test_the_same_events_lead_to_the_recorded_decisions(path: Path) -> None:
     fleet, now, then = replay(path)
     assert then, "a recording without decisions shows nothing"
-    assert {id: now.get(id) for id in then} == then
+    assert {id: unworded(now.get(id)) for id in then} == {id: unworded(effect) for id, effect in then.items()}
     assert all(job.ended for job in fleet.jobs.values())
     assert fleet.outbox == {}
 
@@ -81,7 +86,7 @@ def test_a_pause_was_told_and_let_be() -> None:
     job = fleet.jobs["recorded"]
     assert job.restarts == 0 and job.generation == 1
     incident = fleet.incidents[job.incidents[0]]
-    assert incident.kind == "hang" and incident.resolution.startswith("rank 1 went on after")
+    assert incident.kind == "hang" and incident.resolution.startswith("rank 1 continued after")
     assert "tokenize() at faulty.py" in incident.verdict
     stops = [e for e in now.values() if isinstance(e, StopWorkers)]
     assert all("stopped by" in e.reason for e in stops), "only a person ended anything"

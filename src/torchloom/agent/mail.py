@@ -51,7 +51,7 @@ def post_mail(host: Host, effect: PostMail) -> None:
     host.mail_came.set()
     if blind:
         ranks = ", ".join(map(str, blind))
-        raise BlackBoxDamaged(f"rank {ranks} has no black box, so it cannot be told anything")
+        raise BlackBoxDamaged(f"rank {ranks} has no black box, so it cannot be reached")
 
 
 def put(view: View, mails: tuple[Mail, ...]) -> None:

@@ -21,9 +21,9 @@ _ERRORS = {
     "405": "The path does not know this method",
     "409": "Somebody was first, or the state does not allow it now",
     "413": "The body is too large",
-    "422": "The request makes no sense as given; `field` says where",
+    "422": "The request is invalid; `field` says where",
     "500": "A mistake of ours",
-    "503": "NATS or the node is away, or the service is catching up; try again",
+    "503": "NATS or the node is unreachable, or the service is catching up; try again",
     "504": "No answer in time; the outcome is unknown",
 }
 

@@ -282,7 +282,7 @@ class EmbeddedNats:
                 f"nats-server cannot use {self.directory} ({said})", hint="free space or set LOOM_HOME"
             )
         return BusUnavailable(
-            f"nats-server ended with status {returncode} ({said or 'it said nothing'})",
+            f"nats-server ended with status {returncode} ({said or 'it printed nothing'})",
             hint=f"see {self.log_file}",
         )
 

@@ -134,7 +134,7 @@ class Checkpoint:
         self._connect()
         if restored.name and group.rank == 0:
             reporting.say(
-                f"goes on after step {restored.step}, restored from {restored.where} "
+                f"resumed after step {restored.step} from {restored.where} "
                 f"({restored.name}) in {restored.took_s:.3f} s"
             )
         reporting.ports.step(restored.step)
@@ -392,7 +392,7 @@ class Checkpoint:
     def _failed(self, step: int, why: str, attempt: int) -> None:
         self.failures += 1
         self.why_failed = why
-        reporting.say(f"the checkpoint of step {step} failed: {why}; training goes on")
+        reporting.say(f"the checkpoint of step {step} failed: {why}; training continues")
         reporting.ports.log(checkpoint_failures=self.failures, checkpoint_error=f"step {step}: {why}")
         if why != PEER_FAILED:
             self._told.failed(step, why)

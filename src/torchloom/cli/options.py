@@ -28,7 +28,7 @@ ContextOption = Annotated[
     typer.Option(
         "--context",
         metavar="NAME",
-        help="Cluster to speak to, see `loom context` (LOOM_CONTEXT).",
+        help="Cluster to talk to, see `loom context` (LOOM_CONTEXT).",
         show_default=False,
     ),
 ]

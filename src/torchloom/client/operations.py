@@ -364,7 +364,7 @@ class Operations(Transport):
     def pause(
         self, job: str, body: ReasonRequest | None = None, *, idempotency_key: str | None = None
     ) -> OperationAccepted:
-        """All ranks stand before one step, answer, and keep what they hold."""
+        """Hold all ranks before one step; they keep memory, devices and connections."""
         found: OperationAccepted = self.request(
             "POST",
             f"/jobs/{quote(job, safe='')}/pause",
@@ -376,7 +376,7 @@ class Operations(Transport):
     def resume(
         self, job: str, body: ReasonRequest | None = None, *, idempotency_key: str | None = None
     ) -> OperationAccepted:
-        """A paused job goes on with the step it stands before."""
+        """A paused job continues with the step it was paused before."""
         found: OperationAccepted = self.request(
             "POST",
             f"/jobs/{quote(job, safe='')}/resume",

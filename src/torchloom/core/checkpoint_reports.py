@@ -70,7 +70,7 @@ def checkpoint_saved(turn: Turn, event: CheckpointSaved) -> None:
         incident = turn.fleet.incidents[known.failing]
         stop_failing(turn, job)
         bad_s = (turn.now_ns - incident.timeline.fault_ns) / 1e9
-        _train_on(incident, f"training went on; step {saved.step} was saved {bad_s:.0f} s later")
+        _train_on(incident, f"training continued; step {saved.step} was saved {bad_s:.0f} s later")
     elif known.failing:  # begun before the save that failed, and whole only now
         _train_on(turn.fleet.incidents[known.failing], _meanwhile(known))
 

@@ -64,7 +64,7 @@ KINDS: dict[FaultKind, Description] = {
         lasting=True,
     ),
     "exit": Description("the script exits", "exit code", 1, 0, 255),
-    "hang": Description("the training thread never goes on", lasting=True),
+    "hang": Description("the training thread never continues", lasting=True),
     "gil-hold": Description("a call that never gives up the interpreter's lock", lasting=True),
     "slow": Description("more computation in every step", "times as long", 1.5, 1.01, 100, lasting=True),
     "data-slow": Description("every batch comes later", "milliseconds", 100, 1, 600_000, lasting=True),

@@ -219,7 +219,7 @@ def _words(event: Event) -> tuple[Topic, str]:
         case NodeUnreachable():
             return "node", f"{event.node} has been silent for {event.silent_s:.1f} s"
         case NodeReachable():
-            return "node", f"{event.node} is heard again"
+            return "node", f"{event.node} is reachable again"
         case NodeLeft():
             return "node", f"the agent of {event.node} was stopped"
         case NodeDrained():
@@ -238,14 +238,14 @@ def _words(event: Event) -> tuple[Topic, str]:
         case WorkersStarted():
             return "worker", f"{len(event.workers)} workers were started on {event.node}"
         case EffectFailed():
-            return "system", f"{event.node} could not do what it was told: {event.why}"
+            return "system", f"{event.node} could not carry out a command: {event.why}"
         case EffectDone():
-            return "system", f"{event.node} did what it was told"
+            return "system", f"{event.node} carried out a command"
         case WorkerRegistered():
             names = ", ".join(device.device for device in event.devices)
             return "device", f"rank {event.ref.rank} of {event.ref.job} uses {names or 'no device'}"
         case FirstStep():
-            did = "stands before its first step, paused" if event.paused else "completed its first step"
+            did = "paused before its first step" if event.paused else "completed its first step"
             return "worker", f"rank {event.ref.rank} of {event.ref.job} {did}"
         case WorkerExited():
             return "worker", f"rank {event.ref.rank} of {event.ref.job} {event.exit.describe()}"
@@ -254,7 +254,7 @@ def _words(event: Event) -> tuple[Topic, str]:
             return "worker", f"the script of rank {event.ref.rank} of {event.ref.job} failed with {how}"
         case CheckpointStoreOpened():
             if event.restored:
-                return "worker", f"{event.ref.job} goes on from {event.restored}, from {event.restored_from}"
+                return "worker", f"{event.ref.job} resumed from {event.restored}, from {event.restored_from}"
             return "worker", f"{event.ref.job} found no checkpoint and begins from nothing"
         case CheckpointSaved():
             return "worker", f"{event.ref.job} saved step {event.saved.step}"
@@ -269,7 +269,7 @@ def _words(event: Event) -> tuple[Topic, str]:
         case FindingMade():
             return "incident", f"{event.job}: {event.finding.sentence}"
         case FindingEnded():
-            return "incident", f"{event.job}: what was said of it is over after {event.lasted_s:.1f} s"
+            return "incident", f"{event.job}: resolved after {event.lasted_s:.1f} s"
         case TimerFired():
             return "system", "a wait is over"
         case LeaseTaken():

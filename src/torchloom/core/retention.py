@@ -86,7 +86,7 @@ def judge(candidates: Iterable[Candidate], rules: KeepRules, in_use: Collection[
         if candidate.name in in_use:
             return "it is in use"
         if newest is None:
-            return "no whole checkpoint is there, so nothing is given up"
+            return "there is no whole checkpoint, so nothing is removed"
         if candidate is newest:
             return "it is the newest whole one"
         if not candidate.whole and candidate.age > newest.age:

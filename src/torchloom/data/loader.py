@@ -226,7 +226,9 @@ class ElasticLoader:
                 self.skips.note(self._epoch, start, stop)
                 yield batch
                 if self._reader is not reader:
-                    raise UsageError("another loop over this loader has begun", hint="use one loop at a time")
+                    raise UsageError(
+                        "another loop over this loader has started", hint="use one loop at a time"
+                    )
                 self._portion = None
                 if self._revision != revision or self._settings() != settings:
                     break  # what was read ahead is not what is wanted any more

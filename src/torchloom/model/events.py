@@ -166,7 +166,7 @@ class NodeUnreachable(EventBase, frozen=True, kw_only=True, tag="node-unreachabl
 
 
 class NodeReachable(EventBase, frozen=True, kw_only=True, tag="node-reachable"):
-    """A node that was thought unreachable is heard again, and its agent never noticed a gap."""
+    """A node that was thought unreachable is reachable again, and its agent never noticed a gap."""
 
     node: str
 

@@ -97,7 +97,7 @@ TRAITS: dict[FindingKind, Traits] = {
         in_later_states=True,
     ),
     "spike": Traits(
-        meaning="one value stands far out of its curve",
+        meaning="one value is far off its curve",
         numeric=True,
         blames_batches=True,
         may_move=False,

@@ -262,7 +262,7 @@ class Node(Struct, kw_only=True):
     """Slots that are kept free here, by the job they are kept for; kept by core.standby."""
     lost: list[WorkerRef] = field(default_factory=list)
     lost_stores: list[StoreRef] = field(default_factory=list)
-    """What counts as dead because a person said that the host is gone; ended if it is heard again."""
+    """What counts as dead because a person said that the host is gone; ended if it is reachable again."""
     heard_ns: int = 0
     """When it was surely heard last, once it is silent or has left; 0: unknown."""
     claims: dict[str, int] = field(default_factory=dict)

@@ -136,7 +136,7 @@ class Decision(Struct, frozen=True, kw_only=True):
                 return f"dry run, would be {DONE[self.action]}: {self.reason}"
             case Outcome.PENDING:
                 text = f"to be {DONE[self.action]}{_WHEN.get(self.action, _SAVED_FIRST)}: {self.reason}"
-                return f"{text}; `loom resume {job}` lets it go on" if self.action == "pause" else text
+                return f"{text}; `loom resume {job}` lets it continue" if self.action == "pause" else text
             case Outcome.DONE if self.action == "pause":
                 return f"paused: {self.reason}"
             case _:

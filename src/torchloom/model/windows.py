@@ -204,7 +204,7 @@ class RankWindow(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The newest, by step."""
     broken: Broken | None = None
     offset: int | None = None
-    """Training step minus step; None when the script does not tell its training step."""
+    """Training step minus step; None when the script does not report its training step."""
 
     @property
     def idle_s(self) -> float:

@@ -246,7 +246,7 @@ class Server:
             if handler is None:
                 raise Refused(f"a spawner cannot do {request['do']!r}")
             if self._leaving and request["do"] in ("start", "store"):
-                raise Refused("this spawner was told to quit and starts nothing any more")
+                raise Refused("this spawner is shutting down and starts nothing")
             agent.send({"id": request["id"], "result": handler(request)})
         except (Refused, OSError) as error:
             agent.send({"id": request["id"], "error": str(error)})

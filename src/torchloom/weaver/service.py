@@ -290,7 +290,7 @@ class Weaver(Steering, NodeWords, Scaling, Injecting):
                         self._wake.set()
             except (BusUnavailable, TimedOut) as error:
                 if self._epoch and self._lease.expired:
-                    self._step_down(f"the bus is away: {error}")
+                    self._step_down(f"the bus is unreachable: {error}")
             await asyncio.sleep(LEASE_TTL_S / 4)
 
     def _step_down(self, why: str) -> None:
@@ -332,7 +332,7 @@ class Weaver(Steering, NodeWords, Scaling, Injecting):
                     self._snapshot_seq = self.fleet.seq
                     await snapshot.save(self._bus, self.fleet)
             except (BusUnavailable, TimedOut) as error:
-                log.info("the bus is away: %s", error)
+                log.info("the bus is unreachable: %s", error)
 
     async def _fire_timers(self) -> None:
         now_ns = self._clock.now_ns(boottime.now_ns())

@@ -18,7 +18,7 @@ REDUCE = "all_reduce #44 of group default"
         ({"in_collective_s": 23.0, "idle_s": 23.0}, f"{REDUCE} for 23 s"),
         ({"idle_s": 23.0}, f"code of its own for 23 s, after {REDUCE}"),
         ({"idle_s": 23.0, "phase": "control-wait"}, REDUCE),
-        ({"idle_s": 23.0, "phase": "paused"}, "stands until the job is resumed"),
+        ({"idle_s": 23.0, "phase": "paused"}, "paused until the job is resumed"),
         ({"idle_s": 23.0, "collective": ""}, ""),
         ({"exit": "exited with code 1", "in_collective_s": 9.0}, "exited with code 1"),
         ({"blind": "it is no Python"}, "no telemetry: it is no Python"),

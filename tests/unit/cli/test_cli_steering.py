@@ -119,7 +119,7 @@ def test_places_that_change_alike_are_one_row() -> None:
     ("about", "told"),
     [
         ({"state": "waiting", "training_step": 900}, "waiting for step 900"),
-        ({"state": "waiting", "training_step": None, "at_step": None}, "waiting for its turn"),
+        ({"state": "waiting", "training_step": None, "at_step": None}, "waiting for earlier operations"),
         ({"state": "preparing"}, "preparing: every rank is asked whether it can"),
         ({"state": "arming", "training_step": None}, "arming for step 12 of generation 2"),
         ({"state": "confirmed"}, "armed on all ranks for step 412"),
@@ -257,9 +257,9 @@ def test_a_paused_job_is_told_as_such() -> None:
     assert output.state(view) == "running, paused" and output.state({**view, "paused": False}) == "running"
     told = story.Story("j")
     view |= {"incident_list": [], "generation": 2, "config_version": 0}
-    assert told.tell(view) == [("j is paused; `loom resume j` lets it go on", "")]
+    assert told.tell(view) == [("j is paused; `loom resume j` lets it continue", "")]
     assert told.tell(view) == []
     assert told.tell({**view, "paused": False, "config_version": 4}) == [
-        ("j goes on", ""),
+        ("j continues", ""),
         ("config version 4 is in force; see `loom config j`", ""),
     ]

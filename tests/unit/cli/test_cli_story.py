@@ -83,8 +83,8 @@ def test_what_is_only_reported_is_told_once_and_then_how_it_ended() -> None:
     ]
     later = hang | {"verdict": "rank 1 has not entered for 5.0 s", "decision": "reported only, again"}
     assert told.tell(view(incident_list=[incident(**later)])) == []
-    over = incident(**later, open=False, resolution="rank 1 went on after 6.1 s")
-    assert told.tell(view(incident_list=[over])) == [("rank 1 went on after 6.1 s", "good")]
+    over = incident(**later, open=False, resolution="rank 1 continued after 6.1 s")
+    assert told.tell(view(incident_list=[over])) == [("rank 1 continued after 6.1 s", "good")]
     assert told.tell(view(incident_list=[over])) == []
 
 
@@ -109,7 +109,7 @@ def test_the_status_line_shows_what_is_known() -> None:
 def test_the_summary_has_the_numbers() -> None:
     end = view(state="completed", restarts=1, goodput=0.987, incident_list=[incident(recovery_s=0.14)])
     assert story.summary(end) == (
-        "job completed: 10 steps in 3.00 s; 1 restart, back at work after 0.14 s; goodput 98.7%"
+        "job completed: 10 steps in 3.00 s; 1 restart, recovered in 0.14 s; goodput 98.7%"
     )
     failed = story.summary(view(state="failed", reason="no luck."))
     assert failed == "job failed after 10 steps in 3.00 s. no luck"

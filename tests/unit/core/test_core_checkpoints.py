@@ -185,7 +185,7 @@ def test_every_event_can_be_told_in_words() -> None:
     texts = [notice.text for notice in told if notice is not None]
     assert texts[-5:] == [
         "j found no checkpoint and begins from nothing",
-        "j goes on from step-4.g1, from the store",
+        "j resumed from step-4.g1, from the store",
         "j saved step 10",
         "rank 0 of j could not save step 20",
         "j passed over damaged checkpoints: step-10.g1",

@@ -101,7 +101,7 @@ def test_a_running_job_does_not_need_its_store() -> None:
     assert story.state() is JobState.RUNNING
     incident = story.incident()
     assert incident.kind == "store-lost" and not incident.open and story.job().incident == ""
-    assert "training goes on" in incident.verdict
+    assert "training continues" in incident.verdict
     assert incident.decision == "nothing is restarted, because the workers are healthy"
     story.exit(0, OK)
     assert story.exit(1, OK) == [], "there is no store left to stop"

@@ -79,7 +79,7 @@ def test_a_false_or_endless_or_broken_shard_leaves_nothing(tmp_path: Path) -> No
         raise OSError(5, "Input/output error")
 
     for source in (endless, lambda: [b"short"], lambda: [b"y" * 50]):
-        with pytest.raises(DataDamaged, match="not what its index says"):
+        with pytest.raises(DataDamaged, match="does not match its index"):
             cache.get(digest(b"x" * 50), 50, source)
     with pytest.raises(HomeUnusable):
         cache.get(digest(b"x" * 50), 50, broken)

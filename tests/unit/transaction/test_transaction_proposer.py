@@ -41,7 +41,7 @@ def test_a_change_from_request_to_told_end() -> None:
     weaver.say(Said.APPLIED, 0, step=13)
     assert (weaver.told.how, weaver.told.at_step, weaver.told.unheard) == (How.APPLIED, 13, ())
     assert weaver.told.reason == "applied at step 13 on all ranks"
-    assert weaver.state.reason == "no change is under way" and wake_at_ns(weaver.state) is None
+    assert weaver.state.reason == "no change is in progress" and wake_at_ns(weaver.state) is None
 
 
 def test_only_who_has_not_answered_is_told_again() -> None:

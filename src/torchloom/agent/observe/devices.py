@@ -155,7 +155,7 @@ def _nvml_gpus() -> list[Gpu]:
             found.append(Gpu(_text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle))))
         return found
     except nvml.NVMLError as error:
-        log.warning("NVML does not tell the GPUs of this host: %s", error)
+        log.warning("NVML does not list the GPUs of this host: %s", error)
         return []
     finally:
         nvml.nvmlShutdown()

@@ -253,7 +253,7 @@ class Spawners:
         self._reap(key)
         if self._closing:
             return
-        log.warning("spawner %s is gone; its workers go on", key)
+        log.warning("spawner %s is gone; its workers continue", key)
         lived_s = time.monotonic() - spawner.since
         pause_s = (
             0.0 if lived_s > _SHORT_LIFE_S else min(_LONGEST_PAUSE_S, self._pauses.get(key, _FIRST_PAUSE_S))

@@ -24,7 +24,7 @@ from torchloom.api.views import steering
 def routes(control: Control) -> APIRouter:
     router = APIRouter(tags=["config"])
     taken: dict[int | str, dict[str, Any]] = {
-        202: {"model": ChangePlanView, "description": "It is under way; follow `operation`"}
+        202: {"model": ChangePlanView, "description": "Accepted; follow `operation`"}
     }
 
     @router.get("/jobs/{job}/config", operation_id="config")

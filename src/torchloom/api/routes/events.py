@@ -107,14 +107,14 @@ async def _follow(
     spoke = clock()
     if not await control.reach_back(place):
         place = control.fleet.seq
-        yield _reset(place, "what happened since then can no longer be told")
+        yield _reset(place, "events since then are no longer kept")
     while True:
         notices = control.notices(place, AT_ONCE)
         if notices is None:
             # It took less than came. Whoever only sleeps too long between two reads comes back and goes on.
             if not await control.reach_back(place):
                 place = control.fleet.seq
-                yield _reset(place, "you were too slow, and what you missed can no longer be told")
+                yield _reset(place, "this client was too slow; the events it missed are no longer kept")
             continue
         if notices:
             place = notices[-1].seq

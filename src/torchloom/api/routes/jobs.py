@@ -197,7 +197,8 @@ async def _kill(control: Control, job: str, by: str) -> None:
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimedOut(
-                f"Job {job} was told to end and has not yet", hint="its node may be away; try again"
+                f"Job {job} has been asked to stop and has not ended yet",
+                hint="its node may be unreachable; try again",
             )
         await control.changed(control.fleet.seq, left)
 

@@ -76,7 +76,7 @@ def _jobs(control: Control, now_ns: int) -> Iterator[str]:
     good = [(n, s.goodput) for n, s in living if s.goodput is not None]
     yield from _gauge("loom_job_goodput_ratio", "Share of the time that was not lost to faults.", good)
     loss = [(n, float(s.last_loss)) for n, s in living if s.last_loss is not None]
-    yield from _gauge("loom_job_loss", "Loss as the script tells it, mean over the ranks.", loss)
+    yield from _gauge("loom_job_loss", "Loss as the script reports it, mean over the ranks.", loss)
     workers = [(n, float(s.running_workers)) for n, s in living]
     yield from _gauge("loom_job_workers", "Running workers of a job.", workers)
 

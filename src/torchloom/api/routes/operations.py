@@ -46,13 +46,13 @@ def routes(control: Control) -> APIRouter:
         "pause",
         "pause",
         lambda *what, **how: control.pause(*what, **how),
-        "All ranks stand before one step, answer, and keep what they hold.",
+        "Hold all ranks before one step; they keep memory, devices and connections.",
     )
     asked_for(
         "resume",
         "resume",
         lambda *what, **how: control.resume(*what, **how),
-        "A paused job goes on with the step it stands before.",
+        "A paused job continues with the step it was paused before.",
     )
     asked_for(
         "checkpoint",

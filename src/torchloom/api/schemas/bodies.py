@@ -507,7 +507,7 @@ class DrainRequest(BaseModel):
     keep: bool = False
     """What runs there goes on where it is."""
     force: bool = False
-    """Move also what cannot be saved before: it goes on from its newest checkpoint."""
+    """Move also what cannot be saved first: it resumes from its newest checkpoint."""
 
 
 class JobChangeView(BaseModel):

@@ -79,7 +79,7 @@ class Writer:
         self._outcome = Outcome(save, 0.0, 0.0, problem="it ended without a word")
         self._thread = beside(lambda: self._run(save, first), "loom-checkpoint")
         if self._thread is None:
-            self._outcome = Outcome(save, 0.0, 0.0, problem="this process may start no more threads")
+            self._outcome = Outcome(save, 0.0, 0.0, problem="this process cannot start more threads")
             if first is not None:
                 first()
 

@@ -78,7 +78,7 @@ class Filling:
         """Plain facts of this rank's image: step and the like; its tensors are not read yet."""
         found = self._images.own.trees.get(ABOUT)
         if not isinstance(found, dict):
-            raise CheckpointDamaged("an image says nothing about itself")
+            raise CheckpointDamaged("an image has no description of itself")
         return found
 
     def plan(self) -> None:

@@ -11,7 +11,7 @@ import typer
 
 from torchloom.cli.options import JsonOption
 
-HELP = "Name clusters, and choose which one commands speak to."
+HELP = "Name clusters, and choose which one commands talk to."
 EXAMPLES = (
     ("loom context add prod https://train.example:8700", "asks for the token; LOOM_TOKEN and stdin work too"),
     ("loom context use prod", "from now on"),

@@ -43,7 +43,7 @@ class Contexts:
             raise NotAllowed(f"{path} cannot be read ({error.strerror})") from error
         except (ValueError, KeyError, TypeError, AttributeError):
             # It holds tokens that are nowhere else: never taken for empty and written anew.
-            raise UsageError(f"{path} is damaged", hint="mend it, or move it away") from None
+            raise UsageError(f"{path} is damaged", hint="fix it, or move it away") from None
         return cls(current if current in named else LOCAL, named)
 
     def write(self) -> None:

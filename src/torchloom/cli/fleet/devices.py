@@ -34,7 +34,7 @@ def command(as_json: JsonOption = False) -> None:
         output.table(
             ("WORKER", "REPLICA", "NODE", "DEVICES"),
             (
-                (w["worker"], w["replica"], w["node"], ", ".join(w["devices"]) or "not told yet")
+                (w["worker"], w["replica"], w["node"], ", ".join(w["devices"]) or "not reported yet")
                 for w in found["workers"]
             ),
             nothing="",

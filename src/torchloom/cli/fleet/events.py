@@ -24,7 +24,7 @@ AGAIN_AFTER_S = 0.5
 
 def command(
     job: AnyJobArgument = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until Ctrl-C.")] = False,
     topic: Annotated[
         list[str] | None,
         typer.Option(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     ("loom incident train-3f9a.1", "verdict, decision, timeline, stacks, tracebacks"),
-    ("loom incident train-3f9a.1 --json", "the same with all collectives that are known of every rank"),
+    ("loom incident train-3f9a.1 --json", "the same, with all recorded collectives of every rank"),
 )
 _SHOWN = 8
 """Collectives of a rank that is blamed: the newest tell the story, `--json` has all."""
@@ -23,7 +23,7 @@ def command(
     incident: Annotated[str, typer.Argument(help="Id of the incident.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Show an incident: verdict, decision, timeline, what each rank was at, exits, last words."""
+    """Show an incident: verdict, decision, timeline, what each rank was doing, exits, last output."""
     from torchloom.cli.fleet.probe import show as show_links
     from torchloom.cli.show import output
 
@@ -37,7 +37,7 @@ def command(
     if found["resolution"]:
         print(f"ended      {found['resolution']}")
     if found["finding"] is not None:
-        print(f"sure       {_how_sure(found['finding'])}")
+        print(f"confidence {_confidence(found['finding'])}")
     print(f"timeline   {timeline(found['timeline'])}")
     if found["lost_steps"] is not None:
         print(f"lost       {found['lost_steps']} training steps are repeated")
@@ -55,7 +55,7 @@ def command(
         _show_exit(report, report["rank"] == found["culprit"] and not report["after_stop"])
 
 
-def _how_sure(finding: FindingView) -> str:
+def _confidence(finding: FindingView) -> str:
     sure = "certain" if finding["certain"] else f"{finding['confidence']:.0%}"
     return f"{sure}: {finding['certainty']}" if finding["certainty"] else sure
 

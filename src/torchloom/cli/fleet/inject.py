@@ -10,9 +10,9 @@ from torchloom.cli.options import JsonOption, api
 
 EXAMPLES = (
     ("loom inject train-3f9a kill --rank 1", "SIGKILL, as the kernel would when memory is short"),
-    ("loom inject train-3f9a stop --rank 0", "a worker that stands still and says nothing"),
+    ("loom inject train-3f9a stop --rank 0", "a worker that stops and says nothing"),
     ("loom inject train-3f9a slow --rank 2 --amount 1.5 --for 60s", "a straggler for a minute"),
-    ("loom inject train-3f9a hang --rank 1 --where data", "waits for a batch for ever"),
+    ("loom inject train-3f9a hang --rank 1 --where data", "waits for a batch that never comes"),
     ("loom inject train-3f9a slow-link --rank 1 --peer 2 --amount 5", "5 MB/s from rank 1 to rank 2"),
     ("loom inject train-3f9a random --seed 7 --for 10m --every 60s", "a series of faults, repeatable"),
     ("loom inject --list", "all faults, and what their numbers mean"),
@@ -51,7 +51,7 @@ def command(
     show: Annotated[bool, typer.Option("--list", help="Show the faults there are.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make something go wrong on purpose, to see what is told and done about it. Needs an admin's token."""
+    """Cause a fault on purpose, to see what is reported and done about it. Needs an admin token."""
     from torchloom.cli.show import output
     from torchloom.cli.show.states import check
     from torchloom.core.injection import KINDS, LONGEST_S, kind_of
@@ -128,4 +128,4 @@ def _series(job: str, seed: int, lasting_s: float, every_s: float, as_json: bool
                 f"{one.after_s:7.1f} s  {one.describe()}{f' – refused: {said}' if said else ''}", flush=True
             )
     if not as_json:
-        print(f"{len(plan)} faults; `loom incidents {job}` shows what was told of them")
+        print(f"{len(plan)} faults; `loom incidents {job}` shows the reports")

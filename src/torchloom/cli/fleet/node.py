@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from torchloom.client import Client
     from torchloom.client.schema import NodeView
 
-HELP = "Say something about a host that it cannot say itself."
+HELP = "Tell torchloom about a host: drain, open, gone."
 EXAMPLES = (
     ("loom nodes", "which are unreachable"),
     ("loom node drain worker-7 --why 'fan broken'", "save and move what runs there, and place nothing new"),
-    ("loom node drain worker-7 --keep", "place nothing new; what runs there goes on"),
+    ("loom node drain worker-7 --keep", "place nothing new; jobs there continue"),
     ("loom node open worker-7", "workers may be placed there again"),
     ("loom node gone worker-7", "its host is off or destroyed: replace its workers on other nodes"),
 )
@@ -54,7 +54,7 @@ def gone(node: NodeArgument, as_json: JsonOption = False) -> None:
 WhyOption = Annotated[str, typer.Option("--why", metavar="TEXT", help="Shown with the node.")]
 
 
-KeepOption = Annotated[bool, typer.Option("--keep", help="Let what runs there go on there.")]
+KeepOption = Annotated[bool, typer.Option("--keep", help="Leave the jobs that run there alone.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Move also what cannot be saved before.")]
 WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="Return when the node is empty.")]
 
@@ -85,7 +85,7 @@ def drain(
     if as_json:
         output.show_json(view)
     elif keep or not view["workers"]:
-        here = f"{view['workers']} workers there go on" if view["workers"] else "nothing runs there"
+        here = f"{view['workers']} workers there continue" if view["workers"] else "nothing runs there"
         print(f"{node} is drained; {here}. `loom node open {node}` allows new ones again")
     elif not wait:
         for one in view["leaving"]:
@@ -113,7 +113,7 @@ def _wait_empty(client: Client, node: str, quiet: bool) -> NodeView:
             time.sleep(LOOK_EVERY_S)
     finally:
         screen.close()
-    raise TimedOut(f"{node} is not empty yet", hint="see `loom nodes`; it goes on by itself")
+    raise TimedOut(f"{node} is not empty yet", hint="see `loom nodes`; it continues by itself")
 
 
 def open_again(node: NodeArgument, as_json: JsonOption = False) -> None:

@@ -9,11 +9,11 @@ from torchloom.cli.options import JsonOption, WatchOption, api
 if TYPE_CHECKING:
     from torchloom.client.schema import NodeView
 
-EXAMPLES = (("loom nodes", "hosts, how full they are, and when they were last heard"),)
+EXAMPLES = (("loom nodes", "hosts, how full they are, and when they were last seen"),)
 
 
 def command(watch: WatchOption = False, as_json: JsonOption = False) -> None:
-    """List nodes with state, workers and the last sign of life."""
+    """List nodes with state, workers and when each was last seen."""
     from torchloom.cli.show import output
 
     client = api()

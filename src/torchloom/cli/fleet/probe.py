@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torchloom.client.schema import LinkDelayView, LinkMatrixView
 
 EXAMPLES = (
-    ("loom probe train-3f9a", "all pairs of ranks, at the next step; training stands still meanwhile"),
+    ("loom probe train-3f9a", "all pairs of ranks, at the next step; training waits meanwhile"),
     ("loom probe train-3f9a --within 3s", "more time: less noise on a busy network"),
     ("loom probe train-3f9a --last", "what was measured last, without measuring again"),
 )
@@ -38,8 +38,8 @@ def command(
 ) -> None:
     """Measure the links between all ranks at one step: which link, sender or receiver is slow.
 
-    All ranks do it at the same step or none does; then training goes on. It measures the network between the
-    hosts over connections of its own.
+    All ranks do it at the same step or none does; then training continues. It measures the network
+    between the hosts over connections of its own.
     """
     from torchloom.cli.show import output
     from torchloom.cli.steer import changes

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from torchloom.client.schema import RankCostView, Stragglers
 
 EXAMPLES = (
-    ("loom stragglers train-3f9a", "who holds the others up, and what that costs"),
+    ("loom stragglers train-3f9a", "who delays the others, and what that costs"),
     ("loom stragglers train-3f9a --watch", "again every second"),
     ("loom stragglers train-3f9a --json | jq '.ranks[] | {rank, lost_share}'", "for a script"),
 )
@@ -37,7 +37,9 @@ def _show(found: Stragglers) -> None:
     ranks = sorted(found["ranks"], key=lambda one: (-one["lost_share"], one["rank"]))
     rate = found["steps_per_s"]
     if found["stands"]:
-        print(f"{found['job']} stands: see `loom incident {found['stands']}`; below are steps before it\n")
+        print(
+            f"{found['job']} is stalled: see `loom incident {found['stands']}`; below are steps before it\n"
+        )
     elif rate is not None:
         print(f"{found['job']}: {output.rate(rate)}; {_worst(ranks, rate)}\n")
     columns = ("RANK", "NODE", "OWN", "PEERS", "DATA", "WAITS", "COSTS", "OF SPEED", "ROLE")
@@ -50,7 +52,7 @@ def _show(found: Stragglers) -> None:
     if ranks:
         print(f"\nmedians a step, over the newest {max(one['steps'] for one in ranks)}")
     if found["missing"]:
-        print(f"not heard of just now: rank {', '.join(map(str, found['missing']))}")
+        print(f"no current data: rank {', '.join(map(str, found['missing']))}")
 
 
 def _worst(ranks: list[RankCostView], rate: float) -> str:
@@ -58,7 +60,7 @@ def _worst(ranks: list[RankCostView], rate: float) -> str:
 
     worst = ranks[0]
     if worst["lost_share"] < 0.01:
-        return "no rank holds the others up"
+        return "no rank delays the others"
     return f"without rank {worst['rank']} it would be {output.rate(rate + worst['lost_steps_per_s'])}"
 
 

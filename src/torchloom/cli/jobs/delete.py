@@ -27,7 +27,7 @@ def command(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Forget jobs that have ended, with their logs. Checkpoints stay unless --checkpoints."""
+    """Delete ended jobs with their logs. Checkpoints stay unless --checkpoints."""
     from torchloom.cli.show import output
 
     client = api()

@@ -68,7 +68,7 @@ def parser(verb: str) -> argparse.ArgumentParser:
         help="workers per host: a number, auto, cpu or gpu (1)",
     )
     _add(job, "--nnodes", metavar="N", help="hosts, or a range MIN:MAX (1)")
-    _add(job, "--max-restarts", metavar="N", type=int, help="restarts in the life of the job (10)")
+    _add(job, "--max-restarts", metavar="N", type=int, help="restarts in the job's lifetime (10)")
     _add(
         job,
         "--max-fruitless",
@@ -81,8 +81,8 @@ def parser(verb: str) -> argparse.ArgumentParser:
     _add(job, "--local-ranks-filter", metavar="RANKS", help="show the output of these ranks only: 0,1")
     _add(job, "--shutdown-timeout", metavar="S", type=float, help="seconds between SIGTERM and SIGKILL")
     ours = made.add_argument_group("torchloom")
-    _add(ours, "--min-workers", metavar="N", type=int, help="start with as few, if there is no room for all")
-    _add(ours, "--max-workers", metavar="N", type=int, help="the most that `loom scale` may give it")
+    _add(ours, "--min-workers", metavar="N", type=int, help="start with this few if there is no room for all")
+    _add(ours, "--max-workers", metavar="N", type=int, help="upper limit of `loom scale`")
     ours.add_argument(
         "--standby",
         metavar="N",
@@ -97,12 +97,10 @@ def parser(verb: str) -> argparse.ArgumentParser:
     )
     _add(ours, "--pin-cores", action="store_true", help="give each worker its own share of the cores")
     _add(ours, "--expect-steps", metavar="N", type=int, help="steps the job will take, for the ETA")
-    _add(ours, "--max-steps", metavar="N", type=int, help="where the job shall end; workers see MAX_STEPS")
+    _add(ours, "--max-steps", metavar="N", type=int, help="last step; workers see MAX_STEPS")
     ours.add_argument("--policy", metavar="FILE", help="what to do about findings (LOOM_HOME/policy.toml)")
-    _add(ours, "--hang-report", metavar="S", type=float, help="say that a rank hangs after this long")
-    _add(
-        ours, "--hang-act", metavar="S", type=float, help="act on a hang that is not certain after this long"
-    )
+    _add(ours, "--hang-report", metavar="S", type=float, help="report a hang after this long")
+    _add(ours, "--hang-act", metavar="S", type=float, help="act on an uncertain hang after this long")
     ours.add_argument("--label", "-l", metavar="KEY=VALUE", action="append", default=[], help="repeatable")
     ours.add_argument(
         "--queue",
@@ -112,9 +110,9 @@ def parser(verb: str) -> argparse.ArgumentParser:
     ours.add_argument("--python", metavar="PATH", help="interpreter of the job")
     if verb == "run":
         ours.add_argument("--detach", action="store_true", help="return at once, as `loom submit` does")
-    ours.add_argument("--json", action="store_true", help="print JSON and nothing else on stdout")
+    ours.add_argument("--json", action="store_true", help="print only JSON on stdout")
     ours.add_argument("--home", metavar="DIR", help="directory of torchloom's state (LOOM_HOME)")
-    ours.add_argument("--context", metavar="NAME", help="cluster to speak to, see `loom context`")
+    ours.add_argument("--context", metavar="NAME", help="cluster to talk to, see `loom context`")
     rest = made.add_argument_group("accepted because torchrun has them")
     for flag in (*_QUIET, *_NOTED_SWITCHES):
         _add(rest, flag, action="store_true", help=argparse.SUPPRESS)

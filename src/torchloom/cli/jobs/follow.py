@@ -172,7 +172,7 @@ class Follower:
                 return
             except LoomError as error:
                 if not away:
-                    self._queue.put(("say", {"text": f"{error.message.rstrip('.')}; the workers go on"}))
+                    self._queue.put(("say", {"text": f"{error.message.rstrip('.')}; the workers continue"}))
                 away = True
                 self._mend()
                 time.sleep(AGAIN_AFTER_S)

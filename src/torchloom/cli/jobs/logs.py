@@ -18,7 +18,7 @@ MOST_SHOWN = 96 << 20
 """Bytes of one rank; more than an agent keeps, and the end of a log that grows faster than it is read."""
 EXAMPLES = (
     ("loom logs train-3f9a", "the newest 100 lines of every rank"),
-    ("loom logs train-3f9a -f --rank 1", "go on until the job ends"),
+    ("loom logs train-3f9a -f --rank 1", "follow until the job ends"),
     ("loom logs train-3f9a --grep loss --tail 5", "the newest 5 lines with this text"),
     ("loom logs train-3f9a --since 10m", "all that was printed in the last ten minutes"),
 )

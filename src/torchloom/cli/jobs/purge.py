@@ -38,7 +38,7 @@ def command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which jobs.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Forget ended jobs by age, state and label. Checkpoints stay unless --checkpoints."""
+    """Delete ended jobs by age, state and label. Checkpoints stay unless --checkpoints."""
     from torchloom.cli.show import output
     from torchloom.cli.show.states import EndState, check, pairs
     from torchloom.durations import parse_span

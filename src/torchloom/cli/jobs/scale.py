@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torchloom.client import Client
 
 EXAMPLES = (
-    ("loom scale train-3f9a 8", "save, then go on with 8 workers from there"),
+    ("loom scale train-3f9a 8", "save, then continue with 8 workers"),
     ("loom scale train-3f9a 4 --no-save --no-wait", "from what was saved last, and return at once"),
 )
 
@@ -28,7 +28,7 @@ def command(
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when all of them run.")] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Go on with N workers: saves, ends the job at a step boundary, begins again from its newest checkpoint.
+    """Continue with N workers: saves, ends the job at a step boundary, resumes from the newest save.
 
     Within the --min-workers and --max-workers it was submitted with; refused when there is no room, before
     anything is stopped. Costs nothing of the restart budget.
@@ -82,7 +82,7 @@ def _save(client: Client, job: str, workers: int, quiet: bool) -> None:
     if before["state"] != "running" or before["world_size"] == workers:
         return
     try:
-        asked = client.checkpoint_now(job, {"why": f"before it goes on with {workers} workers"})
+        asked = client.checkpoint_now(job, {"why": f"before it continues with {workers} workers"})
         view = changes.follow(client, job, asked["operation"], None, quiet)
         why_not = changes.failure(view)
     except Conflict as refused:

@@ -135,7 +135,7 @@ def doing(worker: WorkerView) -> str:
         return worker["exit"]
     last = worker["collective"]
     if worker["phase"] == "paused":
-        return "stands until the job is resumed"  # what it did last is over
+        return "paused until the job is resumed"  # what it did last is over
     if worker["in_collective_s"] > 1:
         return f"{last} for {output.seconds(worker['in_collective_s'])}"
     if last and worker["idle_s"] > _IDLE_S and worker["phase"] != "control-wait":

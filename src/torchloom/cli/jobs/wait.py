@@ -78,7 +78,7 @@ def command(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Wait until jobs are completed, or have come to another point."""
+    """Wait until jobs are completed, or have reached another state or step."""
     from torchloom.cli.show import output
     from torchloom.durations import parse_span
 

@@ -57,7 +57,7 @@ async def _serve(home: Home, address: str) -> None:
     )
     bus = await unless_stopped(connecting, stop)
     if bus is None:
-        print("agent: ended before it had begun", file=sys.stderr)
+        print("agent: ended before it had started", file=sys.stderr)
         return
     try:
         await serve(

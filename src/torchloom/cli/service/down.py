@@ -45,7 +45,7 @@ def command(
     end_stack(where)
     print("torchloom is down" if found else f"nothing was running for {where.root}")
     if keep_jobs and found:
-        print("workers go on; `loom up` takes care of them again")
+        print("workers continue; `loom up` takes care of them again")
 
 
 def settle_jobs(home: Home, stop_jobs: bool, found: bool) -> None:
@@ -86,7 +86,7 @@ def wait_stopped(api: Client, jobs: set[str]) -> None:
         if waited_s > NODES_AWAY_FOR_S:
             names = ", ".join(sorted(jobs)[:MOST_NAMED]) + (" …" if len(jobs) > MOST_NAMED else "")
             if not can_end(api, jobs):
-                print(f"loom: told to stop, but their nodes are away: {names}", file=sys.stderr)
+                print(f"loom: asked to stop, but their nodes are unreachable: {names}", file=sys.stderr)
                 return
             if waited_s > STOP_WITHIN_S:
                 raise TimedOut(
@@ -117,7 +117,7 @@ def end_stack(home: Home) -> None:
         cleanup.end_process(supervisor, grace_s=4 * cleanup.GRACE_S)
     lock = take_lock(home, wait_s=2.0)
     if lock is None:
-        raise Conflict("Another `loom up` or `loom down` is at work here", hint="try again in a moment")
+        raise Conflict("Another `loom up` or `loom down` is running here", hint="try again in a moment")
     try:
         cleanup.end_parts(home)
         parts.forget(home, "supervisor")

@@ -66,7 +66,7 @@ class Supervisor:
                 self._look()
             say("ending everything" if not parts.stays(self._home) else "ending")
         except LoomError as error:
-            say(f"cannot go on: {error}")
+            say(f"cannot continue: {error}")
             parts.write_failure(self._home, "supervisor", str(error), error.exit_code)
             cleanup.end_parts(self._home)
             return error.exit_code

@@ -105,7 +105,7 @@ async def _serve(home: Home, options: argparse.Namespace) -> None:
 
     bus = await unless_stopped(connecting, stop)
     if bus is None:
-        print("weaver: ended before it had begun", file=sys.stderr)
+        print("weaver: ended before it had started", file=sys.stderr)
         return
     try:
         from torchloom.weaver.service import Weaver

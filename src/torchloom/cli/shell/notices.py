@@ -43,7 +43,7 @@ class Notices:
                             return
                 except LoomError as error:
                     if not away:
-                        self._say(f"{error.message}; jobs go on without it", "bad")
+                        self._say(f"{error.message}; jobs continue without it", "bad")
                     away = True
             self._over.wait(AGAIN_AFTER_S)
 

@@ -39,8 +39,8 @@ class Story:
         paused, version = bool(view.get("paused")), view.get("config_version", 0)
         if paused != self._paused:
             self._paused = paused
-            hint = f"; `loom resume {self._job}` lets it go on"
-            told.append((f"{self._job} is paused{hint}" if paused else f"{self._job} goes on", ""))
+            hint = f"; `loom resume {self._job}` lets it continue"
+            told.append((f"{self._job} is paused{hint}" if paused else f"{self._job} continues", ""))
         if version > self._version:
             told.append((f"config version {version} is in force; see `loom config {self._job}`", ""))
         self._version = max(version, self._version)
@@ -107,7 +107,7 @@ def summary(view: JobDetail) -> str:
     parts = [f"{view['step']} steps in {output.seconds(view['elapsed_s'])}"]
     count = view["restarts"]
     if count:
-        recovered = f", back at work after {', '.join(output.seconds(s) for s in took)}" if took else ""
+        recovered = f", recovered in {', '.join(output.seconds(s) for s in took)}" if took else ""
         parts.append(f"{count} restart{'s' if count != 1 else ''}{recovered}")
     if view["goodput"] is not None:
         parts.append(f"goodput {output.percent(view['goodput'])}")

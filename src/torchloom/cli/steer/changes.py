@@ -74,16 +74,18 @@ def follow(
                     return view
                 screen.status(f"{job} · {phase(view)}{_distance(client, view) if live else ''}")
             except (NotAnswering, Unavailable) as error:
-                screen.status(f"{error.message}; the operation goes on")
+                screen.status(f"{error.message}; the operation continues")
                 time.sleep(AGAIN_AFTER_S)
             if left_s <= 0:
                 raise TimedOut(
                     f"No outcome within {limit_s:g} s{f', {phase(view)}' if view else ''}",
-                    hint=f"it goes on: `loom operations {job} {operation}`",
+                    hint=f"it continues: `loom operations {job} {operation}`",
                 )
     except KeyboardInterrupt:
         screen.close()
-        print(f"loom: it goes on; `loom operations {job} --cancel {operation}` gives it up.", file=sys.stderr)
+        print(
+            f"loom: it continues; `loom operations {job} --cancel {operation}` cancels it.", file=sys.stderr
+        )
         raise
     finally:
         screen.close()
@@ -107,7 +109,7 @@ def phase(view: OperationView) -> str:
     step = at(view)
     match view["state"]:
         case "waiting":
-            words = f"waiting for {step}" if step else "waiting for its turn"
+            words = f"waiting for {step}" if step else "waiting for earlier operations"
         case "preparing":
             words = "preparing: every rank is asked whether it can"
         case "arming":

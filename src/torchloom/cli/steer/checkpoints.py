@@ -87,7 +87,7 @@ def show(found: CheckpointList) -> None:
         ),
         nothing="no checkpoints"
         if found["store"]
-        else f"{found['job']} has told of no checkpoints; loom.Checkpoint in its script makes some",
+        else f"{found['job']} has reported no checkpoints; loom.Checkpoint in its script makes some",
         spare=("PARENT", "CONFIG", "WORLD", "VERIFIED"),
     )
     if found["left_out"]:

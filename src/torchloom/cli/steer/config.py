@@ -69,7 +69,7 @@ def show(view: ConfigView) -> None:
         (row for setting in view["settings"] for row in rows(setting)),
         nothing="no settings"
         if view["known"]
-        else "its workers have told no settings; they do at their first step",
+        else "its workers have reported no settings yet; they do at their first step",
     )
 
 

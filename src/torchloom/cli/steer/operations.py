@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     ("loom operations train-3f9a", "all of them, newest last"),
     ("loom operations train-3f9a 41d0c2a9e7f3", "one, with the tracebacks of ranks"),
-    ("loom operations train-3f9a --cancel 41d0c2a9e7f3", "give up one that is under way"),
+    ("loom operations train-3f9a --cancel 41d0c2a9e7f3", "cancel one in progress"),
 )
 
 
@@ -23,13 +23,13 @@ def command(
     operation: Annotated[
         str | None, typer.Argument(metavar="[ID]", help="One operation, as listed.", show_default=False)
     ] = None,
-    active: Annotated[bool, typer.Option("--active", help="Only what is under way.")] = False,
+    active: Annotated[bool, typer.Option("--active", help="Only operations in progress.")] = False,
     cancel: Annotated[
         str | None, typer.Option("--cancel", metavar="ID", help="Give this one up.", show_default=False)
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List what was asked of a job (set, pause, checkpoint, restore …), or give one up."""
+    """List operations on a job (set, pause, checkpoint, restore …), or cancel one."""
     from torchloom.cli.show import output
     from torchloom.cli.steer import changes
     from torchloom.errors import UsageError
@@ -74,7 +74,7 @@ def _table(listed: list[OperationView]) -> None:
             )
             for one in listed
         ),
-        nothing="nothing was asked of it; `loom set` changes a setting",
+        nothing="no operations yet; `loom set` changes a setting",
         spare=("BY", "VERSION"),
     )
 

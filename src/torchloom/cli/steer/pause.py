@@ -6,7 +6,7 @@ from torchloom.cli.options import JobArgument, JsonOption, api
 from torchloom.cli.steer.changes import TimeoutOption, WaitOption, WhyOption
 
 EXAMPLES = (
-    ("loom pause train-3f9a", "all ranks stand before the same step"),
+    ("loom pause train-3f9a", "hold all ranks before the same step"),
     ("loom pause train-3f9a --why 'look at the data'", "the reason is kept"),
     ("loom resume train-3f9a", "go on"),
 )
@@ -31,4 +31,4 @@ def command(
         changes.answer(accepted, f"{job} will be paused: {accepted['operation']}", as_json)
         return
     view = changes.follow(client, job, accepted["operation"], timeout, quiet=as_json)
-    changes.conclude(view, f"{job} is paused: all ranks stand before {changes.at(view)}", as_json)
+    changes.conclude(view, f"{job} is paused: all ranks wait before {changes.at(view)}", as_json)

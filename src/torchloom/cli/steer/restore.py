@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     ("loom checkpoints train-3f9a", "which steps there are"),
-    ("loom restore train-3f9a --step 200", "go on after step 200"),
+    ("loom restore train-3f9a --step 200", "continue after step 200"),
     ("loom restore train-3f9a --step 200 --config revert", "with the settings of that time"),
     ("loom restore train-3f9a --step 200 --config keep", "with the settings of today"),
 )
@@ -41,7 +41,7 @@ def command(
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when it trains from there.")] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Go on from an earlier step: without a restart where the script uses loom.Checkpoint, else by one.
+    """Continue from an earlier step: without a restart if the script uses loom.Checkpoint, else with one.
 
     A job that has ended begins again. Refused, before anything is stopped, when that step is not there or
     damaged. Costs nothing of the restart budget.
@@ -76,7 +76,7 @@ def command(
             print(f"loom: not while it runs ({view['reason'].rstrip('.')}): by a restart.", file=sys.stderr)
     generation = wait_restored(client, job, before, chosen, quiet=as_json)
     done = {**asked, "how": "restart", "state": "applied", "generation": generation}
-    text = f"{job} goes on after step {step}, from {chosen}"
+    text = f"{job} resumes after step {step}, from {chosen}"
     changes.answer({**done, "reason": f"generation {generation} began from it"}, text, as_json)
 
 
@@ -109,5 +109,5 @@ def wait_restored(client: Client, job: str, before: int, chosen: str, quiet: boo
     finally:
         screen.close()
     raise TimedOut(
-        f"{job} has not begun from {chosen} within {RESTORED_WITHIN_S:g} s", hint=f"see `loom status {job}`"
+        f"{job} has not started from {chosen} within {RESTORED_WITHIN_S:g} s", hint=f"see `loom status {job}`"
     )

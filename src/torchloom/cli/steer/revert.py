@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torchloom.client.schema import RevertRequest
 
 EXAMPLES = (
-    ("loom revert train-3f9a", "undo the last change; said twice, it is there again"),
+    ("loom revert train-3f9a", "undo the last change; a second time redoes it"),
     ("loom config train-3f9a --history", "which versions there were"),
     ("loom revert train-3f9a 3", "back to what was in force with version 3"),
     ("loom revert train-3f9a 0 --dry-run", "what it takes to undo all of them"),

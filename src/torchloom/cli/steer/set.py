@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     ("loom set train-3f9a lr=1e-4", "every param group of every optimizer"),
     ("loom set train-3f9a lr@1=1e-4 betas=0.9,0.95", "several at once: all of them or none"),
-    ("loom set train-3f9a lr=0.5 --scale", "half of what the script's schedule says"),
+    ("loom set train-3f9a lr=0.5 --scale", "half of the script's own schedule"),
     ("loom set train-3f9a lr=own", "the script's own value again"),
     ("loom set train-3f9a max_steps=5000 --why 'converged'", "end there; the reason is kept"),
     ("loom set train-3f9a dropout=0.1 --at-step 2000", "step 2000 is the first with it"),

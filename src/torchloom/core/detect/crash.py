@@ -53,7 +53,7 @@ def lost_nodes(unheard: Collection[str], ranks_of: dict[str, tuple[int, ...]]) -
             kind="node-lost",
             ranks=ranks_of[node],
             node=node,
-            sentence=f"node {node} with {words.ranks_text(ranks_of[node])} is not heard; "
+            sentence=f"node {node} with {words.ranks_text(ranks_of[node])} is unreachable; "
             "whether it is dead cannot be seen from here",
             confidence=0.5,
             certainty="unreachable is not dead",

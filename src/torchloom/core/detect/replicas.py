@@ -239,7 +239,7 @@ def _at_odds(
             ranks=ranks,
             node=words.node_of(guilty),
             sentence=f"{words.ranks_text(ranks)} had equal parameters and differ, at the latest since step "
-            f"{part.since}; which of them is right cannot be told",
+            f"{part.since}; which of them is right is unknown",
             confidence=0.9,
             certain=True,
             certainty="equal parameters have equal hashes",

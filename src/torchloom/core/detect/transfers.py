@@ -175,7 +175,7 @@ def say(
     return Finding(
         kind="communication-slow",
         ranks=tuple(sorted(pair)),
-        sentence=f"{sentence}; which of its links, a probe can tell",
+        sentence=f"{sentence}; `loom probe` can find which of its links",
         confidence=0.8,
         certainty="slowness is reported, never certain",
         ask=pair or members[:32],

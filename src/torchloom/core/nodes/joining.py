@@ -37,12 +37,14 @@ def standing(node: Node | None, session: str, host: HostId, seen_s: float | None
         return Standing("free")
     whose = f"host {held.hostname} ({node.inventory.address})"
     if node.state is NodeState.READY:
-        seen = "which is heard" if seen_s is None else f"seen {seen_s:.1f} s ago"
+        seen = "which is reachable" if seen_s is None else f"seen {seen_s:.1f} s ago"
         return Standing("taken", f"node name {node.id} is already taken by {whose}, {seen}", OTHER_NAME)
     if node.state is NodeState.GONE or not (node.taken or node.stores) or _is_rebooted(node, host):
         return Standing("free")
-    why = f"node name {node.id} belongs to {whose}, which is not heard, and its workers may still run there"
-    return Standing("taken", why, f"{OTHER_NAME}, or say `loom node gone {node.id}` if that host is no more")
+    why = f"node name {node.id} belongs to {whose}, which is unreachable, and its workers may still run there"
+    return Standing(
+        "taken", why, f"{OTHER_NAME}, or say `loom node gone {node.id}` if that host is off for good"
+    )
 
 
 def _is_rebooted(node: Node, host: HostId) -> bool:

@@ -1,7 +1,7 @@
 """Nodes that cannot be heard, and hosts that a person confirmed to be gone: what is said, and what follows.
 
 Silence is said as an incident of every job that has workers there, uncertain and without any action; it is
-closed when the node is heard again. Only a person's word makes it a loss, because only that is proof.
+closed when the node is reachable again. Only a person's word makes it a loss, because only that is proof.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torchloom.model.fleet import Fleet, Job, JobState, Node, NodeState, Worker
 from torchloom.model.incidents import Decision, EndedBy, Ending, Incident, Outcome, Verdict
 from torchloom.model.worker import Exit
 
-HEARD = "it was heard again, and nothing was restarted because of it,"
+HEARD = "it is reachable again, and nothing was restarted because of it,"
 REOPENED_NS = 300 * 10**9
 """A node that falls silent again within this time is the same incident."""
 
@@ -33,7 +33,7 @@ def say_silent(turn: Turn, node: Node, event: NodeUnreachable) -> None:
         if node.id in job.silent:
             continue
         what = f"{node.id} has been silent for {lasting(event.silent_s)}; {_named(_lost(job, node))} there "
-        what += "may well go on"
+        what += "may well still run"
         waiting = without_cause(turn, job)
         if waiting is not None and not waiting.node:  # its peer may have gone with the node
             waiting.node, waiting.judged = node.id, replace(waiting.judged, silence=what)
@@ -89,7 +89,7 @@ def waiting_note(fleet: Fleet, job: Job) -> str:
     if not silent:
         return ""
     names = ", ".join(silent[:4]) + (" …" if len(silent) > 4 else "")
-    return f"; waits for {names}, which cannot be heard: if the host is gone, `loom node gone {silent[0]}`"
+    return f"; waits for {names}, which is unreachable: if the host is gone, `loom node gone {silent[0]}`"
 
 
 def lose_workers(turn: Turn, node: Node, event: NodeGone) -> None:
@@ -141,7 +141,7 @@ def _recover(
     progress = made_progress(job.spec.restarts, event.steps.get(job.id, 0), ran_s)
     job.plan = plan_restart(job, None, progress, turn.chance)
     gone = "cannot be reached" if event.fenced else "is gone"
-    end_generation(turn, job, incident, f"{node.id} {gone}, so generation {job.generation} cannot go on")
+    end_generation(turn, job, incident, f"{node.id} {gone}, so generation {job.generation} cannot continue")
 
 
 def _was_the_cause(

@@ -128,7 +128,7 @@ def store_lost(turn: Turn, event: StoreLost) -> None:
         else:
             start_did_fail(turn, job, {w.ref for w in job.workers}, what)
     elif job.state is JobState.RUNNING:
-        consequence = "training goes on, but new process groups cannot be made until the next restart"
+        consequence = "training continues, but new process groups cannot be made until the next restart"
         incident = open_incident(turn, job, "store-lost", f"{what}; {consequence}", turn.now_ns)
         reason = "nothing is restarted, because the workers are healthy"
         incident.decided = Decision(action="continue", outcome=Outcome.DONE, reason=reason)
@@ -190,7 +190,7 @@ def node_unreachable(turn: Turn, event: NodeUnreachable) -> None:
 def node_reachable(turn: Turn, event: NodeReachable) -> None:
     node = turn.fleet.nodes.get(event.node)
     if node is not None and node.state in (NodeState.UNREACHABLE, NodeState.GONE):
-        node.state, node.reason = NodeState.READY, "heard again"
+        node.state, node.reason = NodeState.READY, "reachable again"
         turn.room_appeared = True
         say_heard(turn, event.node, HEARD)
         _end_lost(turn, node)
@@ -199,9 +199,9 @@ def node_reachable(turn: Turn, event: NodeReachable) -> None:
 def node_left(turn: Turn, event: NodeLeft) -> None:
     node = turn.fleet.nodes.get(event.node)
     if node is not None:
-        node.state, node.reason = NodeState.LEFT, "its agent was stopped; workers, if any, go on"
+        node.state, node.reason = NodeState.LEFT, "its agent was stopped; workers, if any, continue"
         node.heard_ns, turn.seats_changed = turn.now_ns, True
-        say_heard(turn, event.node, "its agent said that it was stopped")
+        say_heard(turn, event.node, "its agent reported that it was stopped")
 
 
 def node_drained(turn: Turn, event: NodeDrained) -> None:

@@ -97,7 +97,7 @@ def _save(turn: Turn, job: Job, leaving: Leaving) -> str:
     if leaving.unsaved:
         return leaving.unsaved
     if job.checkpoints is None:
-        return "it has told of no checkpoints, so it would begin anew; --force moves it all the same"
+        return "it has reported no checkpoints, so it would start over; --force moves it anyway"
     if job.paused:
         return "it is paused, so it cannot save; it goes when it is resumed"
     if not job.control.step:
@@ -148,7 +148,7 @@ def stored(job: Job, record: OperationRecord | None) -> tuple[str, str]:
         return "", record.reason if record.ended else ""
     known, step = job.checkpoints, _state_of(record)
     if known is None:
-        return "", "it has told of no checkpoints"
+        return "", "it has reported no checkpoints"
     if known.saved is not None and known.saved_generation == job.generation and known.saved.step >= step:
         return known.saved.name, ""
     failed = known.failing and known.failed_at >= (job.generation, step)
@@ -168,7 +168,7 @@ def _not_saved(turn: Turn, job: Job, leaving: Leaving, why: str, again: bool = T
         turn.set_timer(TimerKind.SAVE_AGAIN, job, wait_s)
         leaving.unsaved += f"; it is tried again after {wait_s / 60:.0f} min"
     else:
-        leaving.unsaved += "; drain the node again to try again, --force moves it all the same"
+        leaving.unsaved += "; drain the node again to retry, --force moves it anyway"
 
 
 def _go(turn: Turn, job: Job, leaving: Leaving) -> None:

@@ -165,7 +165,7 @@ def _carry_out(
         relocate.move(turn, job, incident, acting)
     else:
         job.plan = plan
-        why = f"{incident.verdict}, so generation {job.generation} cannot go on"
+        why = f"{incident.verdict}, so generation {job.generation} cannot continue"
         end_generation(turn, job, incident, why)
         _decided(incident, acting, Outcome.DONE)
         settle(turn, job)

@@ -69,7 +69,7 @@ def finding_ended(turn: Turn, event: FindingEnded) -> None:
     finding = incident.finding
     who = ranks_text(finding.ranks) if finding is not None and finding.ranks else "the job"
     if finding is not None and finding.traits.stuck:
-        resolution = f"{who} went on after {lasting(event.lasted_s)}"
+        resolution = f"{who} continued after {lasting(event.lasted_s)}"
     elif event.lasted_s < 1:
         resolution = "it came once and not again"
     else:

@@ -26,7 +26,7 @@ TRANSFER_FLOOR_S = 0.005
 """A megabyte that takes this much longer than others is worth a word …"""
 DELAY_FLOOR_S = 0.005
 """… and so is a message. Less is what a busy host does to anybody now and then."""
-NOTHING = "no link, sender or receiver stands out"
+NOTHING = "no link, sender or receiver is unusual"
 
 
 def links_measured(turn: Turn, job: Job, record: OperationRecord) -> None:

@@ -58,9 +58,9 @@ def _why_not(turn: Turn, job: Job) -> str:
     if policy.dry_run:
         return "dry run"
     if job.state is not JobState.RUNNING or any(worker.blind for worker in job.workers):
-        return "not every rank can be told to"
+        return "not every rank can be asked to"
     if any(r.kind is Kind.PROBE and not r.ended for r in job.operations.values()):
-        return "a probe is under way"
+        return "a probe is in progress"
     since_s = (turn.now_ns - job.probed_ns) / 1e9
     if job.probed_ns and since_s < policy.probe_every_s:
         return f"the last time was {since_s:.0f} s ago"

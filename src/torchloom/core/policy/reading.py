@@ -87,7 +87,7 @@ def _check_rule(kind: str, by_level: Any) -> None:
 def _senseless(kind: str, action: Action) -> str:
     known = traits(kind)
     if action == "pause" and known.stuck:
-        return "a job that is held up reaches no step for that"
+        return "a stalled job reaches no step for that"
     if action == "rollback" and not known.numeric:
         numeric = sorted(name for name, each in TRAITS.items() if each.numeric)
         return f"going back helps where numbers are wrong ({', '.join(numeric)})"

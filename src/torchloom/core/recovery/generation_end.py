@@ -109,7 +109,7 @@ def _one_finished(turn: Turn, job: Job) -> None:
 
 def begin_recovery(turn: Turn, job: Job, report: ExitReport) -> None:
     """A worker failed: open an incident, decide, end the rest of the generation."""
-    why = f"rank {report.rank} is gone, so its generation {job.generation} cannot go on"
+    why = f"rank {report.rank} is gone, so its generation {job.generation} cannot continue"
     told = turn.fleet.incidents.get(job.findings.get("stuck", ""))
     if told is not None and told.open:
         _end_of_what_was_stuck(turn, job, told, report)

@@ -114,7 +114,7 @@ def _before_the_restart(turn: Turn, job: Job, record: OperationRecord) -> None:
     open_record(turn, job, record)
     job.paused = False
     record.state, record.ended_at_ns = "applied", turn.now_ns
-    record.reason = f"the job is {job.state}: it goes on without a pause"
+    record.reason = f"the job is {job.state}: it continues without a pause"
 
 
 def request(turn: Turn, job: Job, record: OperationRecord, operation: Operation) -> None:

@@ -79,7 +79,7 @@ def _why_it_waits(job: Job, record: OperationRecord) -> str:
         return "it waits for the first step of every rank"
     waiting = next((o for o in control.queue if o.version == record.version), None)
     if waiting is not None and waiting.uncounted:
-        return f"it waits for step {waiting.training_step}; where the new generation is has yet to be told"
+        return f"it waits for step {waiting.training_step}; the new generation has not reported its step yet"
     if waiting is not None and waiting.at_step is not None and not is_near(control, waiting):
         named = waiting.at_step if waiting.training_step is None else waiting.training_step
         return f"it waits for step {named}, the job is at step {control.step + named - waiting.at_step}"

@@ -71,7 +71,7 @@ def unpack_settings(text: str | bytes) -> Told:
             left_out=int(found.get("left_out", 0)),
         )
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        raise ValueError(f"this tells no settings: {error!r}") from error
+        raise ValueError(f"this contains no settings: {error!r}") from error
 
 
 def known(told: Told, hyperparameters: str | Mapping[str, Any]) -> Known:
@@ -83,7 +83,7 @@ def known(told: Told, hyperparameters: str | Mapping[str, Any]) -> Known:
             for optimizer in found.get("optimizers", ())
         )
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        raise ValueError(f"this tells no hyperparameters: {error!r}") from error
+        raise ValueError(f"this contains no hyperparameters: {error!r}") from error
     return Known(groups, told.settings, told.values, told.held)
 
 

@@ -370,7 +370,7 @@ def _rank_ended(state: Proposer, event: RankEnded, now_ns: int, effects: list[Ef
     elif not state.silent():
         _end_if_known(state, now_ns, effects)
     elif event.rank not in state.answers:
-        why = f"rank {event.rank} ended before it told the outcome: {event.why}"
+        why = f"rank {event.rank} ended before it reported the outcome: {event.why}"
         _give_up(state, why, now_ns, effects, certain=True)
 
 

@@ -142,7 +142,7 @@ class Rank:
         if attempt.stage is Stage.ASKED:
             self._close(attempt, Said.REFUSED, f"the job's store does not answer: {why}")
         elif attempt.stage in (Stage.DECIDING, Stage.VOTING, Stage.SETTLING):
-            self._break(attempt, f"the job's store does not tell what the ranks decided: {why}")
+            self._break(attempt, f"the job's store does not say what the ranks decided: {why}")
 
     def saw(self, found: Mapping[str, str]) -> None:
         """What `Look` or `Wait` found in the store: values of those keys that have one."""
@@ -335,7 +335,7 @@ class Rank:
         if self._leaving:
             self._close(attempt, Said.LEFT, "the script ended")
         elif value == ABORT:
-            late = "not every rank was told in time that all were ready"
+            late = "not every rank heard in time that all were ready"
             self._close(attempt, Said.NOT_APPLIED, "it was withdrawn" if attempt.withdrawn else late)
         elif value != COMMIT:
             self._break(attempt, f"the job's store holds {value!r} instead of a decision")

@@ -89,7 +89,7 @@ class Cache:
                     found.update(chunk)
                     file.write(chunk)
                 if written != size or found.hexdigest() != path.name:
-                    raise DataDamaged("a shard is not what its index says", hint="write the index again")
+                    raise DataDamaged("a shard does not match its index", hint="write the index again")
                 file.flush()
                 # No fsync: after a power loss the checksum tells, and the store still has the shard.
                 with self._locked("room.lock"):

@@ -80,7 +80,7 @@ def table(states: Sequence[Mapping[str, Any]], loads: Sequence[int]) -> list[int
         return [whole_number(by_rank[rank], "consumed", loads[rank]) for rank in range(world)]
     if states[0].get("batch") is None:
         raise UsageError(
-            f"the data states of {len(by_rank)} of {world} ranks do not tell what the others have read",
+            f"the data states of {len(by_rank)} of {world} ranks do not say what the others have read",
             hint="give load_state_dict a list with the states of all ranks",
         )
     taken = whole_number(states[0], "step", None) * whole_number(states[0], "batch", None)
@@ -137,7 +137,7 @@ def left_out_of(state: Mapping[str, Any], epoch: int) -> Places:
     """The places of an epoch that a state says are left out; one from before there was such a thing: none."""
     text = state.get("skips", "")
     if not isinstance(text, str):
-        raise UsageError("the data state does not tell what is left out")
+        raise UsageError("the data state does not say what is skipped")
     return tuple((run.start, run.stop) for run in parse(text) if run.epoch == epoch)
 
 

@@ -189,7 +189,9 @@ class ShardedLoader:
                 yield batch
                 self._in_hand = False
                 if self._reader is not reader:
-                    raise UsageError("another loop over this loader has begun", hint="use one loop at a time")
+                    raise UsageError(
+                        "another loop over this loader has started", hint="use one loop at a time"
+                    )
                 changed = self._wanted != self._batch or self._pipeline != pipeline
                 changed = changed or self.skips.runs != skips
                 if changed or self._revision != revision:

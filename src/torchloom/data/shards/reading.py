@@ -169,7 +169,7 @@ class Shards:
     def _check(path: Path, sha256: str) -> None:
         with open(path, "rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
-                raise DataDamaged(f"{path.name} is not what its index says", hint="fetch the dataset again")
+                raise DataDamaged(f"{path.name} does not match its index", hint="fetch the dataset again")
 
     def _read_index(self, uri: str) -> Index:
         if self._fetcher is None:

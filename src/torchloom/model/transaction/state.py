@@ -94,7 +94,7 @@ class Proposer:
     def reason(self) -> str:
         """Where things stand, for people."""
         if self.current is None:
-            return f"{len(self.queue)} changes wait" if self.queue else "no change is under way"
+            return f"{len(self.queue)} changes wait" if self.queue else "no change is in progress"
         silent = ", ".join(map(str, self.silent()))
         place = f" for step {self.named(self.at_step)}" if self.at_step else ""
         return (

@@ -345,7 +345,7 @@ class Watch:
             return None, ""
         span = blamed_steps(job.spec.policy, finding, offset)
         if span is None:
-            return None, "the script does not tell its training step"
+            return None, "the script does not report its training step"
         return await self._before(job, span[0])
 
 

@@ -45,7 +45,7 @@ class Catalogues:
         known = job.checkpoints
         if known is None:
             raise NotFound(
-                f"Job {job.id} has told of no checkpoints",
+                f"Job {job.id} has reported no checkpoints",
                 hint="they come from loom.Checkpoint in its script",
             )
         env: dict[str, str] = {}

@@ -99,12 +99,12 @@ class NodeWords(ABC):
             return
         seen_s = self.node_seen(node)
         if seen_s is not None and seen_s <= SILENT_LIMIT_S:
-            raise Conflict(f"{node} was heard {seen_s:.1f} s ago: a host that is heard is not gone.")
+            raise Conflict(f"{node} was heard {seen_s:.1f} s ago: a host that is reachable is not gone.")
         if known.state is NodeState.READY:
             raise Conflict(f"{node} counts as ready; wait until it is found to be silent.")
         await self._say("node", NodeGone(node=node, by=by, steps=self._steps_on(node)))
         if self.fleet.nodes[node].state is not NodeState.GONE:
-            raise Conflict(f"{node} was heard in this very moment, so it is not gone.")
+            raise Conflict(f"{node} was seen this very moment, so it is not gone.")
 
     async def node_drained(self, node: str, by: str, why: str, *, keep: bool, force: bool) -> None:
         """Place no new workers on a node; what runs there goes on elsewhere unless it is to be kept."""

@@ -18,7 +18,7 @@ def what_to_expect(job: Job, waiting: bool, at_step: int | None) -> list[str]:
     if job.state is not JobState.RUNNING or not stepping:
         notes.append("the workers are starting: it takes effect after their first step")
     elif job.paused and at_step is None:
-        notes.append("the job is paused: it takes effect at the step it stands before")
+        notes.append("the job is paused: it takes effect at the next step")
     elif job.paused:
         notes.append("the job is paused: it comes to that step once it is resumed")
     before = sum(waiting.at_step is None for waiting in job.control.queue)

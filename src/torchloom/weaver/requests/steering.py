@@ -166,7 +166,7 @@ class Steering(ABC):
     async def pause(self, job: str, by: str, why: str = "", operation: str = "") -> str:
         found = await self._stepping(job, operation, "paused")
         if operation not in found.operations and found.paused and not _under_way(found, Kind.RESUME):
-            raise Conflict(f"Job {job} is paused already", hint=f"`loom resume {job}` lets it go on")
+            raise Conflict(f"Job {job} is paused already", hint=f"`loom resume {job}` lets it continue")
         return await self._ask(found, Kind.PAUSE, by, why, operation)
 
     async def resume(self, job: str, by: str, why: str = "", operation: str = "") -> str:
@@ -182,7 +182,7 @@ class Steering(ABC):
         found = await self._stepping(job, operation, "asked for a checkpoint")
         if found.checkpoints is None:
             raise Conflict(
-                f"Job {job} has told of no checkpoints",
+                f"Job {job} has reported no checkpoints",
                 hint="they come from loom.Checkpoint in its script",
             )
         return await self._ask(found, Kind.CHECKPOINT, by, why, operation)
@@ -329,7 +329,7 @@ def _check_boxes(job: Job) -> None:
     blind = [worker.ref.rank for worker in job.workers if worker.alive and worker.blind]
     if blind:
         ranks = ", ".join(map(str, blind))
-        raise Conflict(f"Rank {ranks} of {job.id} has no black box, so it cannot be told anything.")
+        raise Conflict(f"Rank {ranks} of {job.id} has no black box, so it cannot be reached.")
 
 
 def _known(job: Job, pulses: Mapping[int, WorkerPulse], wanted: Mapping[str, object]) -> Known:
@@ -339,7 +339,7 @@ def _known(job: Job, pulses: Mapping[int, WorkerPulse], wanted: Mapping[str, obj
         return before_the_start(wanted)
     if known is None:
         raise Conflict(
-            f"The workers of {job.id} have not told what can be set yet",
+            f"The workers of {job.id} have not reported what can be set yet",
             hint="before its first step only max_steps and those of optimizers are known",
         )
     return known
@@ -372,5 +372,5 @@ def _count(job: Job, at_step: int, pulses: Mapping[int, WorkerPulse]) -> tuple[i
             hint="name a later one, or none for as soon as possible",
         )
     if offset is None:
-        return count, "the script tells no training step, so steps are counted in this generation"
+        return count, "the script reports no training step, so steps are counted in this generation"
     return count, ""

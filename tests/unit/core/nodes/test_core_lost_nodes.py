@@ -49,7 +49,7 @@ def test_silence_is_an_incident_that_names_ranks_and_devices_and_does_nothing() 
     silent(story)
     incident = story.incident()
     assert (incident.kind, incident.node, incident.open, incident.culprit) == ("node-lost", "b", True, None)
-    assert incident.verdict == "b has been silent for 3.5 s; rank 1 (GPU-7) there may well go on"
+    assert incident.verdict == "b has been silent for 3.5 s; rank 1 (GPU-7) there may well still run"
     assert "reported only" in incident.decision and "loom node gone b" in incident.decision
     assert story.state() is JobState.RUNNING and not story.job().incident
     story.tell(NodeReachable(node="b"), after_s=4)
@@ -109,7 +109,7 @@ def test_a_recovery_that_waits_for_a_silent_node_goes_on_when_it_is_gone() -> No
     story.exit(0, KILLED, steps=50)
     silent(story)
     assert story.state() is JobState.RECOVERING and story.job().generation == 1, "no proof, no start"
-    assert "waits for b, which cannot be heard" in waiting_note(story.fleet, story.job())
+    assert "waits for b, which is unreachable" in waiting_note(story.fleet, story.job())
     gone(story)
     assert story.job().generation == 2 and [w.node for w in story.job().workers] == ["a", "c"]
     crash = story.incident(index=0)

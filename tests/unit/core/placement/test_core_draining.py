@@ -122,7 +122,7 @@ def test_it_shrinks_if_it_may() -> None:
 def test_what_cannot_be_saved_stays_unless_it_is_forced() -> None:
     story = stepping(Policy(), nodes={"a": 1, "b": 1, "c": 1})
     drain(story)
-    assert leaving(story).stays and "no checkpoints, so it would begin anew" in leaving(story).note
+    assert leaving(story).stays and "no checkpoints, so it would start over" in leaving(story).note
     assert story.state() is JobState.RUNNING
     drain(story, force=True)
     assert story.state() is JobState.STOPPING
@@ -187,7 +187,7 @@ def test_it_is_tried_a_few_times_and_again_when_somebody_drains_again() -> None:
         fail_the_save(story)
         story.fire()
     fail_the_save(story)
-    assert leaving(story).tries == TRIES and "drain the node again to try again" in leaving(story).note
+    assert leaving(story).tries == TRIES and "drain the node again to retry" in leaving(story).note
     assert not story.fleet.timers and story.state() is JobState.RUNNING
     drain(story)
     assert leaving(story).note == "it is being saved first"

@@ -42,7 +42,7 @@ def test_what_ends_by_itself_is_closed_with_how_long_it_lasted() -> None:
     story.tell(made(hang()))
     story.tell(FindingEnded(job="j", generation=1, key="stuck", lasted_s=4.2))
     incident = story.incident()
-    assert not incident.open and incident.resolution == "rank 1 went on after 4.2 s"
+    assert not incident.open and incident.resolution == "rank 1 continued after 4.2 s"
     assert story.job().findings == {} and story.state() is JobState.RUNNING
 
 

@@ -79,7 +79,7 @@ def test_where_nothing_stands_out_the_matrix_is_kept_all_the_same() -> None:
     carry(story, measured())
     incident = story.incident()
     assert incident.kind == "communication-slow" and incident.open
-    assert incident.links is not None and "stands out" in incident.links.verdict
+    assert incident.links is not None and "is unusual" in incident.links.verdict
     story.check_replay()
 
 

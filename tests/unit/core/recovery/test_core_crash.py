@@ -20,7 +20,7 @@ def test_survivors_are_ended_and_the_next_store_is_asked_for_meanwhile() -> None
     stop = only(StopWorkers, effects)
     assert [r.rank for r in stop.workers] == [0, 2]
     assert stop.kill_in_collective and stop.grace_s == 3.0 and stop.at_step is None
-    assert stop.reason == "rank 1 is gone, so its generation 1 cannot go on"
+    assert stop.reason == "rank 1 is gone, so its generation 1 cannot continue"
     assert only(StopStore, effects).store == StoreRef("j", 1)
     assert only(StartStore, effects).store == StoreRef("j", 2)
 
