@@ -25,7 +25,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 MAGIC = int.from_bytes(b"TLOOMBX1", "little")
-LAYOUT_VERSION = 4
+LAYOUT_VERSION = 5
 MASK = (1 << 64) - 1
 NO_PEER = MASK
 """Peer word of a collective that has no single peer."""
@@ -97,6 +97,20 @@ class Progress(IntEnum):
     """Completed steps when TRAINING_STEP was told last: the difference maps one count to the other."""
     CONFIG_VERSION = 19
     """Version of the config that the next step is made with; 0 when nothing was ever changed."""
+    DEVICE_OLDEST = 20
+    """The oldest record whose operation the device has not finished; 0 when there is none."""
+    DEVICE_STATE = 21
+    DEVICE_STATE_SINCE_NS = 22
+    DEVICE_LOOKED_NS = 23
+    """When the recorder's thread looked at the device last; 0: no collective was ever given to a device."""
+    DEVICE_EVENTS = 24
+    """Events recorded on the device's streams, and how long that took the threads that train."""
+    DEVICE_EVENTS_NS = 25
+    DEVICE_LOOKS = 26
+    """Looks of the recorder's thread, and the CPU time they took."""
+    DEVICE_LOOKS_NS = 27
+    DEVICE_EVERY = 28
+    """Of how many steps one is timed on the device: 1 unless that would take too much of a step."""
 
 
 class Recorder(IntEnum):
@@ -105,6 +119,17 @@ class Recorder(IntEnum):
     NONE = 0
     NATIVE = 1
     PYTHON = 2
+
+
+class DeviceState(IntEnum):
+    """Value of Progress.DEVICE_STATE: what the stream that training uses was seen to do."""
+
+    UNKNOWN = 0
+    IDLE = 1
+    """Everything that was launched has run."""
+    BUSY = 2
+    FAILED = 3
+    """The device answers with an error, which is in the DEVICE_ERROR blob."""
 
 
 class Phase(IntEnum):
@@ -191,7 +216,12 @@ SCHEDULE = Blob(SETTINGS.at + 32768, 65536 - 24)
 """JSON of the config's versions by training step, written before the worker starts."""
 FAULT = Blob(SCHEDULE.at + 65536, 4096 - 24)
 """JSON of a fault to be injected, written by the agent."""
-SIZE = FAULT.at + 4096
+DEVICE_ERROR = Blob(FAULT.at + 4096, 1024 - 24)
+"""What the device answered when it failed: plain text, written by the recorder."""
+DEVICE_STEPS_AT = DEVICE_ERROR.at + 1024
+DEVICE_STEP_SLOTS = 256
+DEVICE_STEP_WORDS = 4
+SIZE = DEVICE_STEPS_AT + DEVICE_STEP_SLOTS * DEVICE_STEP_WORDS * 8
 
 
 class Ring(NamedTuple):
@@ -270,6 +300,7 @@ class Source(IntEnum):
     HOST_WAIT = 2
     """The caller's thread came back from the call, or from waiting for the work (gloo's send and recv)."""
     DEVICE_EVENT = 3
+    """The device passed an event behind it, or the backend's work said so when it was asked."""
 
 
 class CollectiveWord(IntEnum):
@@ -302,6 +333,10 @@ class CollectiveWord(IntEnum):
     It changes only by compare-and-set from the value that carries the record's own number, so a completion
     that arrives after the slot was reused changes nothing.
     """
+
+    ARRIVAL = 10
+    """When the device came to it. Not in the checksum; 0 when not watched, IN_FLIGHT | seq << 3 until it has
+    come, then time << 3. It changes as COMPLETION does."""
 
 
 IN_FLIGHT = 1 << 63
@@ -386,6 +421,19 @@ class Collective(NamedTuple):
     entered_ns: int
     finished_ns: int
     reduction: int = 0
+    arrived_ns: int = 0
+    """When the device came to it; 0 when it has not, or nobody watched."""
+    approaching: bool = False
+    """It was given to a device that is known not to have come to it."""
+
+
+class DeviceStep(NamedTuple):
+    """One step on the device: from its first collective to the first one of the step after it."""
+
+    seq: int
+    """Number of the step, from 1, as in a step record."""
+    ended_ns: int
+    step_ns: int
 
 
 class Step(NamedTuple):
@@ -536,6 +584,12 @@ class View:
             if record is not None:
                 yield record
 
+    def read_device_step(self, seq: int) -> DeviceStep | None:
+        """Step `seq` on the device, or None when it was not timed, is not over there, or is overwritten."""
+        at = DEVICE_STEPS_AT // 8 + (seq - 1) % DEVICE_STEP_SLOTS * DEVICE_STEP_WORDS
+        w = self.words[at : at + DEVICE_STEP_WORDS].tolist()
+        return DeviceStep(*w[:3]) if w[0] == seq and w[3] == checksum(w[:3]) else None
+
     def write_hash(self, number: int, entry: Hash) -> None:
         """Record number `number` (from 0) of this incarnation."""
         at = HASHES.at // 8 + number % HASHES.slots * HASHES.words
@@ -593,6 +647,7 @@ def _collective(w: Sequence[int]) -> Collective:
     packed = w[CollectiveWord.PACKED]
     peer = w[CollectiveWord.PEER]
     completion = w[CollectiveWord.COMPLETION]
+    arrival = w[CollectiveWord.ARRIVAL]
     failed = FLAG_FAILED if completion & 1 else 0
     return Collective(
         seq=w[CollectiveWord.SEQ],
@@ -608,6 +663,8 @@ def _collective(w: Sequence[int]) -> Collective:
         entered_ns=w[CollectiveWord.ENTERED_NS],
         finished_ns=0 if completion & IN_FLIGHT else completion >> TIME_SHIFT,
         reduction=packed >> REDUCTION_SHIFT & 0xFF,
+        arrived_ns=0 if arrival & IN_FLIGHT else arrival >> TIME_SHIFT,
+        approaching=bool(arrival & IN_FLIGHT),
     )
 
 

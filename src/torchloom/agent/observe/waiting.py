@@ -16,7 +16,7 @@ from torchloom.agent.observe.kernel_files import read_small
 from torchloom.model.windows import WaitsOn
 
 _MOST_THREADS = 256
-_OURS = ("pt_gloo", "gloo", "pt_nccl", "nccl", "pt_tcpstore", "pt_store")
+_OURS = ("pt_gloo", "gloo", "pt_nccl", "nccl", "pt_tcpstore", "pt_store", "loom-")
 """Beginnings of the names of c10d's own threads: they wait for peers, who are waiting themselves."""
 _FUTEX_PRIVATE = 128
 _LOCKS = frozenset({7, 38})

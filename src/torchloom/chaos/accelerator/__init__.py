@@ -55,7 +55,12 @@ def load() -> None:
     _library = ctypes.PyDLL(str(made.library), ctypes.RTLD_GLOBAL)
     _blocking = ctypes.CDLL(str(made.library))  # the same library; its calls give the GIL away
     _library.loomsim_backend.restype = ctypes.py_object
-    _library.loomsim_backend.argtypes = [ctypes.py_object, ctypes.c_int, ctypes.c_int]
+    _library.loomsim_backend.argtypes = [
+        ctypes.py_object,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int64,
+    ]
     _library.loomsim_pending.restype = ctypes.c_uint64
     _library.loomsim_allocated.restype = ctypes.c_int64
     _library.loomsim_load()
@@ -142,7 +147,7 @@ def _backend(store: Any, rank: int, size: int, timeout: Any) -> Any:
     import torch.distributed as dist
 
     gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
-    return _held().loomsim_backend(gloo, rank, size)
+    return _held().loomsim_backend(gloo, rank, size, round(timeout.total_seconds() * 1000))
 
 
 def _module(torch: Any) -> types.ModuleType:

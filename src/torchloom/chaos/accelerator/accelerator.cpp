@@ -11,9 +11,9 @@
 extern "C" {
 
 // A backend over `gloo` (a torch.distributed Backend), as a Python object.
-PyObject* loomsim_backend(PyObject* gloo, int rank, int size) {
+PyObject* loomsim_backend(PyObject* gloo, int rank, int size, int64_t timeout_ms) {
   auto below = py::cast<c10::intrusive_ptr<c10d::Backend>>(py::handle(gloo));
-  c10::intrusive_ptr<c10d::Backend> made = c10::make_intrusive<sim::Backend>(std::move(below), rank, size);
+  c10::intrusive_ptr<c10d::Backend> made = c10::make_intrusive<sim::Backend>(std::move(below), rank, size, std::chrono::milliseconds(timeout_ms));
   return py::cast(std::move(made)).release().ptr();
 }
 

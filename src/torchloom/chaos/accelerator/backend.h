@@ -74,15 +74,16 @@ class Work final : public c10d::Work {
 
 class Backend final : public c10d::Backend {
  public:
-  Backend(c10::intrusive_ptr<c10d::Backend> below, int rank, int size)
+  Backend(c10::intrusive_ptr<c10d::Backend> below, int rank, int size, std::chrono::milliseconds timeout)
       : c10d::Backend(rank, size),
+        timeout_(timeout),
         below_(std::move(below)),
         collectives_(device().fresh()),
         sends_(device().fresh()),
         receives_(device().fresh()) {}
 
   const std::string getBackendName() const override { return "loomsim"; }
-  c10::intrusive_ptr<Options> getBackendOptions() override { return c10::make_intrusive<Options>("loomsim"); }
+  c10::intrusive_ptr<Options> getBackendOptions() override { return c10::make_intrusive<Options>("loomsim", timeout_); }
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return number_; }
 
@@ -135,6 +136,8 @@ class Backend final : public c10d::Backend {
   }
 
  private:
+  const std::chrono::milliseconds timeout_;
+
   using Call = std::function<WorkPtr(c10d::Backend&)>;
 
   WorkPtr launch(c10d::OpType type, Tensors outputs, Call call, int64_t stream = -1) {

@@ -4,6 +4,7 @@
 // Everything is leaked on purpose: threads run until the process is gone.
 #pragma once
 
+#include <pthread.h>
 #include <time.h>
 
 #include <atomic>
@@ -147,6 +148,7 @@ class Queue {
 
  private:
   void run() {
+    pthread_setname_np(pthread_self(), "loom-sim");
     for (;;) {
       std::function<void()> task;
       {

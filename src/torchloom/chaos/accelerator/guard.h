@@ -47,7 +47,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
   void record(void** event, const c10::Stream& stream, const c10::DeviceIndex, const c10::EventFlag) const override {
     check();
-    if (faults().capturing) ++faults().invalidated;  // an event of ours would become part of the graph
+    unsafe_in_capture();
     if (*event == nullptr) *event = new Handle(std::make_shared<Event>());
     device().queue(stream.id()).record(*static_cast<Handle*>(*event));
   }

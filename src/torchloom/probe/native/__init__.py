@@ -36,6 +36,9 @@ def layout_header() -> str:
     numbers |= {f"GROUP_{word.name}": word.value for word in blackbox.GroupWord}
     numbers |= {source.name: source.value for source in blackbox.Source}
     numbers |= {f"PROGRESS_{word.name}": word.value for word in blackbox.Progress}
+    numbers |= {f"DEVICE_{state.name}": state.value for state in blackbox.DeviceState}
+    numbers |= {"DEVICE_ERROR_AT": blackbox.DEVICE_ERROR.at}
+    numbers |= {"DEVICE_ERROR_BYTES": blackbox.DEVICE_ERROR.capacity}
     lines = [f"constexpr uint64_t {name} = {value}ull;" for name, value in numbers.items()]
     rows = [
         f'  {{"{o.name}", "{o.sized_by}", "{o.peer_from}", {o.code}, '
@@ -65,4 +68,5 @@ def _header() -> tuple[str, str]:
     return "layout.h", layout_header()
 
 
-RECORDER = compiled.Library("recorder", (Path(__file__).with_name("recorder.cpp"),), _header)
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("recorder.cpp", "box.h", "device.h"))
+RECORDER = compiled.Library("recorder", _SOURCES, _header)

@@ -1,13 +1,12 @@
 // The native collective recorder: a boxed kernel on BackendSelect for every c10d operator we know.
 //
 // It writes a record into the black box, redispatches with the arguments untouched, and learns of the
-// completion from the work's own future, on the backend's thread. It never needs the GIL, starts no thread
-// and throws nothing of its own: what goes wrong here is counted and training goes on.
+// completion from the work's own future, on the backend's thread; for tensors on a device see device.h. It never
+// needs the GIL and throws nothing of its own: what goes wrong here is counted and training goes on.
 //
 // It knows nothing of Python. Offsets, operators and flags come from layout.h, which the build generates from
-// torchloom/wire/blackbox.py and torchloom/probe/operations.py, so that there is one definition of each.
-//
-// It has more than 400 lines because it is compiled as one file, with nothing to find but the header above.
+// torchloom/wire/blackbox.py and torchloom/probe/observe/operators.py, so that there is one definition of each.
+// Compiled as one file: box.h (what is written), device.h (work on devices), and this one (what is seen).
 
 #include <pthread.h>
 #include <time.h>
@@ -26,160 +25,13 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/library.h>
 
-#include "layout.h"
+#include "box.h"
+#include "device.h"
 
 namespace loom {
 namespace {
 
 using Stack = torch::jit::Stack;
-
-uint64_t now_ns() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return static_cast<uint64_t>(t.tv_sec) * 1000000000ull + static_cast<uint64_t>(t.tv_nsec);
-}
-
-void put(uint64_t* word, uint64_t value) {
-  __atomic_store_n(word, value, __ATOMIC_RELAXED);
-}
-
-uint64_t add_one(uint64_t* word) {
-  return __atomic_add_fetch(word, 1, __ATOMIC_RELAXED);
-}
-
-uint64_t mixed(const uint64_t* words, int count) {
-  uint64_t h = 0x9E3779B97F4A7C15ull;
-  for (int i = 0; i < count; ++i) {
-    h = (h ^ words[i]) * 0xFF51AFD7ED558CCDull;
-    h ^= h >> 32;
-  }
-  return h ? h : 1;
-}
-
-uint64_t key_of(const std::string& name) {
-  uint64_t h = 0xCBF29CE484222325ull;
-  for (unsigned char c : name) h = (h ^ c) * 0x100000001B3ull;
-  return h ? h : 1;
-}
-
-// How long a backend waits before it gives up by itself, in ms; 0 when it does not say.
-template <typename P>
-uint64_t group_timeout_ms(const P& pg) noexcept {
-  try {
-    if constexpr (requires { pg.getDefaultBackend()->getBackendOptions()->timeout; }) {
-      const auto options = pg.getDefaultBackend()->getBackendOptions();
-      if (options && options->timeout.count() > 0) return static_cast<uint64_t>(options->timeout.count());
-    }
-  } catch (...) {  // not every backend has options
-  }
-  return 0;
-}
-
-struct Box;
-
-// A process group of this incarnation. Never freed: completions arrive whenever they like.
-struct Group {
-  Box* box;
-  uint64_t key;
-  uint64_t size;
-  uint64_t* entered;   // in the group table, or `spare` when the table is full
-  uint64_t* finished;
-  uint64_t spare[2] = {0, 0};
-  std::vector<uint64_t> pairs;  // operations sent to peer i at 2i, received from it at 2i + 1
-};
-
-// The mapped black box with what belongs to it in this process. Never freed, for the same reason.
-struct Box {
-  static constexpr size_t kGroups = 1024;  // a power of two
-
-  explicit Box(uint64_t* mapped) : words(mapped) {}
-
-  uint64_t* progress(uint64_t index) { return words + layout::PROGRESS_AT / 8 + index; }
-  uint64_t* slot(uint64_t seq) {
-    return words + layout::COLLECTIVES_AT / 8 +
-        (seq - 1) % layout::COLLECTIVE_SLOTS * layout::COLLECTIVE_WORDS;
-  }
-
-  // Null when there are more groups than we can number: the record then says 0, "unknown".
-  Group* group(const c10d::ProcessGroup& pg) {
-    const std::string& name = pg.getGroupName();
-    const uint64_t key = key_of(name);
-    for (size_t i = 0; i < kGroups; ++i) {
-      Group* found = groups[(key + i) % kGroups].load(std::memory_order_acquire);
-      if (found == nullptr) return add_group(pg, name, key);
-      if (found->key == key) return found;
-    }
-    return nullptr;
-  }
-
-  uint64_t* words;
-  std::atomic<Group*> groups[kGroups] = {};
-  std::mutex adding;
-  uint64_t table_used = 0;
-
- private:
-  Group* add_group(const c10d::ProcessGroup& pg, const std::string& name, uint64_t key) {
-    std::lock_guard<std::mutex> lock(adding);
-    for (size_t i = 0; i < kGroups; ++i) {
-      auto& place = groups[(key + i) % kGroups];
-      Group* found = place.load(std::memory_order_relaxed);
-      if (found != nullptr && found->key == key) return found;
-      if (found != nullptr) continue;
-      auto* group = new Group{this, key, static_cast<uint64_t>(pg.getSize()), nullptr, nullptr, {0, 0}, {}};
-      group->pairs.resize(2 * group->size);
-      group->entered = &group->spare[0];
-      group->finished = &group->spare[1];
-      if (table_used < layout::GROUP_SLOTS) show(*group, pg, name);
-      place.store(group, std::memory_order_release);
-      return group;
-    }
-    return nullptr;
-  }
-
-  void show(Group& group, const c10d::ProcessGroup& pg, const std::string& name) {
-    uint64_t* slot = words + layout::GROUPS_AT / 8 + table_used++ * layout::GROUP_WORDS;
-    const size_t length = std::min<size_t>(name.size(), layout::GROUP_NAME_BYTES);
-    put(slot + layout::GROUP_KEY, 0);
-    std::memcpy(slot + layout::GROUP_NAME, name.data(), length);
-    const uint64_t timeout = std::min<uint64_t>(group_timeout_ms(pg), (1ull << 47) - 1);
-    put(slot + layout::GROUP_NAME_LENGTH, length | timeout << layout::TIMEOUT_SHIFT);
-    put(slot + layout::GROUP_SIZE, group.size | static_cast<uint64_t>(pg.getRank()) << 32);
-    group.entered = slot + layout::GROUP_ENTERED;
-    group.finished = slot + layout::GROUP_FINISHED;
-    put(group.entered, 0);
-    put(group.finished, 0);
-    __atomic_store_n(slot + layout::GROUP_KEY, group.key, __ATOMIC_RELEASE);
-  }
-};
-
-std::atomic<Box*> recording{nullptr};  // null: every kernel only redispatches
-
-// One operation under way. Small enough (two words) for std::function to hold it without an allocation.
-// Every change of the completion word is a compare-and-set from the value that carries this record's number,
-// so a completion that comes after the slot was reused changes nothing.
-struct Entry {
-  Group* group;
-  uint64_t seq : 62;
-  uint64_t paired : 1;
-
-  uint64_t pending(uint64_t source) const {
-    return layout::IN_FLIGHT | seq << layout::TIME_SHIFT | source << 1;
-  }
-  bool change(uint64_t expected, uint64_t value) const {
-    uint64_t* word = group->box->slot(seq) + layout::COMPLETION;
-    return __atomic_compare_exchange_n(word, &expected, value, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
-  }
-  // From now on the completion will come from `source` (NONE: it will never be known).
-  void expect(uint64_t source) const { change(pending(layout::HOST_WAIT), pending(source)); }
-
-  void end(uint64_t source, bool failed) const {
-    const uint64_t now = now_ns();
-    change(pending(source), now << layout::TIME_SHIFT | source << 1 | (failed ? 1 : 0));
-    add_one(group->box->progress(layout::PROGRESS_COLLECTIVES_FINISHED));
-    if (!paired) add_one(group->finished);
-    put(group->box->progress(layout::PROGRESS_LAST_ACTIVITY_NS), now);
-  }
-};
 
 // Questions that not every torch can answer; templates, so that only those that exist are compiled.
 template <typename W>
@@ -202,12 +54,37 @@ void block_current_stream(W& work) {
   if constexpr (requires { work.blockCurrentStream(); }) work.blockCurrentStream();
 }
 
-// Stands in for a work that has no future (gloo's send, recv, reduce_scatter), to see when the caller's wait
-// returns. Everything is asked of the real work.
-class WatchedWork final : public c10d::Work {
+// Stands in for a backend's work; everything is asked of the real one.
+class Delegate : public c10d::Work {
  public:
-  WatchedWork(c10::intrusive_ptr<c10d::Work> inner, Entry entry)
-      : Work(-1, inner->retrieveOpType()), inner_(std::move(inner)), entry_(entry) {}
+  explicit Delegate(WorkPtr inner) : Work(-1, inner->retrieveOpType()), inner_(std::move(inner)) {}
+
+  bool isCompleted() override { return inner_->isCompleted(); }
+  bool isSuccess() const override { return inner_->isSuccess(); }
+  std::exception_ptr exception() const override { return inner_->exception(); }
+  int sourceRank() const override { return inner_->sourceRank(); }
+  std::vector<at::Tensor> result() override { return inner_->result(); }
+  void synchronize() override { inner_->synchronize(); }
+  bool wait(std::chrono::milliseconds timeout) override { return inner_->wait(timeout); }
+  void abort() override { inner_->abort(); }
+  float getDuration() const override { return inner_->getDuration(); }
+  uint64_t getSequencenumber() const override { return inner_->getSequencenumber(); }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return inner_->getFuture(); }
+
+  // Not in every torch >= 2.6, hence without `override`.
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() { return future_result(*inner_); }
+  std::chrono::milliseconds getTimeout() const { return timeout_of(*inner_); }
+  uint64_t getCompletionKey() const { return completion_key(*inner_); }
+  void blockCurrentStream() { block_current_stream(*inner_); }
+
+ protected:
+  WorkPtr inner_;
+};
+
+// For a work that has no future (gloo's send, recv, reduce_scatter), to see when the caller's wait returns.
+class WatchedWork final : public Delegate {
+ public:
+  WatchedWork(WorkPtr inner, Entry entry) : Delegate(std::move(inner)), entry_(entry) {}
 
   ~WatchedWork() override {
     if (!ended_.exchange(true)) entry_.expect(layout::NONE);
@@ -228,37 +105,81 @@ class WatchedWork final : public c10d::Work {
       throw;
     }
   }
-  bool isSuccess() const override { return inner_->isSuccess(); }
-  std::exception_ptr exception() const override { return inner_->exception(); }
-  int sourceRank() const override { return inner_->sourceRank(); }
-  std::vector<at::Tensor> result() override { return inner_->result(); }
-  void synchronize() override { inner_->synchronize(); }
-  void abort() override { inner_->abort(); }
-  float getDuration() const override { return inner_->getDuration(); }
-  uint64_t getSequencenumber() const override { return inner_->getSequencenumber(); }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return inner_->getFuture(); }
-
-  // Not in every torch >= 2.6, hence without `override`.
-  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() { return future_result(*inner_); }
-  std::chrono::milliseconds getTimeout() const { return timeout_of(*inner_); }
-  uint64_t getCompletionKey() const { return completion_key(*inner_); }
-  void blockCurrentStream() { block_current_stream(*inner_); }
 
  private:
   void ended(bool failed) {
     if (!ended_.exchange(true)) entry_.end(layout::HOST_WAIT, failed);
   }
 
-  c10::intrusive_ptr<c10d::Work> inner_;
   Entry entry_;
   std::atomic<bool> ended_{false};
 };
 
-// Sums the sizes of all tensors in an argument; of the first it keeps the type and whether it is on the host.
+// For a work on a device: where its end is awaited, an event is put behind it. The work lives as long as its
+// user holds it, and not longer because of us.
+class DeviceWork final : public Delegate {
+ public:
+  DeviceWork(WorkPtr inner, FlightPtr flight) : Delegate(std::move(inner)), flight_(std::move(flight)) {
+    flight_->work = inner_.get();
+  }
+
+  ~DeviceWork() override {
+    flight_->left = std::move(inner_);
+    if (flight_->hold.exchange(DROPPED) != ASKED) flight_->left.reset();
+  }
+
+  bool wait(std::chrono::milliseconds timeout) override {
+    try {
+      const bool done = inner_->wait(timeout);
+      Watch::get().mark_end(*flight_);
+      return done;
+    } catch (...) {
+      flight_->over.store(static_cast<int>(End::FAILED), std::memory_order_release);
+      throw;
+    }
+  }
+  void synchronize() override {
+    inner_->synchronize();
+    Watch::get().mark_end(*flight_);
+  }
+  void blockCurrentStream() {
+    block_current_stream(*inner_);
+    Watch::get().mark_end(*flight_);
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    auto future = inner_->getFuture();
+    if (future && !asked_.exchange(true)) follow(*future);
+    return future;
+  }
+
+ private:
+  // The callback of a device's future runs at once, under a stream of torch's pool that waits for the device.
+  // (The allocator is told that the outputs are used there, as for any other callback: DDP's are its buckets.)
+  void follow(c10::ivalue::Future& future) noexcept {
+    try {
+      if (!future.devices().empty()) {
+        future.addCallback([flight = flight_](c10::ivalue::Future&) { Watch::get().mark_end(*flight); });
+      } else {
+        future.addCallback(
+            [flight = flight_](c10::ivalue::Future& done) {
+              flight->over.store(static_cast<int>(done.hasError() ? End::FAILED : End::YES));
+            },
+            /*uses_future=*/false);
+      }
+    } catch (...) {
+      add_one(flight_->entry.group->box->progress(layout::PROGRESS_GUARD_TRIPS));
+    }
+  }
+
+  FlightPtr flight_;
+  std::atomic<bool> asked_{false};
+};
+
+// Sums the sizes of all tensors in an argument; of the first it keeps the type and the device.
 struct Payload {
   uint64_t bytes = 0;
   uint64_t dtype = 0;
-  bool on_host = true;
+  c10::Device device = c10::Device(c10::kCPU);
 
   void take(const c10::IValue& value) {
     if (value.isTensor()) {
@@ -268,7 +189,7 @@ struct Payload {
       bytes += static_cast<uint64_t>(tensor.numel()) * tensor.element_size();
       if (dtype == 0) {
         dtype = static_cast<uint64_t>(tensor.scalar_type()) + 1;
-        on_host = tensor.device().is_cpu();
+        device = tensor.device();
       }
     } else if (value.isList()) {
       for (const c10::IValue& element : value.toListRef()) take(element);
@@ -302,8 +223,8 @@ class Kernel final : public c10::OperatorKernel {
       op.redispatchBoxed(below, stack);
       return;
     }
-    bool on_host = true;
-    const Entry entry = enter(*box, *stack, on_host);
+    Before before;
+    const Entry entry = enter(*box, *stack, before);
     if (entry.seq == 0) {
       op.redispatchBoxed(below, stack);
       return;
@@ -311,17 +232,27 @@ class Kernel final : public c10::OperatorKernel {
     try {
       op.redispatchBoxed(below, stack);
     } catch (...) {
+      put(box->slot(entry.seq) + layout::ARRIVAL, 0);
       entry.end(layout::HOST_WAIT, true);
       throw;
     }
-    follow(entry, *stack, on_host);
+    follow(entry, *stack, before);
   }
 
  private:
   static const c10::IValue& at(const Stack& stack, int from_top) { return stack[stack.size() - from_top]; }
 
+  // What is known of an operation before it is handed to the backend.
+  struct Before {
+    c10::Device device = c10::Device(c10::kCPU);
+    std::optional<c10::Stream> stream;  // none: not on a device, or one that cannot be asked
+    std::optional<c10::Event> arrived;
+    uint64_t lane = 0, step = 0;
+    bool first = false;
+  };
+
   // An entry with the number 0 was not recorded.
-  Entry enter(Box& box, const Stack& stack, bool& on_host) noexcept {
+  Entry enter(Box& box, const Stack& stack, Before& before) noexcept {
     try {
       const uint64_t now = now_ns();
       const auto pg = at(stack, group_).toCustomClass<c10d::ProcessGroup>();
@@ -332,8 +263,8 @@ class Kernel final : public c10::OperatorKernel {
       }
       Payload payload;
       if (sized_by_ > 0) payload.take(at(stack, sized_by_));
-      on_host = payload.on_host;
-      if (device_ > 0 && sized_by_ == 0) on_host = at(stack, device_).toTensor().device().is_cpu();
+      before.device = payload.device;
+      if (device_ > 0 && sized_by_ == 0) before.device = at(stack, device_).toTensor().device();
       const uint64_t peer = peer_ > 0 ? static_cast<uint64_t>(at(stack, peer_).toInt()) : layout::NO_PEER;
       const bool async = async_ > 0 && at(stack, async_).toBool();
       const uint64_t flags =
@@ -353,6 +284,7 @@ class Kernel final : public c10::OperatorKernel {
       const Entry entry{group, seq, operation_.paired ? 1u : 0u};
       write(box.slot(seq), body, entry.pending(layout::HOST_WAIT));
       put(box.progress(layout::PROGRESS_LAST_ACTIVITY_NS), now);
+      if (!before.device.is_cpu()) approach(box, entry, peer, before);
       return entry;
     } catch (...) {
       add_one(box.progress(layout::PROGRESS_GUARD_TRIPS));
@@ -367,6 +299,25 @@ class Kernel final : public c10::OperatorKernel {
     return op ? (static_cast<uint64_t>(op->op_) + 1) & 0xFF : 0;
   }
 
+  // The last thing before a device is given the operation: an event in front of it.
+  void approach(Box& box, const Entry& entry, uint64_t peer, Before& before) noexcept {
+    try {
+      Watch& watch = Watch::get();
+      before.stream = watch.stream_of(before.device);
+      if (!before.stream) return;
+      const uint64_t way = operation_.paired ? 2 * peer + (operation_.sends ? 2 : 3) : 0;
+      const uint64_t lane[2] = {entry.group->key, way};
+      before.lane = mixed(lane, 2);
+      before.step = *box.progress(layout::PROGRESS_STEPS) + 1;
+      before.first = box.last_step.exchange(before.step) != before.step;
+      if (!watch.is_timed(before.step, before.first)) return;
+      before.arrived = watch.record(*before.stream, box);
+      if (before.arrived) put(box.slot(entry.seq) + layout::ARRIVAL, entry.approaching());
+    } catch (...) {
+      add_one(box.progress(layout::PROGRESS_GUARD_TRIPS));
+    }
+  }
+
   uint64_t number(Group& group, uint64_t peer) const {
     if (!operation_.paired) return add_one(group.entered);
     if (peer >= group.size) return 0;  // any source: nobody can say which of the peer's sends it meets
@@ -379,35 +330,60 @@ class Kernel final : public c10::OperatorKernel {
     for (uint64_t i = 1; i < layout::CHECKSUM; ++i) put(slot + i, body[i]);
     put(slot + layout::CHECKSUM, mixed(body, layout::CHECKSUM));
     put(slot + layout::COMPLETION, completion);
+    put(slot + layout::ARRIVAL, 0);
     __atomic_store_n(slot + layout::SEQ, body[layout::SEQ], __ATOMIC_RELEASE);
   }
 
   // The operation has been handed to the backend: find out when it will be over.
-  void follow(const Entry& entry, Stack& stack, bool on_host) noexcept {
+  void follow(const Entry& entry, Stack& stack, Before& before) noexcept {
     try {
       if (stack.empty() || !stack.back().isObject()) {
         entry.end(layout::HOST_WAIT, false);  // no work: it was over when the call returned
         return;
       }
       const auto work = stack.back().toCustomClass<c10d::Work>();
-      // A device's work (NCCL) has a future that is ready once the kernel is enqueued: that is no completion.
-      if (!work || !on_host) {
-        entry.expect(layout::NONE);
+      if (!before.device.is_cpu()) {
+        fly(entry, stack, work, before);
         return;
       }
-      const auto future = future_of(*work);
-      if (future) {
+      const auto future = work ? future_of(*work) : nullptr;
+      if (!work) {
+        entry.expect(layout::NONE);
+      } else if (future) {
         entry.expect(layout::CALLBACK);
         future->addCallback(
             [entry](c10::ivalue::Future& done) { entry.end(layout::CALLBACK, done.hasError()); },
             /*uses_future=*/false);
       } else {
-        c10::intrusive_ptr<c10d::Work> watched = c10::make_intrusive<WatchedWork>(work, entry);
+        WorkPtr watched = c10::make_intrusive<WatchedWork>(work, entry);
         stack.back() = c10::IValue(std::move(watched));
       }
     } catch (...) {
       add_one(entry.group->box->progress(layout::PROGRESS_GUARD_TRIPS));
     }
+  }
+
+  // A device's work (NCCL) has a future that is ready once the kernel is enqueued: that is no completion.
+  void fly(const Entry& entry, Stack& stack, const WorkPtr& work, Before& before) {
+    if (!work || !before.stream || is_python(*work)) {
+      put(entry.group->box->slot(entry.seq) + layout::ARRIVAL, 0);
+      entry.expect(layout::NONE);
+      return;
+    }
+    auto flight = std::make_shared<Flight>(entry, before.device);
+    flight->lane = before.lane;
+    flight->step = before.step;
+    flight->first = before.first;
+    flight->arrived = std::move(before.arrived);
+    WorkPtr stand_in = c10::make_intrusive<DeviceWork>(work, flight);
+    stack.back() = c10::IValue(std::move(stand_in));
+    entry.expect(layout::DEVICE_EVENT);
+    Watch::get().add(flight, *before.stream);
+  }
+
+  // Asked by another thread, it would take the GIL; and its user may want the very object.
+  static bool is_python(const c10d::Work& work) {
+    return strstr(typeid(work).name(), "PyWork") != nullptr || strstr(typeid(work).name(), "Python") != nullptr;
   }
 
   // Asked once per type of work, because a refusal is an exception with a backtrace.
@@ -448,7 +424,12 @@ extern "C" int loom_load() {
       ++count;
     }
     // Children of the worker share its pages: they must not write into its black box.
-    pthread_atfork(nullptr, nullptr, [] { loom::recording.store(nullptr); });
+    pthread_atfork(
+        [] { loom::Watch::get().before_fork(); }, [] { loom::Watch::get().after_fork(false); },
+        [] {
+          loom::recording.store(nullptr);
+          loom::Watch::get().after_fork(true);
+        });
     return count;
   } catch (...) {
     return -1;

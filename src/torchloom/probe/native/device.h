@@ -1,0 +1,521 @@
+// When work on a device begins and ends, for any device torch knows: events on its streams, the backend's own
+// works, and one thread that looks at both.
+//
+// A collective on a device is *enqueued* when the call returns. So an event is put before it on the current stream
+// (the device has come to it) and one behind it where its end is awaited: by wait(), or by its future. The thread
+// asks events and works that nobody has dropped yet. It never takes the GIL, holds no work and no tensor, frees
+// none, and lets no thread that trains wait for it. It exists once a collective was given to a device; a forked
+// child has none. It takes a thousandth of a core: the dearer a look, the rarer.
+//
+// Nothing here names CUDA but the search for its capture mode, by dlsym: a query from another thread would end a
+// stream capture, so the thread uses the relaxed mode, as torch's own watchdog does, or asks nothing.
+#pragma once
+
+#include <dlfcn.h>
+#include <link.h>
+#include <pthread.h>
+#include <signal.h>
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <typeinfo>
+#include <unordered_map>
+
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "box.h"
+
+namespace loom {
+namespace {
+
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+uint64_t cpu_ns() {
+  timespec t;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return static_cast<uint64_t>(t.tv_sec) * 1000000000ull + static_cast<uint64_t>(t.tv_nsec);
+}
+
+// -- stream capture -----------------------------------------------------------------------------------------
+using ExchangeMode = int (*)(int*);
+constexpr int kRelaxed = 2;
+
+ExchangeMode find_exchange(const char* name) {
+  if (void* found = dlsym(RTLD_DEFAULT, name)) return reinterpret_cast<ExchangeMode>(found);
+  struct Search {
+    const char* name;
+    void* found;
+  } search{name, nullptr};
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, size_t, void* data) {
+        auto* wanted = static_cast<Search*>(data);
+        const char* path = info->dlpi_name;
+        if (!path || (!strstr(path, "libcudart") && !strstr(path, "libamdhip64"))) return 0;
+        void* library = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
+        if (library == nullptr) return 0;
+        wanted->found = dlsym(library, wanted->name);
+        return wanted->found != nullptr ? 1 : 0;
+      },
+      &search);
+  return reinterpret_cast<ExchangeMode>(search.found);
+}
+
+ExchangeMode exchange_of(c10::DeviceType type) {
+  switch (type) {
+    case c10::DeviceType::CUDA:
+    case c10::DeviceType::HIP:
+      if (auto found = find_exchange("cudaThreadExchangeStreamCaptureMode")) return found;
+      return find_exchange("hipThreadExchangeStreamCaptureMode");
+    case c10::DeviceType::PrivateUse1:
+      return find_exchange("loomsimThreadExchangeStreamCaptureMode");  // torchloom/chaos/accelerator
+    default:
+      return nullptr;
+  }
+}
+
+// Templates, because not every torch >= 2.6 has the question; without it such a device is not asked at all.
+template <typename Impl>
+bool is_capturing(const Impl& impl, const c10::Stream& stream) {
+  if constexpr (requires { impl.isStreamCapturing(stream); }) return impl.isStreamCapturing(stream);
+  return false;
+}
+template <typename Impl>
+constexpr bool knows_captures() {
+  return requires(const Impl& impl, const c10::Stream& stream) { impl.isStreamCapturing(stream); };
+}
+const c10::impl::DeviceGuardImplInterface* guard_of(c10::DeviceType type) {
+  return c10::impl::hasDeviceGuardImpl(type) ? c10::impl::getDeviceGuardImpl(type) : nullptr;
+}
+
+// -- one collective on its way ------------------------------------------------------------------------------
+enum Hold : int { FREE, ASKED, DROPPED };
+enum class End : int { NO, YES, FAILED, UNKNOWN };
+
+struct Flight {
+  Flight(Entry e, c10::Device d) : entry(e), device(d) {}
+
+  const Entry entry;
+  const c10::Device device;
+  uint64_t lane = 0;         // operations of one lane end in the order in which they began
+  uint64_t step = 0;         // the step it belongs to, from 1
+  bool first = false;        // of its step
+  std::optional<c10::Event> arrived;
+
+  std::atomic<bool> marked{false};
+  std::atomic<bool> has_end{false};
+  std::optional<c10::Event> ended;
+  std::atomic<int> over{0};  // as End: the host knows
+
+  // The backend's work while somebody else holds it. Whoever drops it while it is asked leaves it here.
+  std::atomic<int> hold{FREE};
+  c10d::Work* work = nullptr;
+  WorkPtr left;
+
+  uint64_t looked_ns = 0, noted = 0;  // of the thread that looks
+};
+using FlightPtr = std::shared_ptr<Flight>;
+
+// -- the thread that looks ----------------------------------------------------------------------------------
+class Watch {
+ public:
+  static Watch& get() {
+    static auto* one = new Watch;
+    return *one;
+  }
+
+  // The device's stream, or nothing: its captures cannot be told, or one is under way, or it has no streams.
+  std::optional<c10::Stream> stream_of(c10::Device device) {
+    const auto* impl = guard_of(device.type());
+    if (impl == nullptr || !may_ask(device.type())) return std::nullopt;
+    const c10::Stream stream = impl->getStream(device);
+    if (is_capturing(*impl, stream)) return std::nullopt;
+    return stream;
+  }
+
+  // An event on this stream, now. Empty when the device has none.
+  std::optional<c10::Event> record(const c10::Stream& stream, Box& box) {
+    if (eventless_.load(std::memory_order_relaxed)) return std::nullopt;
+    const uint64_t before = now_ns();
+    std::optional<c10::Event> event = reuse(stream.device());
+    try {
+      if (!event) event.emplace(stream.device_type(), c10::EventFlag::BACKEND_DEFAULT);
+      event->record(stream);
+    } catch (...) {
+      if (!recorded_.load(std::memory_order_relaxed)) eventless_ = true;
+      return std::nullopt;
+    }
+    recorded_.store(true, std::memory_order_relaxed);
+    add_one(box.progress(layout::PROGRESS_DEVICE_EVENTS));
+    __atomic_add_fetch(box.progress(layout::PROGRESS_DEVICE_EVENTS_NS), now_ns() - before, __ATOMIC_RELAXED);
+    return event;
+  }
+
+  // Whether the collectives of this step, or the first of the step after it, are timed.
+  bool is_timed(uint64_t step, bool first) const {
+    const uint64_t every = every_.load(std::memory_order_relaxed);
+    return every == 1 || step % every == 0 || (first && step % every == 1);
+  }
+
+  void add(const FlightPtr& flight, const c10::Stream& stream) {
+    std::vector<WorkPtr> dropped;
+    bool asleep;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!started_) start();
+      fresh_.push_back(flight);
+      stream_ = stream;
+      dropped.swap(dropped_);
+      asleep = asleep_;
+    }
+    if (asleep) wake_.notify_one();
+  }
+
+  // Behind the collective on the current stream of this thread. Once per flight.
+  void mark_end(Flight& flight) noexcept {
+    Box* box = recording.load(std::memory_order_acquire);
+    if (box == nullptr || flight.marked.exchange(true)) return;
+    try {
+      const auto stream = stream_of(flight.device);
+      if (!stream) return;
+      flight.ended = record(*stream, *box);
+      if (flight.ended) flight.has_end.store(true, std::memory_order_release);
+    } catch (...) {
+      add_one(box->progress(layout::PROGRESS_GUARD_TRIPS));
+    }
+  }
+
+  void before_fork() {
+    mutex_.lock();
+    pool_mutex_.lock();
+  }
+  void after_fork(bool child) {
+    if (child) started_ = false;
+    pool_mutex_.unlock();
+    mutex_.unlock();
+  }
+
+ private:
+  static constexpr uint64_t kShortest = 1000000, kLongest = 100000000, kDoze = 500000000;
+  static constexpr uint64_t kLookShare = 1250;    // of a core: 0.08 %
+  static constexpr double kEventShare = 0.005;    // of the time of the threads that train
+  static constexpr uint64_t kMostEvery = 64;
+
+  bool may_ask(c10::DeviceType type) {
+    int known = may_ask_.load(std::memory_order_relaxed);
+    if (known < 0) {
+      const bool cuda = type == c10::DeviceType::CUDA || type == c10::DeviceType::HIP;
+      const bool safe = !cuda ||
+          (exchange_of(type) != nullptr && knows_captures<c10::impl::DeviceGuardImplInterface>());
+      may_ask_.store(known = safe ? 1 : 0);
+    }
+    return known == 1;
+  }
+
+  std::optional<c10::Event> reuse(c10::Device device) {
+    std::lock_guard<std::mutex> lock(pool_mutex_);
+    for (size_t i = pool_.size(); i-- > 0;) {
+      if (pool_[i].device() != device) continue;
+      std::optional<c10::Event> event(std::move(pool_[i]));
+      pool_.erase(pool_.begin() + static_cast<long>(i));
+      return event;
+    }
+    return std::nullopt;
+  }
+  void give_back(std::optional<c10::Event>& event) {
+    if (!event) return;
+    std::lock_guard<std::mutex> lock(pool_mutex_);
+    if (pool_.size() < 256) pool_.push_back(std::move(*event));
+    event.reset();
+  }
+
+  void start() {
+    started_ = true;
+    sigset_t all, before;  // signals are for the threads of the program
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    try {
+      std::thread([this] { run(); }).detach();
+    } catch (...) {
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  void run() {
+    pthread_setname_np(pthread_self(), "loom-device");
+    uint64_t pause = 5 * kShortest, used = cpu_ns(), empty_since = 0, judged = now_ns();
+    bool relaxed = false;
+    for (;;) {
+      std::vector<FlightPtr> fresh;
+      std::optional<c10::Stream> stream;
+      const bool idle = queues_.empty() && empty_since != 0 && now_ns() - empty_since > 200 * kShortest;
+      {
+        std::unique_lock<std::mutex> lock(mutex_);
+        asleep_ = idle;
+        if (fresh_.empty() || !idle)
+          wake_.wait_for(lock, std::chrono::nanoseconds(idle ? kDoze : pause), [&] { return idle && !fresh_.empty(); });
+        asleep_ = false;
+        fresh.swap(fresh_);
+        stream = stream_;
+      }
+      Box* box = recording.load(std::memory_order_acquire);
+      if (box == nullptr || !stream) continue;
+      if (!relaxed) {
+        relaxed = true;
+        int mode = kRelaxed;
+        if (auto exchange = exchange_of(stream->device_type())) exchange(&mode);
+        put(box->progress(layout::PROGRESS_DEVICE_EVERY), every_);
+      }
+      for (auto& flight : fresh) queues_[flight->lane].push_back(std::move(flight));
+      const uint64_t now = now_ns();
+      if (failed_ && now - failed_ns_ < 10 * kLongest) continue;
+      try {
+        look(*box, now);
+        if (now - state_ns_ > kDoze) look_at_state(*box, *stream, now);
+      } catch (const std::exception& e) {
+        failed(*box, e.what());
+      }
+      put(box->progress(layout::PROGRESS_DEVICE_LOOKED_NS), now);
+      add_one(box->progress(layout::PROGRESS_DEVICE_LOOKS));
+      empty_since = queues_.empty() ? (empty_since ? empty_since : now) : 0;
+      const uint64_t cost = cpu_ns() - used;
+      used += cost;
+      __atomic_add_fetch(box->progress(layout::PROGRESS_DEVICE_LOOKS_NS), cost, __ATOMIC_RELAXED);
+      cost_ = cost_ ? (7 * cost_ + cost) / 8 : cost;
+      pause = std::clamp(kLookShare * cost_, kShortest, kLongest);
+      if (now - judged > 2 * kDoze) {
+        judge(*box, now - judged);
+        judged = now;
+      }
+    }
+  }
+
+  // Is it over? `UNKNOWN`: it was dropped, and nobody ever waited for it.
+  End end_of(Flight& flight) {
+    if (const int over = flight.over.load(std::memory_order_acquire)) return static_cast<End>(over);
+    const bool marked = flight.has_end.load(std::memory_order_acquire);
+    if (marked && flight.ended->query()) return End::YES;
+    int state = FREE;
+    if (!flight.hold.compare_exchange_strong(state, ASKED)) {
+      return marked || flight.has_end.load() ? End::NO : End::UNKNOWN;
+    }
+    End end = End::NO;
+    std::exception_ptr broken;
+    try {
+      if (flight.work->isCompleted()) end = flight.work->exception() ? End::FAILED : End::YES;
+    } catch (...) {
+      broken = std::current_exception();
+    }
+    state = ASKED;
+    if (!flight.hold.compare_exchange_strong(state, FREE)) {
+      // Dropped meanwhile: a thread that trains frees it, for a tensor's end may need the GIL.
+      std::lock_guard<std::mutex> lock(mutex_);
+      dropped_.push_back(std::move(flight.left));
+    }
+    if (broken) std::rethrow_exception(broken);
+    return end;
+  }
+
+  void look(Box& box, uint64_t now) {
+    uint64_t oldest = 0;
+    bool moved = false;
+    for (auto at = queues_.begin(); at != queues_.end();) {
+      auto& queue = at->second;
+      moved |= advance(box, queue, now);
+      if (queue.empty()) {
+        at = queues_.erase(at);
+        continue;
+      }
+      const uint64_t seq = queue.front()->entry.seq;
+      oldest = oldest == 0 ? seq : std::min(oldest, seq);
+      ++at;
+    }
+    looked_ns_ = now;
+    put(box.progress(layout::PROGRESS_DEVICE_OLDEST), oldest);
+    if (moved) {
+      put(box.progress(layout::PROGRESS_LAST_ACTIVITY_NS), now);
+      put(box.progress(layout::PROGRESS_DEVICE_STATE_SINCE_NS), now);
+    }
+  }
+
+  // A queue ends in order: with many in it, the last that is over is searched for.
+  bool advance(Box& box, std::deque<FlightPtr>& queue, uint64_t now) {
+    bool moved = false;
+    while (!queue.empty()) {
+      const size_t last = queue.size() > 4 ? queue.size() / 2 : 0;
+      size_t until = last;
+      End end = end_of(*queue[until]);
+      if (end == End::NO && until > 0) end = end_of(*queue[until = 0]);
+      if (end == End::NO) break;
+      for (size_t i = 0; i <= until; ++i) {
+        // One that was passed over is over, too; whether it failed nobody knows.
+        finish(box, *queue.front(), i == until ? end : End::YES, now);
+        queue.pop_front();
+        moved = true;
+      }
+    }
+    if (!queue.empty()) {
+      Flight& first = *queue.front();
+      if (first.arrived && first.noted == 0 && first.arrived->query()) {
+        note(first, time_of(*first.arrived, 0, now));
+        moved = true;
+      }
+      for (auto& flight : queue) flight->looked_ns = now;
+    }
+    return moved;
+  }
+
+  void finish(Box& box, Flight& flight, End end, uint64_t now) {
+    if (end == End::UNKNOWN) {
+      flight.entry.change(flight.entry.pending(layout::DEVICE_EVENT), flight.entry.pending(layout::NONE));
+      give_back(flight.arrived);
+      return;
+    }
+    uint64_t ended_ns = now;
+    const bool marked = flight.has_end.load(std::memory_order_acquire) && flight.ended->query();
+    if (flight.arrived && flight.arrived->query()) {
+      uint64_t arrived_ns;
+      if (marked) {
+        ended_ns = time_of(*flight.ended, flight.looked_ns, now);
+        const double took_ms = flight.arrived->elapsedTime(*flight.ended);
+        arrived_ns = ended_ns - static_cast<uint64_t>(std::max(0.0, took_ms) * 1e6);
+      } else {
+        arrived_ns = time_of(*flight.arrived, 0, now);
+      }
+      note(flight, arrived_ns);
+      if (flight.first) step_began(box, flight, arrived_ns);
+    }
+    flight.entry.end_at(ended_ns, layout::DEVICE_EVENT, end == End::FAILED);
+    if (marked && flight.arrived) {
+      give_back(reference_);
+      reference_ = std::move(flight.ended);
+      reference_ns_ = ended_ns;
+    } else if (marked) {
+      give_back(flight.ended);
+    }
+    give_back(flight.arrived);
+  }
+
+  void note(Flight& flight, uint64_t time) {
+    if (flight.noted == 0) {
+      flight.entry.arrive_at(time);
+    } else {  // seen before; now it is known exactly
+      uint64_t* word = flight.entry.group->box->slot(flight.entry.seq) + layout::ARRIVAL;
+      uint64_t expected = flight.noted << layout::TIME_SHIFT;
+      __atomic_compare_exchange_n(
+          word, &expected, time << layout::TIME_SHIFT, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
+    }
+    flight.noted = time;
+  }
+
+  // An event's time on the host's clock: by the device's own clock from the event before, and never before the
+  // last look at which it had not come (`least`), nor after this one.
+  uint64_t time_of(c10::Event& event, uint64_t least, uint64_t now) {
+    if (!reference_ || reference_->device() != event.device()) return now;
+    const double time = static_cast<double>(reference_ns_) + reference_->elapsedTime(event) * 1e6;
+    if (time >= static_cast<double>(now)) return now;
+    return std::max(static_cast<uint64_t>(std::max(0.0, time)), least);
+  }
+
+  void step_began(Box& box, Flight& flight, uint64_t arrived_ns) {
+    if (step_event_ && step_ + 1 == flight.step && step_event_->device() == flight.arrived->device()) {
+      const uint64_t took = static_cast<uint64_t>(std::max(0.0, step_event_->elapsedTime(*flight.arrived)) * 1e6);
+      uint64_t* slot = box.words + layout::DEVICE_STEPS_AT / 8 +
+          (step_ - 1) % layout::DEVICE_STEP_SLOTS * layout::DEVICE_STEP_WORDS;
+      const uint64_t body[3] = {step_, arrived_ns, took};
+      put(slot, 0);
+      put(slot + 1, body[1]);
+      put(slot + 2, body[2]);
+      put(slot + 3, mixed(body, 3));
+      __atomic_store_n(slot, step_, __ATOMIC_RELEASE);
+    }
+    give_back(step_event_);
+    step_event_ = std::move(flight.arrived);
+    flight.arrived.reset();
+    step_ = flight.step;
+  }
+
+  void look_at_state(Box& box, const c10::Stream& stream, uint64_t now) {
+    state_ns_ = now;
+    const auto* impl = guard_of(stream.device_type());
+    if (impl == nullptr || is_capturing(*impl, stream) || unknown_state_) return;
+    bool idle = false;
+    try {
+      idle = impl->queryStream(stream);
+    } catch (const std::exception& e) {
+      if (strstr(e.what(), "doesn't support") == nullptr) throw;
+      unknown_state_ = true;
+      return;
+    }
+    set_state(box, idle ? layout::DEVICE_IDLE : layout::DEVICE_BUSY, now);
+  }
+
+  void set_state(Box& box, uint64_t state, uint64_t now) {
+    uint64_t* word = box.progress(layout::PROGRESS_DEVICE_STATE);
+    if (*word == state) return;
+    put(word, state);
+    put(box.progress(layout::PROGRESS_DEVICE_STATE_SINCE_NS), now);
+  }
+
+  // The device answers with an error: that is said, and it is asked once a second from now on.
+  void failed(Box& box, const char* text) {
+    const uint64_t now = now_ns();
+    failed_ns_ = now;
+    set_state(box, layout::DEVICE_FAILED, now);
+    if (std::exchange(failed_, true)) return;
+    const size_t line = strcspn(text, "\n");
+    const size_t length = std::min<size_t>(line, layout::DEVICE_ERROR_BYTES);
+    uint64_t* blob = box.words + layout::DEVICE_ERROR_AT / 8;
+    const uint64_t version = blob[0] | 1;
+    put(blob, version);
+    std::memcpy(blob + 3, text, length);
+    put(blob + 1, length);
+    put(blob + 2, crc32(text, length) | static_cast<uint64_t>(length) << 32);
+    __atomic_store_n(blob, version + 1, __ATOMIC_RELEASE);
+  }
+
+  static uint32_t crc32(const char* text, size_t length) {  // zlib's
+    uint32_t crc = ~0u;
+    for (size_t i = 0; i < length; ++i) {
+      crc ^= static_cast<unsigned char>(text[i]);
+      for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320u : 0);
+    }
+    return ~crc;
+  }
+
+  // Whether events cost the threads that train too much, or so little that every step can be timed again.
+  void judge(Box& box, uint64_t passed) {
+    const uint64_t spent = __atomic_load_n(box.progress(layout::PROGRESS_DEVICE_EVENTS_NS), __ATOMIC_RELAXED);
+    const double share = static_cast<double>(spent - spent_) / static_cast<double>(passed);
+    spent_ = spent;
+    const uint64_t every = every_;
+    if (share > kEventShare && every < kMostEvery) every_ = every * 2;
+    if (share < kEventShare / 4 && every > 1) every_ = every / 2;
+    put(box.progress(layout::PROGRESS_DEVICE_EVERY), every_);
+  }
+
+  std::mutex mutex_;  // held for moments, and never while a device is asked
+  std::condition_variable wake_;
+  std::vector<FlightPtr> fresh_;
+  std::vector<WorkPtr> dropped_;
+  std::optional<c10::Stream> stream_;
+  bool started_ = false, asleep_ = false;
+
+  std::mutex pool_mutex_;
+  std::vector<c10::Event> pool_;
+  std::atomic<bool> eventless_{false}, recorded_{false};
+  std::atomic<int> may_ask_{-1};
+  std::atomic<uint64_t> every_{1};
+
+  std::unordered_map<uint64_t, std::deque<FlightPtr>> queues_;
+  std::optional<c10::Event> reference_, step_event_;
+  uint64_t reference_ns_ = 0, step_ = 0, looked_ns_ = 0, state_ns_ = 0, failed_ns_ = 0, spent_ = 0, cost_ = 0;
+  bool failed_ = false, unknown_state_ = false;
+};
+
+}  // namespace
+}  // namespace loom

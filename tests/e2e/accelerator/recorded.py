@@ -1,0 +1,317 @@
+"""Programs on the simulated accelerator under the native recorder: what the black box says of a device.
+
+python recorded.py <program,program…> <directory>: prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import mmap
+import os
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from torchloom.chaos import accelerator
+from torchloom.probe.observe import recorder
+from torchloom.wire import blackbox as bb
+
+DEVICE = "loomsim"
+Asked = Callable[[], Any]
+
+
+class Box:
+    """This rank's black box."""
+
+    def __init__(self, path: Path) -> None:
+        path.write_bytes(bytes(bb.SIZE))
+        with path.open("r+b") as file:
+            mapped = mmap.mmap(file.fileno(), bb.SIZE)
+        recorder.load()
+        self.view = bb.View(memoryview(mapped))
+        started = recorder.start(self.view, ctypes.addressof(ctypes.c_char.from_buffer(mapped)))
+        assert started.kind is bb.Recorder.NATIVE
+        self.read = 0
+
+    def fresh(self) -> list[bb.Collective]:
+        """Records since the last call."""
+        newest = self.view.progress(bb.Progress.COLLECTIVES_ENTERED)
+        found = [self.view.read_collective(seq) for seq in range(self.read + 1, newest + 1)]
+        self.read = newest
+        return [record for record in found if record is not None]
+
+    def again(self, records: list[bb.Collective]) -> list[bb.Collective]:
+        return [found for r in records if (found := self.view.read_collective(r.seq)) is not None]
+
+    def finished(self, records: list[bb.Collective]) -> list[bb.Collective]:
+        """The same records once all of them are over."""
+        until(lambda: all(r.finished_ns for r in self.again(records)), "a collective never ended")
+        return self.again(records)
+
+
+def until(condition: Asked, or_else: str, limit_s: float = 60) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, or_else
+        time.sleep(0.002)
+
+
+def ones(count: int = 4) -> torch.Tensor:
+    return torch.ones(count, device=DEVICE)
+
+
+def behind(box: Box) -> dict[str, Any]:
+    """A device that stands has come to nothing and ended nothing, however far ahead its host is."""
+    tensors = [ones() for _ in range(6)]
+    torch.accelerator.synchronize()
+    box.fresh()
+    accelerator.stick()
+    for tensor in tensors[:3]:
+        dist.all_reduce(tensor)
+    work = dist.all_reduce(tensors[3], async_op=True)
+    future = dist.all_reduce(tensors[4], async_op=True).get_future()
+    dist.all_reduce(tensors[5], async_op=True).wait()
+    records = box.fresh()
+    until(lambda: box.view.progress(bb.Progress.DEVICE_OLDEST) == records[0].seq, "the oldest is not told")
+    until(
+        lambda: box.view.progress(bb.Progress.DEVICE_STATE) == bb.DeviceState.BUSY, "the device is not busy"
+    )
+    standing = box.again(records)
+    released_ns = time.monotonic_ns()
+    accelerator.release()
+    over = box.finished(records)
+    del work, future
+    until(
+        lambda: box.view.progress(bb.Progress.DEVICE_STATE) == bb.DeviceState.IDLE, "the device is not idle"
+    )
+    return {
+        "sources": sorted({r.source for r in standing}),
+        "standing": [[r.finished_ns, r.arrived_ns, r.approaching] for r in standing],
+        "in order": all(released_ns <= r.arrived_ns <= r.finished_ns for r in over),
+        "oldest": box.view.progress(bb.Progress.DEVICE_OLDEST),
+    }
+
+
+def waits(box: Box) -> dict[str, Any]:
+    """Rank 1's device comes later to each of them: rank 0 waits, as long as rank 1 was busy."""
+    x, took = ones(), {}
+    for name in ("sync", "async", "future"):
+        dist.all_reduce(x)
+        torch.accelerator.synchronize()
+        dist.barrier(device_ids=[0])
+        box.fresh()
+        if dist.get_rank() == 1:
+            accelerator.busy(80)
+        if name == "sync":
+            dist.all_reduce(x)
+        elif name == "async":
+            work = dist.all_reduce(x, async_op=True)
+            assert work is not None
+            work.wait()
+            del work
+        else:
+            future = dist.all_reduce(x, async_op=True).get_future()
+            future.wait()
+            del future
+        (record,) = box.finished(box.fresh())
+        took[name] = (record.finished_ns - record.arrived_ns) / 80e6
+    return took
+
+
+def holds(box: Box) -> dict[str, Any]:
+    """What the program drops is gone, though the device has not come to it."""
+    tensors = [ones(1024) for _ in range(4)]
+    torch.accelerator.synchronize()
+    gone = [weakref.ref(tensor) for tensor in tensors]
+    accelerator.stick()
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    looks = box.view.progress(bb.Progress.DEVICE_LOOKS)
+    until(lambda: box.view.progress(bb.Progress.DEVICE_LOOKS) > looks + 3, "nobody looks")
+    alive = [ref() is not None for ref in gone]
+    for work in works[:3]:
+        work.wait()
+    del work
+    works.clear()
+    tensors.clear()
+    # A work that was asked at the very moment it was dropped is freed by the next call.
+    dist.all_reduce(ones())
+    gc.collect()
+    dead = [ref() is None for ref in gone]
+    records = box.fresh()
+    accelerator.release()
+    over = box.finished([records[0], records[1], records[2], records[-1]])
+    return {
+        "alive": alive,
+        "dead": dead,
+        "sources": [r.source for r in over],
+        "never awaited": box.again(records)[3].source,
+    }
+
+
+def failure(box: Box) -> dict[str, Any]:
+    torch.accelerator.synchronize()
+    dist.barrier(device_ids=[0])
+    box.fresh()
+    accelerator.fail()
+    work = dist.all_reduce(ones(), async_op=True)
+    records = box.finished(box.fresh())
+    del work
+    return {"flags": [r.flags & bb.FLAG_FAILED for r in records]}
+
+
+def training(box: Box) -> dict[str, Any]:
+    """DDP's buckets end, and rank 1's slower device makes rank 0 wait in every step."""
+    torch.manual_seed(3)
+    net = nn.Linear(16, 16).to(DEVICE)
+    ddp = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.0005)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    first = box.view.progress(bb.Progress.STEPS)
+    records = []
+    for step in range(12):
+        if dist.get_rank() == 1:
+            accelerator.busy(40)
+        optimizer.zero_grad()
+        ddp(torch.ones(4, 16, device=DEVICE)).mean().backward()
+        optimizer.step()
+        box.view.set_progress(bb.Progress.STEPS, first + step + 1)  # as the probe's hooks do
+        records += box.fresh()
+    dist.all_reduce(ones())
+    records += box.fresh()
+    over = box.finished(records)
+    until(lambda: box.view.read_device_step(first + 12) is not None, "the last step was never told")
+    steps = [box.view.read_device_step(first + n) for n in range(2, 13)]
+    waited = sorted(r.finished_ns - r.arrived_ns for r in over[-12:])
+    return {
+        "source": sorted({r.source for r in over}),
+        "steps": [step.step_ns / 40e6 for step in steps if step is not None],
+        "waits": waited[len(waited) // 2] / 40e6,
+    }
+
+
+def pairs(box: Box) -> dict[str, Any]:
+    """Sends and receives end, each in its own direction, also where a receive waits for long."""
+    me = dist.get_rank()
+    torch.accelerator.synchronize()
+    dist.barrier(device_ids=[0])
+    box.fresh()
+    got = torch.empty(4, device=DEVICE)
+    if me == 1:
+        accelerator.busy(60)
+    ops = [dist.P2POp(dist.isend, ones(), 1 - me), dist.P2POp(dist.irecv, got, 1 - me)]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    over = box.finished(box.fresh())
+    return {"ops": [bb.OPS[r.op] for r in over], "peers": [r.peer for r in over], "value": got.sum().item()}
+
+
+def forks(box: Box) -> dict[str, Any]:
+    """A child has no such thread and writes nothing; the parent's continues."""
+    threads = _threads(os.getpid())
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(write, json.dumps(_threads(os.getpid())).encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    child = json.loads(os.read(read, 65536))
+    os.close(read)
+    os.close(write)
+    box.fresh()
+    dist.all_reduce(ones())
+    box.finished(box.fresh())
+    return {"parent": threads.count("loom-device"), "child": child.count("loom-device")}
+
+
+def _threads(pid: int) -> list[str]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [(task / "comm").read_text().strip() for task in tasks]
+
+
+def capture(box: Box) -> dict[str, Any]:
+    """While a stream is captured nothing is put on it, and no question ends the capture."""
+    x = ones()
+    accelerator.stick()
+    dist.all_reduce(x)  # outstanding, so the thread asks all the time
+    box.fresh()
+    looks = box.view.progress(bb.Progress.DEVICE_LOOKS)
+    accelerator.capture(True)
+    until(lambda: box.view.progress(bb.Progress.DEVICE_LOOKS) > looks + 5, "nobody looks")
+    events = box.view.progress(bb.Progress.DEVICE_EVENTS)
+    work = dist.all_reduce(x, async_op=True)
+    recorded = box.view.progress(bb.Progress.DEVICE_EVENTS) - events
+    told = {"invalidated": accelerator.invalidated(), "recorded": recorded}
+    accelerator.capture(False)
+    records = box.fresh()
+    accelerator.release()
+    torch.accelerator.synchronize()
+    del work
+    return told | {"sources": [r.source for r in records]}
+
+
+def many(box: Box) -> dict[str, Any]:
+    """Two thousand collectives: all end, their cost is accounted for, and looking takes next to nothing."""
+    x = ones()
+    torch.accelerator.synchronize()
+    until(lambda: not box.view.progress(bb.Progress.DEVICE_OLDEST), "what was before is not over")
+    box.fresh()
+    before = {w: box.view.progress(w) for w in bb.Progress}
+    began_ns = time.monotonic_ns()
+    for number in range(2000):
+        dist.all_reduce(x)
+        if number % 100 == 99:
+            torch.accelerator.synchronize()
+    until(
+        lambda: (
+            box.view.progress(bb.Progress.COLLECTIVES_FINISHED)
+            >= before[bb.Progress.COLLECTIVES_FINISHED] + 2000
+        ),
+        "some never ended",
+    )
+    passed_ns = time.monotonic_ns() - began_ns
+    spent = {w.name: box.view.progress(w) - before[w] for w in bb.Progress}
+    return {
+        "events": spent["DEVICE_EVENTS"],
+        "event_us": spent["DEVICE_EVENTS_NS"] / spent["DEVICE_EVENTS"] / 1000,
+        "looking": spent["DEVICE_LOOKS_NS"] / passed_ns,
+        "backwards": sum(r.finished_ns < r.arrived_ns for r in box.fresh()),
+        "trips": spent["GUARD_TRIPS"],
+    }
+
+
+def gone(box: Box) -> dict[str, Any]:
+    """A device that falls off the bus is told with its own words."""
+    accelerator.stick()
+    work = dist.all_reduce(ones(), async_op=True)
+    accelerator.lose()
+    until(
+        lambda: box.view.progress(bb.Progress.DEVICE_STATE) == bb.DeviceState.FAILED, "the loss is not told"
+    )
+    del work
+    return {"error": (box.view.read_blob(bb.DEVICE_ERROR) or b"").decode()}
+
+
+def main() -> None:
+    wanted, directory = sys.argv[1:3]
+    torch.set_num_threads(1)
+    accelerator.load()
+    box = Box(Path(directory, f"box{os.environ['RANK']}"))
+    dist.init_process_group("cpu:gloo,loomsim:loomsim")
+    told: dict[str, Any] = {}
+    for name in wanted.split(","):
+        if name != "gone":
+            dist.barrier(device_ids=[0])
+        told[name] = globals()[name](box)
+    print(json.dumps(told), flush=True)
+
+
+if __name__ == "__main__":
+    main()
