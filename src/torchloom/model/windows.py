@@ -42,10 +42,25 @@ class Collective(Struct, frozen=True, array_like=True):
     failed: bool = False
     reduction: str = ""
     """`SUM`, `MAX`, …; empty when nothing is reduced or nobody knows."""
+    arrived_ns: int = 0
+    """When the rank's device came to it; 0 on the host, when it has not come, or when nobody watched."""
+    approaching: bool = False
+    """The device is known not to have come to it: the call returned, but earlier launches still run."""
+    head_ns: int = 0
+    """When it became the oldest of its group that the device has not finished."""
 
     @property
     def under_way(self) -> bool:
         return self.finished_ns == 0 and self.completion != "none" and not self.failed
+
+    @property
+    def on_device(self) -> bool:
+        return self.completion == "device-event"
+
+    @property
+    def began_ns(self) -> int:
+        """When the rank, or its device, was there and began to wait for the others; 0 when nobody knows."""
+        return self.arrived_ns if self.on_device else self.entered_ns
 
 
 class GroupPosition(Struct, frozen=True, array_like=True):
@@ -140,6 +155,20 @@ class ProcessFacts(Struct, frozen=True, omit_defaults=True):
     died_ns: int = 0
 
 
+class DeviceFacts(Struct, frozen=True, array_like=True):
+    """What the recorder sees of the device that a rank's collectives run on."""
+
+    state: Literal["unknown", "idle", "busy", "failed"]
+    """`idle`: everything that was launched has run."""
+    quiet_ns: int = 0
+    """For how long it has been so without ending or reaching a collective."""
+    error: str = ""
+    """What it answered, if it failed."""
+    lead_ns: int = 0
+    """How long before the device came to it a step's collective was enqueued, in the median: how far the host
+    is ahead. About 0: the device waits for its host."""
+
+
 class PartHash(Struct, frozen=True, array_like=True):
     """A hash of one part of a rank's parameters after a step. Equal parts of equal tables may be compared."""
 
@@ -189,6 +218,8 @@ class RankWindow(Struct, frozen=True, kw_only=True, omit_defaults=True):
     collectives: tuple[Collective, ...] = ()
     """Those under way, oldest first."""
     process: ProcessFacts = ProcessFacts()
+    accelerator: DeviceFacts | None = None
+    """None as long as no collective was given to a device."""
     work_per_step: float = 0.0
     """Samples or tokens a step as the script tells them; 0 when it does not."""
     values: dict[str, float] = {}
@@ -220,7 +251,10 @@ class RankWindow(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return next((c for c in self.collectives if c.under_way), None)
 
     def age_s(self, collective: Collective) -> float:
-        return max(0, self.taken_ns - collective.entered_ns) / 1e9
+        """For how long the rank has stood at it: of a device's, since it or its device came to it."""
+        later = (ns for ns in (collective.head_ns, collective.arrived_ns) if ns)
+        since_ns = max((collective.entered_ns, *later))
+        return max(0, self.taken_ns - since_ns) / 1e9
 
 
 class RefWindow(Struct, frozen=True, array_like=True):

@@ -337,6 +337,8 @@ class CollectiveWord(IntEnum):
     ARRIVAL = 10
     """When the device came to it. Not in the checksum; 0 when not watched, IN_FLIGHT | seq << 3 until it has
     come, then time << 3. It changes as COMPLETION does."""
+    HEAD = 11
+    """When it became the oldest of its group that the device has not finished; 0 while it is not."""
 
 
 IN_FLIGHT = 1 << 63
@@ -425,6 +427,8 @@ class Collective(NamedTuple):
     """When the device came to it; 0 when it has not, or nobody watched."""
     approaching: bool = False
     """It was given to a device that is known not to have come to it."""
+    head_ns: int = 0
+    """When it became the oldest of its group that the device has not finished; 0 while it is not."""
 
 
 class DeviceStep(NamedTuple):
@@ -665,6 +669,7 @@ def _collective(w: Sequence[int]) -> Collective:
         reduction=packed >> REDUCTION_SHIFT & 0xFF,
         arrived_ns=0 if arrival & IN_FLIGHT else arrival >> TIME_SHIFT,
         approaching=bool(arrival & IN_FLIGHT),
+        head_ns=w[CollectiveWord.HEAD],
     )
 
 

@@ -6,5 +6,6 @@ windows       what detectors look at, twice a second; collectives: records of th
 evidence      stacks, collectives and samples on request; stacks: py-spy
 kernel        state, CPU time, I/O, children of a process; cgroups: quotas
 waiting       what a blocked process waits for, and who debugs it
+accelerator   the device a rank's collectives run on: where it stands, its own steps
 devices       devices of this host, and which worker uses which
 """

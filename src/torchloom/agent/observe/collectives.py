@@ -32,6 +32,9 @@ def record(c: blackbox.Collective, group: str) -> Collective:
         exact=not c.flags & blackbox.FLAG_BACKEND_SEQ,
         failed=bool(c.flags & blackbox.FLAG_FAILED),
         reduction=REDUCTIONS[c.reduction] if c.reduction < len(REDUCTIONS) else "",
+        arrived_ns=c.arrived_ns,
+        approaching=c.approaching,
+        head_ns=c.head_ns,
     )
 
 

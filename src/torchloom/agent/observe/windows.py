@@ -13,16 +13,17 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import nan
+from statistics import median
 
 from torchloom import boottime
 from torchloom.agent.host import Host, Worker
-from torchloom.agent.observe import cgroups, kernel, waiting, words
+from torchloom.agent.observe import accelerator, cgroups, kernel, waiting, words
 from torchloom.agent.observe.boxes import Box, is_under_way
 from torchloom.agent.observe.collectives import record
 from torchloom.agent.observe.evidence import Samples
 from torchloom.agent.observe.pulse import numbers
 from torchloom.bus.protocol import Bus
-from torchloom.core.detect.encoding import PEERS_AFTER_S, UNDER_WAY_AMONG, Recorded, pair_counts
+from torchloom.core.detect.encoding import PEERS_AFTER_S, STEPS_KEPT, UNDER_WAY_AMONG, Recorded, pair_counts
 from torchloom.core.detect.watched_metrics import PARAMETERS, is_watched
 from torchloom.core.detect.window import PAIRWISE
 from torchloom.model.windows import (
@@ -38,7 +39,7 @@ from torchloom.model.windows import (
 )
 from torchloom.model.worker import WorkerRef
 from torchloom.wire import blackbox, codec, subjects
-from torchloom.wire.blackbox import Progress, Recorder
+from torchloom.wire.blackbox import Progress, Recorder, Source
 
 Clock = Callable[[], int]
 WINDOW_EVERY_S = 0.5
@@ -61,6 +62,8 @@ class _Past:
     counts: tuple[tuple[PairCount, ...], bool] = ((), False)
     counted_at: int = 0
     """How far the rank was with each peer when so many collectives had been entered."""
+    leads: deque[int] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
+    """Of the newest steps, how far the host was ahead of its device."""
     looks: int = 0
     next_record: int = 1
     counted: deque[tuple[int, kernel.Counts]] = field(default_factory=lambda: deque(maxlen=_COUNTED_LOOKS))
@@ -114,7 +117,8 @@ class Windows:
         steps = box.progress(Progress.STEPS)
         groups = box.view.groups()
         # Steps after groups: every group of a step is in the table then.
-        fresh = _read_steps(box, past, steps, _counted(groups))
+        read = _read_device_steps if accelerator.is_used(box) else _read_steps
+        fresh = read(box, past, steps, _counted(groups))
         names = {key: words.group_name(group.name) for key, group in groups.items()}
         under_way = _under_way(box)
         name = box.view.read_blob(blackbox.PHASE_NAME) or b""
@@ -148,6 +152,7 @@ class Windows:
             counts_whole=counts_whole,
             collectives=tuple(record(c, names.get(c.group, "")) for c in under_way),
             process=self._facts(worker, past, steps),
+            accelerator=accelerator.facts(box, round(median(past.leads or [0])), now_ns()),
             values=_values(box, past),
             values_step=past.values_step,
             peaks=past.peaks,
@@ -207,7 +212,9 @@ def _under_way(box: Box) -> list[blackbox.Collective]:
     )
     if entered == finished:
         return []
-    return [c for c in box.view.collectives(UNDER_WAY_AMONG) if is_under_way(c)]
+    on_device = accelerator.under_way(box)
+    newest = box.view.collectives(UNDER_WAY_AMONG)
+    return on_device + [c for c in newest if is_under_way(c) and c.source != Source.DEVICE_EVENT]
 
 
 def _counted(groups: Mapping[int, blackbox.Group]) -> dict[int, int]:
@@ -241,6 +248,24 @@ def _read_steps(box: Box, past: _Past, newest: int, places: Mapping[int, int]) -
         found.append(past.recorded.step(step.seq, step.step_ns, step.data_wait_ns, made, places))
         past.next_record = max(past.next_record, mine[-1].seq + 1) if mine else past.next_record
     past.next_record = max(past.next_record, first)
+    return tuple(found)
+
+
+def _read_device_steps(
+    box: Box, past: _Past, newest: int, places: Mapping[int, int]
+) -> tuple[StepTimes, ...]:
+    """The same for steps that a device makes: read when the device has made them, whenever the host did."""
+    kept = past.recorded.steps
+    found = []
+    at = past.next_record
+    for step, ended_ns, begin_ns in accelerator.steps(box, kept[-1].step if kept else 0, newest):
+        mine, at = accelerator.records(box, at, begin_ns, ended_ns)
+        if len(mine) < step.collectives:
+            continue
+        made = [(c.group, record(c, "")) for c in mine]
+        found.append(past.recorded.step(step.seq, step.step_ns, step.data_wait_ns, made, places))
+        past.leads.extend(accelerator.leads(mine))
+    past.next_record = at
     return tuple(found)
 
 

@@ -26,6 +26,8 @@ SAME_CPU_IF_CROWDED = 0.25
 """… and by this much where all of them wait for a core for longer than one of them is late."""
 COUNTED = 0.85
 """How sure a quota is that the kernel counts and that explains the excess, however much times vary."""
+LAUNCHES_WELL, LAUNCHES_LATE = 0.1, 0.02
+"""A host is well ahead of its device by this part of a step, and hardly ahead by this part."""
 UNEVEN_SPREAD = 0.08
 UNEVEN_LOSS = 0.15
 
@@ -106,7 +108,9 @@ def _explain(window: RankWindow, late: Late, calm: Sequence[RankWindow], cost: C
         kind, why = "data-imbalance", f"it gets {work:.2f}× the work of its peers"
     elif delay >= EXPLAINS_A_RANK * whole:
         kind, why = "host-contention", f"it wants a CPU and has none for {words.lasting(delay / 1e9)}"
-    elif window.device.startswith("GPU") or cpu >= EXPLAINS_A_RANK * whole:
+    elif _waits_for_host(window, calm):
+        kind, why = "host-contention", "its device waits for its host, which launches too slowly"
+    elif window.device.startswith("GPU") or window.accelerator is not None or cpu >= EXPLAINS_A_RANK * whole:
         kind, why = "compute-slow", "its computation takes longer"
     elif crowded:
         return None  # all wait for a core, and it does not wait longer than they: no one's fault
@@ -141,6 +145,16 @@ def _explain(window: RankWindow, late: Late, calm: Sequence[RankWindow], cost: C
             "lost_steps_per_s": cost.lost_steps_per_s,
         },
     )
+
+
+def _waits_for_host(window: RankWindow, calm: Sequence[RankWindow]) -> bool:
+    """Whether its device is idle until its host launches, while the hosts of its peers are well ahead."""
+    if window.accelerator is None or not window.steps:
+        return False
+    step_ns = _median([s.step_ns for s in window.steps])
+    peers = [w.accelerator.lead_ns for w in calm if w.accelerator is not None]
+    ahead = bool(peers) and _median(peers) > LAUNCHES_WELL * step_ns
+    return ahead and window.accelerator.lead_ns < LAUNCHES_LATE * step_ns
 
 
 def _uneven(peers: Sequence[RankWindow]) -> list[Finding]:

@@ -22,6 +22,8 @@ def certainty(window: RankWindow, pace: Pace, limits: Limits) -> tuple[bool, str
         return False, f"{facts.tracer} debugs it, and whoever does may let it continue"
     if facts.state == "T":
         return True, "its process is stopped"
+    if window.accelerator is not None and window.accelerator.state == "failed":
+        return True, f"its device failed ({window.accelerator.error or 'no reason given'})"
     if life := words.living(window):
         return False, f"it is at work: {life}"
     if not facts.unchanged_samples:

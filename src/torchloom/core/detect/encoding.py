@@ -52,8 +52,10 @@ class Recorded(Generic[K]):
         for key, one in records:
             if one.op not in PAIRWISE:
                 by_group.setdefault(key, []).append(one)
-            elif one.peer is not None and one.finished_ns and one.completion != "none" and not one.failed:
-                took = one.finished_ns - one.entered_ns
+            elif one.completion == "none" or one.failed or not one.began_ns:
+                continue
+            elif one.peer is not None and one.finished_ns:
+                took = one.finished_ns - one.began_ns
                 with_peer.setdefault((key, one.peer, one.op), []).append(took)
         for key, some in by_group.items():
             self._waits.setdefault(key, deque(maxlen=STEPS_KEPT)).append(waited_ns(some))

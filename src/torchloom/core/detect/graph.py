@@ -59,7 +59,7 @@ def build(windows: Sequence[RankWindow]) -> Graph:
         key = _key(window, collective)
         at[window.rank] = key
         met.setdefault(key, []).append((window, collective))
-        if not collective.waited:
+        if not collective.waited and not collective.on_device:
             weak.add(window.rank)
     waits = {key: _wait(key, here, members.get(key[0], {}), windows) for key, here in met.items()}
     awaited: dict[int, list[Key]] = {}
@@ -70,9 +70,10 @@ def build(windows: Sequence[RankWindow]) -> Graph:
 
 
 def blocking(window: RankWindow) -> Collective | None:
-    """What holds the rank up: what it waits in, else its oldest asynchronous operation."""
+    """What holds the rank up: what it waits in, else its oldest asynchronous operation. On a device that is
+    the oldest one that is not done, however far ahead the host is."""
     for collective in window.collectives:
-        if collective.under_way and collective.waited:
+        if collective.under_way and (collective.waited or collective.on_device):
             return collective
     return window.waits()
 

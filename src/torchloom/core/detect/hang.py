@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from torchloom.core.detect import devices, words
 from torchloom.core.detect import graph as graphs
-from torchloom.core.detect import words
 from torchloom.core.detect.certainty import certainty, ended, frozen, may_act
 from torchloom.core.detect.graph import Graph, Key, Wait
 from torchloom.core.detect.thresholds import (
@@ -237,6 +237,10 @@ def _stalls(
             continue
         if any(w.dead for w in by_rank.values()):
             continue  # a dead peer explains it; that is told as a crash
+        behind = devices.behind(inside)
+        if behind:
+            found.append(devices.blame(behind, inside, wait, allowed))
+            continue
         lost = f"; {wait.unknown} of its ranks cannot be seen" if wait.unknown else ""
         text = (
             f"all ranks have entered {words.operation(wait.collective)}"

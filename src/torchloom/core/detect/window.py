@@ -39,19 +39,20 @@ def waited_ns(collectives: Iterable[Collective]) -> int:
 
     Collectives that overlap are one wait, and its length is that of the last one: a rank that is late by t is
     late by t in each of them, and summing would count t as often as a model has buckets. Asynchronous ones
-    that do not overlap are summed, though the rank may have computed meanwhile: no record tells.
+    that do not overlap are summed, though the rank may have computed meanwhile: no record tells. A collective
+    on a device counts from when the device came to it; where that is not known it is left out.
     """
     total = 0
     last: Collective | None = None
     for current in collectives:
-        if not current.finished_ns or current.completion == "none":
+        if not current.finished_ns or current.completion == "none" or not current.began_ns:
             continue
         if current.op == "send" and not current.waited:
             continue  # nobody waits for it: it ends when the receiver comes
-        if last is not None and current.entered_ns >= last.finished_ns:
-            total += last.finished_ns - last.entered_ns
+        if last is not None and current.began_ns >= last.finished_ns:
+            total += last.finished_ns - last.began_ns
         last = current
-    return total + (last.finished_ns - last.entered_ns if last is not None else 0)
+    return total + (last.finished_ns - last.began_ns if last is not None else 0)
 
 
 def by_role(windows: Sequence[RankWindow]) -> dict[str, list[RankWindow]]:

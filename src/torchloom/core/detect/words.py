@@ -83,6 +83,8 @@ def doing(window: RankWindow) -> str:
         parts.append(state)
     if facts.location:
         parts.append(f"it is in {facts.location}")
+    if device := accelerator(window):
+        parts.append(device)
     if facts.state not in ("t", "T") and (seen := living(window) or facts.waits_for):
         parts.append(seen)
     if not parts and window.phase not in ("training", "none", ""):
@@ -90,6 +92,25 @@ def doing(window: RankWindow) -> str:
     if not parts:
         return "what it does is not known yet"
     return ", ".join((parts[0], *(part.removeprefix("it is ") for part in parts[1:])))
+
+
+def accelerator(window: RankWindow) -> str:
+    """What its device does, as a clause; empty where there is none, or nothing to say about it."""
+    device = window.accelerator
+    if device is None:
+        return ""
+    if device.state == "failed":
+        return f"its device failed ({device.error or 'no reason given'})"
+    quiet_s = device.quiet_ns / 1e9
+    if device.state == "busy" and quiet_s >= DEVICE_QUIET_S:
+        return f"its device has been busy for {lasting(quiet_s)} without finishing what it runs"
+    if device.state == "idle" and quiet_s >= DEVICE_QUIET_S:
+        return "its device is idle and waits for it"
+    return ""
+
+
+DEVICE_QUIET_S = 0.5
+"""A device that has finished something within this time is not worth a clause."""
 
 
 def all_doing(windows: Sequence[RankWindow]) -> str:

@@ -117,6 +117,7 @@ struct Flight {
   WorkPtr left;
 
   uint64_t looked_ns = 0, noted = 0;  // of the thread that looks
+  bool head = false;
 };
 using FlightPtr = std::shared_ptr<Flight>;
 
@@ -360,6 +361,10 @@ class Watch {
     }
     if (!queue.empty()) {
       Flight& first = *queue.front();
+      if (!std::exchange(first.head, true)) {
+        uint64_t* slot = box.slot(first.entry.seq);
+        if (*slot == first.entry.seq) put(slot + layout::HEAD, now);
+      }
       if (first.arrived && first.noted == 0 && first.arrived->query()) {
         note(first, time_of(*first.arrived, 0, now));
         moved = true;

@@ -331,6 +331,7 @@ class Kernel final : public c10::OperatorKernel {
     put(slot + layout::CHECKSUM, mixed(body, layout::CHECKSUM));
     put(slot + layout::COMPLETION, completion);
     put(slot + layout::ARRIVAL, 0);
+    put(slot + layout::HEAD, 0);
     __atomic_store_n(slot + layout::SEQ, body[layout::SEQ], __ATOMIC_RELEASE);
   }
 

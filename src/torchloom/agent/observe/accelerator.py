@@ -1,0 +1,94 @@
+"""What the black box says of the device that a rank's collectives run on. Judges nobody.
+
+On a device a collective is enqueued long before it runs, so a host that is 20 collectives ahead stands at its
+oldest unfinished one. Steps are the device's, too: the host's own say only how fast it launches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from torchloom.agent.observe.boxes import Box, is_under_way
+from torchloom.model.windows import DeviceFacts
+from torchloom.wire import blackbox
+from torchloom.wire.blackbox import DeviceState, Progress, Source, Step
+
+_OLDEST = 64
+"""Records from the oldest unfinished one on that are looked at."""
+_OF_A_GROUP = 2
+"""A window shows so many of each group: the rank stands at the first, the next ones tell nothing more."""
+_STEPS_A_LOOK = 32
+_STATES: dict[int, str] = {DeviceState.IDLE: "idle", DeviceState.BUSY: "busy", DeviceState.FAILED: "failed"}
+
+
+def is_used(box: Box) -> bool:
+    """Whether any of its collectives was given to a device that can be asked."""
+    return box.progress(Progress.DEVICE_LOOKED_NS) != 0
+
+
+def facts(box: Box, lead_ns: int, now_ns: int) -> DeviceFacts | None:
+    if not is_used(box):
+        return None
+    since_ns = box.progress(Progress.DEVICE_STATE_SINCE_NS)
+    error = box.view.read_blob(blackbox.DEVICE_ERROR) or b""
+    return DeviceFacts(
+        _STATES.get(box.progress(Progress.DEVICE_STATE), "unknown"),  # type: ignore[arg-type]
+        max(0, now_ns - since_ns) if since_ns else 0,
+        error.decode("utf-8", "replace"),
+        lead_ns,
+    )
+
+
+def under_way(box: Box) -> list[blackbox.Collective]:
+    """The oldest that the device has not finished, of each group and each way to a peer."""
+    oldest = box.progress(Progress.DEVICE_OLDEST)
+    if not oldest:
+        return []
+    newest = box.progress(Progress.COLLECTIVES_ENTERED)
+    shown: dict[tuple[int, int, int | None], int] = {}
+    found = []
+    for seq in range(oldest, min(newest, oldest + _OLDEST - 1) + 1):
+        record = box.view.read_collective(seq)
+        if record is None or record.source != Source.DEVICE_EVENT or not is_under_way(record):
+            continue
+        paired = "send" in blackbox.OPS[record.op] or "recv" in blackbox.OPS[record.op]
+        lane = (record.group, record.op if paired else -1, record.peer if paired else None)
+        shown[lane] = shown.get(lane, 0) + 1
+        if shown[lane] <= _OF_A_GROUP:
+            found.append(record)
+    return found
+
+
+def steps(box: Box, seen: int, newest: int) -> Iterator[tuple[Step, int, int]]:
+    """Steps after `seen` that are over on the device and were timed there, with the device's own time; and
+    when the host began and ended them."""
+    first = max(seen + 1, newest - blackbox.DEVICE_STEP_SLOTS + 1)
+    found = 0
+    for seq in range(first, newest + 1):
+        timed, step = box.view.read_device_step(seq), box.view.read_step(seq)
+        if timed is None or step is None:
+            continue
+        yield step._replace(step_ns=timed.step_ns), step.ended_ns, step.ended_ns - step.step_ns
+        found += 1
+        if found == _STEPS_A_LOOK:
+            return
+
+
+def records(box: Box, at: int, begin_ns: int, ended_ns: int) -> tuple[list[blackbox.Collective], int]:
+    """Those that the host entered in this time, looked for from number `at` on, and where the next begin."""
+    entered = box.progress(Progress.COLLECTIVES_ENTERED)
+    at = max(at, entered - blackbox.COLLECTIVE_SLOTS + 1, 1)
+    found = []
+    while at <= entered:
+        one = box.view.read_collective(at)
+        if one is not None and one.entered_ns > ended_ns:
+            break
+        if one is not None and one.entered_ns > begin_ns:
+            found.append(one)
+        at += 1
+    return found, at
+
+
+def leads(records: Iterable[blackbox.Collective]) -> list[int]:
+    """How long each was enqueued before the device came to it; the last ones of a step tell most."""
+    return [r.arrived_ns - r.entered_ns for r in records if r.arrived_ns][-1:]

@@ -1,0 +1,68 @@
+"""Hangs on devices: everybody has enqueued a collective, and some device never comes to it.
+
+Enqueued is not arrived. Where some devices have reached the collective and others have not, those that have
+not hold it up: they are stuck in a kernel, or lost. Where all have reached it, it is the communication, which
+hang.py reports. A rank that has not even enqueued it is absent, as on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torchloom.core.detect import words
+from torchloom.core.detect.certainty import may_act
+from torchloom.core.detect.graph import Wait, blocking
+from torchloom.core.detect.thresholds import Limit
+from torchloom.core.detect.window import RankWindow
+from torchloom.model.findings import Evidence, Finding
+
+_SHOWN = 32
+
+
+def behind(inside: Sequence[RankWindow]) -> list[RankWindow]:
+    """Ranks that have enqueued what they all stand at and whose device has not come to it, or failed.
+
+    Nobody where no device has: then what holds them up came before, and is not known.
+    """
+    failed = [w for w in inside if w.accelerator is not None and w.accelerator.state == "failed"]
+    if failed:
+        return failed
+    found = [w for w in inside if (at := blocking(w)) is not None and at.approaching]
+    return found if len(found) < len(inside) else []
+
+
+def blame(
+    culprits: Sequence[RankWindow],
+    inside: Sequence[RankWindow],
+    wait: Wait,
+    allowed: Limit,
+) -> Finding:
+    """One finding for all devices that have not come."""
+    ranks = tuple(sorted(w.rank for w in culprits))
+    waiting = tuple(sorted(w.rank for w in inside if w.rank not in ranks))
+    broken = any(w.accelerator is not None and w.accelerator.state == "failed" for w in culprits)
+    one = len(ranks) == 1
+    clause = words.accelerator(culprits[0]) or "what it runs instead is not known"
+    did = f"{'has' if one else 'have'} enqueued {words.operation(wait.collective)}"
+    reached = f"but {'its device has' if one else 'their devices have'} not reached it"
+    return Finding(
+        kind="hang" if any(w.steps_done for w in culprits) else "no-progress",
+        ranks=ranks,
+        node=words.node_of(culprits),
+        sentence=f"{words.whom(culprits)} {did}, {reached} for {words.lasting(wait.longest_s)}; "
+        f"{clause}; {words.waiting(waiting)}",
+        confidence=0.99 if broken else 0.9,
+        certain=broken,
+        certainty=clause if broken else "a long kernel looks the same",
+        may_act=broken or may_act(culprits, wait.longest_s, allowed.act_s),
+        lasting_s=wait.longest_s,
+        waiting=waiting,
+        ask=ranks[:_SHOWN],
+        evidence=tuple(Evidence(w.rank, words.doing(w)) for w in culprits[:_SHOWN]),
+        inputs={
+            "report_s": allowed.report_s,
+            "act_s": allowed.act_s,
+            "why": allowed.why,
+            "operation": words.operation(wait.collective),
+        },
+    )

@@ -1,0 +1,85 @@
+"""A DDP job on the simulated accelerator that goes wrong in one way on one rank, in its first generation.
+
+Usage: device.py NOTES FAULT [--at STEP] [--rank R] [--ahead STEPS] [--busy MS]. Notes every step that the
+host has completed as `<pid> <rank> <step>`. The host runs ahead of its device by --ahead steps. FAULT:
+none; loop: the host never comes; sync: a kernel is stuck and the host waits for it in .item(); kernel: a
+kernel is stuck and the host runs on; communication: a collective that all have reached does not end; lost:
+the device fell off the bus and the host does not notice; slow: the rank's kernels take twice as long; launch:
+its host launches late.
+"""
+
+import argparse
+import os
+import time
+from collections import deque
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from torchloom.chaos import accelerator
+
+parser = argparse.ArgumentParser()
+parser.add_argument("notes")
+parser.add_argument("fault")
+parser.add_argument("--at", type=int, default=40)
+parser.add_argument("--rank", type=int, default=1)
+parser.add_argument("--ahead", type=int, default=10)
+parser.add_argument("--busy", type=float, default=20)
+args = parser.parse_args()
+torch.set_num_threads(1)
+accelerator.load()
+dist.init_process_group("loomsim")
+rank = dist.get_rank()
+faulty = rank == args.rank and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+model = DistributedDataParallel(torch.nn.Linear(8, 8).to("loomsim"))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+launched: deque[torch.Event] = deque()
+batch = torch.ones(4, 8, device="loomsim")
+
+
+def tokenize() -> None:
+    """Where the host is while its device has nothing to do."""
+    time.sleep(10**6)
+
+
+def read_loss(loss: torch.Tensor) -> float:
+    """Where the host waits for its device."""
+    return loss.item()
+
+
+def keep_up() -> None:
+    """Not further ahead than that."""
+    mark = torch.Event("loomsim")
+    mark.record()
+    launched.append(mark)
+    while len(launched) > args.ahead:
+        launched.popleft().synchronize()
+
+
+step = 0
+with open(args.notes, "a", buffering=1) as notes:
+    while True:
+        step += 1
+        hit = faulty and step >= args.at
+        if hit and step == args.at and args.fault == "loop":
+            tokenize()
+        if hit and step == args.at and args.fault in ("sync", "kernel"):
+            accelerator.stick()
+        if hit and step == args.at and args.fault == "communication":
+            accelerator.stall()
+        loss = model(batch).pow(2).mean()
+        if hit and step == args.at and args.fault == "sync":
+            read_loss(loss)
+        if hit and args.fault == "launch":
+            torch.accelerator.synchronize()
+            time.sleep(2 * args.busy / 1000)
+        accelerator.busy(args.busy * (2 if hit and args.fault == "slow" else 1))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        notes.write(f"{os.getpid()} {rank} {step}\n")
+        if hit and args.fault == "lost":
+            accelerator.lose()
+            tokenize()
+        keep_up()

@@ -1,0 +1,89 @@
+"""Faults of devices in real jobs on the simulated accelerator: who is named, and what is told apart."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stack import HANG_S, Stack, lines_of, wait_until
+
+from torchloom.chaos import accelerator
+from torchloom.probe import native
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    for made in (accelerator.build(), native.build()):
+        if made.library is None:
+            pytest.skip(f"nothing to record with or on: {made.detail or made.outcome.value}")
+    with tempfile.TemporaryDirectory(prefix="loom-e2e-") as root:
+        one = Stack(Path(root) / "home")
+        one.up()
+        try:
+            yield one
+        finally:
+            one.end()
+
+
+def told(stack: Stack, fault: str, kinds: tuple[str, ...], *more: str) -> dict[str, Any]:
+    """The first incident of these kinds of a job with this fault, on two ranks, of which rank 1 has it."""
+    notes = stack.home.root.parent / f"notes-{fault}"
+    job = stack.submit("device.py", str(notes), fault, *more)
+    try:
+        found = wait_until(
+            lambda: [one for one in stack.json("incidents", job) if one["kind"] in kinds],
+            f"{fault} is reported: {stack.json('incidents', job)} {lines_of(notes)[-3:]}",
+            HANG_S,
+        )
+        return dict(found[-1])
+    finally:
+        stack.end_jobs()
+
+
+HANGS = ("hang", "communication-hang", "no-progress")
+
+
+@pytest.mark.parametrize("ahead", [1, 10])
+def test_a_stuck_kernel_is_its_devices(stack: Stack, ahead: int) -> None:
+    """Both hosts have enqueued the collective, and both are ahead of it."""
+    incident = told(stack, "kernel", HANGS, "--ahead", str(ahead))
+    assert incident["culprit"] == 1, incident["verdict"]
+    assert "its device has not reached it" in incident["verdict"]
+    assert "has been busy for" in incident["verdict"]
+
+
+def test_a_host_that_waits_for_its_stuck_device(stack: Stack) -> None:
+    incident = told(stack, "sync", HANGS)
+    assert incident["culprit"] == 1, incident["verdict"]
+    assert "has not entered" in incident["verdict"]
+    assert "its device has been busy for" in incident["verdict"]
+
+
+def test_a_host_that_is_stuck_itself(stack: Stack) -> None:
+    incident = told(stack, "loop", HANGS)
+    assert incident["culprit"] == 1, incident["verdict"]
+    assert "its device is idle and waits for it" in incident["verdict"]
+
+
+def test_a_collective_that_all_have_reached_is_nobodys(stack: Stack) -> None:
+    incident = told(stack, "communication", HANGS)
+    assert (incident["kind"], incident["culprit"]) == ("communication-hang", None), incident["verdict"]
+
+
+def test_a_device_that_fell_off_the_bus_is_certain(stack: Stack) -> None:
+    incident = told(stack, "lost", HANGS)
+    assert incident["culprit"] == 1, incident["verdict"]
+    assert "fell off the bus" in incident["verdict"]
+
+
+def test_a_slow_device_is_a_straggler(stack: Stack) -> None:
+    """The hosts of both ranks take the same time a step: only the devices tell."""
+    incident = told(
+        stack, "slow", ("compute-slow", "host-contention", "data-imbalance", "communication-slow")
+    )
+    assert (incident["kind"], incident["culprit"]) == ("compute-slow", 1), incident["verdict"]
