@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from torchloom.bus.protocol import Bus
-from torchloom.core.history.job import History, PackedHistory, restored
+from torchloom.core.history.job import WIDE, History, PackedHistory, restored
 from torchloom.core.steering.settings import HYPERPARAMETERS, Known
 from torchloom.errors import LoomError
 from torchloom.model.fleet import Fleet, Job
@@ -32,7 +32,6 @@ log = logging.getLogger(__name__)
 SAMPLE_EVERY_S = 1.0
 WIDE_SAMPLE_EVERY_S = 5.0
 """Of a job with more ranks than WIDE."""
-WIDE = 2048
 SAVE_EVERY_S = 20.0
 KEPT_ENDED = 64
 """Jobs that have ended of which the history is in memory; of others it is read when somebody asks."""

@@ -23,7 +23,9 @@ MOST_NAME = 128
 RECENT_S, RECENT = 2.0, 900
 LIFE = 1024
 RANKS_RECENT_S, RANKS_RECENT = 5.0, 64
-RANKS_LIFE = 192
+RANKS_LIFE_S, RANKS_LIFE = 2.0, 192
+WIDE = 2048
+"""Jobs with more ranks are sampled seldom, so their first buckets are wider."""
 RANKS_BYTES = 6 << 20
 """For the ranks of one job; the wider a job, the coarser its lanes."""
 LANE_BYTES = 3 * 4 + 2 + 2 * 4 + 1
@@ -73,11 +75,8 @@ class Ranks:
 
 
 def _finer(recent: Lanes, life: Lanes, since_s: float) -> Lanes:
-    whole = (
-        recent.first * recent.width_s <= since_s
-        or recent.first * recent.width_s <= (life.first + 1) * life.width_s
-    )
-    return recent if whole else life
+    begins_s, ever_s = recent.first * recent.width_s, (life.first + 1) * life.width_s
+    return recent if recent.width_s < life.width_s and begins_s <= max(since_s, ever_s) else life
 
 
 @dataclass
@@ -160,7 +159,13 @@ class History:
             life = max(16, min(RANKS_LIFE, (fits - recent) // 2 * 2))
             self.ranks = Ranks(
                 Lanes(RANKS_RECENT_S, recent, halves=False, lanes=world, extra=2),
-                Lanes(RANKS_RECENT_S, life, halves=True, lanes=world, extra=2),
+                Lanes(
+                    RANKS_LIFE_S if world <= WIDE else RANKS_RECENT_S,
+                    life,
+                    halves=True,
+                    lanes=world,
+                    extra=2,
+                ),
             )
         self.ranks.recent.widen(world)
         self.ranks.life.widen(world)

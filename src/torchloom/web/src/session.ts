@@ -9,10 +9,14 @@ export const canAct = () => who.value !== null && who.value.role !== "read";
 export type Theme = "system" | "light" | "dark";
 export const theme = new Cell<Theme>((localStorage.getItem("theme") as Theme | null) ?? "system");
 
+/** What is shown now; pictures are drawn again when it changes. */
+export const isDark = new Cell(false);
+
 export function showTheme(): void {
   const dark = theme.value === "dark" || (theme.value === "system" && matchMedia("(prefers-color-scheme: dark)").matches);
   document.documentElement.dataset.theme = dark ? "dark" : "light";
   localStorage.setItem("theme", theme.value);
+  isDark.value = dark;
 }
 theme.follow(showTheme);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", showTheme);

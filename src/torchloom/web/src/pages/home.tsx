@@ -4,7 +4,7 @@ import type { IncidentView, JobSummary, NodeView } from "../api";
 import { count, digits, percent, plural, span } from "../format";
 import { useQuery } from "../live";
 import { Ago, Bar, Nothing, Section, Time, Trouble, useSome } from "../parts/bits";
-import { Mark, State, type Tone } from "../parts/mark";
+import { JobState, Mark, State, type Tone } from "../parts/mark";
 import { NodeActions, SubmitJob } from "../parts/actions";
 import { link } from "../session";
 
@@ -12,14 +12,16 @@ export function Home() {
   const jobs = useQuery<JobSummary[]>("/jobs?sort=-submitted", { every: 2000 });
   const nodes = useQuery<NodeView[]>("/nodes", { every: 3000, on: (e) => e.topics.includes("node") || e.topics.includes("job") });
   const incidents = useQuery<IncidentView[]>("/incidents", { on: (e) => e.incidents.length > 0 });
-  const open = useMemo(() => (incidents.data ?? []).filter((one) => one.open), [incidents.data]);
+  const stands = (id: string) => isStalled(jobs.data?.find((job) => job.id === id));
+  const open = useMemo(() => (incidents.data ?? []).filter((one) => one.open).sort((a, b) => Number(stands(b.job)) - Number(stands(a.job))), [incidents.data, jobs.data]);
   if (!jobs.data) return jobs.error ? <Trouble error={jobs.error} /> : <p class="dim">Reading…</p>;
   return (
     <>
       <h1 class="only-read">All jobs</h1>
       <Summary jobs={jobs.data} open={open} nodes={nodes.data ?? []} />
       <Trouble error={jobs.error} />
-      {open.slice(0, 5).map((one) => <Open key={one.id} incident={one} />)}
+      {open.slice(0, 5).map((one) => <Open key={one.id} incident={one} bad={stands(one.job)} />)}
+      {open.length > 5 && <p class="dim">and {plural(open.length - 5, "more open incident")}, at their jobs below</p>}
       <Jobs jobs={jobs.data} open={open} />
       <Nodes nodes={nodes.data} error={nodes.error} />
       <Recent incidents={(incidents.data ?? []).filter((one) => !one.open)} />
@@ -31,7 +33,8 @@ function Summary({ jobs, open, nodes }: { jobs: JobSummary[]; open: IncidentView
   const living = jobs.filter((job) => !job.ended);
   const running = living.filter((job) => job.state === "running");
   const away = nodes.filter((node) => node.seen_s !== null && node.seen_s > 3);
-  const tone: Tone = open.length ? "bad" : away.length ? "warn" : "ok";
+  const bad = open.some((one) => isStalled(jobs.find((job) => job.id === one.job)));
+  const tone: Tone = bad ? "bad" : open.length || away.length ? "warn" : "ok";
   const parts = [
     open.length ? `${plural(open.length, "open incident")}` : "Nothing is wrong",
     living.length ? `${count(running.length)} of ${plural(living.length, "job")} running` : "no job is running",
@@ -45,9 +48,14 @@ function Summary({ jobs, open, nodes }: { jobs: JobSummary[]; open: IncidentView
   );
 }
 
-function Open({ incident }: { incident: IncidentView }) {
+/** Of what runs and loses time an incident is a note; of what stands or has failed it is bad. */
+function isStalled(job: JobSummary | undefined): boolean {
+  return !job || job.state !== "running" || (job.steps_per_s === 0 && !job.paused);
+}
+
+function Open({ incident, bad }: { incident: IncidentView; bad: boolean }) {
   return (
-    <article class="verdict">
+    <article class={bad ? "verdict" : "verdict note"}>
       <p class="says">{incident.verdict}</p>
       {incident.decision && <p class="dim">{incident.decision}</p>}
       <p class="foot">
@@ -107,7 +115,7 @@ function Row({ job, open }: { job: JobSummary; open: number }) {
   const failed = job.state === "failed" || job.state === "waiting" || job.state === "backoff";
   return (
     <tr>
-      <td><State state={job.paused ? "paused" : job.state} /></td>
+      <td><JobState job={job} stalled={open > 0 && isStalled(job)} /></td>
       <td class="name">
         <a href={link("job", job.id)}>{job.id}</a>
         <span class="sub">{failed ? job.reason : [job.program.split("/").pop(), ...Object.entries(job.labels).map(([k, v]) => `${k}=${v}`)].join(" · ")}</span>
@@ -123,7 +131,7 @@ function Row({ job, open }: { job: JobSummary; open: number }) {
       <td class="n" data-name="workers">
         {job.ended ? job.world_size : `${job.running_workers}/${job.wanted_workers}`}
       </td>
-      <td class="n" data-name="incidents">{open ? <b><Mark tone="bad" /> {open} open</b> : job.incidents.length || "–"}</td>
+      <td class="n" data-name="incidents">{open ? <b><Mark tone={isStalled(job) ? "bad" : "warn"} /> {open} open</b> : job.incidents.length || "–"}</td>
       <td class="n dim" data-name=""><Time ns={job.submitted_at_ns} /></td>
     </tr>
   );

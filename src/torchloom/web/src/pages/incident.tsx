@@ -85,7 +85,7 @@ function Phases({ line, open }: { line: TimelineView; open: boolean }) {
   const last = seen.length ? line[seen[seen.length - 1]![0]] : 0;
   if (!seen.length) return null;
   return (
-    <Section id="phases" title="Timeline" aside={<span>{span((last - first) / 1e9)} in all{open ? " so far" : ""}</span>}>
+    <Section id="phases" title="Timeline" aside={open ? <span>began <Ago ns={first} /></span> : <span>{span((last - first) / 1e9)} in all</span>}>
       <div class="phases">
         {seen.map(([name, word], at) => {
           const before = at ? line[seen[at - 1]![0]] : line[name];
@@ -179,7 +179,10 @@ function Collectives({ evidence, culprits }: { evidence: RankEvidenceView[]; cul
         found.get(number)!.set(one.rank, text);
       }
     }
-    return [...found].sort((a, b) => b[0] - a[0]).slice(0, 16);
+    // Where only one rank has told of a number there is nothing to compare.
+    const sorted = [...found].sort((a, b) => b[0] - a[0]);
+    const shared = sorted.findLastIndex(([, by]) => by.size > 1);
+    return sorted.slice(0, Math.min(16, Math.max(4, shared + 2)));
   }, [evidence]);
   if (!numbers.length) return null;
   return (
@@ -194,7 +197,7 @@ function Collectives({ evidence, culprits }: { evidence: RankEvidenceView[]; cul
                 {ranks.map((one) => {
                   const text = by.get(one.rank);
                   const highest = Math.max(...one.collectives.map((t) => Number(/#(\d+)/.exec(t)?.[1] ?? 0)));
-                  return <td key={one.rank} class={text ? "" : "gap"}>{text ? text.replace(/\s*#\d+/, "") : number > highest ? "not entered" : ""}</td>;
+                  return <td key={one.rank} class={text ? "" : "gap"} title={text}>{text ? brief(text) : number > highest ? "not entered" : ""}</td>;
                 })}
               </tr>
             ))}
@@ -203,6 +206,15 @@ function Collectives({ evidence, culprits }: { evidence: RankEvidenceView[]; cul
       </div>
     </Section>
   );
+}
+
+/** `all_reduce #724 of group default (8.7 kB float32), 2.2 s ago, under way` → `all_reduce · 8.7 kB · under way`. */
+function brief(text: string): string {
+  const op = text.split(" ")[0];
+  const size = /\(([\d.]+ \w+)/.exec(text)?.[1];
+  const group = /of group (\S+)/.exec(text)?.[1];
+  const parts = [op, group === "default" ? "" : group, size, text.split(", ").pop()];
+  return parts.filter(Boolean).join(" · ");
 }
 
 function Evidence({ incident }: { incident: IncidentDetail }) {

@@ -8,7 +8,7 @@ import { JobActions, useMayAct } from "../parts/actions";
 import { Ago, Ask, Bar, Copy, Fact, Facts, Nothing, Section, Time, Trouble, useSome, type Question } from "../parts/bits";
 import { Curves } from "../parts/curves";
 import { Ranks } from "../parts/ranks";
-import { Mark, State } from "../parts/mark";
+import { JobState, Mark, State } from "../parts/mark";
 import { Timeline, type Happened } from "../parts/timeline";
 import { post } from "../net";
 import { link } from "../session";
@@ -20,7 +20,7 @@ export function JobHead({ job, part, refresh }: { job: JobSummary; part: "" | "s
     <>
       <div class="head">
         <h1>{job.id}</h1>
-        <State state={job.paused ? "paused" : job.state} />
+        <JobState job={job} stalled={job.reason.includes("; open: ") && job.steps_per_s === 0} />
         <JobActions job={job} refresh={refresh} />
       </div>
       <p class="reason">{job.reason}</p>
@@ -106,7 +106,7 @@ function gather(incidents: IncidentView[], history: HistoryView[], checkpoints?:
 function Wrong({ job, incidents }: { job: JobSummary; incidents: IncidentView[] }) {
   const open = incidents.filter((one) => one.open);
   const newest = incidents[incidents.length - 1];
-  if (open.length) return <>{open.map((one) => <Verdict key={one.id} incident={one} />)}</>;
+  if (open.length) return <>{open.map((one) => <Verdict key={one.id} incident={one} note={job.state === "running" && (job.steps_per_s > 0 || job.paused)} />)}</>;
   if (job.state === "failed") {
     return (
       <article class="verdict">
@@ -126,9 +126,9 @@ function Wrong({ job, incidents }: { job: JobSummary; incidents: IncidentView[] 
   );
 }
 
-function Verdict({ incident }: { incident: IncidentView }) {
+function Verdict({ incident, note }: { incident: IncidentView; note: boolean }) {
   return (
-    <div class={incident.confidence !== null && incident.confidence < 0.5 ? "verdict note" : "verdict"} role="status">
+    <div class={note ? "verdict note" : "verdict"} role="status">
       <p class="says">{incident.verdict}</p>
       {incident.decision && <p>{incident.decision}</p>}
       <p class="foot">
@@ -151,7 +151,7 @@ function HowFar({ job }: { job: JobSummary }) {
         <Fact name="Pace" note={job.samples_per_s !== null ? `${digits(job.samples_per_s, 3)} samples/s` : undefined}>{job.steps_per_s ? `${digits(job.steps_per_s, 3)} steps/s` : "–"}</Fact>
         <Fact name={job.ended ? "Took" : "Left"} note={job.ended ? undefined : `running for ${span(Math.round(job.elapsed_s))}`}>{job.ended ? span(Math.round(job.elapsed_s)) : span(job.eta_s === null ? null : Math.round(job.eta_s))}</Fact>
         <Fact name="Goodput" note="time not lost to faults">{percent(job.goodput)}</Fact>
-        {job.last_loss !== null && <Fact name="Loss" note="mean over the ranks">{value(job.last_loss)}</Fact>}
+        {job.last_loss !== null && <Fact name="Loss">{value(job.last_loss)}</Fact>}
         <Fact name="Workers" note={job.standby ? `${job.spares.length} of ${job.standby} spare places` : undefined}>
           {job.running_workers}<span class="dim"> / {job.wanted_workers}</span>
         </Fact>
@@ -226,7 +226,7 @@ function Devices({ job, generation }: { job: string; generation: number }) {
                   <td class="mono"><button type="button" class="quiet" onClick={() => setChosen(chosen === one.device ? "" : one.device)}>{one.device}</button><span class="sub">{one.name || one.kind}</span></td>
                   <td>{one.node}</td>
                   <td>{one.workers.filter((w) => w.job === job).map((w) => `rank ${w.rank}`).join(", ")}</td>
-                  <td>{one.replicas.map((r) => r.split("/").pop()).join(", ")}</td>
+                  <td>{[...new Set(one.workers.filter((w) => w.job === job).map((w) => w.replica.split("/").pop()))].join(", ")}</td>
                 </tr>
               ))}
             </tbody>

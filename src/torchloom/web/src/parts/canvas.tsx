@@ -2,7 +2,7 @@
 // the pointer and under the keyboard.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { useCell } from "../live";
-import { theme } from "../session";
+import { isDark } from "../session";
 
 export interface Tip {
   x: number;
@@ -25,7 +25,7 @@ export function Picture({ height, label, draw, deps }: { height: (width: number)
   const drawn = useRef<Drawn | null>(null);
   const [width, setWidth] = useState(0);
   const [tip, setTip] = useState<Tip | null>(null);
-  const chosen = useCell(theme);
+  const chosen = useCell(isDark);
   useEffect(() => {
     const box = canvas.current!.parentElement!;
     const watch = new ResizeObserver(() => setWidth(box.clientWidth));

@@ -4,7 +4,7 @@ import uPlot from "uplot";
 import type { JobSeries, SeriesView } from "../api";
 import { digits, short, span, value } from "../format";
 import { useCell, useQuery } from "../live";
-import { theme } from "../session";
+import { isDark } from "../session";
 import { Nothing, Section } from "./bits";
 import { blend } from "./canvas";
 import { SIGNS, type Happened } from "./timeline";
@@ -17,14 +17,18 @@ export function Curves({ job, lastS, happened, every }: { job: string; lastS: nu
   const found = useQuery<JobSeries>(`/jobs/${encodeURIComponent(job)}/series?last_s=${lastS}&points=300`, { every, on: () => false });
   const all = found.data?.series ?? [];
   const p95 = all.find((one) => one.name === "step_s_p95");
-  const [log, setLog] = useState(false);
+  const [log, setLog] = useState<boolean | null>(null);
   const sorted = useMemo(() => all.filter((one) => !HIDDEN.has(one.name)).sort((a, b) => rank(a.name) - rank(b.name)), [all]);
   const flat = (one: SeriesView) => constant(one) && !ORDER.includes(one.name);
   const charts = sorted.filter((one) => !OURS.test(one.name) && !flat(one));
   const saving = sorted.filter((one) => OURS.test(one.name) && !flat(one));
   const steady = sorted.filter(flat);
   return (
-    <Section id="curves" title="Curves" aside={<div class="choice"><button type="button" aria-pressed={log} onClick={() => setLog(!log)}>log scale</button></div>}>
+    <Section id="curves" title="Curves" aside={
+        <div class="choice" role="group" aria-label="Scale">
+          {([["auto", null], ["linear", false], ["log", true]] as const).map(([word, way]) => <button key={word} type="button" aria-pressed={log === way} onClick={() => setLog(way)}>{word}</button>)}
+        </div>
+      }>
       {!found.data ? (
         <Nothing>Reading…</Nothing>
       ) : !charts.length ? (
@@ -57,18 +61,18 @@ function title(name: string): string {
   return name.replace(/^(metric|setting):/, "");
 }
 
-function Chart({ series, second, happened, log }: { series: SeriesView; second?: SeriesView; happened: Happened[]; log: boolean }) {
+function Chart({ series, second, happened, log }: { series: SeriesView; second?: SeriesView; happened: Happened[]; log: boolean | null }) {
   const box = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
   const marks = useRef(happened);
   marks.current = happened;
-  const chosen = useCell(theme);
+  const chosen = useCell(isDark);
   const data = useMemo(() => columns(series, second), [series, second]);
   useEffect(() => {
     const style = getComputedStyle(document.documentElement);
     const css = (name: string) => style.getPropertyValue(name).trim();
     const inTime = seconds(series.name);
-    const logarithmic = log && series.low.every((v) => v === null || v > 0);
+    const logarithmic = isLog(series, log);
     const axis = { stroke: css("--dim"), grid: { stroke: css("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
     const made = new uPlot(
       {
@@ -79,16 +83,16 @@ function Chart({ series, second, happened, log }: { series: SeriesView; second?:
         scales: { x: { time: true }, y: logarithmic ? { distr: 3 } : { range: (_, low, high) => padded(low, high) } },
         axes: [
           { ...axis, space: 70, size: 24, values: (_, ticks) => ticks.map((t, at) => clock(t, ticks[at - 1])) },
-          { ...axis, size: 54, space: 28, values: (_, ticks) => ticks.map((t) => (t === null ? "" : inTime ? span(t) : short(digits(t, 3)))) },
+          { ...axis, ...(logarithmic ? { filter: decades, grid: { ...axis.grid, filter: decades } } : {}), size: 54, space: 28, values: (_, ticks) => ticks.map((t) => (t === null ? "" : inTime ? span(t) : short(digits(t, 3)))) },
         ],
         series: [
           {},
+          { stroke: "transparent", points: { show: false } },
+          { stroke: "transparent", points: { show: false } },
           { stroke: css("--accent"), width: 1.5, spanGaps: false, points: { show: false } },
-          { stroke: "transparent", points: { show: false } },
-          { stroke: "transparent", points: { show: false } },
           ...(second ? [{ stroke: css("--dim"), width: 1, dash: [3, 3], points: { show: false } }] : []),
         ],
-        bands: [{ series: [3, 2], fill: blend(css("--bg"), css("--accent"), 0.16) }],
+        bands: [{ series: [2, 1], fill: blend(css("--bg"), css("--accent"), 0.16) }],
         hooks: { draw: [(u) => drawMarks(u, marks.current, css)] },
       },
       data,
@@ -102,7 +106,7 @@ function Chart({ series, second, happened, log }: { series: SeriesView; second?:
       made.destroy();
       plot.current = null;
     };
-  }, [series.name, !!second, chosen, log]);
+  }, [series.name, !!second, chosen, isLog(series, log)]);
   useEffect(() => plot.current?.setData(data), [data]);
   const newest = last(series);
   return (
@@ -123,8 +127,19 @@ function clock(at: number, before: number | undefined): string {
   return before !== undefined && at - before >= 60 ? text.slice(0, 5) : text.slice(0, 8);
 }
 
+/** Of a log scale only 1, 10, 100 … */
+const decades = (_: uPlot, ticks: number[]) => ticks.map((t) => (Number.isInteger(Math.round(Math.log10(t) * 1e6) / 1e6) ? t : null));
+
+/** Of its own accord where a logged value spans two orders of magnitude. */
+function isLog(series: SeriesView, log: boolean | null): boolean {
+  const low = series.low.filter((v): v is number => v !== null);
+  if (log === false || !low.length || low.some((v) => v <= 0)) return false;
+  const high = series.high.filter((v): v is number => v !== null);
+  return log === true || (series.name.startsWith("metric:") && Math.max(...high) > 100 * Math.min(...low));
+}
+
 function columns(series: SeriesView, second?: SeriesView): uPlot.AlignedData {
-  const made: (number | null)[][] = [series.at_s, series.mean, series.low, series.high];
+  const made: (number | null)[][] = [series.at_s, series.low, series.high, series.mean];
   if (second) {
     const by = new Map(second.at_s.map((at, i) => [at, second.mean[i] ?? null]));
     made.push(series.at_s.map((at) => by.get(at) ?? null));

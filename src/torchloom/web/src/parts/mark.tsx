@@ -40,3 +40,9 @@ export function State({ state, tone }: { state: string; tone?: Tone }) {
     </span>
   );
 }
+
+/** A job's state; one that runs and gets nowhere because of an open incident is said to be stalled. */
+export function JobState({ job, stalled }: { job: { state: string; paused: boolean }; stalled: boolean }) {
+  if (job.paused) return <State state="paused" />;
+  return stalled && job.state === "running" ? <State state="stalled" tone="bad" /> : <State state={job.state} />;
+}

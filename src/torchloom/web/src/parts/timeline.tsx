@@ -46,6 +46,7 @@ export function Timeline({ job, lastS, happened, every }: { job: string; lastS: 
     const row = tall / rows.length;
     const x = (at: number) => ((at - from) / (until - from)) * width;
     const bg = css("--bg");
+    const hatch = hatched(ctx, bg);
     ctx.fillStyle = bg;
     ctx.fillRect(0, 0, width, tall);
     for (const one of inside) {
@@ -62,11 +63,8 @@ export function Timeline({ job, lastS, happened, every }: { job: string; lastS: 
         ctx.fillStyle = look ? blend(bg, css(look[0]), look[1]) : blend(css("--soft"), css("--accent"), value / highest);
         ctx.fillRect(left, r * row, wide + 0.3, Math.max(1, row - (row > 5 ? 1 : 0)));
         if (look?.[2] && row > 3) {
-          ctx.strokeStyle = bg;
-          ctx.beginPath();
-          ctx.moveTo(left, (r + 1) * row);
-          ctx.lineTo(left + wide, r * row);
-          ctx.stroke();
+          ctx.fillStyle = hatch;
+          ctx.fillRect(left, r * row, wide + 0.3, Math.max(1, row - 1));
         }
       });
     });
@@ -121,7 +119,7 @@ export function Timeline({ job, lastS, happened, every }: { job: string; lastS: 
           <Picture height={() => height(data!.rows.length)} label={`What ${data!.ranks} ranks were at from ${time(from * 1e9)} to ${time(until * 1e9)}`} draw={draw} deps={[data, happened.length]} />
           <p class="legend">
             <span>{time(from * 1e9)}</span>
-            {used.map((word) => <span key={word}><i class={`look ${word}`} />{word}</span>)}
+            {used.map((word) => <span key={word}><i class={`look ${word}`} />{word === "other" ? "other phase" : word}</span>)}
             {what === "own" && <span><i class="ramp" /> 0 to {span(highest)}</span>}
             {[...new Set(inside.map((one) => one.kind))].map((kind) => <span key={kind}>{SIGNS[kind]} {kind}</span>)}
             <span class="end">{time(until * 1e9)}</span>
@@ -130,6 +128,23 @@ export function Timeline({ job, lastS, happened, every }: { job: string; lastS: 
       )}
     </Section>
   );
+}
+
+/** Diagonal lines, so that what is bad is not told by colour alone. */
+function hatched(ctx: CanvasRenderingContext2D, color: string): CanvasPattern | string {
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = 8;
+  const inner = tile.getContext("2d");
+  if (!inner) return color;
+  inner.strokeStyle = color;
+  inner.lineWidth = 1.5;
+  for (const at of [-8, 0, 8]) {
+    inner.beginPath();
+    inner.moveTo(at, 8);
+    inner.lineTo(at + 8, 0);
+    inner.stroke();
+  }
+  return ctx.createPattern(tile, "repeat") ?? color;
 }
 
 /** Checkpoints that would touch each other are left out; the others are all there. */
