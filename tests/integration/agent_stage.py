@@ -16,7 +16,8 @@ from unittest import mock
 from torchloom.agent.main import serve
 from torchloom.agent.observe import boxes
 from torchloom.agent.processes import spawners
-from torchloom.bus.memory import MemoryBus, MemoryHub
+from torchloom.bus.memory import LeaseEntry, MemoryBus, MemoryHub
+from torchloom.bus.protocol import LEADER
 from torchloom.home import Home
 from torchloom.model.effects import Effect, Launch, StartWorkers, StopWorkers
 from torchloom.model.events import (
@@ -83,9 +84,16 @@ class Stage:
 
     # -- the weaver's side ----------------------------------------------------------------------
     async def send(self, effect: Effect, epoch: int = 1, env: dict[str, str] | None = None) -> Receipt:
+        self.lead(epoch)
         command = Command(epoch, effect, environment() if env is None else env)
         answer = await self.weaver.request(subjects.command(NODE), codec.encode(command))
         return codec.decode_receipt(answer)
+
+    def lead(self, epoch: int) -> None:
+        """A weaver takes the lease with this epoch, unless a newer one has it."""
+        held = self.hub.leases.get(LEADER)
+        if held is None or held.epoch < epoch:
+            self.hub.leases[LEADER] = LeaseEntry(epoch, "weaver", float("inf"), epoch)
 
     def events(self, kind: type[E]) -> list[E]:
         found = [codec.decode_envelope(record.data).body for record in self.hub.records]

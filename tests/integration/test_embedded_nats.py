@@ -182,13 +182,13 @@ def test_another_server_on_our_port_is_not_taken_for_ours(server: EmbeddedNats, 
 def test_secrets_are_in_private_files_only(server: EmbeddedNats) -> None:
     process = server.start()
     server.wait_ready(120)
-    secrets = [server.address("weaver").password, server.address("agent").password]
+    secrets = [server.address("weaver").seed, server.address("agent").seed]
     assert len(set(secrets)) == 2 and all(len(secret) >= 32 for secret in secrets)
     with_bus(server.address("agent"), lambda bus: bus.publish("loom.v1.telemetry.n1", b""))
     for path in server.directory.rglob("*"):
         mode = stat.S_IMODE(path.stat().st_mode)
         assert mode & 0o077 == 0, f"{path} is {mode:o}"
-        if path.is_file() and path.name not in ("nats.conf", "identity.json"):
+        if path.is_file() and path.name != "identity.json":
             assert not any(secret.encode() in path.read_bytes() for secret in secrets), path
     assert stat.S_IMODE(server.directory.stat().st_mode) == 0o700
     seen = (

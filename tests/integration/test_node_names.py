@@ -13,7 +13,8 @@ from agent_stage import SOURCES, environment, processes_naming, sh, until
 
 from torchloom.agent import node_name
 from torchloom.agent.main import serve
-from torchloom.bus.memory import MemoryBus, MemoryHub
+from torchloom.bus.memory import LeaseEntry, MemoryBus, MemoryHub
+from torchloom.bus.protocol import LEADER
 from torchloom.errors import Conflict, TimedOut
 from torchloom.home import Home
 from torchloom.model.effects import RemoveJobFiles
@@ -145,6 +146,7 @@ def test_where_there_is_no_weaver_the_second_learns_it_later_and_obeys_nothing_m
                 id="e1", cause=1, reason="a test wants it", node=NODE, job="none", generation=1
             )
             bus = first.hub.bus()
+            first.hub.revision, first.hub.leases[LEADER] = 1, LeaseEntry(1, "gone", 0.0, 1)
             with pytest.raises(TimedOut):
                 nobody = Command(1, effect, {}, "an agent of before")
                 await bus.request(subjects.command(NODE), codec.encode(nobody), timeout_s=0.2)

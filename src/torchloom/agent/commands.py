@@ -24,7 +24,7 @@ from torchloom.agent.processes.start import start_workers
 from torchloom.agent.processes.stop import stop_workers
 from torchloom.agent.processes.warm_standby import warm_spawner
 from torchloom.agent.tasks import Tasks
-from torchloom.bus.protocol import Bus, Message
+from torchloom.bus.protocol import LEADER, Bus, Message
 from torchloom.errors import LoomError
 from torchloom.model.effects import (
     Effect,
@@ -83,21 +83,34 @@ class Commands:
             if command.session not in ("", self._host.session):
                 log.warning("a command for another agent of the name %s is left to it", self._host.node)
                 return  # no word: a refusal of ours might come before the answer of who is meant
-            receipt = self._accept(command)
+            receipt = await self._check_epoch(command) or self._accept(command)
         await self._bus.respond(message, codec.encode(receipt))
+
+    async def _check_epoch(self, command: Command) -> Receipt | None:
+        """A refusal unless the sender leads. A new epoch is believed only from the lease:
+        neither a message nor our memory of one deposes a weaver."""
+        host, epoch = self._host, command.epoch
+        if epoch == host.epoch:
+            return None
+        try:
+            held = await self._bus.held_epoch(LEADER)
+        except LoomError as error:
+            return Receipt(
+                False, host.epoch, f"epoch {epoch} cannot be compared with the lease ({error.message})"
+            )
+        if epoch != held:
+            return Receipt(False, host.epoch, f"epoch {epoch} does not lead; the lease has epoch {held}")
+        host.epoch = epoch
+        try:
+            host.journal.keep_epoch(epoch)
+        except LoomError as error:  # a full disk must not keep a job from being stopped
+            log.warning("the epoch could not be kept: %s", error)
+        return None
 
     def _accept(self, command: Command) -> Receipt:
         host, effect = self._host, command.effect
-        if command.epoch < host.epoch:
-            return Receipt(False, host.epoch, f"epoch {command.epoch} is over, {host.epoch} has been seen")
         if effect.node != host.node:
             return Receipt(False, host.epoch, f"this is {host.node}, not {effect.node}")
-        if command.epoch > host.epoch:
-            host.epoch = command.epoch
-            try:
-                host.journal.keep_epoch(command.epoch)
-            except LoomError as error:  # a full disk must not keep a job from being stopped
-                log.warning("the epoch could not be kept: %s", error)
         known = self._known.get(effect.id)
         if known is not None and known.effect == effect and not _worth_another_try(known):
             if known.result is not None:

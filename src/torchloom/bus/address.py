@@ -22,6 +22,12 @@ class BusAddress:
     """`nats://host:port` or `tls://host:port`, without credentials; several for a cluster."""
     user: str = ""
     password: str = field(default="", repr=False)
+    seed: str = field(default="", repr=False)
+    """Seed of the nkey that we sign the server's nonce with. The server knows only its public half."""
+    owner: int | None = None
+    """The user that must own the server's end of each connection, for our own server on loopback."""
+    leader: str = ""
+    """Subject on which this client asks who leads, if it is in another account than the lease."""
     inbox_prefix: str = "_INBOX"
     """Where answers to this client go. Agents have one of their own, which nobody else may read."""
 
@@ -48,7 +54,7 @@ class BusAddress:
             password = password or unquote(split.password or "")
         if not servers:
             raise UsageError("the NATS address is empty", hint="give --nats nats://host:port")
-        return cls(tuple(servers), user, password, inbox_prefix)
+        return cls(tuple(servers), user, password, inbox_prefix=inbox_prefix)
 
     def __str__(self) -> str:
         return ", ".join(self.servers)

@@ -25,8 +25,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from torchloom import peer
 from torchloom.bus import nats_config
 from torchloom.bus.address import BusAddress
+from torchloom.bus.keys import new_seed, public_key
 from torchloom.bus.nats_binary import find_server
 from torchloom.errors import BusUnavailable, Conflict, HomeUnusable, PortTaken, StoreInUse
 from torchloom.home import private_directory
@@ -36,8 +38,10 @@ PORTS = range(20_000, 32_000)
 """Below those the kernel gives to outgoing connections, so that ours is still free after a restart."""
 LOOK_EVERY_S = 0.01
 LOCK_PATIENCE_S = 0.2
+MOST_GREETING_BYTES = 64 * 1024
 
 Role = Literal["weaver", "agent"]
+ROLES: tuple[Role, ...] = ("weaver", "agent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,8 @@ class _Identity:
 
     server_name: str
     port: int
-    passwords: dict[str, str] = field(repr=False)
+    seeds: dict[str, str] = field(repr=False)
+    """A secret key for each role. The server is given only the public halves."""
 
 
 class EmbeddedNats:
@@ -86,13 +91,13 @@ class EmbeddedNats:
 
     def address(self, role: Role) -> BusAddress:
         """How a part of that role connects. Only after `prepare` was called once in this directory."""
-        password = self._identity().passwords[role]
         match role:
             case "weaver":
-                user, inbox = nats_config.WEAVER_USER, nats_config.WEAVER_INBOX
+                inbox, leader = nats_config.WEAVER_INBOX, ""
             case "agent":
-                user, inbox = nats_config.agent_user(self.node), nats_config.agent_inbox(self.node)
-        return BusAddress((self.url,), user, password, inbox)
+                inbox, leader = nats_config.agent_inbox(self.node), nats_config.LEADER
+        seed = self._identity().seeds[role]
+        return BusAddress((self.url,), seed=seed, owner=os.geteuid(), inbox_prefix=inbox, leader=leader)
 
     def command(self) -> list[str]:
         """No secret in it: everyone may read a process list."""
@@ -101,10 +106,11 @@ class EmbeddedNats:
     def _identity(self) -> _Identity:
         try:
             found: dict[str, Any] = json.loads(self._identity_file.read_bytes())
-            return _Identity(found["server_name"], int(found["port"]), found["passwords"])
+            seeds: dict[str, str] = {role: str(found["seeds"][role]) for role in ROLES}
+            return _Identity(str(found["server_name"]), int(found["port"]), seeds)
         except FileNotFoundError:
             raise HomeUnusable(f"{self.directory} was never prepared for NATS", hint="run loom up") from None
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise HomeUnusable(
                 f"{self._identity_file} cannot be read ({error})",
                 hint="restore it, or remove it and restart all parts",
@@ -117,12 +123,11 @@ class EmbeddedNats:
         private_directory(self.directory)
         private_directory(self.directory / "jetstream")
         if not self._identity_file.exists():
-            found = _Identity(
-                server_name=f"loom-{secrets.token_hex(4)}",
-                port=_choose_port(),
-                passwords={role: secrets.token_hex(32) for role in ("weaver", "agent")},
-            )
-            value = {"server_name": found.server_name, "port": found.port, "passwords": found.passwords}
+            value = {
+                "server_name": f"loom-{secrets.token_hex(4)}",
+                "port": _choose_port(),
+                "seeds": {role: new_seed() for role in ROLES},
+            }
             self._write_private(self._identity_file, json.dumps(value))
         identity = self._identity()
         self._write_private(
@@ -133,7 +138,7 @@ class EmbeddedNats:
                 store_dir=str(self.directory / "jetstream"),
                 log_file=str(self.log_file),
                 node=self.node,
-                passwords=identity.passwords,
+                keys={role: public_key(seed) for role, seed in identity.seeds.items()},
             ),
         )
 
@@ -258,7 +263,7 @@ class EmbeddedNats:
         new = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             descriptor = os.open(new, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "w") as file:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
@@ -314,8 +319,10 @@ def _check_port_free(port: int, identity_file: Path) -> None:
 
 
 def _port_taken(port: int, identity_file: Path) -> PortTaken:
+    owner = peer.listener_owner(HOST, port)
+    who = "another program" if owner in (None, os.geteuid()) else f"a program of user {owner}"
     return PortTaken(
-        f"another program listens on {HOST}:{port}, the port of this home's NATS",
+        f"{who} listens on {HOST}:{port}, the port of this home's NATS",
         hint=f"stop it, or remove {identity_file} to choose a new port",
     )
 
@@ -324,7 +331,9 @@ def _greeting(port: int, timeout_s: float) -> dict[str, Any]:
     """What a NATS server says to a new connection; nothing if there is none."""
     try:
         with socket.create_connection((HOST, port), timeout=max(0.05, min(1.0, timeout_s))) as connection:
-            line = connection.makefile("rb").readline()
+            line = connection.makefile("rb").readline(MOST_GREETING_BYTES)
+            if not peer.is_ours(connection):
+                return {}
         found: dict[str, Any] = json.loads(line.removeprefix(b"INFO "))
         return found
     except (OSError, ValueError):

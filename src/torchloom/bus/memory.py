@@ -42,11 +42,12 @@ def matches_tokens(wanted: list[str], given: list[str]) -> bool:
 
 
 @dataclass(slots=True)
-class _LeaseEntry:
+class LeaseEntry:
     revision: int
     token: str
     """Who wrote it; empty after a release."""
     until_s: float
+    epoch: int = 0
 
 
 @dataclass(slots=True)
@@ -59,7 +60,7 @@ class MemoryHub:
     by_id: dict[str, int] = field(default_factory=dict)
     last_of: dict[str, int] = field(default_factory=dict)
     objects: dict[str, bytes] = field(default_factory=dict)
-    leases: dict[str, _LeaseEntry] = field(default_factory=dict)
+    leases: dict[str, LeaseEntry] = field(default_factory=dict)
     last: int = 0
     revision: int = 0
     buses: list[MemoryBus] = field(default_factory=list)
@@ -132,6 +133,7 @@ class MemoryLease:
             return self._epoch if await self.renew() else None
         if entry is not None and entry.token and entry.until_s > hub.now_s():
             return None
+        self._epoch = None
         self._write(self._token)
         self._epoch = hub.leases[self._name].revision
         return self._epoch
@@ -157,7 +159,7 @@ class MemoryLease:
         hub = self._bus.hub
         self._until_s = hub.now_s() + self._ttl_s
         hub.revision += 1
-        hub.leases[self._name] = _LeaseEntry(hub.revision, token, self._until_s)
+        hub.leases[self._name] = LeaseEntry(hub.revision, token, self._until_s, self._epoch or hub.revision)
 
 
 class MemoryBus:
@@ -307,6 +309,11 @@ class MemoryBus:
 
     def lease(self, name: str, holder: str, ttl_s: float) -> MemoryLease:
         return MemoryLease(self, name, holder, ttl_s)
+
+    async def held_epoch(self, name: str) -> int:
+        await self.online(REQUEST_TIMEOUT_S)
+        entry = self.hub.leases.get(name)
+        return entry.epoch if entry is not None and entry.token else 0
 
     async def put_object(self, name: str, data: bytes) -> None:
         await self.online(REQUEST_TIMEOUT_S)

@@ -17,7 +17,7 @@ import nats.js.errors
 from torchloom.bus import nats_stream
 from torchloom.bus.address import BusAddress
 from torchloom.bus.nats_config import EVENT_STREAM, OBJECT_BUCKET
-from torchloom.bus.nats_lease import NatsLease
+from torchloom.bus.nats_lease import NatsLease, held_epoch
 from torchloom.bus.nats_link import Link, LinkSubscription
 from torchloom.bus.nats_reader import read_events
 from torchloom.bus.protocol import REQUEST_TIMEOUT_S, Bus, Handler, Message, Record, check_event, check_size
@@ -135,6 +135,9 @@ class NatsBus:
 
     def lease(self, name: str, holder: str, ttl_s: float) -> NatsLease:
         return NatsLease(self._link, name, holder, ttl_s)
+
+    async def held_epoch(self, name: str) -> int:
+        return await held_epoch(self._link, name, REQUEST_TIMEOUT_S)
 
     async def put_object(self, name: str, data: bytes) -> None:
         async def put(store: Any) -> None:

@@ -4,8 +4,8 @@ Owns the text of `nats.conf`, the rights of the two roles, and the names and ver
 Writes nothing, starts nothing, and does not import nats-py.
 
     weaver   everything of torchloom, and JetStream
-    agent    events and telemetry of its own node, commands and queries for it, answers to those;
-             no stream, no lease, no object, no other node, and an inbox that nobody else may read
+    agent    events and telemetry of its own node, commands and queries for it, answers to those, and to
+             read who leads; an account of its own without streams, objects or other nodes
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ EVENT_STREAM = "LOOM_EVENTS"
 LEASE_BUCKET = "LOOM_LEASE"
 OBJECT_BUCKET = "LOOM_OBJECTS"
 
-WEAVER_USER = "weaver"
+LEASE_READ = f"$JS.API.STREAM.MSG.GET.KV_{LEASE_BUCKET}"
+"""All that an agent may ask of JetStream: who leads, and with which epoch. Its own account calls it LEADER:
+there, the name of the JetStream call would mean the account's own JetStream, which it has not."""
+LEADER = "loom.v1.leader"
+
+ACCOUNT = "LOOM"
 WEAVER_INBOX = "_INBOX"
 
 LOG_BYTES = 16 * 1024 * 1024
@@ -39,8 +44,8 @@ def check_node(node: str) -> str:
     return node
 
 
-def agent_user(node: str) -> str:
-    return f"agent-{node}"
+def agent_account(node: str) -> str:
+    return f"AGENT-{node}"
 
 
 def agent_inbox(node: str) -> str:
@@ -66,10 +71,48 @@ def agent_permissions(node: str) -> Permissions:
         "publish": [
             f"loom.v1.event.node.{node}.>",
             *(f"loom.v1.{what}.{node}" for what in ("telemetry", "window", "lease")),
+            LEADER,
         ],
         "subscribe": [f"loom.v1.command.{node}", f"loom.v1.query.{node}", f"{agent_inbox(node)}.>"],
         # An answer goes to the inbox the request named, once, and not long after.
         "allow_responses": {"max": 1, "expires": "2m"},
+    }
+
+
+def accounts(node: str, keys: dict[str, str]) -> dict[str, object]:
+    """One account for the weaver, with all streams, and one for each agent.
+
+    JetStream acknowledges a message to whatever reply subject its sender named, and does not check whether
+    the sender may publish there. In one account with the weaver, an agent could write into the lease so.
+    Between accounts the server puts a reply subject of its own in place of the sender's, and the answer goes
+    back to the sender's account alone.
+    """
+    agent = agent_account(node)
+    event, lease = f"loom.v1.event.node.{node}.>", f"loom.v1.lease.{node}"
+    heard = [f"loom.v1.{what}.{node}" for what in ("telemetry", "window")]
+    asked = [f"loom.v1.{what}.{node}" for what in ("command", "query")]
+    return {
+        ACCOUNT: {
+            "jetstream": "enabled",
+            "users": [{"nkey": keys["weaver"], "permissions": weaver_permissions()}],
+            "exports": [{"service": what, "accounts": [agent]} for what in (event, lease, LEASE_READ)],
+            "imports": [
+                *({"stream": {"account": agent, "subject": subject}} for subject in heard),
+                *({"service": {"account": agent, "subject": subject}} for subject in asked),
+            ],
+        },
+        agent: {
+            "users": [{"nkey": keys["agent"], "permissions": agent_permissions(node)}],
+            "exports": [
+                *({"stream": subject, "accounts": [ACCOUNT]} for subject in heard),
+                *({"service": subject, "accounts": [ACCOUNT]} for subject in asked),
+            ],
+            "imports": [
+                *({"service": {"account": ACCOUNT, "subject": subject}} for subject in (event, lease)),
+                {"service": {"account": ACCOUNT, "subject": LEASE_READ}, "to": LEADER},
+            ],
+            "limits": {"max_connections": 8, "max_subscriptions": 256, "max_payload": MAX_MESSAGE_BYTES},
+        },
     }
 
 
@@ -80,13 +123,9 @@ def render(
     store_dir: str,
     log_file: str,
     node: str,
-    passwords: dict[str, str],
+    keys: dict[str, str],
 ) -> str:
-    """The configuration file. NATS reads JSON, which needs no quoting rules of our own."""
-    users = [
-        {"user": WEAVER_USER, "password": passwords["weaver"], "permissions": weaver_permissions()},
-        {"user": agent_user(node), "password": passwords["agent"], "permissions": agent_permissions(node)},
-    ]
+    """The configuration file, with public keys only. NATS reads JSON, so there is no quoting of our own."""
     config = {
         "server_name": server_name,
         "host": "127.0.0.1",
@@ -97,6 +136,7 @@ def render(
         "logfile_max_num": LOG_FILES,
         # Decisions and audit live here: an acknowledged event must survive a power cut.
         "jetstream": {"store_dir": store_dir, "sync_interval": "always"},
-        "accounts": {"LOOM": {"jetstream": "enabled", "users": users}},
+        "accounts": accounts(node, keys),
     }
-    return json.dumps(config, indent=2) + "\n"
+    # NATS does not know JSON's \\u escapes: a path with an accent must stand there as it is.
+    return json.dumps(config, indent=2, ensure_ascii=False) + "\n"

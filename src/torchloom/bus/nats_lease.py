@@ -11,26 +11,62 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import secrets
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from torchloom.bus.nats_config import LEASE_BUCKET
 from torchloom.bus.nats_link import Link
-from torchloom.bus.nats_stream import NS_PER_S, api, get_message, parse_time_ns, store
+from torchloom.bus.nats_stream import NS_PER_S, api, get_message, message_in, parse_time_ns, store
 from torchloom.bus.protocol import REQUEST_TIMEOUT_S
 from torchloom.errors import BusUnavailable, Conflict
 
+log = logging.getLogger(__name__)
+
 STREAM = f"KV_{LEASE_BUCKET}"
+LONGEST_TTL_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
     revision: int
     token: str
-    """Unique to one candidate; empty after a release."""
+    """Unique to one candidate; empty after a release, and in an entry that cannot be read."""
     ttl_s: float
     at_ns: int
+    epoch: int
+    """Of the acquisition; 0 after a release."""
+
+
+def parse_entry(message: dict[str, Any]) -> _Entry:
+    """The stored entry. One that cannot be read is free; its revision still counts, so epochs only grow."""
+    revision, at_ns = int(message["seq"]), parse_time_ns(message["time"])
+    try:
+        value = json.loads(base64.b64decode(message.get("data", "")))
+        token, ttl_s, epoch = value["token"], value["ttl_s"], value["epoch"]
+        if not isinstance(token, str) or isinstance(ttl_s, bool) or not isinstance(epoch, int):
+            raise TypeError("an entry of another kind")
+        if not 0 < ttl_s <= LONGEST_TTL_S or not 0 <= epoch <= revision:
+            raise ValueError("an entry that no weaver writes")
+    except (ValueError, KeyError, TypeError, RecursionError):
+        log.warning("the lease at revision %d cannot be read; it counts as free", revision)
+        return _Entry(revision, "", 0.0, at_ns, 0)
+    # The acquisition itself cannot know its revision, which is the epoch.
+    return _Entry(revision, token, float(ttl_s), at_ns, (epoch or revision) if token else 0)
+
+
+async def held_epoch(link: Link, name: str, timeout_s: float) -> int:
+    """The epoch of whoever holds the lease or held it last; 0 when nobody does."""
+    query = {"last_by_subj": f"$KV.{LEASE_BUCKET}.{name}"}
+    if not link.address.leader:
+        message = await get_message(link, STREAM, query, timeout_s)
+    else:
+        await link.wait_connected(timeout_s)
+        answer = await link.request(link.address.leader, json.dumps(query).encode(), timeout_s)
+        message = message_in(json.loads(answer.data), link)
+    return parse_entry(message).epoch if message is not None else 0
 
 
 class NatsLease:
@@ -99,7 +135,10 @@ class NatsLease:
 
     async def _write(self, token: str, expect: int) -> int:
         began_s = time.monotonic()
-        value = json.dumps({"holder": self._holder, "token": token, "ttl_s": self._ttl_s}).encode()
+        epoch = self._epoch or 0
+        value = json.dumps(
+            {"holder": self._holder, "token": token, "ttl_s": self._ttl_s, "epoch": epoch}
+        ).encode()
         self._revision = await store(
             self._link, self._subject, value, timeout_s=self._timeout_s, expect_last=expect
         )
@@ -108,10 +147,7 @@ class NatsLease:
 
     async def _read(self) -> _Entry | None:
         message = await get_message(self._link, STREAM, {"last_by_subj": self._subject}, self._timeout_s)
-        if message is None:
-            return None
-        value = json.loads(base64.b64decode(message["data"]))
-        return _Entry(message["seq"], value["token"], float(value["ttl_s"]), parse_time_ns(message["time"]))
+        return None if message is None else parse_entry(message)
 
     async def _stale(self, entry: _Entry) -> bool:
         now_s = time.monotonic()

@@ -18,10 +18,10 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-import nats.aio.client
 import nats.errors
 
 from torchloom.bus.address import BusAddress
+from torchloom.bus.nats_client import Client
 from torchloom.bus.nats_config import MIN_SERVER_VERSION
 from torchloom.errors import BusUnavailable, BusUnsuitable, NoResponder, NotAllowed, TimedOut
 
@@ -62,7 +62,7 @@ class Link:
         self.subscriptions: set[LinkSubscription] = set()
         self.on_reconnect: list[Callable[[], Awaitable[None]]] = []
         self.closed = False
-        self._client = nats.aio.client.Client()
+        self._client = Client(address.owner)
         self._lost = asyncio.Event()
         """Set, then replaced, each time the connection is lost: whoever waits for an answer stops waiting."""
         self._back = asyncio.Event()
@@ -111,7 +111,7 @@ class Link:
         return bool(self._client.is_connected) and not self.closed
 
     async def _connect(self) -> Any:
-        client = nats.aio.client.Client()
+        client = Client(self.address.owner)
         errors: list[Exception] = []
         enough = asyncio.Event()
 
@@ -137,6 +137,7 @@ class Link:
                 name=self.name,
                 user=self.address.user or None,
                 password=self.address.password or None,
+                nkeys_seed_str=self.address.seed or None,
                 inbox_prefix=self.address.inbox_prefix,
                 error_cb=failed,
                 disconnected_cb=lost,
@@ -157,6 +158,11 @@ class Link:
             await asyncio.wait([connecting, giving_up], return_when=asyncio.FIRST_COMPLETED)
             if connecting.done() and connecting.exception() is None:
                 self._check_version(client)
+                if not client.checked:
+                    raise BusUnsuitable(
+                        "this nats-py does not let us check who answers",
+                        hint="install a version that is tested",
+                    )
                 return client
             raise self._refusal(errors[-1] if errors else connecting.exception())
         except BaseException:
@@ -171,7 +177,8 @@ class Link:
         text = str(error).lower()
         if "authorization" in text or "authentication" in text:
             return NotAllowed(
-                f"the NATS server at {self.address} refused the credentials of user {self.address.user!r}",
+                f"the NATS server at {self.address} refused the credentials of "
+                + (f"user {self.address.user!r}" if self.address.user else "this key"),
                 hint="check the user and password in the NATS address",
             )
         why = "no answer" if isinstance(error, TimeoutError) else str(error) or "no reason given"

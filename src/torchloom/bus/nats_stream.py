@@ -138,7 +138,11 @@ async def get_message(
     link: Link, stream: str, query: dict[str, Any], timeout_s: float
 ) -> dict[str, Any] | None:
     """A stored message, from the stream's leader and so never an old one; None if there is none."""
-    answer = await call(link, f"STREAM.MSG.GET.{stream}", query, timeout_s)
+    return message_in(await call(link, f"STREAM.MSG.GET.{stream}", query, timeout_s), link)
+
+
+def message_in(answer: dict[str, Any], link: Link) -> dict[str, Any] | None:
+    """The message in the answer to such a call; None if there is none."""
     if error_code(answer) == NO_MESSAGE_FOUND:
         return None
     raise_error(answer, link)

@@ -24,6 +24,9 @@ EVENT_SUBJECTS = "loom.v1.event.>"
 MAX_MESSAGE_BYTES = 1024 * 1024
 """Limit of one message or event (nats-server's default). Larger things go to `put_object`."""
 
+LEADER = "leader"
+"""Name of the lease of the weaver that acts."""
+
 REQUEST_TIMEOUT_S = 5.0
 """How long an operation waits for the server before it raises `BusUnavailable`."""
 
@@ -183,6 +186,13 @@ class Bus(Protocol):
 
     def lease(self, name: str, holder: str, ttl_s: float) -> Lease:
         """A candidate for the lease `name`. `holder` must be unique to this process."""
+        ...
+
+    async def held_epoch(self, name: str) -> int:
+        """The epoch with which the lease `name` is held, as the server has it now; 0 if it is free.
+
+        The only word about an epoch that is believed. Agents may call it, too.
+        """
         ...
 
     async def put_object(self, name: str, data: bytes) -> None:

@@ -25,6 +25,7 @@ from torchloom.core.nodes.membership import (
     node_unreachable,
     store_lost,
 )
+from torchloom.core.nodes.speaking import speaks_for_another_node
 from torchloom.core.placement.drain import follow_leaving, save_again
 from torchloom.core.placement.resize import scale_requested
 from torchloom.core.placement.standby import keep_spares
@@ -126,6 +127,8 @@ def apply(fleet: Fleet, envelope: Envelope, seq: int, now_ns: int) -> list[Effec
         for old in list(islice(fleet.seen, FORGOTTEN_TOGETHER)):
             del fleet.seen[old]
     if is_of_a_deposed_weaver(fleet, envelope) or is_of_another_session(fleet, envelope):
+        return []
+    if speaks_for_another_node(fleet, envelope.body):
         return []
     turn = Turn(fleet, seq, fleet.now_ns, envelope.id)
     _dispatch(turn, in_stream_time(fleet, envelope))

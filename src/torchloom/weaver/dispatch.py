@@ -40,7 +40,6 @@ class Dispatcher:
         self._wake = wake
         self._sent_s: dict[str, float] = {}
         self._sending: dict[str, asyncio.Task[None]] = {}
-        self._deposed: Deposed | None = None
         self._recorded: set[str] = set()
         self._delivered: set[str] = set()
         """Mail that an agent has: it is in the mailbox for good, and only a new agent is told again."""
@@ -53,9 +52,6 @@ class Dispatcher:
         Returns when everything is recorded and on its way: a node that answers slowly holds up only itself.
         Raises Deposed when we are not in charge.
         """
-        if self._deposed is not None:
-            deposed, self._deposed = self._deposed, None
-            raise deposed
         clock = asyncio.get_running_loop().time()
         self._forget_closed(fleet)
         due: dict[str, list[Effect]] = {}
@@ -101,9 +97,6 @@ class Dispatcher:
             except (NoResponder, TimedOut, BusUnavailable) as error:
                 log.info("%s does not take %s now (%s); it is sent again", node, effect.id, error)
                 return
-            except Deposed as error:
-                self._deposed = error
-                return
 
     async def _send(self, fleet: Fleet, effect: Effect, epoch: int) -> None:
         env: dict[str, str] = {}
@@ -122,8 +115,7 @@ class Dispatcher:
             await self._bus.request(subjects.command(effect.node), data, timeout_s=2.0)
         )
         if not receipt.accepted:
-            if receipt.highest_epoch > epoch:
-                raise Deposed(f"{effect.node} obeys epoch {receipt.highest_epoch}, ours is {epoch}")
+            # Whatever epoch it claims to obey: the lease says who leads, and no agent deposes a weaver.
             log.warning("%s refused %s: %s", effect.node, effect.id, receipt.why)
         elif isinstance(effect, PostMail):
             self._delivered.add(effect.id)

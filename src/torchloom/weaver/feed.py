@@ -12,6 +12,7 @@ import logging
 from bisect import bisect_right
 
 from torchloom.bus.protocol import Bus, Record
+from torchloom.core.nodes.speaking import is_of_an_agent
 from torchloom.core.notices import apply_and_tell
 from torchloom.errors import LoomError
 from torchloom.model.fleet import Fleet
@@ -100,7 +101,7 @@ def tell(fleet: Fleet, record: Record) -> Notice | None:
         return None
     # The server lets an agent append only under its own node; here that name must match the event's.
     node = subjects.node_of(record.subject)
-    if node is not None and getattr(envelope.body, "node", None) != node:
+    if node is not None and not is_of_an_agent(envelope.body, node):
         log.error("event %d on %s speaks for somebody else; ignored", record.seq, record.subject)
         fleet.seq = record.seq
         return None

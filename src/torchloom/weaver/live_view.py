@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from torchloom.model.events import WorkerProgress
 from torchloom.model.fleet import Fleet
 from torchloom.model.messages import Telemetry, WorkerPulse
+from torchloom.model.worker import WorkerRef
 
 STOOD_STILL_S = 1.0
 
@@ -28,10 +29,13 @@ class LiveView:
         """Since when somebody here decides by it: what others heard before is not known."""
         self._listened_s = 0.0
 
-    def hear(self, telemetry: Telemetry, now_s: float) -> None:
+    def hear(self, fleet: Fleet, telemetry: Telemetry, now_s: float) -> None:
+        """Keep what a node publishes about its own workers; about others' it has nothing to say."""
         self.listen(now_s)
         self.note(telemetry.node, now_s)
         for pulse in telemetry.workers:
+            if not _is_on(fleet, pulse.ref, telemetry.node):
+                continue
             ranks = self._pulses.setdefault(pulse.ref.job, {})
             before = ranks.get(pulse.ref.rank)
             if before is not None and before.ref.incarnation > pulse.ref.incarnation:
@@ -80,3 +84,12 @@ class LiveView:
 
     def forget(self, job: str) -> None:
         self._pulses.pop(job, None)
+
+
+def _is_on(fleet: Fleet, ref: WorkerRef, node: str) -> bool:
+    """Whether the worker is placed on this node. One that is not known yet is reported again in a moment."""
+    job = fleet.jobs.get(ref.job)
+    if job is None or not 0 <= ref.rank < len(job.workers):
+        return False
+    worker = job.workers[ref.rank]
+    return worker.ref == ref and worker.node == node

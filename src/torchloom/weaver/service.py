@@ -13,7 +13,7 @@ import uuid
 from weakref import WeakValueDictionary
 
 from torchloom import boottime
-from torchloom.bus.protocol import Bus, Message, Record
+from torchloom.bus.protocol import LEADER, Bus, Message, Record
 from torchloom.core.history.job import History
 from torchloom.core.placement.place import refusal
 from torchloom.errors import BusUnavailable, Conflict, LoomError, NotFound, TimedOut, UsageError
@@ -91,7 +91,7 @@ class Weaver(Steering, NodeWords, Scaling, Injecting):
         )
         self._wake = asyncio.Event()
         self._dispatcher = Dispatcher(bus, self.name, self._environments, self._wake)
-        self._lease = bus.lease("leader", self.name, LEASE_TTL_S)
+        self._lease = bus.lease(LEADER, self.name, LEASE_TTL_S)
         self._epoch = 0
         self._caught_up_to = 0
         self._started = False
@@ -310,7 +310,9 @@ class Weaver(Steering, NodeWords, Scaling, Injecting):
             try:
                 await self._dispatcher.perform(self.fleet, self._epoch, now=joined)
             except Deposed as error:
-                self._step_down(str(error))
+                # Only the lease says who leads, and `_lead` renews it several times a second. Until it has,
+                # no agent obeys a weaver that was deposed.
+                log.warning("%s; the lease will show whether %s still leads", error, self.name)
             except (BusUnavailable, TimedOut) as error:
                 log.info("effects wait for the bus: %s", error)
 
@@ -348,7 +350,7 @@ class Weaver(Steering, NodeWords, Scaling, Injecting):
             return
         node = telemetry.node
         if subjects.node_of(message.subject) == node and self._is_its_agent(node, telemetry.session):
-            self._live.hear(telemetry, asyncio.get_running_loop().time())
+            self._live.hear(self.fleet, telemetry, asyncio.get_running_loop().time())
 
     async def _say(self, kind: str, body: Event, event_id: str = "") -> None:
         """Append an event and wait until it has been applied here."""

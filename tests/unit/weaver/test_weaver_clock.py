@@ -10,6 +10,7 @@ import pytest
 from weaver_story import running, until
 
 from torchloom.bus.memory import MemoryHub
+from torchloom.model.fleet import Fleet
 from torchloom.model.messages import Telemetry
 from torchloom.model.timers import Timer, TimerKind
 from torchloom.weaver.clock import StreamClock
@@ -60,13 +61,13 @@ def test_the_clock_of_the_stream_is_told_by_its_stamps() -> None:
 def test_time_in_which_the_weaver_stood_still_is_nobodys_silence() -> None:
     live = LiveView()
     live.listen(10.0)
-    live.hear(Telemetry(node="a", session="s", at_ns=0, epoch=1), 10.5)
-    live.hear(Telemetry(node="b", session="s", at_ns=0, epoch=1), 11.0)
+    live.hear(Fleet(), Telemetry(node="a", session="s", at_ns=0, epoch=1), 10.5)
+    live.hear(Fleet(), Telemetry(node="b", session="s", at_ns=0, epoch=1), 11.0)
     live.listen(11.5)
     live.listen(21.5)
     assert live.last_heard_s == {"a": 20.5, "b": 21.0}
     for tenth in range(1, 41):
         live.listen(21.5 + tenth / 10)
     assert live.last_heard_s == {"a": 20.5, "b": 21.0}, "who listens and hears nothing has heard silence"
-    live.hear(Telemetry(node="b", session="s", at_ns=0, epoch=1), 40.0)
+    live.hear(Fleet(), Telemetry(node="b", session="s", at_ns=0, epoch=1), 40.0)
     assert live.last_heard_s == {"a": 35.0, "b": 40.0}

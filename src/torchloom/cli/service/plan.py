@@ -52,7 +52,8 @@ def external_bus() -> BusAddress | None:
     found = BusAddress.from_url(url)
     user = os.environ.get("LOOM_NATS_USER", found.user)
     password = os.environ.get("LOOM_NATS_PASSWORD", found.password)
-    return BusAddress(found.servers, user, password, os.environ.get("LOOM_NATS_INBOX", "_INBOX"))
+    inbox = os.environ.get("LOOM_NATS_INBOX", "_INBOX")
+    return BusAddress(found.servers, user, password, inbox_prefix=inbox)
 
 
 def bus_address(home: Home, role: Literal["weaver", "agent"], node: str) -> BusAddress:

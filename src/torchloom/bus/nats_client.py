@@ -1,0 +1,40 @@
+"""nats-py's client with one addition: it signs in only where the server's end belongs to the right user.
+
+Owns that check. The reconnecting and everything above it is `nats_link`.
+"""
+
+from __future__ import annotations
+
+import nats.aio.client
+import nats.errors
+
+from torchloom import peer
+
+
+class StrangeServer(nats.errors.Error):  # type: ignore[misc] # nats-py has no types
+    """The process that listens where our server should be belongs to somebody else."""
+
+
+class Client(nats.aio.client.Client):  # type: ignore[misc] # nats-py has no types
+    def __init__(self, owner: int | None) -> None:
+        super().__init__()
+        self._owner = owner
+        self.checked = False
+        """Whether the check below ran for this connection: a new nats-py must not lose it silently."""
+
+    def _connect_command(self) -> bytes:
+        """Called by nats-py between the server's greeting and our first byte, also on every reconnect.
+
+        By then somebody has accepted the connection, so the kernel can say who.
+        """
+        self.checked = True
+        if self._owner is not None:
+            found = peer.owner_of_peer(self._transport._bare_io_writer.get_extra_info("socket"))
+            if found != self._owner:
+                raise StrangeServer(
+                    f"a process of user {found} answers there, not ours"
+                    if found is not None
+                    else "the kernel does not say whose process answers there"
+                )
+        command: bytes = super()._connect_command()
+        return command
