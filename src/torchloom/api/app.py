@@ -9,6 +9,7 @@ from torchloom.api.defaults import Defaults
 from torchloom.api.guard import PREFIX, Guard
 from torchloom.api.page import Page
 from torchloom.api.ports import Control
+from torchloom.api.roles import check_role
 from torchloom.api.routes import (
     access,
     checkpoints,
@@ -84,7 +85,9 @@ def create_app(
     ):
         router.include_router(part, dependencies=[Depends(gate)])
     for prefix in PREFIXES:
-        app.include_router(router, prefix=prefix, include_in_schema=bool(prefix))
+        app.include_router(
+            router, prefix=prefix, include_in_schema=bool(prefix), dependencies=[Depends(check_role)]
+        )
     problems.install(app, openapi.methods_by_path(app))
     openapi.complete(app)
     app.add_middleware(Guard, tokens=tokens, hosts=hosts)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import os
 import secrets
 import time
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from torchloom.api.schemas.bodies import Identity, Role, TokenMade, TokenView
+from torchloom.api.sessions import EndedSessions, write_private
 from torchloom.errors import Conflict, HomeUnusable, NotFound
 
 SESSION_S = 12 * 3600
@@ -39,6 +39,7 @@ class Tokens:
         self._path = path
         self._stamp: tuple[int, int] | None = None
         self._entries: dict[str, Entry] = {FIRST: self._first}
+        self._ended = EndedSessions(path.with_name("sessions.json") if path is not None else None)
         self._load()
 
     def who(self, token: str) -> Identity | None:
@@ -52,18 +53,27 @@ class Tokens:
 
     # -- sessions of browsers ---------------------------------------------------------------------
     def new_session(self, who: Identity, now_s: float) -> str:
-        text = f"{who.name}.{int(now_s) + SESSION_S}"
+        text = f"{who.name}.{secrets.token_hex(8)}.{int(now_s) + SESSION_S}"
         return f"{text}.{self._sign(self._entries[who.name], text)}"
 
     def session(self, cookie: str, now_s: float) -> Identity | None:
         self._load()
         text, _, signature = cookie.rpartition(".")
-        name, _, until = text.rpartition(".")
+        stem, _, until = text.rpartition(".")
+        name, _, number = stem.rpartition(".")
         entry = self._entries.get(name)
         if entry is None or not until.isdecimal() or len(until) > 12 or int(until) < now_s:
             return None
+        if number in self._ended.read():
+            return None
         right = hmac.compare_digest(signature.encode(), self._sign(entry, text).encode())
         return Identity(name=entry.name, role=entry.role) if right else None
+
+    def end_session(self, cookie: str, now_s: float) -> None:
+        """Log out. The cookie's signature stays valid, so its end is recorded until it expires."""
+        if self.session(cookie, now_s) is not None:
+            text, _, until = cookie.rpartition(".")[0].rpartition(".")
+            self._ended.add(text.rpartition(".")[2], int(until), now_s)
 
     def _sign(self, entry: Entry, text: str) -> str:
         digest = hmac.digest(entry.hash.encode(), text.encode(), "sha256")
@@ -120,17 +130,9 @@ class Tokens:
         self._entries = entries
         if self._path is None:
             return
-        data = msgspec.json.encode([entry for entry in entries.values() if entry.name != FIRST])
-        new = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        try:
-            descriptor = os.open(new, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            new.replace(self._path)
-        except OSError as error:
-            raise HomeUnusable(f"{self._path.name} cannot be written ({error.strerror}).") from error
+        write_private(
+            self._path, msgspec.json.encode([entry for entry in entries.values() if entry.name != FIRST])
+        )
         self._stamp = None
 
 

@@ -8,7 +8,7 @@ import time
 from fastapi import APIRouter, Request, Response
 
 from torchloom.api.codes import CODE_S, Codes
-from torchloom.api.guard import COOKIE, caller, identity
+from torchloom.api.guard import COOKIE, caller, identity, session_of
 from torchloom.api.page import is_built
 from torchloom.api.schemas.bodies import (
     Identity,
@@ -52,7 +52,9 @@ def routes(tokens: Tokens) -> APIRouter:
         return LoginLink(code=code, valid_s=CODE_S, page=is_built())
 
     @router.post("/logout", status_code=204, operation_id="logout")
-    async def logout(response: Response) -> None:
+    async def logout(request: Request, response: Response) -> None:
+        """End the session: its cookie is worth nothing from now on, wherever it was copied to."""
+        tokens.end_session(session_of(request.headers), time.time())
         response.delete_cookie(COOKIE, httponly=True, samesite="strict")
 
     @router.get("/whoami", operation_id="whoami")

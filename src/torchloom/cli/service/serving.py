@@ -12,6 +12,7 @@ import uvicorn
 
 from torchloom import __version__
 from torchloom.api.app import create_app
+from torchloom.api.connections import BoundedProtocol
 from torchloom.api.defaults import Defaults
 from torchloom.api.ports import Control
 from torchloom.api.tokens import Tokens
@@ -45,6 +46,7 @@ async def serve_api(
         ws="none",
         timeout_graceful_shutdown=1,
         timeout_keep_alive=60,
+        http=BoundedProtocol,
         server_header=False,
         ssl_certfile=certificate,
         ssl_keyfile=key,
