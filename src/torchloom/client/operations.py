@@ -81,7 +81,7 @@ class Operations(Transport):
         return found
 
     def logout(self) -> None:
-        """Logout"""
+        """End the session: its cookie is worth nothing from now on, wherever it was copied to."""
         self.request("POST", "/logout")
 
     def whoami(self) -> Identity:
