@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -20,18 +21,18 @@ def charge(incident: Incident, report: ExitReport) -> bool:
     if report.after_stop:
         # What a worker said when it was told to end explains nothing, and there may be thousands of them.
         report = msgspec.structs.replace(report, log_tail=())
-    if report.exit.ok or report.after_stop or report.exit.source == "operator":
+    chief = incident.exits[0] if incident.culprit is not None and incident.exits else None
+    if report.after_stop or report.exit.source == "operator" or (report.exit.ok and chief is None):
         incident.exits.append(report)
         return False
     nobody = incident.kind in ("store-lost", "node-lost", store_unreachable.KIND)
     if nobody or (incident.finding is not None and incident.kind != "crash"):
         incident.exits.append(msgspec.structs.replace(report, secondary=True))
         return False
-    chief = incident.exits[0] if incident.culprit is not None and incident.exits else None
     line = incident.timeline
     line.fault_ns = _fault_ns(report) if chief is None else min(line.fault_ns, _fault_ns(report))
     if chief is not None and _guilt(chief) <= _guilt(report):
-        incident.exits.append(_as_secondary(report))
+        incident.exits.append(report if report.exit.ok else _as_secondary(report))
         return False
     if chief is not None:
         incident.exits[0] = _as_secondary(chief)
@@ -61,9 +62,10 @@ def complete(incident: Incident, report: ExitReport) -> bool:
     return False
 
 
-def _guilt(report: ExitReport) -> tuple[bool, int]:
-    """The smaller, the likelier the cause."""
-    return followed(report), _fault_ns(report)
+def _guilt(report: ExitReport) -> tuple[int, int]:
+    """The smaller, the likelier the cause: a failure of its own, then a rank that left the others by itself
+    with code 0, then whoever lost its peer."""
+    return 2 if followed(report) else int(report.exit.ok), _fault_ns(report)
 
 
 def _as_secondary(report: ExitReport) -> ExitReport:
@@ -92,6 +94,8 @@ def verdict(culprit: ExitReport) -> str:
         text = f"{where} {culprit.exit.describe()} at step {culprit.training_step}"
     else:
         text = f"{where} {culprit.exit.describe()} after {culprit.steps} step{'s' * (culprit.steps != 1)}"
+    if culprit.exit.ok:
+        return f"{text} while other ranks were still at work"
     if culprit.end is not None and culprit.end.exception:
         said = culprit.end.message.strip().splitlines()
         text += f": {culprit.end.exception}" + (f": {said[0][:200]}" if said else "")
@@ -101,21 +105,42 @@ def verdict(culprit: ExitReport) -> str:
 
 
 def secondary_note(exits: Sequence[ExitReport]) -> str:
-    """Who else ended: of the same mistake, or because a peer was gone."""
-    alike = sorted(r.rank for r in exits if r.secondary and _alike(exits[0], r))
-    others = sorted(r.rank for r in exits if r.secondary and r.rank not in alike)
-    notes = [f"{_names(alike)} failed alike"] if alike else []
-    if others:
-        whose = "its" if len(others) == 1 else "their"
-        notes.append(f"{_names(others)} followed because {whose} peer was gone")
+    """Who else ended: of the same mistake, because a peer was gone, or in a way of its own."""
+    others = [r for r in exits if r.secondary]
+    alike = sorted(r.rank for r in others if _alike(exits[0], r))
+    lost = sorted(r.rank for r in others if _lost_its_peer(r))
+    notes = [f"{_names(alike)} failed alike, independently"] if alike else []
+    if lost:
+        whose = "its" if len(lost) == 1 else "their"
+        notes.append(f"{_names(lost)} followed because {whose} peer was gone")
+    for report in sorted(others, key=lambda r: r.rank)[:_OTHERS_SAID]:
+        if report.rank not in alike and report.rank not in lost:
+            why = f" ({report.end.exception})" if report.end is not None and report.end.exception else ""
+            notes.append(f"rank {report.rank} {report.exit.describe()}, too{why}")
     return "; ".join(notes)
 
 
+_OTHERS_SAID = 16
+_SIGABRT = 6
+_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
+_PLACE = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def _lost_its_peer(report: ExitReport) -> bool:
+    """It says so, or its backend has ended the process, as those do whose work was given up."""
+    return followed(report) or report.exit.signal == _SIGABRT
+
+
 def _alike(chief: ExitReport, other: ExitReport) -> bool:
-    """Whether both died of the same error, and none of them of the other's death: a mistake in the script."""
+    """Whether both died of the same error, and none of them of the other's death: a mistake in the script.
+    The same error at the same line may name another device or another rank."""
     if chief.end is None or other.end is None or not chief.end.exception or followed(other):
         return False
-    return (chief.end.exception, chief.end.message) == (other.end.exception, other.end.message)
+    if chief.end.exception != other.end.exception:
+        return False
+    places = [_PLACE.findall(end.traceback)[-1:] for end in (chief.end, other.end)]
+    same_place = bool(places[0]) and places[0] == places[1]
+    return same_place or _NUMBERS.sub("#", chief.end.message) == _NUMBERS.sub("#", other.end.message)
 
 
 def _names(ranks: Sequence[int]) -> str:

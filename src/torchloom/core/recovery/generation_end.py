@@ -98,6 +98,8 @@ def _died_before_stop(turn: Turn, job: Job, event: WorkerExited) -> bool:
         return False
     if event.end is not None and event.end.exception and event.end.how == "exception":
         return True
+    if event.exit.ok:  # its script had ended before, and the process took its time
+        return event.end is not None and 0 < event.end.at_ns < incident.timeline.decided_ns
     return event.at_ns < incident.timeline.decided_ns and not event.exit.ok
 
 
@@ -123,8 +125,26 @@ def begin_recovery(turn: Turn, job: Job, report: ExitReport) -> None:
     said = incident.verdict
     incident.goodput_before = goodput(turn.fleet, job, report.at_ns)
     add_exit(turn, job, incident, report)
+    if followed(report):
+        _blame_whoever_left(turn, job, incident)
     incident.judged = replace(incident.judged, silence=said)
     end_generation(turn, job, incident, why)
+
+
+def _blame_whoever_left(turn: Turn, job: Job, incident: Incident) -> None:
+    """A rank lost its peer: one that ended with code 0 before, while the others were at work, is why."""
+    for worker in job.workers:
+        if worker.state is WorkerState.EXITED and worker.exit is not None and worker.exit.ok:
+            left = ExitReport(
+                rank=worker.ref.rank,
+                node=worker.node,
+                exit=worker.exit,
+                at_ns=worker.exited_at_ns,
+                steps=worker.steps,
+                training_step=worker.training_step,
+                devices=worker.devices,
+            )
+            add_exit(turn, job, incident, left)
 
 
 def _wait_for_store(turn: Turn, job: Job, report: ExitReport, why: str) -> None:

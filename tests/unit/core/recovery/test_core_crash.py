@@ -61,7 +61,75 @@ def test_ranks_with_the_same_mistake_did_not_follow_each_other() -> None:
     story.exit(2, FAILED, end=lost_peer())
     story.exit(3, FAILED, end=raised("ModuleNotFoundError"))
     said = story.incident().verdict
-    assert said.endswith("; ranks 1, 3 failed alike; rank 2 followed because its peer was gone"), said
+    assert said.endswith(
+        "; ranks 1, 3 failed alike, independently; rank 2 followed because its peer was gone"
+    ), said
+
+
+def test_the_same_error_about_other_devices_is_the_same_mistake() -> None:
+    story = Story(a=8)
+    story.run(workers=3)
+    for rank in range(2):
+        message = f"device_ids [{rank}], output_device {rank} at 0x7f{rank}a"
+        story.exit(rank, FAILED, end=raised("ValueError", message))
+    story.exit(2, FAILED, end=raised("KeyError", "x"))
+    said = story.incident().verdict
+    assert said.endswith("; rank 1 failed alike, independently; rank 2 exited with code 1, too (KeyError)"), (
+        said
+    )
+
+
+def test_the_same_error_at_the_same_line_is_the_same_mistake() -> None:
+    story = Story(a=8)
+    story.run(workers=2)
+    place = 'Traceback …\n  File "/job/train.py", line 12, in <module>\nValueError: '
+    for rank, message in ((0, "no batch for the first rank"), (1, "nothing left")):
+        story.exit(rank, FAILED, end=EndRecord("exception", 1, "ValueError", message, place + message))
+    assert story.incident().verdict.endswith("; rank 1 failed alike, independently")
+
+
+def left(at_ns: int) -> EndRecord:
+    return EndRecord("exit", 0, at_ns=at_ns)
+
+
+def test_a_rank_that_leaves_with_code_0_is_why_its_peers_lose_it() -> None:
+    """Whichever of the two is reported first."""
+    for first in (True, False):
+        story = Story(a=8)
+        story.run(workers=3)
+        ended = left(story.now_ns - S)
+        if first:
+            story.exit(1, OK, end=ended, steps=40)
+        story.exit(0, FAILED, end=lost_peer(), steps=41)
+        if not first:
+            story.exit(1, OK, end=ended, steps=40)
+        story.exit(2, FAILED, end=lost_peer(), steps=41)
+        story.end_rest()
+        incident = story.fleet.incidents["j.1"]
+        assert incident.culprit == 1, first
+        assert incident.verdict == (
+            "rank 1 on a exited with code 0 after 40 steps while other ranks were still at work; "
+            "ranks 0, 2 followed because their peer was gone"
+        ), first
+        story.check_replay()
+
+
+def test_whoever_failed_by_itself_is_blamed_before_one_that_left_with_code_0() -> None:
+    story = Story(a=8)
+    story.run(workers=4)
+    story.exit(1, OK, end=left(story.now_ns - S), steps=40)
+    story.exit(0, FAILED, end=lost_peer(), steps=41)
+    assert story.incident().culprit == 1
+    story.exit(2, KILLED, at_s=1.0, steps=41)
+    assert story.incident().culprit == 2
+
+
+def test_a_rank_that_ended_well_because_it_was_told_to_is_not_blamed() -> None:
+    story = Story(a=8)
+    story.run(workers=3)
+    story.exit(0, FAILED, end=lost_peer(), steps=41)
+    story.exit(1, OK, end=left(story.now_ns + S), steps=41)
+    assert story.incident().culprit == 0
 
 
 def test_who_lost_the_connection_is_secondary_even_when_gone_first() -> None:
