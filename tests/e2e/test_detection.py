@@ -150,6 +150,23 @@ def test_what_may_end_by_itself_is_told_and_never_restarted(
         assert stack.status(run.job)["restarts"] == 0
 
 
+def test_a_rank_that_leaves_with_code_0_while_others_train_is_named(stack: Stack) -> None:
+    with Faulty(stack, "leaves") as run:
+        found = run.wait_incident("crash", "exited with code 0", open=False)
+        assert found["culprit"] == 1 and "rank 0 followed because its peer was gone" in found["verdict"]
+        run.goes_on()
+
+
+def test_a_rank_that_does_not_come_to_init_process_group_is_named(stack: Stack) -> None:
+    with Faulty(stack, "late", flags=("--hang-report", "4")) as run:
+        found = run.wait_incident("no-progress", "has not called init_process_group", open=True)
+        assert found["culprit"] == 1 and "tokenize() at faulty.py" in found["verdict"]
+        assert found["decision"].startswith("reported only") and found["finding"]["waiting"] == [0]
+        Path(f"{run.notes}.go").touch()
+        run.goes_on()
+        assert stack.status(run.job)["restarts"] == 0
+
+
 def test_a_pipeline_rank_that_is_stopped_is_certain_and_restarted(stack: Stack) -> None:
     """Nobody but its peers waits for it, in recv."""
     with Faulty(stack, "none", workers=3, script="pipeline.py") as run:

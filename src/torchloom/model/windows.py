@@ -234,6 +234,8 @@ class RankWindow(Struct, frozen=True, kw_only=True, omit_defaults=True):
     hashes: tuple[PartHash, ...] = ()
     """The newest, by step."""
     broken: Broken | None = None
+    left: str = ""
+    """Its process has ended well while others are at work, and how: `exited with code 0 after 41 steps`."""
     offset: int | None = None
     """Training step minus step; None when the script does not report its training step."""
 

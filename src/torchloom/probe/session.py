@@ -25,6 +25,7 @@ from torchloom.probe.observe import device
 from torchloom.probe.observe.compiling import Compiling, keep_dynamo_out
 from torchloom.probe.observe.data_wait import DataWait
 from torchloom.probe.observe.hyperparameters import Hyperparameters
+from torchloom.probe.observe.joining import Joining
 from torchloom.probe.observe.metrics import Metrics
 from torchloom.probe.observe.parameter_hashes import FIRST, Replicas
 from torchloom.probe.observe.phases import Phases
@@ -108,6 +109,7 @@ class Session:
             self.steps.hash_due = FIRST
             self.steps.look_at_replicas = self.guard.wrap(replicas.look, otherwise=NEVER_NS)
         self._compiling = Compiling(self.phases, self.guard)
+        self._joining = Joining(self.phases, self.guard)
         self._hyper = Hyperparameters(view)
         self._metrics = Metrics(view)
         self._device: dict[str, Any] = {}
@@ -141,6 +143,7 @@ class Session:
         os.register_at_fork(after_in_child=self.guard.wrap(self._silence))
         self._watch_device()
         self._arrivals.expect("torch", self._torch_arrived)
+        self._arrivals.expect("torch.distributed", self._joining.install)
         self._arrivals.expect("torch.utils.data.dataloader", self.data.install)
         self._arrivals.expect("torch._dynamo.callback", self._compiling.install)
 
@@ -167,6 +170,7 @@ class Session:
         self.guard.off = True
         self.steps.remove()
         self.data.remove()
+        self._joining.remove()
         self._arrivals.forget()
 
     # -- what the hooks call --------------------------------------------------------------------

@@ -144,6 +144,8 @@ class Phase(IntEnum):
     PAUSED = 6
     COMPILING = 7
     ENDING = 8
+    JOINING = 9
+    """In init_process_group or new_group: waiting for other ranks to come there."""
 
 
 class Mailbox(IntEnum):

@@ -2,13 +2,15 @@
 
 Usage: faulty.py NOTES FAULT [--at STEP] [--rank R] [--seconds S]. Notes every completed step as `<pid> <rank>
 <step>`. FAULT: none, hang, pause (for S seconds, or until there is NOTES.go), busy (the same, computing)
-or semaphore (the same, in a named semaphore that another process posts), desync, slow, nan, silent-nan
+or semaphore (the same, in a named semaphore that another process posts), late (the same, before
+init_process_group), leaves (it exits with code 0), desync, slow, nan, silent-nan
 (gradients are NaN, and no loss is told).
 """
 
 import argparse
 import multiprocessing
 import os
+import sys
 import time
 
 import torch
@@ -61,9 +63,11 @@ def compute(seconds: float) -> None:
         x @ x
 
 
-dist.init_process_group("gloo")
-rank = dist.get_rank()
+rank = int(os.environ["RANK"])
 faulty = rank == args.rank and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+if faulty and args.fault == "late":
+    tokenize()
+dist.init_process_group("gloo")
 model = DistributedDataParallel(torch.nn.Linear(8, 8))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
 step = 0
@@ -74,6 +78,8 @@ with open(args.notes, "a", buffering=1) as notes:
         compute(0.01)
         if faulty and step == args.at and args.fault in ("hang", "pause"):
             tokenize()
+        if faulty and step == args.at and args.fault == "leaves":
+            sys.exit(0)
         if faulty and step == args.at and args.fault == "busy":
             preprocess()
         if faulty and step == args.at and args.fault == "semaphore":

@@ -308,6 +308,28 @@ def test_other_sizes_at_the_same_number_are_a_desync() -> None:
     assert "called all_reduce of 8 bytes float32 as #11 of group dp where ranks 0–2" in found.sentence
 
 
+@pytest.mark.parametrize(
+    ("odd", "usual", "says"),
+    [
+        ({"reduction": "MAX"}, {"reduction": "SUM"}, "called all_reduce MAX of 4096 bytes float32 as #11"),
+        (
+            {"op": "broadcast", "peer": 1},
+            {"op": "broadcast", "peer": 0},
+            "called broadcast of 4096 bytes float32 with root 1 as #11",
+        ),
+    ],
+)
+def test_another_root_or_reduction_at_the_same_number_is_a_desync(
+    odd: dict[str, object], usual: dict[str, object], says: str
+) -> None:
+    windows = [
+        window(r, entered=11, idle_s=3, collectives=(reduce(11, 3, **(odd if r == 3 else usual)),))
+        for r in range(4)
+    ]
+    (found,) = desync(windows, PACE, LIMITS)
+    assert (found.ranks, found.certain) == ((3,), True) and says in found.sentence
+
+
 def test_two_that_disagree_are_both_named() -> None:
     odd = window(1, size=2, entered=11, idle_s=3, collectives=(reduce(11, 3, op="broadcast"),))
     (found,) = desync([waiting(0, for_s=3, size=2), odd], PACE, LIMITS)

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torchloom.wire.blackbox import DTYPES, FLAG_FAILED, OPS, Collective, Group, Phase, Recorder, Source
+from torchloom.wire.blackbox import (
+    DTYPES,
+    FLAG_FAILED,
+    OPS,
+    REDUCTIONS,
+    Collective,
+    Group,
+    Phase,
+    Recorder,
+    Source,
+)
 
 _OP_WORDS = {
     "allreduce_": "all_reduce",
@@ -37,6 +47,7 @@ _PHASE_WORDS = {
     Phase.PAUSED: "paused",
     Phase.COMPILING: "compiling",
     Phase.ENDING: "ending",
+    Phase.JOINING: "joining",
 }
 
 
@@ -94,6 +105,8 @@ def collective(record: Collective, groups: Mapping[int, Group]) -> str:
         text += f" of group {group_name(group.name)}"
     if record.peer is not None:
         text += f" with rank {record.peer}"
+    if record.reduction < len(REDUCTIONS) and REDUCTIONS[record.reduction] not in ("", "SUM"):
+        text += f" ({REDUCTIONS[record.reduction]})"
     if record.bytes:
         text += f" ({size(record.bytes)} {DTYPES.get(record.dtype, 'of unknown type')})"
     return text
@@ -128,6 +141,8 @@ def activity(
     match phase:
         case Phase.DATA_WAIT:
             return f"waiting for data for {lasting}"
+        case Phase.JOINING:
+            return f"making a process group for {lasting}"
         case Phase.COMPILING | Phase.PAUSED | Phase.ENDING | Phase.CONTROL_WAIT:
             return f"{phase_name(phase)} for {lasting}"
         case Phase.USER:

@@ -16,6 +16,8 @@ from torchloom.core.detect.window import RankWindow
 def certainty(window: RankWindow, pace: Pace, limits: Limits) -> tuple[bool, str]:
     """Whether this rank will surely not come, and why (not)."""
     facts = window.process
+    if window.left:
+        return True, f"its process {window.left}"
     if window.dead:
         return True, "its process is dead"
     if facts.tracer:

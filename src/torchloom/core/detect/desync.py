@@ -18,7 +18,9 @@ MAY_BE_UNEVEN = frozenset(
     {"all_to_all", "all_to_all_single", "all_gather", "reduce_scatter", "gather", "scatter", "barrier"}
 )
 _ASKED = 32
-Signature = tuple[str, int, str]
+_ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
+Signature = tuple[str, int, str, int, str]
+"""Operation, bytes (-1: may differ), type, root (-1: none) and reduction ("": none, or not known)."""
 
 
 def desync(windows: Sequence[RankWindow], pace: Pace, limits: Limits) -> list[Finding]:
@@ -40,7 +42,8 @@ def desync(windows: Sequence[RankWindow], pace: Pace, limits: Limits) -> list[Fi
 
 
 def _signature(c: Collective) -> Signature:
-    return c.op, -1 if c.op in MAY_BE_UNEVEN else c.bytes, c.dtype
+    root = c.peer if c.op in _ROOTED and c.peer is not None else -1
+    return c.op, -1 if c.op in MAY_BE_UNEVEN else c.bytes, c.dtype, root, c.reduction
 
 
 def _judge(here: Sequence[tuple[RankWindow, Collective]], pace: Pace, limits: Limits) -> Finding | None:
@@ -87,5 +90,6 @@ def _judge(here: Sequence[tuple[RankWindow, Collective]], pace: Pace, limits: Li
 
 
 def _say(signature: Signature) -> str:
-    op, size, dtype = signature
-    return f"{op} of {size} bytes {dtype}" if size >= 0 else f"{op} {dtype}".strip()
+    op, size, dtype, root, reduction = signature
+    text = f"{op} {reduction}".strip() + (f" of {size} bytes" if size >= 0 else "")
+    return f"{text} {dtype}".strip() + (f" with root {root}" if root >= 0 else "")

@@ -166,7 +166,7 @@ def _absent_partner(
             (r.op, r.group, r.peer) == (wanted, collective.group, me) and r.group_seq >= collective.group_seq
             for r in partner[0].collectives
         )
-        return ([] if came else [partner[0].rank]), 0, False
+        return ([] if came else [partner[0].rank]), 0, partner[0].dead
     return ([] if done >= collective.group_seq else [partner[0].rank]), 0, True
 
 

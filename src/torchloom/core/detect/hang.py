@@ -126,7 +126,7 @@ def _blame(
     said = (
         f"{words.whom(culprits)} {entered} for {words.lasting(wait.longest_s)}; {words.all_doing(culprits)}"
     )
-    start = not any(w.steps_done for w in culprits)
+    start = not any(w.steps_done for w in culprits) and pace.steps < limits.start_steps
     also = f"; {words.ranks_text(others)} did not come either" if others else ""
     if inside:
         also += f"; {words.ranks_text(w.rank for w in inside)} entered it and was stopped there"

@@ -17,6 +17,7 @@ from torchloom.core.detect.counts import Tally, count
 from torchloom.core.detect.crash import crashes, lost_nodes
 from torchloom.core.detect.desync import desync
 from torchloom.core.detect.hang import hangs
+from torchloom.core.detect.joining import not_joined
 from torchloom.core.detect.numerics import Curves, broken_values, peaks_of, spikes
 from torchloom.core.detect.replicas import Replicas, compare
 from torchloom.core.detect.robust import median
@@ -26,6 +27,8 @@ from torchloom.core.detect.transfers import Level, expected_times, slow_transfer
 from torchloom.core.detect.window import RankWindow
 from torchloom.model.findings import Finding
 
+TRAINS_S, TRAINS_STEPS = 5.0, 10.0
+"""Nobody is called slow when nobody has moved for this long, in seconds and in usual steps."""
 LOCALISE_EVERY = 4
 """Steps between two looks for stragglers: a look costs most of all, and nobody is in a hurry."""
 RECENT_STEPS = 16
@@ -50,6 +53,10 @@ class Memory(Struct, frozen=True):
     """Everything the detectors remember about one generation of a job."""
 
     pace: Pace = Pace()
+    beats: Pace = Pace()
+    """The same of a program that makes no steps, by the collectives of its first rank …"""
+    beat: tuple[int, int] = (0, 0)
+    """… of which so many had been entered, when it was seen last that there were more."""
     trigger: Trigger = Trigger()
     curves: Curves = Curves()
     broken_runs: dict[int, int] = {}
@@ -90,22 +97,48 @@ def judge(
     if settings != memory.settings:
         changed = memory.trigger.last_step if memory.settings is not None else None
         memory = replace(memory, settings=settings, changed_step=changed)
-    memory = _learn(windows, memory, limits)
-    memory, found = _numbers(windows, memory)
+    here = [w for w in windows if not w.left]
+    memory = _learn(here, _learn_beats(here, memory), limits)
+    memory, found = _numbers(here, memory)
     found += lost_nodes(unheard, ranks_of or {})
-    gone = crashes(windows)
+    gone = crashes(here)
     stuck = gone or _stuck(windows, memory, limits)
-    memory = _remember_held(windows, memory, [] if gone else stuck)
-    if not stuck:
-        memory = _look_for_slowness(windows, memory, limits)
+    memory = _remember_held(here, memory, [] if gone else stuck)
+    if not stuck and len(here) == len(windows) and _trains(here, memory):
+        memory = _look_for_slowness(here, memory, limits)
         found += memory.slow
     return memory, [*stuck, *found]
 
 
+def _trains(windows: Sequence[RankWindow], memory: Memory) -> bool:
+    """Whether steps are being made: after the last one nobody is slow, whatever its last steps took."""
+    usual_s = median(memory.pace.recent_s[-RECENT_STEPS:]) if memory.pace.recent_s else 0.0
+    return min(w.idle_s for w in windows) < max(TRAINS_S, TRAINS_STEPS * usual_s)
+
+
 def _stuck(windows: Sequence[RankWindow], memory: Memory, limits: AllLimits) -> list[Finding]:
+    pace = memory.pace if any(w.steps_done for w in windows) else memory.beats
+    if found := not_joined(windows, pace, limits.hang):
+        return found
     if len({w.records for w in windows}) > 1:
         return []  # a rank whose collectives are not recorded would look absent from all of them
-    return desync(windows, memory.pace, limits.hang) or hangs(windows, memory.pace, limits.hang)
+    return desync(windows, pace, limits.hang) or hangs(windows, pace, limits.hang)
+
+
+def _learn_beats(windows: Sequence[RankWindow], memory: Memory) -> Memory:
+    """The pace of a program that makes no steps (no optimizer): how long it goes without a new collective."""
+    if any(w.steps_done for w in windows):
+        return memory
+    first = windows[0]
+    entered = sum(g.entered for g in first.groups)
+    count, since_ns = memory.beat
+    if entered == count:
+        return memory
+    gap_s = (first.taken_ns - since_ns) / 1e9
+    beats = memory.beats
+    if count and gap_s > 0:
+        beats = with_steps(beats, [gap_s], beats.steps + 1)
+    return replace(memory, beats=beats, beat=(entered, first.taken_ns))
 
 
 def _learn(windows: Sequence[RankWindow], memory: Memory, limits: AllLimits) -> Memory:

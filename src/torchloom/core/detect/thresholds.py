@@ -35,6 +35,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     start_act_s: float = 600.0
     quiet_report_s: float = 30.0
     """When no rank waits for another, less silence than this is not worth a word: it may be an evaluation."""
+    joining_report_s: float = 30.0
+    """For ranks that wait for others to make a process group with them."""
     announced_report_s: float = 60.0
     """For a phase that the script announced and whose length is not known yet."""
     compiling_report_s: float = 600.0
@@ -69,6 +71,7 @@ class Limit(Struct, frozen=True):
 EXCUSED = frozenset({"control-wait", "paused"})
 """Phases that the control plane itself causes: never a hang, however long."""
 COMPILING = "compiling"
+JOINING = "joining"
 PLAIN = frozenset({"training", "data-wait", "none", ""})
 
 

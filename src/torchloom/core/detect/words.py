@@ -76,6 +76,8 @@ def operation(collective: Collective) -> str:
 def doing(window: RankWindow) -> str:
     """What a rank outside of collectives is at, as a clause: the most telling fact first."""
     facts = window.process
+    if window.left:
+        return f"it {window.left}"
     parts = []
     if facts.tracer:
         parts.append(f"{facts.tracer} {'has stopped' if facts.state == 't' else 'debugs'} it")

@@ -9,6 +9,7 @@ import msgspec
 
 from torchloom.core.recovery import store_unreachable
 from torchloom.core.recovery.lost_peers import followed
+from torchloom.model.fleet import Worker
 from torchloom.model.incidents import ExitReport, Incident, Verdict
 
 
@@ -81,6 +82,23 @@ def _fault_ns(report: ExitReport) -> int:
 
 def start_failed(report: ExitReport) -> bool:
     return report.end is not None and report.end.how == "start-failed"
+
+
+def left_early(workers: Sequence[Worker]) -> list[ExitReport]:
+    """The exits of those that ended with code 0."""
+    return [
+        ExitReport(
+            rank=worker.ref.rank,
+            node=worker.node,
+            exit=worker.exit,
+            at_ns=worker.exited_at_ns,
+            steps=worker.steps,
+            training_step=worker.training_step,
+            devices=worker.devices,
+        )
+        for worker in workers
+        if not worker.alive and worker.exit is not None and worker.exit.ok
+    ]
 
 
 def verdict(culprit: ExitReport) -> str:

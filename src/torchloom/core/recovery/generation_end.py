@@ -9,7 +9,14 @@ from msgspec.structs import replace
 from torchloom.core.lifecycle import move_job, move_worker
 from torchloom.core.recovery import store_unreachable
 from torchloom.core.recovery.budget import made_progress, plan_restart
-from torchloom.core.recovery.culprit import charge, complete, secondary_note, start_failed, verdict
+from torchloom.core.recovery.culprit import (
+    charge,
+    complete,
+    left_early,
+    secondary_note,
+    start_failed,
+    verdict,
+)
 from torchloom.core.recovery.generation_start import (
     ask_store,
     by_node,
@@ -133,18 +140,8 @@ def begin_recovery(turn: Turn, job: Job, report: ExitReport) -> None:
 
 def _blame_whoever_left(turn: Turn, job: Job, incident: Incident) -> None:
     """A rank lost its peer: one that ended with code 0 before, while the others were at work, is why."""
-    for worker in job.workers:
-        if worker.state is WorkerState.EXITED and worker.exit is not None and worker.exit.ok:
-            left = ExitReport(
-                rank=worker.ref.rank,
-                node=worker.node,
-                exit=worker.exit,
-                at_ns=worker.exited_at_ns,
-                steps=worker.steps,
-                training_step=worker.training_step,
-                devices=worker.devices,
-            )
-            add_exit(turn, job, incident, left)
+    for report in left_early(job.workers):
+        add_exit(turn, job, incident, report)
 
 
 def _wait_for_store(turn: Turn, job: Job, report: ExitReport, why: str) -> None:

@@ -31,9 +31,10 @@ from torchloom.model.events import FindingEnded, FindingMade
 from torchloom.model.findings import Finding, RankEvidence
 from torchloom.model.fleet import Fleet, Job, JobState, Worker, WorkerState
 from torchloom.model.job import HangLimits
-from torchloom.model.windows import PartHash, RankWindow, RefWindow, StepTimes
+from torchloom.model.windows import RankWindow, RefWindow
 from torchloom.weaver.detection.baselines import Baseline, Baselines
 from torchloom.weaver.detection.evidence import gather
+from torchloom.weaver.detection.kept import joined_hashes, joined_steps, left_behind
 from torchloom.weaver.detection.lateness import Lateness
 from torchloom.wire import codec, subjects
 
@@ -42,8 +43,6 @@ log = logging.getLogger(__name__)
 LOOK_EVERY_S = 0.5
 FRESH_S = 2.0
 """An older window says nothing about now."""
-STEPS_KEPT = 32
-HASHES_KEPT = 64
 EVIDENCE_WITHIN_S = 1.5
 """What is stuck is said at the latest this long after it was found, with or without evidence."""
 ASK_AGAIN_S = 5.0
@@ -143,7 +142,7 @@ class Watch:
         watched = self._watched(job)
         before = watched.heard.get(ref.rank)
         if before is not None and before.incarnation == ref.incarnation:
-            steps, hashes = _joined(before.window, window), _joined_hashes(before.window, window)
+            steps, hashes = joined_steps(before.window, window), joined_hashes(before.window, window)
             window = replace(window, steps=steps, hashes=hashes)
         watched.heard[ref.rank] = _Heard(window, ref.incarnation, sent_s)
         if not fresh:
@@ -263,9 +262,11 @@ class Watch:
             return []
         found = []
         for worker in job.workers:
-            if worker.state is WorkerState.EXITED:
-                continue
             heard = watched.heard.get(worker.ref.rank)
+            if worker.state is WorkerState.EXITED:
+                if heard is not None and worker.exit is not None and worker.exit.ok:
+                    found.append(left_behind(heard.window, worker))
+                continue
             if worker.blind or heard is None or now_s - heard.at_s > FRESH_S:
                 return []
             window = heard.window
@@ -356,7 +357,14 @@ def limits_of(told: HangLimits) -> AllLimits:
     # may have come with the shell: certain evidence, or hang_act_s.
     said = told.heartbeat_timeout_s if told.hang_report_s is None else told.hang_report_s
     if said is not None:
-        hang = replace(hang, hang_floor_s=said, hang_cap_s=said, start_report_s=said, announced_report_s=said)
+        hang = replace(
+            hang,
+            hang_floor_s=said,
+            hang_cap_s=said,
+            start_report_s=said,
+            announced_report_s=said,
+            joining_report_s=said,
+        )
     if told.hang_act_s is not None:
         hang = replace(hang, hang_act_s=told.hang_act_s, start_act_s=told.hang_act_s, act_told=True)
     return AllLimits(hang=hang)
@@ -368,23 +376,6 @@ def _is_due(job: Job, watched: _Watched, now_s: float) -> bool:
     if watched.urgent or len(watched.fresh) >= len(job.workers):
         return True
     return bool(watched.fresh) and now_s - watched.looked_s >= LOOK_EVERY_S
-
-
-def _joined(before: RankWindow, now: RankWindow) -> tuple[StepTimes, ...]:
-    """Windows carry what is new: the steps before it are still worth looking at."""
-    if not now.steps:
-        return before.steps
-    first = now.steps[0].step
-    return (*(s for s in before.steps if s.step < first), *now.steps)[-STEPS_KEPT:]
-
-
-def _joined_hashes(before: RankWindow, now: RankWindow) -> tuple[PartHash, ...]:
-    """The same for hashes: ranks are looked at at different times, and only equal steps can be compared."""
-    if not now.hashes:
-        return before.hashes
-    fresh = {(h.step, h.part) for h in now.hashes}
-    kept = [h for h in before.hashes if (h.step, h.part) not in fresh]
-    return tuple(sorted([*kept, *now.hashes], key=lambda h: (h.step, h.part)))[-HASHES_KEPT:]
 
 
 def _settings(job: Job, windows: Sequence[RankWindow]) -> int:
