@@ -157,6 +157,12 @@ def test_a_rank_that_leaves_with_code_0_while_others_train_is_named(stack: Stack
         run.goes_on()
 
 
+def test_another_reduction_is_told_though_the_operation_ends_well(stack: Stack) -> None:
+    with Faulty(stack, "max") as run:
+        found = run.wait_incident("divergence", "rank 1: all_reduce MAX")
+        assert found["finding"]["ranks"] == [0, 1] and stack.status(run.job)["restarts"] == 0
+
+
 def test_a_rank_that_does_not_come_to_init_process_group_is_named(stack: Stack) -> None:
     with Faulty(stack, "late", flags=("--hang-report", "4")) as run:
         found = run.wait_incident("no-progress", "has not called init_process_group", open=True)

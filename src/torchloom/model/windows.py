@@ -116,6 +116,9 @@ class StepTimes(Struct, frozen=True, array_like=True):
     made: tuple[tuple[int, int], ...] = ()
     """For groups used in the step: their place in `RankWindow.groups`, and how many collectives the rank had
     entered there by the end of the step. Sends and recvs are not counted."""
+    marked: tuple[tuple[int, int, str], ...] | None = ()
+    """Collectives of those groups that reduce by something else than a sum or have another root than 0: the
+    group's place, the number of the operation, and what it was. None: there were too many to say."""
 
     @property
     def own_ns(self) -> int:

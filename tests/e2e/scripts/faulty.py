@@ -3,7 +3,8 @@
 Usage: faulty.py NOTES FAULT [--at STEP] [--rank R] [--seconds S]. Notes every completed step as `<pid> <rank>
 <step>`. FAULT: none, hang, pause (for S seconds, or until there is NOTES.go), busy (the same, computing)
 or semaphore (the same, in a named semaphore that another process posts), late (the same, before
-init_process_group), leaves (it exits with code 0), desync, slow, nan, silent-nan
+init_process_group), leaves (it exits with code 0), max (it reduces by MAX where
+the other reduces by SUM), desync, slow, nan, silent-nan
 (gradients are NaN, and no loss is told).
 """
 
@@ -80,6 +81,10 @@ with open(args.notes, "a", buffering=1) as notes:
             tokenize()
         if faulty and step == args.at and args.fault == "leaves":
             sys.exit(0)
+        if args.fault == "max":
+            dist.all_reduce(
+                torch.ones(1), dist.ReduceOp.MAX if faulty and step > args.at else dist.ReduceOp.SUM
+            )
         if faulty and step == args.at and args.fault == "busy":
             preprocess()
         if faulty and step == args.at and args.fault == "semaphore":

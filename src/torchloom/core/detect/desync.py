@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from torchloom.core.detect import words
 from torchloom.core.detect.thresholds import Limits, Pace, certain_report_s
-from torchloom.core.detect.window import PAIRWISE, Collective, RankWindow
+from torchloom.core.detect.window import PAIRWISE, ROOTED, Collective, RankWindow
 from torchloom.model.findings import Evidence, Finding
 
 MAY_BE_UNEVEN = frozenset(
     {"all_to_all", "all_to_all_single", "all_gather", "reduce_scatter", "gather", "scatter", "barrier"}
 )
 _ASKED = 32
-_ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 Signature = tuple[str, int, str, int, str]
 """Operation, bytes (-1: may differ), type, root (-1: none) and reduction ("": none, or not known)."""
 
@@ -42,11 +43,13 @@ def desync(windows: Sequence[RankWindow], pace: Pace, limits: Limits) -> list[Fi
 
 
 def _signature(c: Collective) -> Signature:
-    root = c.peer if c.op in _ROOTED and c.peer is not None else -1
+    root = c.peer if c.op in ROOTED and c.peer is not None else -1
     return c.op, -1 if c.op in MAY_BE_UNEVEN else c.bytes, c.dtype, root, c.reduction
 
 
 def _judge(here: Sequence[tuple[RankWindow, Collective]], pace: Pace, limits: Limits) -> Finding | None:
+    if not all(c.reduction for _, c in here):  # not every recorder is shown it
+        here = [(w, replace(c, reduction="")) for w, c in here]
     votes = Counter(_signature(c) for _, c in here)
     if len(votes) < 2:
         return None

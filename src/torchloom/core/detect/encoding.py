@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from torchloom.core.detect.robust import median
-from torchloom.core.detect.window import PAIRWISE, waited_ns
+from torchloom.core.detect.window import PAIRWISE, ROOTED, waited_ns
 from torchloom.model.windows import Collective, PairCount, PairTimes, StepTimes
 
 STEPS_KEPT = 32
@@ -21,6 +21,7 @@ PEERS_AFTER_S = 1.5
 """A rank that has not moved for so long tells how far it is with each peer."""
 
 _LONGEST_PERIOD = 64
+_MOST_MARKED = 8
 K = TypeVar("K", bound=Hashable)
 
 
@@ -67,8 +68,16 @@ class Recorded(Generic[K]):
             for key, some in by_group.items()
             if key in places and all(c.exact and c.group_seq for c in some)
         )
+        marked = [
+            (place, one.group_seq, said)
+            for key, some in by_group.items()
+            if (place := places.get(key)) in {at for at, _ in counted}
+            for one in some
+            if (said := mark(one))
+        ]
         waited = waited_ns(one for _, one in records)
-        made = StepTimes(number, step_ns, data_wait_ns, waited, tuple(counted))
+        told = tuple(marked) if len(marked) <= _MOST_MARKED else None
+        made = StepTimes(number, step_ns, data_wait_ns, waited, tuple(counted), told)
         self.steps.append(made)
         return made
 
@@ -83,6 +92,13 @@ class Recorded(Generic[K]):
             shortest = _typical(ns for ns, _ in sends), _typical(ns for ns, _ in recvs)
             found.append(PairTimes(names.get(key, ""), peer, *shortest, count))
         return tuple(found)
+
+
+def mark(one: Collective) -> str:
+    """What is special about an operation, beside what most of them are; empty for those."""
+    if one.op in ROOTED and one.peer:
+        return f"{one.op} {one.reduction}".strip() + f" with root {one.peer}"
+    return f"{one.op} {one.reduction}" if one.reduction not in ("", "SUM") else ""
 
 
 def pair_counts(records: Iterable[Collective], whole: bool) -> tuple[PairCount, ...]:

@@ -24,6 +24,7 @@ from torchloom.core.detect.robust import median
 from torchloom.core.detect.slow import SlowLimits, Trigger, watch
 from torchloom.core.detect.thresholds import EXCUSED, PLAIN, Limits, Pace, with_pause, with_steps
 from torchloom.core.detect.transfers import Level, expected_times, slow_transfers, watch_levels
+from torchloom.core.detect.unlike import other_operations
 from torchloom.core.detect.window import RankWindow
 from torchloom.model.findings import Finding
 
@@ -185,6 +186,7 @@ def _numbers(windows: Sequence[RankWindow], memory: Memory) -> tuple[Memory, lis
     runs, found = broken_values(windows, memory.broken_runs)
     replicas, differing = compare(windows, memory.replicas)
     tallies, behind = count(windows, memory.tallies)
+    behind = behind or other_operations(windows)
     memory = replace(memory, broken_runs=runs, replicas=replicas, tallies=tallies)
     # Who left something out explains why replicas differ.
     found += [*behind, *differing]

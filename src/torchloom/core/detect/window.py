@@ -19,6 +19,7 @@ from torchloom.model.windows import (
 
 __all__ = [
     "PAIRWISE",
+    "ROOTED",
     "Collective",
     "Completion",
     "GroupPosition",
@@ -30,6 +31,7 @@ __all__ = [
     "waited_ns",
 ]
 
+ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 PAIRWISE = frozenset({"send", "recv"})
 """Operations of two ranks: their number counts the operations with this peer, not those of the group."""
 

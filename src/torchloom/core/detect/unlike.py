@@ -1,0 +1,81 @@
+"""Ranks whose collectives end well and yet do not mean the same: another root, or another reduction.
+
+Nothing is stuck and nothing fails: most backends do not compare what ranks ask for, and each rank continues with a
+result of its own. What is special about a collective is in a window (`StepTimes.marked`), so ranks can be
+compared at the same number of the same group.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from torchloom.core.detect import words
+from torchloom.core.detect.window import RankWindow
+from torchloom.model.findings import Evidence, Finding
+
+_STEPS = 16
+_NUMBERS = 8
+"""Newest steps and operations of a group that are compared."""
+
+
+def other_operations(windows: Sequence[RankWindow]) -> list[Finding]:
+    """The newest operation about which the ranks of a group do not agree, if there is one."""
+    if not any(step.marked for w in windows for step in w.steps[-_STEPS:]):
+        return []  # the usual case costs next to nothing
+    groups: dict[str, tuple[int, list[tuple[RankWindow, int]]]] = {}
+    for window in windows:
+        for place, group in enumerate(window.groups):
+            groups.setdefault(group.name, (group.size, []))[1].append((window, place))
+    found = []
+    for name, (size, members) in groups.items():
+        if len(members) == size > 1 and (finding := _compare(name, members)) is not None:
+            found.append(finding)
+    return found[:1]
+
+
+def _compare(name: str, members: Sequence[tuple[RankWindow, int]]) -> Finding | None:
+    spans, marked = [], {}
+    for window, place in members:
+        told = [s for s in window.steps[-_STEPS:] if any(at == place for at, _ in s.made)]
+        if len(told) < 2 or any(s.marked is None for s in told):
+            return None
+        ends = [made for s in told for at, made in s.made if at == place]
+        spans.append((ends[0], ends[-1]))
+        marked[window.rank] = {n: said for s in told[1:] for at, n, said in s.marked or () if at == place}
+    first, last = max(a for a, _ in spans), min(b for _, b in spans)
+    numbers = sorted({n for mine in marked.values() for n in mine if first < n <= last}, reverse=True)
+    for number in numbers[:_NUMBERS]:
+        said = {rank: mine.get(number, "") for rank, mine in marked.items()}
+        if len(set(said.values())) > 1:
+            return _say(name, number, said, [w for w, _ in members])
+    return None
+
+
+def _say(name: str, number: int, said: Mapping[int, str], windows: Sequence[RankWindow]) -> Finding:
+    votes = Counter(said.values())
+    (usual, most), (_, second) = votes.most_common(2)
+    odd = {r: text for r, text in said.items() if most == second or text != usual}
+    blamed = [w for w in windows if w.rank in odd]
+    others = words.ranks_text(r for r in said if r not in odd)
+    each = "; ".join(
+        f"{words.ranks_text(r for r in odd if odd[r] == text)}: {text or 'root 0, or a sum'}"
+        for text in sorted(set(odd.values()), reverse=True)
+    )
+    if most == second:
+        sentence = f"ranks do not agree about #{number} of group {name}: {each}"
+    else:
+        theirs = usual or "root 0, or a sum"
+        sentence = f"not all ranks do the same as #{number} of group {name}: {each}; {others}: {theirs}"
+    return Finding(
+        kind="divergence",
+        ranks=tuple(sorted(odd)),
+        node=words.node_of(blamed),
+        sentence=f"{sentence}; it ended, with results that differ",
+        confidence=0.6 if most == second else 0.97,
+        certain=True,
+        certainty="all ranks must name the same root and the same reduction",
+        evidence=tuple(Evidence(r, text or "root 0, or a sum") for r, text in sorted(odd.items())[:16]),
+        ask=tuple(sorted(odd))[:16],
+        inputs={"step": max(w.steps_done for w in windows), "group_seq": number},
+    )
