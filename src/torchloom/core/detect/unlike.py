@@ -1,8 +1,8 @@
 """Ranks whose collectives end well and yet do not mean the same: another root, or another reduction.
 
-Nothing is stuck and nothing fails: most backends do not compare what ranks ask for, and each rank continues with a
-result of its own. What is special about a collective is in a window (`StepTimes.marked`), so ranks can be
-compared at the same number of the same group.
+Nothing is stuck and nothing fails: most backends do not compare what ranks ask for, and each rank continues
+with a result of its own. What is special about a collective is in a window (`StepTimes.marked`), so ranks
+can be compared at the same number of the same group.
 """
 
 from __future__ import annotations
