@@ -235,7 +235,9 @@ def test_what_every_rank_costs_is_told_live(server: ApiServer, monkeypatch: pyte
     assert [one["lost_share"] for one in found["ranks"]] == pytest.approx([0, 0.4, 0])
     assert found["ranks"][1]["lost_steps_per_s"] == pytest.approx(10 / 0.6 - 10)
     hang = Finding(kind="hang", ranks=(1,), node="n1", sentence="rank 1 has not entered", confidence=0.9)
-    server.call(lambda: server.weaver._say("finding", FindingMade(job=job, generation=1, finding=hang)))
+    server.call(
+        lambda: server.weaver._stream.say("finding", FindingMade(job=job, generation=1, finding=hang))
+    )
     assert server.request("GET", f"/jobs/{job}/stragglers")[2]["stands"] == f"{job}.1"
     metrics = server.request("GET", "/metrics")[2]
     assert f'loom_worker_lost_ratio{{job="{job}",rank="1"}} 0.4' in metrics.replace(

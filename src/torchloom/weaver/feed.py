@@ -12,8 +12,9 @@ import logging
 from bisect import bisect_right
 
 from torchloom.bus.protocol import Bus, Record
+from torchloom.core.changes import apply_and_compare
 from torchloom.core.nodes.speaking import is_of_an_agent
-from torchloom.core.notices import apply_and_tell
+from torchloom.core.notices import notice_of
 from torchloom.errors import LoomError
 from torchloom.model.fleet import Fleet
 from torchloom.model.notice import Notice
@@ -105,4 +106,5 @@ def tell(fleet: Fleet, record: Record) -> Notice | None:
         log.error("event %d on %s speaks for somebody else; ignored", record.seq, record.subject)
         fleet.seq = record.seq
         return None
-    return apply_and_tell(fleet, envelope, record.seq, record.at_ns)
+    change = apply_and_compare(fleet, envelope, record.seq, record.at_ns)
+    return notice_of(change) if change is not None else None

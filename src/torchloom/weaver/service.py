@@ -18,15 +18,13 @@ from torchloom.core.history.job import History
 from torchloom.core.placement.place import refusal
 from torchloom.errors import BusUnavailable, Conflict, LoomError, NotFound, TimedOut, UsageError
 from torchloom.model.events import (
-    Envelope,
-    Event,
     JobDeleted,
     JobSubmitted,
     LeaseTaken,
     StopRequested,
     TimerFired,
 )
-from torchloom.model.fleet import Fleet, Job, Submission
+from torchloom.model.fleet import Fleet, Submission
 from torchloom.model.ids import check_token, token_from
 from torchloom.model.job import MAX_WORKERS, Accepted, JobSpec
 from torchloom.model.messages import (
@@ -49,9 +47,10 @@ from torchloom.weaver.feed import Feed, tell
 from torchloom.weaver.history import Histories
 from torchloom.weaver.knowledge import hears, steps_near
 from torchloom.weaver.live_view import LiveView
+from torchloom.weaver.publisher import Publisher
 from torchloom.weaver.requests.checkpoints import Catalogues
 from torchloom.weaver.requests.injection import Injecting
-from torchloom.weaver.requests.nodes import NodeWords
+from torchloom.weaver.requests.nodes import Nodes
 from torchloom.weaver.requests.scaling import Scaling
 from torchloom.weaver.requests.steering import Steering
 from torchloom.wire import codec, subjects
@@ -64,13 +63,13 @@ SNAPSHOT_EVERY = 500
 """Events between two snapshots."""
 
 
-class Weaver(Steering, NodeWords, Scaling, Injecting):
+class Weaver:
     """Fulfils api.ports.Control. `run` does everything until `stop` is set."""
 
     def __init__(self, bus: Bus, name: str = "") -> None:
         self.name = name or f"weaver-{uuid.uuid4().hex[:8]}"
-        self.fleet = Fleet()
         self._bus = bus
+        self._stream = Publisher(bus, self.name)
         self._live = LiveView()
         self._clock = StreamClock()
         self._environments = Environments(bus)
@@ -78,37 +77,49 @@ class Weaver(Steering, NodeWords, Scaling, Injecting):
         self._watch = Watch(
             bus,
             fleet=lambda: self.fleet,
-            leads=lambda: self.active and self.ready,
-            say=lambda found: self._say("finding", found),
+            leads=lambda: self._stream.leads,
+            say=lambda found: self._stream.say("finding", found),
             before=lambda job, step: self._catalogues.before(self.fleet, job, step),
         )
         self._histories = Histories(
             bus,
             fleet=lambda: self.fleet,
-            leads=lambda: self.active and self.ready,
+            leads=lambda: self._stream.leads,
             pulses=self.pulse,
             windows=self.windows,
         )
         self._wake = asyncio.Event()
         self._dispatcher = Dispatcher(bus, self.name, self._environments, self._wake)
         self._lease = bus.lease(LEADER, self.name, LEASE_TTL_S)
-        self._epoch = 0
-        self._caught_up_to = 0
-        self._started = False
-        self._moved = asyncio.Condition()
         self._snapshot_seq = 0
         self._joined: set[str] = set()
         self._feed = Feed()
+        self._nodes = Nodes(bus, self._stream, self._live, self._lease)
+        steering = Steering(bus, self._stream, self._live, self._catalogues)
+        # Each part answers the API for its own subject.
+        self.changed = self._stream.changed
+        self.config, self.change, self.revert = steering.config, steering.change, steering.revert
+        self.pause, self.resume, self.restore = steering.pause, steering.resume, steering.restore
+        self.checkpoint_now, self.probe = steering.checkpoint_now, steering.probe
+        self.cancel_change = steering.cancel_change
+        self.scale = Scaling(self._stream, self._live).scale
+        self.inject = Injecting(self._stream, self._live, self._catalogues).inject
+        self.node_seen, self.node_gone = self._nodes.seen, self._nodes.gone
+        self.node_drained, self.node_opened = self._nodes.drain, self._nodes.open
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     # -- what the API sees ------------------------------------------------------------------------
     @property
+    def fleet(self) -> Fleet:
+        return self._stream.fleet
+
+    @property
     def active(self) -> bool:
-        return self._epoch > 0 and self.fleet.epoch == self._epoch
+        return self._stream.active
 
     @property
     def ready(self) -> bool:
-        return self._started and self.fleet.seq >= self._caught_up_to and self._bus.connected
+        return self._stream.ready
 
     def pulse(self, job: str) -> dict[int, WorkerPulse]:
         return self._live.pulses(self.fleet, job)
@@ -118,10 +129,6 @@ class Weaver(Steering, NodeWords, Scaling, Injecting):
 
     async def history(self, job: str) -> History:
         return await self._histories.of(job)
-
-    def node_seen(self, node: str) -> float | None:
-        heard = self._live.last_heard_s.get(node)
-        return None if heard is None else max(0.0, asyncio.get_running_loop().time() - heard)
 
     async def submit(
         self,
@@ -135,7 +142,7 @@ class Weaver(Steering, NodeWords, Scaling, Injecting):
         queue: bool | None = None,
     ) -> Accepted:
         """Take a job, or tell which one the same key made before."""
-        self._check_ready()
+        self._stream.check_ready()
         if job is None:
             stem = token_from(spec.program.target.rsplit("/", 1)[-1].removesuffix(".py"), "job")
             job = f"{stem}-{uuid.uuid4().hex[:6]}"
@@ -148,7 +155,7 @@ class Weaver(Steering, NodeWords, Scaling, Injecting):
             if job in self.fleet.jobs:
                 raise Conflict(f"There is a job {job} already; choose another --name or delete it first.")
             await self._environments.put(job, env)
-            await self._say("submit", JobSubmitted(job=job, spec=spec, by=by, key=key, digest=digest))
+            await self._stream.say("submit", JobSubmitted(job=job, spec=spec, by=by, key=key, digest=digest))
             known = self.fleet.keys.get(key) if key else None
             if known is not None and known.job != job:  # another service was asked at the same time
                 await self._environments.forget(job)
@@ -167,19 +174,19 @@ class Weaver(Steering, NodeWords, Scaling, Injecting):
         return self._locks.setdefault(name, asyncio.Lock())
 
     async def stop(self, job: str, by: str, kill: bool = False, grace_s: float | None = None) -> None:
-        self._job(job)
+        self._stream.job(job)
         progress = self._live.progress(self.fleet, job)
         listens = hears(self._live.pulses(self.fleet, job))
         stop = StopRequested(job=job, by=by, kill=kill, grace_s=grace_s, progress=progress, hears=listens)
-        await self._say("stop", stop)
+        await self._stream.say("stop", stop)
 
     async def delete(self, job: str, by: str, keep_logs: bool = False, keep_checkpoints: bool = True) -> None:
-        if not self._job(job).ended:
+        if not self._stream.job(job).ended:
             raise Conflict(f"Job {job} is {self.fleet.jobs[job].state}; stop it first (`loom stop {job}`).")
         if not keep_checkpoints:
             # First: a job whose checkpoints could not be removed stays, so that it can be tried again.
-            await self._catalogues.purge(self.fleet, self._job(job))
-        await self._say("delete", JobDeleted(job=job, by=by, keep_logs=keep_logs))
+            await self._catalogues.purge(self.fleet, self._stream.job(job))
+        await self._stream.say("delete", JobDeleted(job=job, by=by, keep_logs=keep_logs))
         await self._environments.forget(job)
         self._live.forget(job)
         await self._histories.forget(job)
@@ -195,14 +202,7 @@ class Weaver(Steering, NodeWords, Scaling, Injecting):
         return codec.decode_box_reading(await self._bus.request(subjects.query(node), codec.encode(query)))
 
     async def checkpoints(self, job: str, verb: CheckpointVerb, which: str = "") -> CheckpointAnswer:
-        return await self._catalogues.ask(self.fleet, self._job(job), verb, which)
-
-    async def changed(self, after_seq: int, timeout_s: float) -> int:
-        """Wait until an event after `after_seq` has been applied; the sequence reached."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s), self._moved:
-                await self._moved.wait_for(lambda: self.fleet.seq > after_seq)
-        return self.fleet.seq
+        return await self._catalogues.ask(self.fleet, self._stream.job(job), verb, which)
 
     def notices(self, after_seq: int, most: int) -> list[Notice] | None:
         return self._feed.after(after_seq, most)
@@ -216,15 +216,15 @@ class Weaver(Steering, NodeWords, Scaling, Injecting):
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set. Returns after giving up the lease."""
         await self._bus.provision()
-        self.fleet = await snapshot.load(self._bus)
+        self._stream.fleet = await snapshot.load(self._bus)
         self._snapshot_seq = self.fleet.seq
         self._feed.begin(self.fleet.seq)
-        self._caught_up_to = await self._bus.last_seq()
+        self._stream.caught_up_to = await self._bus.last_seq()
         self._dispatcher.last_decision = await self._bus.last_seq(subjects.DECISIONS)
         await self._bus.subscribe(subjects.TELEMETRY, self._hear)
         await self._bus.subscribe(subjects.WINDOWS, self._watch.hear)
-        await self._bus.subscribe(subjects.LEASES, self._lease_asked)
-        self._started = True
+        await self._bus.subscribe(subjects.LEASES, self._nodes.lease_asked)
+        self._stream.started = True
         tasks = [
             asyncio.create_task(self._read(), name="read"),
             asyncio.create_task(self._lead(), name="lead"),
@@ -252,8 +252,7 @@ class Weaver(Steering, NodeWords, Scaling, Injecting):
         async with contextlib.aclosing(self._bus.read(self.fleet.seq)) as records:
             async for record in records:
                 self._apply(record)
-                async with self._moved:
-                    self._moved.notify_all()
+                await self._stream.moved()
 
     def _apply(self, record: Record) -> None:
         self._clock.heard(record.at_ns, boottime.now_ns())
@@ -278,24 +277,24 @@ class Weaver(Steering, NodeWords, Scaling, Injecting):
         """Hold the lease if nobody else does. The lease's epoch goes into every command."""
         while True:
             try:
-                if self._epoch and not await self._lease.renew():
+                if self._stream.epoch and not await self._lease.renew():
                     self._step_down("the lease was lost")
-                if not self._epoch and self.fleet.seq >= self._caught_up_to:
+                if not self._stream.epoch and self.fleet.seq >= self._stream.caught_up_to:
                     epoch = await self._lease.acquire()
                     if epoch is not None:
-                        self._epoch = epoch
+                        self._stream.epoch = epoch
                         self._live.expect(self.fleet, asyncio.get_running_loop().time())
-                        await self._say("lease", LeaseTaken(weaver=self.name, epoch=epoch))
+                        await self._stream.say("lease", LeaseTaken(weaver=self.name, epoch=epoch))
                         log.info("%s leads with epoch %d", self.name, epoch)
                         self._wake.set()
             except (BusUnavailable, TimedOut) as error:
-                if self._epoch and self._lease.expired:
+                if self._stream.epoch and self._lease.expired:
                     self._step_down(f"the bus is unreachable: {error}")
             await asyncio.sleep(LEASE_TTL_S / 4)
 
     def _step_down(self, why: str) -> None:
         log.warning("%s no longer leads: %s", self.name, why)
-        self._epoch = 0
+        self._stream.epoch = 0
 
     async def _perform(self) -> None:
         """Send what is open, at once after every change and again after a while."""
@@ -308,7 +307,7 @@ class Weaver(Steering, NodeWords, Scaling, Injecting):
                 continue
             joined, self._joined = frozenset(self._joined), set()
             try:
-                await self._dispatcher.perform(self.fleet, self._epoch, now=joined)
+                await self._dispatcher.perform(self.fleet, self._stream.epoch, now=joined)
             except Deposed as error:
                 # Only the lease says who leads, and `_lead` renews it several times a second. Until it has,
                 # no agent obeys a weaver that was deposed.
@@ -327,9 +326,9 @@ class Weaver(Steering, NodeWords, Scaling, Injecting):
             try:
                 await self._fire_timers()
                 for near in steps_near(self.fleet, self._live):
-                    await self._say("progress", near)
+                    await self._stream.say("progress", near)
                 self._live.listen(loop.time())
-                await self._say_silence(loop.time())
+                await self._nodes.say_silence(loop.time())
                 if self.fleet.seq - self._snapshot_seq >= SNAPSHOT_EVERY:
                     self._snapshot_seq = self.fleet.seq
                     await snapshot.save(self._bus, self.fleet)
@@ -340,7 +339,7 @@ class Weaver(Steering, NodeWords, Scaling, Injecting):
         now_ns = self._clock.now_ns(boottime.now_ns())
         for timer in [t for t in self.fleet.timers.values() if t.at_ns <= now_ns]:
             # Under a new id each time: one that came too early stays set and fires again.
-            await self._say("timer", TimerFired(timer=timer.id))
+            await self._stream.say("timer", TimerFired(timer=timer.id))
 
     async def _hear(self, message: Message) -> None:
         try:
@@ -349,23 +348,10 @@ class Weaver(Steering, NodeWords, Scaling, Injecting):
             log.warning("telemetry on %s cannot be read: %s", message.subject, error)
             return
         node = telemetry.node
-        if subjects.node_of(message.subject) == node and self._is_its_agent(node, telemetry.session):
+        if subjects.node_of(message.subject) == node and self._nodes.is_its_agent(node, telemetry.session):
             self._live.hear(self.fleet, telemetry, asyncio.get_running_loop().time())
 
-    async def _say(self, kind: str, body: Event, event_id: str = "") -> None:
-        """Append an event and wait until it has been applied here."""
-        envelope = Envelope(event_id or uuid.uuid4().hex, self.name, body)
-        seq = await self._bus.append(subjects.weaver_event(kind), codec.encode(envelope), id=envelope.id)
-        if await self.changed(seq - 1, timeout_s=5.0) < seq:
-            raise TimedOut("The event was stored but not applied within 5 s; look at `loom status` again.")
-
     # -- checks ---------------------------------------------------------------------------------------
-    def _check_ready(self) -> None:
-        if not self.ready:
-            raise BusUnavailable(
-                "The weaver is not connected to NATS at the moment; try again in a few seconds."
-            )
-
     def _check_fits(self, spec: JobSpec, queue: bool | None) -> None:
         if not 1 <= spec.world_size <= MAX_WORKERS:
             raise UsageError(f"A job has 1 to {MAX_WORKERS} workers, {spec.world_size} were asked for.")
@@ -375,14 +361,8 @@ class Weaver(Steering, NodeWords, Scaling, Injecting):
                 why_not, hint='ask for fewer, or let it wait for room (--queue, in a request "queue": true)'
             )
 
-    def _job(self, job: str) -> Job:
-        found = self.fleet.jobs.get(job)
-        if found is None:
-            raise NotFound(f"There is no job {job!r}; `loom ps` lists them.")
-        return found
-
     def _node_of(self, job: str, rank: int) -> str:
-        workers = self._job(job).workers
+        workers = self._stream.job(job).workers
         if not 0 <= rank < len(workers):
             raise NotFound(f"Job {job} has ranks 0 to {len(workers) - 1}, there is no rank {rank}.")
         return workers[rank].node

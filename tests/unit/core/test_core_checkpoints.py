@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from core_story import FAILED, Story
+from notice_story import apply_and_tell
 
-from torchloom.core.notices import apply_and_tell
 from torchloom.model.checkpoints import CheckpointPlace, RejectedCheckpoint, SavedCheckpoint
 from torchloom.model.effects import Effect, ReleaseMemory
 from torchloom.model.events import (

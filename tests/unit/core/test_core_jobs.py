@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from core_story import FAILED, KILLED, START_NS, Story, limits, only, spec
+from notice_story import apply_and_tell
 
 from torchloom.core import jobs
-from torchloom.core.notices import apply_and_tell
 from torchloom.model.effects import RemoveJobFiles
 from torchloom.model.events import Envelope, Event, JobDeleted, JobSubmitted
 from torchloom.model.fleet import JobState, Submission

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from abc import ABC, abstractmethod
 
 from msgspec.structs import replace
 
@@ -12,9 +11,10 @@ from torchloom.bus.protocol import Bus, Lease, Message
 from torchloom.core.detect.silence import fenced_nodes, heard_again, silent_nodes
 from torchloom.core.nodes.joining import standing
 from torchloom.errors import Conflict, NotFound
-from torchloom.model.events import Event, NodeDrained, NodeGone
-from torchloom.model.fleet import Fleet, NodeState
+from torchloom.model.events import NodeDrained, NodeGone
+from torchloom.model.fleet import NodeState
 from torchloom.weaver.live_view import LiveView
+from torchloom.weaver.publisher import Publisher
 from torchloom.wire import codec, subjects
 
 log = logging.getLogger(__name__)
@@ -23,32 +23,21 @@ SILENT_LIMIT_S = 3.0
 """A node that was not heard for longer is unreachable."""
 
 
-class NodeWords(ABC):
-    """The part of the weaver that hears nodes and takes a person's word about them."""
+class Nodes:
+    """Answers hosts, says which of them are silent, and takes a person's word about them."""
 
-    fleet: Fleet
-    _live: LiveView
-    _bus: Bus
-    _lease: Lease
+    def __init__(self, bus: Bus, stream: Publisher, live: LiveView, lease: Lease) -> None:
+        self._bus = bus
+        self._stream = stream
+        self._live = live
+        self._lease = lease
 
-    @abstractmethod
-    async def _say(self, kind: str, body: Event, event_id: str = "") -> None: ...
+    def seen(self, node: str) -> float | None:
+        """Seconds since its last heartbeat; None if there was none."""
+        heard = self._live.last_heard_s.get(node)
+        return None if heard is None else max(0.0, asyncio.get_running_loop().time() - heard)
 
-    @abstractmethod
-    def _check_ready(self) -> None: ...
-
-    @abstractmethod
-    def node_seen(self, node: str) -> float | None: ...
-
-    @property
-    @abstractmethod
-    def active(self) -> bool: ...
-
-    @property
-    @abstractmethod
-    def ready(self) -> bool: ...
-
-    async def _lease_asked(self, message: Message) -> None:
+    async def lease_asked(self, message: Message) -> None:
         """A host asks whether its name is its own, which the stream tells everybody, or whether it is heard:
         that only who leads may answer, because it is who would replace its workers. A host that counts as
         silent is told what has to end there before it may start anything."""
@@ -60,81 +49,81 @@ class NodeWords(ABC):
         except codec.DecodeError as error:
             log.warning("a question on %s cannot be read: %s", message.subject, error)
             return
-        known = self.fleet.nodes.get(node)
+        known = self._stream.fleet.nodes.get(node)
         if ask.what_for == "name":
-            if ask.host is not None and self.ready:
-                found = standing(known, ask.session, ask.host, self.node_seen(node))
+            if ask.host is not None and self._stream.ready:
+                found = standing(known, ask.session, ask.host, self.seen(node))
                 await self._bus.respond(message, codec.encode(found))
-        elif self.active and not self._lease.expired and self._is_its_agent(node, ask.session):
+        elif self._stream.active and not self._lease.expired and self.is_its_agent(node, ask.session):
             self._live.note(node, asyncio.get_running_loop().time())
             if ask.what_for == "keep" or (known is not None and known.state is NodeState.READY):
                 await self._bus.respond(message, b"heard")
 
-    def _is_its_agent(self, node: str, session: str) -> bool:
+    def is_its_agent(self, node: str, session: str) -> bool:
         """Whether this is the agent that has the node's name, as far as it is known: others are not heard."""
-        known = self.fleet.nodes.get(node)
+        known = self._stream.fleet.nodes.get(node)
         return known is None or known.session == session
 
-    async def _say_silence(self, now_s: float) -> None:
+    async def say_silence(self, now_s: float) -> None:
         """Nodes that fell silent or are heard again, and workers that their own hosts had to end by now."""
         heard_s = self._live.last_heard_s
-        for silent in silent_nodes(self.fleet, heard_s, now_s, SILENT_LIMIT_S):
+        for silent in silent_nodes(self._stream.fleet, heard_s, now_s, SILENT_LIMIT_S):
             spoke_s = self._live.spoke_s.get(silent.node)
             unheard_s = None if spoke_s is None else now_s - spoke_s
-            await self._say("finding", replace(silent, unheard_s=unheard_s))
-        for again in heard_again(self.fleet, heard_s, now_s, SILENT_LIMIT_S):
-            await self._say("finding", again)
+            await self._stream.say("finding", replace(silent, unheard_s=unheard_s))
+        for again in heard_again(self._stream.fleet, heard_s, now_s, SILENT_LIMIT_S):
+            await self._stream.say("finding", again)
         since_s = self._live.expected_s  # another weaver may have given leases until then
         heard = {node: max(at_s, since_s) for node, at_s in self._live.last_heard_s.items()}
-        for gone in fenced_nodes(self.fleet, heard, now_s):
-            await self._say("node", replace(gone, steps=self._steps_on(gone.node)))
+        for gone in fenced_nodes(self._stream.fleet, heard, now_s):
+            await self._stream.say("node", replace(gone, steps=self._steps_on(gone.node)))
 
-    async def node_gone(self, node: str, by: str) -> None:
+    async def gone(self, node: str, by: str) -> None:
         """Take it that the host of a silent node is gone; refused while the node is heard."""
-        self._check_ready()
-        known = self.fleet.nodes.get(node)
+        self._stream.check_ready()
+        known = self._stream.fleet.nodes.get(node)
         if known is None:
             raise NotFound(f"There is no node {node[:64]!r}; `loom nodes` lists them.")
         if known.state is NodeState.GONE:
             return
-        seen_s = self.node_seen(node)
+        seen_s = self.seen(node)
         if seen_s is not None and seen_s <= SILENT_LIMIT_S:
             raise Conflict(f"{node} was heard {seen_s:.1f} s ago: a host that is reachable is not gone.")
         if known.state is NodeState.READY:
             raise Conflict(f"{node} counts as ready; wait until it is found to be silent.")
-        await self._say("node", NodeGone(node=node, by=by, steps=self._steps_on(node)))
-        if self.fleet.nodes[node].state is not NodeState.GONE:
+        await self._stream.say("node", NodeGone(node=node, by=by, steps=self._steps_on(node)))
+        if self._stream.fleet.nodes[node].state is not NodeState.GONE:
             raise Conflict(f"{node} was seen this very moment, so it is not gone.")
 
-    async def node_drained(self, node: str, by: str, why: str, *, keep: bool, force: bool) -> None:
+    async def drain(self, node: str, by: str, why: str, *, keep: bool, force: bool) -> None:
         """Place no new workers on a node; what runs there goes on elsewhere unless it is to be kept."""
         self._check_node(node)
         event = NodeDrained(
             node=node, by=by, why=why, move=not keep, force=force, step_s=self._step_s_on(node)
         )  # fmt: skip
-        await self._say("node", event)
+        await self._stream.say("node", event)
 
-    async def node_opened(self, node: str, by: str) -> None:
+    async def open(self, node: str, by: str) -> None:
         self._check_node(node)
-        await self._say("node", NodeDrained(node=node, by=by, open=True))
+        await self._stream.say("node", NodeDrained(node=node, by=by, open=True))
 
     def _check_node(self, node: str) -> None:
-        self._check_ready()
-        if node not in self.fleet.nodes:
+        self._stream.check_ready()
+        if node not in self._stream.fleet.nodes:
             raise NotFound(f"There is no node {node[:64]!r}; `loom nodes` lists them.")
 
     def _step_s_on(self, node: str) -> dict[str, float]:
         found = {}
-        for job in sorted(self.fleet.nodes[node].jobs):
-            progress = self._live.progress(self.fleet, job)
+        for job in sorted(self._stream.fleet.nodes[node].jobs):
+            progress = self._live.progress(self._stream.fleet, job)
             if progress:
                 found[job] = max(one.step_s for one in progress)
         return found
 
     def _steps_on(self, node: str) -> dict[str, int]:
         found = {}
-        for job in sorted(self.fleet.nodes[node].jobs):
-            steps = [p.steps for p in self._live.pulses(self.fleet, job).values()]
+        for job in sorted(self._stream.fleet.nodes[node].jobs):
+            steps = [p.steps for p in self._live.pulses(self._stream.fleet, job).values()]
             if steps:
                 found[job] = max(steps)
         return found

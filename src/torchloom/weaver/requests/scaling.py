@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-
 from torchloom.core.placement.resize import refusal
 from torchloom.errors import Conflict
-from torchloom.model.events import Event, ScaleRequested
-from torchloom.model.fleet import Fleet, Job
+from torchloom.model.events import ScaleRequested
 from torchloom.weaver.knowledge import hears
 from torchloom.weaver.live_view import LiveView
+from torchloom.weaver.publisher import Publisher
 
 
-class Scaling(ABC):
-    fleet: Fleet
-    _live: LiveView
-
-    @abstractmethod
-    async def _say(self, kind: str, body: Event, event_id: str = "") -> None: ...
-
-    @abstractmethod
-    def _check_ready(self) -> None: ...
-
-    @abstractmethod
-    def _job(self, job: str) -> Job: ...
+class Scaling:
+    def __init__(self, stream: Publisher, live: LiveView) -> None:
+        self._stream = stream
+        self._live = live
 
     async def scale(self, job: str, workers: int, by: str, *, dry_run: bool = False) -> None:
         """End the generation at a step boundary and go on with so many workers."""
-        self._check_ready()
-        found = self._job(job)
+        self._stream.check_ready()
+        found = self._stream.job(job)
         if found.ended:
             raise Conflict(f"Job {job} has ended.")
-        why_not = refusal(self.fleet, found, workers)
+        why_not = refusal(self._stream.fleet, found, workers)
         if why_not:
             raise Conflict(why_not)
         if dry_run:
@@ -40,9 +30,9 @@ class Scaling(ABC):
             job=job,
             workers=workers,
             by=by,
-            progress=self._live.progress(self.fleet, job),
-            hears=hears(self._live.pulses(self.fleet, job)),
+            progress=self._live.progress(self._stream.fleet, job),
+            hears=hears(self._live.pulses(self._stream.fleet, job)),
         )
-        await self._say("scale", event)
-        if job in self.fleet.jobs and self.fleet.jobs[job].target != workers:
+        await self._stream.say("scale", event)
+        if job in self._stream.fleet.jobs and self._stream.fleet.jobs[job].target != workers:
             raise Conflict(f"Job {job} ended or its room was taken in this very moment; look again.")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 from torchloom.bus.protocol import Bus
@@ -17,8 +16,8 @@ from torchloom.core.steering.schedule import of_then, reverting, superseded
 from torchloom.core.steering.settings import HYPERPARAMETERS, MAX_STEPS, Known, parse_address, resolve
 from torchloom.errors import Conflict, NotFound, UsageError
 from torchloom.model.checkpoints import CheckpointEntry
-from torchloom.model.events import ChangeCancelled, ChangeRequested, Event, RestoreRequested
-from torchloom.model.fleet import Fleet, Job, JobState
+from torchloom.model.events import ChangeCancelled, ChangeRequested, RestoreRequested
+from torchloom.model.fleet import Job, JobState
 from torchloom.model.messages import WorkerPulse
 from torchloom.model.steering import ChangePlan, ConfigChoice, ConfigView, Mode, PlannedDifference
 from torchloom.model.transaction.messages import Kind
@@ -34,6 +33,7 @@ from torchloom.weaver.knowledge import (
     told_all,
 )
 from torchloom.weaver.live_view import LiveView
+from torchloom.weaver.publisher import Publisher
 from torchloom.weaver.requests.checkpoints import Catalogues
 from torchloom.weaver.requests.notes import superseding, what_to_expect
 from torchloom.weaver.requests.position import position_of
@@ -44,26 +44,18 @@ HEARD_WITHIN_S = 6.0
 """Agents repeat what does not change every 5 s."""
 
 
-class Steering(ABC):
-    """The part of the weaver that takes wishes about running jobs."""
+class Steering:
+    """Takes wishes about running jobs."""
 
-    fleet: Fleet
-    _bus: Bus
-    _live: LiveView
-    _catalogues: Catalogues
-
-    @abstractmethod
-    async def _say(self, kind: str, body: Event, event_id: str = "") -> None: ...
-
-    @abstractmethod
-    def _check_ready(self) -> None: ...
-
-    @abstractmethod
-    def _job(self, job: str) -> Job: ...
+    def __init__(self, bus: Bus, stream: Publisher, live: LiveView, catalogues: Catalogues) -> None:
+        self._bus = bus
+        self._stream = stream
+        self._live = live
+        self._catalogues = catalogues
 
     # -- config ---------------------------------------------------------------------------------
     def config(self, job: str) -> ConfigView:
-        return config_view(self._job(job), self._live.pulses(self.fleet, job))
+        return config_view(self._stream.job(job), self._live.pulses(self._stream.fleet, job))
 
     async def change(
         self,
@@ -77,8 +69,8 @@ class Steering(ABC):
         dry_run: bool = False,
         operation: str = "",
     ) -> ChangePlan:
-        self._check_ready()
-        found = self._job(job)
+        self._stream.check_ready()
+        found = self._stream.job(job)
         wanted = dict(values)
         if mode == "scale":
             wanted = {name: _scaled(value) for name, value in values.items()}
@@ -94,8 +86,8 @@ class Steering(ABC):
         dry_run: bool = False,
         operation: str = "",
     ) -> ChangePlan:
-        self._check_ready()
-        found = self._job(job)
+        self._stream.check_ready()
+        found = self._stream.job(job)
         if operation in found.operations:
             return ChangePlan(operation)
         versions = sorted(entry.version for entry in found.schedule)
@@ -126,7 +118,7 @@ class Steering(ABC):
             return ChangePlan(operation, at_step=at_step)
         _check_living(job)
         await self._let_them_be_heard(job)
-        pulses = self._live.pulses(self.fleet, job.id)
+        pulses = self._live.pulses(self._stream.fleet, job.id)
         waiting = _not_started(job)
         known = before_the_start(wanted) if waiting else _known(job, pulses, wanted)
         values, differences = resolve(wanted, known)
@@ -159,7 +151,7 @@ class Steering(ABC):
             why=why,
             reverts=reverts,
         )
-        await self._say("change", event)
+        await self._stream.say("change", event)
         return ChangePlan(event.operation, plan, at_step, tuple(notes))
 
     # -- the rest -------------------------------------------------------------------------------
@@ -170,8 +162,8 @@ class Steering(ABC):
         return await self._ask(found, Kind.PAUSE, by, why, operation)
 
     async def resume(self, job: str, by: str, why: str = "", operation: str = "") -> str:
-        self._check_ready()
-        found = self._job(job)
+        self._stream.check_ready()
+        found = self._stream.job(job)
         if operation not in found.operations:
             _check_living(found)
             if not found.paused and not _under_way(found, Kind.PAUSE):
@@ -194,21 +186,23 @@ class Steering(ABC):
         return await self._ask(found, Kind.PROBE, by, why, operation, {"within_s": within_s})
 
     async def cancel_change(self, job: str, operation: str, by: str) -> None:
-        self._check_ready()
-        record = self._job(job).operations.get(operation)
+        self._stream.check_ready()
+        record = self._stream.job(job).operations.get(operation)
         if record is None:
             raise NotFound(f"Job {job} has no operation {operation!r}.")
         if record.ended:
             raise Conflict(f"Operation {operation} has ended: {record.reason}.")
-        await self._say("cancel", ChangeCancelled(job=job, operation=operation, by=by))
+        await self._stream.say("cancel", ChangeCancelled(job=job, operation=operation, by=by))
 
     async def restore(
         self, job: str, step: int, by: str, *, config: ConfigChoice | None = None, operation: str = ""
     ) -> CheckpointEntry:
         """Go back to the state of a step; on a running job without a restart where its script can."""
-        self._check_ready()
-        found = self._job(job)
-        state, _ = await self._catalogues.find(self.fleet, found, step)  # nothing to choose where nothing is
+        self._stream.check_ready()
+        found = self._stream.job(job)
+        state, _ = await self._catalogues.find(
+            self._stream.fleet, found, step
+        )  # nothing to choose where nothing is
         used = state.config_version if state.world else None  # a state that cannot be read says nothing
         then = of_then(found.schedule, step + 1, used)
         void = superseded(found.schedule)
@@ -220,15 +214,15 @@ class Steering(ABC):
                 hint="choose `--config keep` (the values of today hold from there on) or `--config revert` "
                 "(those of then)",
             )
-        chosen = await self._catalogues.prepare_restore(self.fleet, found, step)
+        chosen = await self._catalogues.prepare_restore(self._stream.fleet, found, step)
         await self._let_them_be_heard(found)
-        pulses = self._live.pulses(self.fleet, job)
+        pulses = self._live.pulses(self._stream.fleet, job)
         live = found.state is JobState.RUNNING and steps_of(found, pulses) is not None and hears(pulses)
         event = RestoreRequested(
             job=job,
             step=step,
             by=by,
-            progress=self._live.progress(self.fleet, job),
+            progress=self._live.progress(self._stream.fleet, job),
             operation=(operation or _new_id()) if live else "",
             config=config or "",
             config_version=used,
@@ -236,7 +230,7 @@ class Steering(ABC):
             checkpoint=chosen.name,
             step_s=step_s_of(pulses),
         )
-        await self._say("restore", event)
+        await self._stream.say("restore", event)
         return chosen
 
     async def _let_them_be_heard(self, job: Job) -> None:
@@ -246,21 +240,21 @@ class Steering(ABC):
         while (
             job.state is JobState.RUNNING
             and all(worker.first_step_at_ns for worker in job.workers)
-            and not told_all(self._live.pulses(self.fleet, job.id))
+            and not told_all(self._live.pulses(self._stream.fleet, job.id))
             and clock() < until
         ):
             await asyncio.sleep(0.05)
 
     async def _stepping(self, job: str, operation: str, verb: str) -> Job:
-        self._check_ready()
-        found = self._job(job)
+        self._stream.check_ready()
+        found = self._stream.job(job)
         if operation and operation in found.operations:
             return found
         if found.state is not JobState.RUNNING:
             raise Conflict(f"Job {job} is {found.state}; only a running job can be {verb}.")
         _check_boxes(found)
         await self._let_them_be_heard(found)
-        if not hears(self._live.pulses(self.fleet, job)):
+        if not hears(self._live.pulses(self._stream.fleet, job)):
             raise Conflict(
                 f"The workers of {job} do not listen yet", hint="try again when every rank has made a step"
             )
@@ -277,7 +271,7 @@ class Steering(ABC):
     ) -> str:
         if operation and operation in job.operations:
             return operation
-        pulses = self._live.pulses(self.fleet, job.id)
+        pulses = self._live.pulses(self._stream.fleet, job.id)
         event = ChangeRequested(
             job=job.id,
             operation=operation or _new_id(),
@@ -290,7 +284,7 @@ class Steering(ABC):
             by=by,
             why=why,
         )
-        await self._say("change", event)
+        await self._stream.say("change", event)
         return event.operation
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from core_story import KILLED, S, Story
+from notice_story import apply_and_tell
 
 from torchloom.core.nodes.joining import CLAIMS_KEPT, host_of, standing
-from torchloom.core.notices import apply_and_tell
 from torchloom.core.reducer import apply
 from torchloom.model.effects import Effect
 from torchloom.model.events import (

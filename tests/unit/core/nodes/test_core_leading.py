@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from core_story import Story
+from notice_story import apply_and_tell
 
-from torchloom.core.notices import apply_and_tell
 from torchloom.core.reducer import apply
 from torchloom.model.effects import StopWorkers
 from torchloom.model.events import (

@@ -6,10 +6,10 @@ import json
 
 import pytest
 from core_story import FAILED, OK, Story, kinds, only
+from notice_story import apply_and_tell
 from steering_story import SteeringStory
 
 from torchloom.api.views.steering import history
-from torchloom.core.notices import apply_and_tell
 from torchloom.core.steering.schedule import in_force, merge
 from torchloom.core.transaction.packing import pack_answers, unpack_mail
 from torchloom.model.checkpoints import CheckpointPlace, SavedCheckpoint

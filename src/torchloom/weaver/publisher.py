@@ -1,0 +1,75 @@
+"""The weaver's place in the stream: the fleet as applied so far, and how its parts say events.
+
+Every part of the weaver is handed this and nothing else of the weaver. Applies nothing itself: the service
+puts the fleet here and says when it has moved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+
+from torchloom.bus.protocol import Bus
+from torchloom.errors import BusUnavailable, NotFound, TimedOut
+from torchloom.model.events import Envelope, Event
+from torchloom.model.fleet import Fleet, Job
+from torchloom.wire import codec, subjects
+
+APPLIED_WITHIN_S = 5.0
+
+
+class Publisher:
+    def __init__(self, bus: Bus, name: str) -> None:
+        self._bus = bus
+        self.name = name
+        self.fleet = Fleet()
+        self.epoch = 0
+        """Of the lease that this weaver holds; 0: none."""
+        self.caught_up_to = 0
+        self.started = False
+        self._moved = asyncio.Condition()
+
+    @property
+    def active(self) -> bool:
+        """Whether this weaver leads, and the stream says so too."""
+        return self.epoch > 0 and self.fleet.epoch == self.epoch
+
+    @property
+    def ready(self) -> bool:
+        return self.started and self.fleet.seq >= self.caught_up_to and self._bus.connected
+
+    @property
+    def leads(self) -> bool:
+        return self.active and self.ready
+
+    def check_ready(self) -> None:
+        if not self.ready:
+            raise BusUnavailable(
+                "The weaver is not connected to NATS at the moment; try again in a few seconds."
+            )
+
+    def job(self, job: str) -> Job:
+        found = self.fleet.jobs.get(job)
+        if found is None:
+            raise NotFound(f"There is no job {job!r}; `loom ps` lists them.")
+        return found
+
+    async def say(self, kind: str, body: Event) -> None:
+        """Append an event and wait until it has been applied here."""
+        envelope = Envelope(uuid.uuid4().hex, self.name, body)
+        seq = await self._bus.append(subjects.weaver_event(kind), codec.encode(envelope), id=envelope.id)
+        if await self.changed(seq - 1, timeout_s=APPLIED_WITHIN_S) < seq:
+            raise TimedOut("The event was stored but not applied within 5 s; look at `loom status` again.")
+
+    async def changed(self, after_seq: int, timeout_s: float) -> int:
+        """Wait until an event after `after_seq` has been applied; the sequence reached."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s), self._moved:
+                await self._moved.wait_for(lambda: self.fleet.seq > after_seq)
+        return self.fleet.seq
+
+    async def moved(self) -> None:
+        """An event was applied: whoever waits in `changed` looks again."""
+        async with self._moved:
+            self._moved.notify_all()
