@@ -11,5 +11,6 @@ transaction/ one change, all ranks, one step: the protocol
 policy/      what is done about a finding, and when it is reported
 detect/      detectors: windows and the time to findings
 history/     what is kept of a job over time
-jobs, checkpoint_reports, retention, injection, notices, invariants: one subject each
+changes      what an event changed; notices puts it into words
+jobs, checkpoint_reports, retention, injection, invariants: one subject each
 """

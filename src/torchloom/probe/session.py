@@ -19,26 +19,19 @@ from torchloom.probe.end_record import end_record, threads_go_on, write_end
 from torchloom.probe.guard import Guard
 from torchloom.probe.import_watch import Arrivals
 from torchloom.probe.injected_faults import Faults
-from torchloom.probe.links.delay_matrix import Links
-from torchloom.probe.links.pacing import Pacing, spared_ports
 from torchloom.probe.observe import device
 from torchloom.probe.observe.compiling import Compiling, keep_dynamo_out
 from torchloom.probe.observe.data_wait import DataWait
 from torchloom.probe.observe.hyperparameters import Hyperparameters
 from torchloom.probe.observe.joining import Joining
 from torchloom.probe.observe.metrics import Metrics
+from torchloom.probe.observe.optimizers import Optimizers
 from torchloom.probe.observe.parameter_hashes import FIRST, Replicas
 from torchloom.probe.observe.phases import Phases
 from torchloom.probe.observe.steps import Steps
-from torchloom.probe.steering.changes import Changes
-from torchloom.probe.steering.config import Config
-from torchloom.probe.steering.control import Control
-from torchloom.probe.steering.data_settings import DataSettings
+from torchloom.probe.steering.assembly import SteeringParts
 from torchloom.probe.steering.declared import registry
 from torchloom.probe.steering.mailbox import Inbox
-from torchloom.probe.steering.overrides import Overrides
-from torchloom.probe.steering.registers import Registers
-from torchloom.probe.steering.saving import Checkpoints
 from torchloom.probe.steering.stopping import Lost, StopAtBoundary, end_surely
 from torchloom.wire.blackbox import (
     CHECKPOINTS,
@@ -71,72 +64,74 @@ class Session:
         self.view: View = view
         self._address = box.address
         self.guard = Guard(lambda trips: view.set_progress(Progress.GUARD_TRIPS, trips))
+        # What is observed.
         self.phases = Phases(view, time.monotonic_ns())
         self.data = DataWait(view, self.phases, self.guard)
-        overrides = Overrides()
-        self._config = Config(view, overrides, registry, self._numbered)
-        checkpoints = Checkpoints(view, lambda: self._config.version)
-        registers = Registers(os.environ)
-        rank, world = view.header(Header.RANK), max(1, view.header(Header.WORLD_SIZE))
-        pacing = Pacing(registers, view.header(Header.GENERATION), rank, spared_ports(os.environ))
-        links = Links(registers, os.environ, rank, world, pacing.rate)
-        self._changes = Changes(self._config, checkpoints, DataSettings(registry), links)
-        self.control = Control(view, self.phases, self._changes, registers)
-        self.control.anchor = lambda: type(self.steps.by_number()[0]).__name__
-        self.control.begins_paused = os.environ.get("LOOM_PAUSED") == "1"
-        self.control.enter_between = self._steering(self.control.between)
-        self.guard.is_armed = lambda: self.control.is_armed
+        self.optimizers = Optimizers(view)
+        self._hyper = Hyperparameters(view)
+        self._metrics = Metrics(view)
+        self._compiling = Compiling(self.phases, self.guard)
+        self._joining = Joining(self.phases, self.guard)
+        self._arrivals = Arrivals(self.guard)
+        self._device: dict[str, Any] = {}
+        self._counted_by_checkpoint = False
+        # What can be changed.
+        steering = SteeringParts(view, self.phases, self.optimizers, os.environ)
+        self._config, self._changes, self.control = steering.config, steering.changes, steering.control
+        faults = Faults(view, self.optimizers.living, steering.pacing)
+        # The step, at whose boundary both happen.
+        self._guard_parts()
+        boundary = self._steering(self.control.boundary, outermost=False)
         self.steps = Steps(
             view,
-            inbox=Inbox(
-                view,
-                Faults(view, lambda: self.steps.optimizers(), pacing),
-                self.control,
-                self._steering(self.control.boundary, outermost=False),
-            ),
+            optimizers=self.optimizers,
+            inbox=Inbox(view, faults, self.control, boundary),
             data=self.data,
-            overrides=overrides,
+            overrides=steering.overrides,
             began=self.phases.training_began,
             housekeeping=self.guard.wrap(self._keep_house, otherwise=NEVER_NS),
         )
         self._changes.count_steps_by(lambda: self.steps.completed)
-        if os.environ.get("LOOM_PARAMETER_HASHES") != "0":
-            replicas = Replicas(
-                view,
-                lambda finite, step: self._metrics.parameters(finite, step, time.monotonic_ns()),
-                compare=world > 1,
-            )
-            self.steps.hash_due = FIRST
-            self.steps.look_at_replicas = self.guard.wrap(replicas.look, otherwise=NEVER_NS)
-        self._compiling = Compiling(self.phases, self.guard)
-        self._joining = Joining(self.phases, self.guard)
-        self._hyper = Hyperparameters(view)
-        self._metrics = Metrics(view)
-        self._device: dict[str, Any] = {}
-        self._counted_by_checkpoint = False
-        self._arrivals = Arrivals(self.guard)
-        # Guarded one by one: a param group we cannot read must not end the counting of steps.
-        self._watch_device = self.guard.wrap(self._write_device)
-        self._watch_compiling = self.guard.wrap(self._compiling.keep)
-        self._watch_hyper = self.guard.wrap(self._write_hyper)
-        self.control.standing = self._watch_hyper
-        self._watch_config = self.guard.wrap(self._config.write)
-        self._leave = self.guard.wrap(self.control.leave)
-        self._write_metrics = self.guard.wrap(self._metrics.write)
-        # What the script calls, guarded once and for all.
-        self.log = self.guard.wrap(self._log)
-        self.tell_step = self.guard.wrap(self._tell_step)
-        self.tell_training_step = self._steering(self._tell_training_step)
-        self.tell_checkpoints = self.guard.wrap(self._tell_checkpoints)
-        self.tell_role = self.guard.wrap(self._tell_role)
-        self.enter_phase = self.guard.wrap(self._enter_phase)
-        self.leave_phase = self.guard.wrap(self._leave_phase)
-        self.identity = self.guard.wrap(self._identity)
-        self.end = self.guard.wrap(self._end)
-        self.ended = self.guard.wrap(self._ended)
+        self._look_at_parameters()
         registry.changed = self._declared
         if os.environ.get("LOOM_ROLE"):
             self.tell_role(os.environ["LOOM_ROLE"])
+
+    def _guard_parts(self) -> None:
+        """One by one: a param group we cannot read must not end the counting of steps."""
+        guard, control = self.guard, self.control
+        guard.is_armed = lambda: control.is_armed
+        self._watch_device = guard.wrap(self._write_device)
+        self._watch_compiling = guard.wrap(self._compiling.keep)
+        self._watch_hyper = guard.wrap(self._write_hyper)
+        self._watch_config = guard.wrap(self._config.write)
+        self._write_metrics = guard.wrap(self._metrics.write)
+        self._leave = guard.wrap(control.leave)
+        control.standing = self._watch_hyper
+        control.enter_between = self._steering(control.between)
+        # What the script calls.
+        self.log = guard.wrap(self._log)
+        self.tell_step = guard.wrap(self._tell_step)
+        self.tell_training_step = self._steering(self._tell_training_step)
+        self.tell_checkpoints = guard.wrap(self._tell_checkpoints)
+        self.tell_role = guard.wrap(self._tell_role)
+        self.enter_phase = guard.wrap(self._enter_phase)
+        self.leave_phase = guard.wrap(self._leave_phase)
+        self.identity = guard.wrap(self._identity)
+        self.end = guard.wrap(self._end)
+        self.ended = guard.wrap(self._ended)
+
+    def _look_at_parameters(self) -> None:
+        """Whether they are finite, and with several ranks whether replicas are equal; unless it is off."""
+        if os.environ.get("LOOM_PARAMETER_HASHES") == "0":
+            return
+        several = self.view.header(Header.WORLD_SIZE) > 1
+        replicas = Replicas(self.view, self._parameters_looked_at, compare=several)
+        self.steps.hash_due = FIRST
+        self.steps.look_at_replicas = self.guard.wrap(replicas.look, otherwise=NEVER_NS)
+
+    def _parameters_looked_at(self, finite: bool, step: int) -> None:
+        self._metrics.parameters(finite, step, time.monotonic_ns())
 
     def install(self) -> None:
         """Put the hooks into torch: now if it is imported, else when it is."""
@@ -188,11 +183,7 @@ class Session:
         return now_ns + max(HOUSEKEEPING_NS, HOUSEKEEPING_SHARE * spent_ns)
 
     def _write_hyper(self) -> None:
-        self._hyper.write_changed(self.steps.by_number(), self.steps.completed, self._config.held())
-
-    def _numbered(self) -> list[tuple[int, Any]]:
-        known = enumerate(self.steps.by_number())
-        return [(number, optimizer) for number, optimizer in known if optimizer is not None]
+        self._hyper.write_changed(self.optimizers.by_number(), self.steps.completed, self._config.held())
 
     def _steering(self, entry: Callable[..., None], *, outermost: bool = True) -> Callable[..., None]:
         """Guarded by itself, so that a failure of it does not end the counting of steps; and a worker that

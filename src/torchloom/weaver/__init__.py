@@ -1,1 +1,9 @@
-"""The control service: receive events, let the core choose, perform what it chose."""
+"""The control service: receive events, let the core choose, perform what it chose.
+
+service      the loop, and what the API asks for; owns the parts below
+publisher    the fleet as applied so far, and saying events: what every part is handed
+dispatch     sends effects to agents and repeats them        feed        the newest notices
+requests/    what people ask for, checked and said            detection/  detectors over the agents' windows
+live_view, knowledge     what telemetry tells                 history     a job's numbers over time
+snapshot, clock, environments    mechanics
+"""

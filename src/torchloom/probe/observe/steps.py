@@ -19,7 +19,6 @@ from __future__ import annotations
 import os
 import sys
 import types
-import weakref
 from collections.abc import Callable
 from signal import SIGKILL
 from threading import get_ident
@@ -28,6 +27,7 @@ from typing import Any
 
 from torchloom.probe.guard import Guard
 from torchloom.probe.observe.data_wait import DataWait
+from torchloom.probe.observe.optimizers import Optimizers
 from torchloom.probe.observe.parameter_hashes import NEVER
 from torchloom.probe.steering.mailbox import Inbox
 from torchloom.probe.steering.overrides import Overrides
@@ -38,14 +38,11 @@ _STEPS = _AT + Progress.STEPS
 _ENTERED = _AT + Progress.STEP_ENTERED_NS
 _ENDED = _AT + Progress.STEP_ENDED_NS
 _STEP_NS = _AT + Progress.STEP_NS
-_OPTIMIZERS = _AT + Progress.OPTIMIZERS
 _OTHER_STEPS = _AT + Progress.OTHER_STEPS
 _ACTIVITY = _AT + Progress.LAST_ACTIVITY_NS
 _FIRST = _AT + Progress.FIRST_STEP_NS
 _COLLECTIVES = _AT + Progress.COLLECTIVES_ENTERED
 _FENCE = FENCE.at // 8
-OPTIMIZERS = 64
-"""Numbers given out before those of optimizers that are gone are given again."""
 
 
 class Steps:
@@ -60,6 +57,7 @@ class Steps:
         self,
         view: View,
         *,
+        optimizers: Optimizers,
         inbox: Inbox,
         data: DataWait,
         overrides: Overrides,
@@ -68,6 +66,7 @@ class Steps:
     ) -> None:
         self._view = view
         self._words = view.words
+        self._optimizers = optimizers
         self.inbox = inbox
         self._data = data
         self.overrides = overrides
@@ -79,8 +78,6 @@ class Steps:
         self.look_at_replicas: Callable[[int, Any], int] = lambda completed, optimizer: NEVER
         self.step_ended: Callable[[], None] | None = None
         """Also called after every step: a recorder that samples chooses by it."""
-        self._anchor: Callable[[], Any] = _nobody
-        self._others: list[Callable[[], Any]] = []
         self._open: Any = None
         """The argument tuple of the outermost step() under way: it is made anew for every call."""
         self._open_is_anchor = False
@@ -109,34 +106,26 @@ class Steps:
             handle.remove()
         self._handles.clear()
 
-    def optimizers(self) -> list[Any]:
-        """The optimizers that have stepped and still exist, the anchor first."""
-        return [optimizer for optimizer in self.by_number() if optimizer is not None]
-
-    def by_number(self) -> list[Any]:
-        """The same, each at the place of its number, None where it is gone: the anchor is 0."""
-        return [self._anchor(), *(other() for other in self._others)]
-
     def before(self, optimizer: Any, args: Any) -> None:
         """The global pre-hook."""
         thread = get_ident()
-        anchor = self._anchor()
+        anchor = self._optimizers.anchor()
         if thread != self._thread:
             if anchor is not None and anchor is not optimizer:
                 if self.overrides.busy and not self._is_nested():
-                    self.overrides.before(self._number(optimizer), optimizer)
+                    self.overrides.before(self._optimizers.enrol(optimizer), optimizer)
                 return  # counted when it ends; `_open` belongs to the anchor's thread
             self._thread = self._data.thread = thread
         # Something is open: either this is a step within a step, or the one before raised and never ended.
         if self._open is not None and self._is_nested():
             return
         if anchor is None:
-            self._drop_anchor(optimizer)
+            self._optimizers.drop_anchor(optimizer)
         elif anchor is not optimizer:
             self._open_is_anchor = False
             self._open = args
             if self.overrides.busy:
-                self.overrides.before(self._number(optimizer), optimizer)
+                self.overrides.before(self._optimizers.enrol(optimizer), optimizer)
             return
         self._words[_ENTERED] = now_ns = monotonic_ns()
         if self.completed == 0:
@@ -189,31 +178,13 @@ class Steps:
         if now_ns >= self._housekeeping_ns:
             self._housekeeping_ns = self._housekeeping(completed, now_ns)
 
-    def _drop_anchor(self, optimizer: Any) -> None:
-        if self._others and self._others[-1]() is optimizer:
-            self._others.pop()
-        self._others = [_nobody if other() is optimizer else other for other in self._others]
-        self._anchor = weakref.ref(optimizer)
-        self._words[_OPTIMIZERS] = len(self.optimizers())
-
     def _count_other(self, optimizer: Any) -> None:
         if self.overrides.busy:
-            self.overrides.after(self._number(optimizer))
+            self.overrides.after(self._optimizers.enrol(optimizer))
         self._other_steps += 1
         self._words[_OTHER_STEPS] = self._other_steps
         self._words[_ACTIVITY] = monotonic_ns()
-        self._number(optimizer)
-
-    def _number(self, optimizer: Any) -> int:
-        """Of an optimizer that is not the anchor: it keeps it for life, because changes name it so."""
-        for place, other in enumerate(self._others):
-            if other() is optimizer:
-                return place + 1
-        if len(self._others) >= OPTIMIZERS:
-            self._others = [other for other in self._others if other() is not None]
-        self._others.append(weakref.ref(optimizer))
-        self._words[_OPTIMIZERS] = len(self.optimizers())
-        return len(self._others)
+        self._optimizers.enrol(optimizer)
 
     def _is_nested(self) -> bool:
         """Whether the step() that calls us is within another one on this thread's stack."""
@@ -226,10 +197,6 @@ class Steps:
                     return True
             frame = frame.f_back
         return False
-
-
-def _nobody() -> None:
-    """The anchor before there is one."""
 
 
 def _code_of_step_wrapper(optim: Any) -> types.CodeType | None:

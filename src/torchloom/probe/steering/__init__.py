@@ -1,5 +1,6 @@
 """The rank's side of steering, at the step boundary.
 
+assembly       puts the parts below together
 control        reads mail, drives the transaction, does what it says; mailbox, answers: the black box's part
 registers      the rendezvous store, asked so that it can be given up on
 changes        carries out what was decided; config, overrides, declared, data_settings: what can be set

@@ -1,0 +1,38 @@
+"""Everything that can change this worker, put together: what holds, what is carried out, and who talks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torchloom.probe.links.delay_matrix import Links
+from torchloom.probe.links.pacing import Pacing, spared_ports
+from torchloom.probe.observe.optimizers import Optimizers
+from torchloom.probe.observe.phases import Phases
+from torchloom.probe.steering.changes import Changes
+from torchloom.probe.steering.config import Config
+from torchloom.probe.steering.control import Control
+from torchloom.probe.steering.data_settings import DataSettings
+from torchloom.probe.steering.declared import registry
+from torchloom.probe.steering.overrides import Overrides
+from torchloom.probe.steering.registers import Registers
+from torchloom.probe.steering.saving import Checkpoints
+from torchloom.wire.blackbox import Header, View
+
+
+class SteeringParts:
+    """The parts, each handed those before it."""
+
+    def __init__(
+        self, view: View, phases: Phases, optimizers: Optimizers, environ: Mapping[str, str]
+    ) -> None:
+        rank, world = view.header(Header.RANK), max(1, view.header(Header.WORLD_SIZE))
+        registers = Registers(environ)
+        self.overrides = Overrides()
+        config = self.config = Config(view, self.overrides, registry, optimizers.numbered)
+        self.pacing = Pacing(registers, view.header(Header.GENERATION), rank, spared_ports(environ))
+        links = Links(registers, environ, rank, world, self.pacing.rate)
+        checkpoints = Checkpoints(view, lambda: config.version)
+        self.changes = Changes(config, checkpoints, DataSettings(registry), links)
+        self.control = Control(view, phases, self.changes, registers)
+        self.control.anchor = optimizers.anchor_name
+        self.control.begins_paused = environ.get("LOOM_PAUSED") == "1"
