@@ -28,20 +28,20 @@ from torchloom.bus.nats import NatsBus
 from torchloom.bus.protocol import Message
 from torchloom.cli.service.plan import node_name
 from torchloom.home import Home
-from torchloom.model.effects import StartStore, StartWorkers, StopWorkers
+from torchloom.model.effects import StartRendezvous, StartWorkers, StopWorkers
 from torchloom.model.events import (
     EffectDone,
     Envelope,
     Event,
     NodeJoined,
+    RendezvousStarted,
     StartedWorker,
-    StoreStarted,
     WorkerExited,
     WorkerRegistered,
     WorkersStarted,
 )
 from torchloom.model.messages import Receipt, Telemetry, WorkerPulse
-from torchloom.model.node import Inventory, StoreAddress
+from torchloom.model.node import Inventory, RendezvousAddress
 from torchloom.model.worker import DeviceUse, Exit, WorkerRef
 from torchloom.wire import codec, subjects
 
@@ -92,9 +92,11 @@ class Player:
         effect = command.effect
         await self.bus.respond(message, codec.encode(Receipt(True, command.epoch)))
         match effect:
-            case StartStore():
-                address = StoreAddress("127.0.0.1", 29500)
-                await self.say(StoreStarted(node=NODE, effect=effect.id, store=effect.store, address=address))
+            case StartRendezvous():
+                address = RendezvousAddress("127.0.0.1", 29500)
+                await self.say(
+                    RendezvousStarted(node=NODE, effect=effect.id, store=effect.store, address=address)
+                )
             case StartWorkers():
                 started = tuple(StartedWorker(x.ref, 1) for x in effect.launches)
                 self.live += [s.ref for s in started]

@@ -128,11 +128,11 @@ def ddp(kind: str, blocks: int, directory: str, rank: int = 0) -> dict[str, Any]
     import torch
 
     from torchloom.probe import session
-    from torchloom.probe.box import Box
+    from torchloom.probe.box import OwnBox
 
     join(rank, 2, directory)
     view, address = mapped_box()
-    probe = session.Session(Box(view, address))
+    probe = session.Session(OwnBox(view, address))
     optim = importlib.import_module("torch.optim.optimizer")
     net = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
     model = torch.nn.parallel.DistributedDataParallel(net)
@@ -169,10 +169,10 @@ def steps(blocks: int) -> dict[str, Any]:
     import torch
 
     from torchloom.probe import session
-    from torchloom.probe.box import Box
+    from torchloom.probe.box import OwnBox
 
     torch.set_num_threads(1)
-    probe = session.Session(Box(*mapped_box()))
+    probe = session.Session(OwnBox(*mapped_box()))
     optim = importlib.import_module("torch.optim.optimizer")
     parameter = torch.nn.Parameter(torch.ones(4))
     parameter.grad = torch.zeros(4)
@@ -198,9 +198,9 @@ def steps(blocks: int) -> dict[str, Any]:
 def mailbox(blocks: int) -> dict[str, Any]:
     """What a boundary pays for steering when nothing is pending, beyond a call that does nothing."""
     from torchloom.probe import session
-    from torchloom.probe.box import Box
+    from torchloom.probe.box import OwnBox
 
-    probe = session.Session(Box(*mapped_box()))
+    probe = session.Session(OwnBox(*mapped_box()))
     probe.control.due = 2**63  # as after the first boundary of a job that nobody changes
 
     class Nothing:
@@ -224,14 +224,14 @@ def replicas(blocks: int) -> dict[str, Any]:
     """One look at the parameters of a small and a large model, beyond a call that does nothing."""
     import torch
 
-    from torchloom.probe.observe.parameter_hashes import Replicas
+    from torchloom.probe.observe.parameter_hashes import ParameterHashes
 
     torch.set_num_threads(1)
     view, _ = mapped_box()
     looks: dict[str, Callable[[int], None]] = {"without": lambda step: None}
     for state, elements in (("small", 33_000), ("large", 10_000_000)):
         parts = [torch.nn.Parameter(torch.ones(elements // 10)) for _ in range(10)]
-        sgd, hashing = torch.optim.SGD(parts, lr=0.1), Replicas(view, lambda *told: None)
+        sgd, hashing = torch.optim.SGD(parts, lr=0.1), ParameterHashes(view, lambda *told: None)
         looks[state] = lambda step, sgd=sgd, hashing=hashing: hashing._hash(step, sgd)
     chosen = ["without"]
 

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 
 from torchloom.core.invariants import broken
 from torchloom.core.reducer import apply
-from torchloom.model.effects import Effect, StartStore, StartWorkers, StopStore, StopWorkers
+from torchloom.model.effects import Effect, StartRendezvous, StartWorkers, StopRendezvous, StopWorkers
 from torchloom.model.events import (
     Decided,
     EffectDone,
@@ -32,9 +32,9 @@ from torchloom.model.events import (
     JobSubmitted,
     LeaseTaken,
     NodeJoined,
+    RendezvousStarted,
     StartedWorker,
     StopRequested,
-    StoreStarted,
     TimerFired,
     WorkerExited,
     WorkerProgress,
@@ -44,7 +44,7 @@ from torchloom.model.events import (
 from torchloom.model.fleet import Fleet
 from torchloom.model.job import JobSpec, Program, RestartLimits
 from torchloom.model.messages import Command
-from torchloom.model.node import Inventory, LiveWorker, StoreAddress, StoreRef
+from torchloom.model.node import Inventory, LiveWorker, RendezvousAddress, RendezvousRef
 from torchloom.model.worker import DeviceUse, EndRecord, Exit, WorkerRef
 from torchloom.wire import codec
 
@@ -62,7 +62,7 @@ class Simulation:
         self.workers = workers
         self.chance = random.Random(1)
         self.now_ns = 1_700_000_000_000_000_000
-        self.stores: dict[str, dict[StoreRef, None]] = defaultdict(dict)
+        self.stores: dict[str, dict[RendezvousRef, None]] = defaultdict(dict)
 
     def tell(self, event: Event) -> None:
         """Append an event, the decision it leads to, and all answers of the agents, until nothing is open."""
@@ -89,11 +89,11 @@ class Simulation:
             return []
         node = effect.node
         match effect:
-            case StartStore():
+            case StartRendezvous():
                 self.stores[node][effect.store] = None
-                address = StoreAddress("127.0.0.1", 29500)
-                return [StoreStarted(node=node, effect=effect.id, store=effect.store, address=address)]
-            case StopStore():
+                address = RendezvousAddress("127.0.0.1", 29500)
+                return [RendezvousStarted(node=node, effect=effect.id, store=effect.store, address=address)]
+            case StopRendezvous():
                 self.stores[node].pop(effect.store, None)
                 return [EffectDone(node=node, effect=effect.id)]
             case StartWorkers():

@@ -20,7 +20,7 @@ from typing import Any
 
 from support.table import emit
 from torchloom.agent.observe import stacks
-from torchloom.agent.observe.boxes import Box
+from torchloom.agent.observe.boxes import ReadableBox
 from torchloom.agent.observe.evidence import Samples
 from torchloom.agent.observe.windows import WINDOW_EVERY_S, Windows
 from torchloom.model.worker import WorkerRef
@@ -40,7 +40,7 @@ class Recording:
         view.set_header(Header.LAYOUT, blackbox.LAYOUT_VERSION)
         view.set_header(Header.SIZE, blackbox.SIZE)
         path.write_bytes(bytes(view.raw))
-        self.box = Box.open(path)
+        self.box = ReadableBox.open(path)
         self._each = collectives
         self._now_ns = self._steps = self._records = 0
 

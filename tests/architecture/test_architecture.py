@@ -110,6 +110,18 @@ def test_tests_import_no_other_test() -> None:
     assert not {path: modules for path, modules in found.items() if modules}
 
 
+def test_one_name_means_one_class() -> None:
+    """Within the rooms that exchange records; checkpoint, data and the CLI are worlds of their own."""
+    rooms = ("agent", "api", "bus", "core", "model", "probe", "spawner", "weaver", "wire")
+    found: dict[str, list[str]] = {}
+    for path in SOURCES:
+        if path.relative_to(PACKAGE).parts[0] in rooms:
+            for node in tree_of(path).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    found.setdefault(node.name, []).append(name(path))
+    assert not {word: paths for word, paths in found.items() if len(paths) > 1}
+
+
 def test_long_files_say_why() -> None:
     found = []
     for path in [*SOURCES, *sorted((ROOT / "bench").rglob("*.py"))]:

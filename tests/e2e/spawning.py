@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from torchloom.spawner.boxes import start_ticks
-from torchloom.spawner.client import Exit, SpawnerClient, Started
+from torchloom.spawner.client import ChildExit, SpawnerClient, Started
 from torchloom.spawner.key import spawner_key
 from torchloom.spawner.launch import TORCHRUN_FLAGS, socket_path, start_spawner
 from torchloom.wire import blackbox
@@ -42,9 +42,9 @@ def process_state(pid: int) -> str:
         return ""
 
 
-def exit_of(client: SpawnerClient, pid: int | None) -> Exit:
+def exit_of(client: SpawnerClient, pid: int | None) -> ChildExit:
     """The exit of one process; those of others stay in the client's queue."""
-    others: list[Exit] = []
+    others: list[ChildExit] = []
     try:
         while True:
             ended = client.wait_exit(LONG_S)

@@ -20,7 +20,7 @@ from typing import Any
 from stack import lines_of
 
 from torchloom.agent.mail import put
-from torchloom.core.steering.schedule_codec import pack_schedule
+from torchloom.core.config.schedule_codec import pack_schedule
 from torchloom.core.transaction import proposer
 from torchloom.core.transaction.packing import unpack_answers
 from torchloom.model.transaction.config import Schedule
@@ -37,7 +37,7 @@ from torchloom.model.transaction.operation import (
     Tell,
     Ticked,
 )
-from torchloom.model.transaction.state import Limits, Proposer
+from torchloom.model.transaction.state import Proposer, ProposerLimits
 from torchloom.spawner import boxes
 from torchloom.wire.blackbox import ANSWERS, END, SETTINGS, SIZE, Progress, View
 
@@ -128,7 +128,7 @@ class Job:
         world: int = 2,
         generation: int = 1,
         schedule: Schedule = (),
-        limits: Limits | None = None,
+        limits: ProposerLimits | None = None,
         script: Path = HERE / "train.py",
         **variables: str,
     ) -> None:
@@ -162,7 +162,7 @@ class Job:
             log = str(directory / f"log.g{generation}.{rank}")
             orders.append({"spec": order, "cwd": str(directory), "log": log, "env": env})
         self.pids: list[int] = forks.ask({"start": orders})
-        self.weaver = Proposer(limits=limits or Limits(answer_timeout_s=PATIENCE_S))
+        self.weaver = Proposer(limits=limits or ProposerLimits(answer_timeout_s=PATIENCE_S))
         self.told: dict[int, Outcome] = {}
         self.versions = 0
         self.cut: set[int] = set()

@@ -12,8 +12,8 @@ from torchloom.wire.blackbox import (
     END,
     Header,
     Life,
-    Phase,
     Progress,
+    WorkerPhase,
 )
 
 ENDS = [
@@ -123,7 +123,7 @@ def test_the_end_is_recorded(end: str, how: str, code: int, exception: str | Non
     record = blob(view, END)
     assert (record["how"], record["code"], record["exception"]) == (how, code, exception)
     assert view.header(Header.LIFE) == Life.ENDED
-    assert view.progress(Progress.PHASE) == Phase.ENDING
+    assert view.progress(Progress.PHASE) == WorkerPhase.ENDING
     if exception == "KeyError":
         assert "in boom" in record["traceback"] and "torchloom" not in record["traceback"]
 

@@ -12,7 +12,7 @@ from steered import HERE, Start, lands, used
 from torchloom.model.transaction.config import Entry
 from torchloom.model.transaction.messages import Kind
 from torchloom.model.transaction.operation import How
-from torchloom.wire.blackbox import Phase, Progress
+from torchloom.wire.blackbox import Progress, WorkerPhase
 
 # -- an unmodified script --------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ def test_paused_ranks_stand_at_one_step_and_answer(start: Start) -> None:
     job.reach(3)
     told = job.outcome(job.ask(Kind.PAUSE))
     assert told.how is How.APPLIED
-    job.until(lambda: {job.phase(0), job.phase(1)} == {Phase.PAUSED})
+    job.until(lambda: {job.phase(0), job.phase(1)} == {WorkerPhase.PAUSED})
     assert [job.steps(0), job.steps(1)] == [told.at_step - 1] * 2
     began_ns = time.monotonic_ns()
     change = job.change({"lr": 0.5})

@@ -10,10 +10,10 @@ import pytest
 from steered import Job, Start, Store, lands, used
 
 from torchloom.model.transaction.messages import Kind, Mail, Said
-from torchloom.model.transaction.messages import Phase as MailPhase
+from torchloom.model.transaction.messages import WorkerPhase as MailPhase
 from torchloom.model.transaction.operation import How
-from torchloom.model.transaction.state import Limits
-from torchloom.wire.blackbox import Phase
+from torchloom.model.transaction.state import ProposerLimits
+from torchloom.wire.blackbox import WorkerPhase
 
 LR = "optimizer0.lr@0"
 
@@ -77,11 +77,11 @@ def test_armed_ranks_whose_store_falls_silent_end_with_the_reason(start: Start, 
 
 
 def test_nobody_waits_long_for_a_word_that_does_not_come(start: Start) -> None:
-    job = start("plain", limits=Limits(answer_timeout_s=20.0, tries=1))
+    job = start("plain", limits=ProposerLimits(answer_timeout_s=20.0, tries=1))
     job.reach(3)
     job.on_mail = lambda rank, mail: mail.phase < MailPhase.CONFIRM
     version = job.ask(Kind.SET, {"lr": 0.5})
-    job.until(lambda: job.phase(0) == Phase.CONTROL_WAIT or version in job.told)
+    job.until(lambda: job.phase(0) == WorkerPhase.CONTROL_WAIT or version in job.told)
     told = job.outcome(version)
     assert told.how is How.NOT_APPLIED and "not every rank was told in time" in told.reason
     goes_on(job)
@@ -142,17 +142,17 @@ def test_a_rank_killed_while_all_are_paused_is_told_and_the_rest_can_be_stopped(
     assert job.outcome(job.ask(Kind.PAUSE)).how is How.APPLIED
     os.kill(job.pids[1], signal.SIGKILL)
     job.until(lambda: 1 in job.codes)
-    job.until(lambda: job.phase(0) == Phase.PAUSED)
+    job.until(lambda: job.phase(0) == WorkerPhase.PAUSED)
 
 
 def test_what_a_signal_handler_raises_in_a_pause_is_the_scripts_and_the_pause_holds(start: Start) -> None:
     job = start("signals", world=1)
     job.reach(3)
     told = job.outcome(job.ask(Kind.PAUSE))
-    job.until(lambda: job.phase() == Phase.PAUSED)
+    job.until(lambda: job.phase() == WorkerPhase.PAUSED)
     os.kill(job.pids[0], signal.SIGUSR1)
     job.until(lambda: "told" in job.story())
-    job.until(lambda: job.phase() == Phase.PAUSED)
+    job.until(lambda: job.phase() == WorkerPhase.PAUSED)
     assert job.steps() == told.at_step - 1
     assert job.outcome(job.ask(Kind.RESUME)).how is How.APPLIED
     goes_on(job)

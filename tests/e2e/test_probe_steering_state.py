@@ -11,7 +11,7 @@ from steered import Job, Start
 from torchloom.model.transaction.config import Entry
 from torchloom.model.transaction.messages import Kind
 from torchloom.model.transaction.operation import How, Outcome
-from torchloom.wire.blackbox import HYPERPARAMETERS, Phase
+from torchloom.wire.blackbox import HYPERPARAMETERS, WorkerPhase
 
 LR = "optimizer0.lr@0"
 
@@ -122,7 +122,7 @@ def test_what_was_changed_is_there_again_after_a_restart(start: Start, tmp_path:
 
 def standing(job: Job) -> int:
     """All ranks are paused after this many steps."""
-    job.until(lambda: {job.phase(0), job.phase(1)} == {Phase.PAUSED})
+    job.until(lambda: {job.phase(0), job.phase(1)} == {WorkerPhase.PAUSED})
     assert job.steps(0) == job.steps(1)
     return job.steps(0)
 

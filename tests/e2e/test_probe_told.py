@@ -19,11 +19,11 @@ from torchloom.wire.blackbox import (
     MAILBOX_AT,
     METRICS,
     PHASE_NAME,
-    Command,
     Header,
     Mailbox,
-    Phase,
+    MailboxCommand,
     Progress,
+    WorkerPhase,
 )
 
 
@@ -120,12 +120,12 @@ def test_compiling_is_a_phase_of_its_own(box: Path, warm: Warm) -> None:
     new_box(box)
     spec = {"script": "optimizers.py", "argv": ["compiling"], "box": str(box)}
     phases = [
-        Phase.STARTING,
-        Phase.COMPILING,
-        Phase.STARTING,
-        Phase.TRAINING,
-        Phase.COMPILING,
-        Phase.TRAINING,
+        WorkerPhase.STARTING,
+        WorkerPhase.COMPILING,
+        WorkerPhase.STARTING,
+        WorkerPhase.TRAINING,
+        WorkerPhase.COMPILING,
+        WorkerPhase.TRAINING,
     ]
     expected = (0, "".join(f"{phase:d}\n" for phase in phases), "")
     assert warm(spec) == expected
@@ -138,7 +138,7 @@ def test_stop_ends_the_script_before_the_named_step(
     at_step: int, completed: int, box: Path, warm: Warm
 ) -> None:
     view = new_box(box)
-    view.words[MAILBOX_AT // 8 + Mailbox.COMMAND] = Command.STOP
+    view.words[MAILBOX_AT // 8 + Mailbox.COMMAND] = MailboxCommand.STOP
     view.words[MAILBOX_AT // 8 + Mailbox.AT_STEP] = at_step
     view.words[MAILBOX_AT // 8 + Mailbox.VERSION] = 7
     outcome = warm({"script": "optimizers.py", "argv": ["stop"], "box": str(box)})
@@ -152,7 +152,7 @@ def test_stop_reaches_a_running_script(box: Path, warm: Warm) -> None:
     view = new_box(box)
     logs = warm.order({"script": "optimizers.py", "argv": ["stop"], "box": str(box)})
     wait_for(lambda: view.progress(Progress.STEPS) > 20)
-    view.words[MAILBOX_AT // 8 + Mailbox.COMMAND] = Command.STOP
+    view.words[MAILBOX_AT // 8 + Mailbox.COMMAND] = MailboxCommand.STOP
     view.words[MAILBOX_AT // 8 + Mailbox.VERSION] = 1
     outcome = warm.outcome(logs)
     assert outcome.code == 0 and outcome.out.endswith("cleaned up\n")

@@ -16,7 +16,7 @@ import pytest
 from spawning import LONG_S, Spawning, exit_of, process_state, spawning, torchrun_environment, wait_until
 
 from torchloom.errors import SpawnFailed
-from torchloom.spawner.client import AsyncSpawnerClient, Exit, SpawnerClient, SpawnerGone
+from torchloom.spawner.client import AsyncSpawnerClient, ChildExit, SpawnerClient, SpawnerGone
 from torchloom.spawner.launch import start_spawner
 from torchloom.spawner.store import find_keepers
 from torchloom.wire import blackbox
@@ -203,8 +203,8 @@ def test_the_asyncio_client(cold_spawner: Spawning, tmp_path: Path) -> None:
     cold_spawner.client.close()
     cold_spawner.directory = tmp_path
 
-    async def scenario() -> list[Exit]:
-        exits: list[Exit] = []
+    async def scenario() -> list[ChildExit]:
+        exits: list[ChildExit] = []
         client = await AsyncSpawnerClient.connect(cold_spawner.socket, exits.append)
         started, refused = await client.start(
             [cold_spawner.spec(name="a", command=["sh", "-c", "exit 3"]), cold_spawner.spec(name="b")]

@@ -29,7 +29,7 @@ from torchloom.model.events import (
 )
 from torchloom.model.job import Program
 from torchloom.model.messages import BoxReading, Command, LogPiece, ReadBox, ReadLog, Receipt, Telemetry
-from torchloom.model.node import StoreAddress
+from torchloom.model.node import RendezvousAddress
 from torchloom.model.worker import WorkerRef
 from torchloom.wire import codec, subjects
 
@@ -144,7 +144,7 @@ class Stage:
             "replicas": 1,
             "restart_count": 0,
             "max_restarts": 3,
-            "store": StoreAddress("127.0.0.1", port),
+            "store": RendezvousAddress("127.0.0.1", port),
         }
         return StartWorkers(**{**fields, **changes})
 

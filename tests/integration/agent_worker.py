@@ -13,7 +13,7 @@ import sys
 import time
 
 from torchloom.wire import blackbox
-from torchloom.wire.blackbox import CollectiveWord, Mailbox, Phase, Progress, Source, View
+from torchloom.wire.blackbox import CollectiveWord, Mailbox, Progress, Source, View, WorkerPhase
 
 step_s, words = float(sys.argv[1]), sys.argv[2:]
 held = next((int(word.removeprefix("held=")) for word in words if word.startswith("held=")), sys.maxsize)
@@ -22,7 +22,7 @@ with open(os.environ["LOOM_BOX"], "r+b") as file:
 view.write_blob(blackbox.DEVICE, json.dumps({"kind": "cpu", "cores": [0]}).encode())
 view.write_blob(blackbox.METRICS, json.dumps({"step": 0, "values": {"loss": 0.5, "note": "text"}}).encode())
 view.write_blob(blackbox.HYPERPARAMETERS, json.dumps([{"lr": 0.1}]).encode())
-view.set_progress(Progress.PHASE, Phase.TRAINING)
+view.set_progress(Progress.PHASE, WorkerPhase.TRAINING)
 if "stubborn" in words:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if "child" in words:

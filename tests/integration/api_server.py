@@ -25,7 +25,7 @@ from torchloom.bus.memory import MemoryBus, MemoryHub
 from torchloom.bus.protocol import Message
 from torchloom.cli.service.serving import serve_api
 from torchloom.errors import BusUnavailable
-from torchloom.model.effects import PostMail, StartStore, StartWorkers, StopWorkers
+from torchloom.model.effects import PostMail, StartRendezvous, StartWorkers, StopWorkers
 from torchloom.model.events import (
     EffectDone,
     Envelope,
@@ -33,13 +33,13 @@ from torchloom.model.events import (
     FirstStep,
     NodeJoined,
     RanksAnswered,
+    RendezvousStarted,
     StartedWorker,
-    StoreStarted,
     WorkerExited,
     WorkersStarted,
 )
 from torchloom.model.messages import BoxReading, LogPiece, ReadLog, Receipt, Telemetry
-from torchloom.model.node import Inventory, StoreAddress
+from torchloom.model.node import Inventory, RendezvousAddress
 from torchloom.model.worker import Exit, WorkerRef
 from torchloom.weaver.service import Weaver
 from torchloom.wire import codec, subjects
@@ -89,10 +89,10 @@ class FakeAgent:
             return
         self.done.add(effect.id)
         match effect:
-            case StartStore():
-                address = StoreAddress("127.0.0.1", 29500)
+            case StartRendezvous():
+                address = RendezvousAddress("127.0.0.1", 29500)
                 await self.say(
-                    StoreStarted(node=self.node, effect=effect.id, store=effect.store, address=address)
+                    RendezvousStarted(node=self.node, effect=effect.id, store=effect.store, address=address)
                 )
             case StartWorkers():
                 self.env[effect.job] = command.env

@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 
-from torchloom.core.steering.overrides import Held, in_effect, mode_of
-from torchloom.core.steering.settings import MAX_STEPS, Setting, Type, parse_address
-from torchloom.core.steering.settings_codec import Told, pack_settings
+from torchloom.core.config.overrides import Held, in_effect, mode_of
+from torchloom.core.config.settings import MAX_STEPS, Setting, Type, parse_address
+from torchloom.core.config.settings_codec import ToldSettings, pack_settings
 from torchloom.core.transaction.packing import pack_answers, unpack_mail
 from torchloom.model.messages import WorkerPulse
 from torchloom.model.transaction.messages import Answer, Changed, Kind, Mail, Phase, Said
@@ -139,7 +139,7 @@ class Ranks:
 
     def pulse(self, ref: WorkerRef, pid: int) -> WorkerPulse:
         declared = tuple(s for s in (MAX_STEPS, DROPOUT, SCHEDULER) if s.name in self.own or s is MAX_STEPS)
-        told = Told(declared, self.own, self.held)
+        told = ToldSettings(declared, self.own, self.held)
         return WorkerPulse(
             ref=ref,
             pid=pid,

@@ -25,20 +25,20 @@ from agent_stage import (
 )
 
 from torchloom.agent.processes.process import is_alive, start_ticks
-from torchloom.model.effects import StartStore, StopStore, StopWorkers
+from torchloom.model.effects import StartRendezvous, StopRendezvous, StopWorkers
 from torchloom.model.events import (
     EffectDone,
     EffectFailed,
     FirstStep,
     NodeJoined,
-    StoreLost,
-    StoreStarted,
+    RendezvousLost,
+    RendezvousStarted,
     WorkerExited,
     WorkerRegistered,
 )
 from torchloom.model.job import Program
 from torchloom.model.messages import ReadLog, ReadSteps
-from torchloom.model.node import StoreRef
+from torchloom.model.node import RendezvousRef
 from torchloom.model.worker import WorkerRef
 from torchloom.wire import codec, subjects
 
@@ -309,12 +309,12 @@ def test_two_ranks_of_torch_meet_in_a_store_and_are_seen_waiting(tmp_path: Path)
     async def scene(stage: Stage) -> None:
         await stage.start_agent()
         (stage.work / "train.py").write_text(SCRIPT)
-        store = StartStore(
-            id="store", cause=1, reason="they must meet", node=NODE, store=StoreRef("tiny", 1),
+        store = StartRendezvous(
+            id="store", cause=1, reason="they must meet", node=NODE, store=RendezvousRef("tiny", 1),
             host="127.0.0.1", interpreter=sys.executable, spawn="warm",
         )  # fmt: skip
         await stage.send(store)
-        up = await stage.event(StoreStarted)
+        up = await stage.event(RendezvousStarted)
         await stage.start(
             Program("script", "train.py"), world=2, spawn="warm", port=up.address.port, pin_cores=True
         )
@@ -329,17 +329,19 @@ def test_two_ranks_of_torch_meet_in_a_store_and_are_seen_waiting(tmp_path: Path)
         await stage.crash_agent()
         await stage.start_agent()
         joined = (await until(lambda: stage.events(NodeJoined)[1:]))[0]
-        assert joined.inventory.stores == (StoreRef("tiny", 1),)
+        assert joined.inventory.stores == (RendezvousRef("tiny", 1),)
         refs = [w.ref for w in joined.inventory.workers]
         await stage.end(*refs, grace_s=600.0, kill_in_collective=True)
         assert (await stage.exit_of(0)).exit.signal == (signal.SIGKILL if tracked else signal.SIGTERM)
         assert ("in all_reduce #" if tracked else "after its step 4") in (await stage.exit_of(0)).activity
         assert (await stage.exit_of(1)).exit.signal == signal.SIGTERM
         assert "rank 1 turns to stone" in (await stage.exit_of(1)).log_tail
-        stop = StopStore(id="no-store", cause=1, reason="over", node=NODE, store=StoreRef("tiny", 1))
+        stop = StopRendezvous(
+            id="no-store", cause=1, reason="over", node=NODE, store=RendezvousRef("tiny", 1)
+        )
         await stage.send(stop)
         await stage.event(EffectDone, lambda e: e.effect == "no-store")
-        assert not stage.events(StoreLost)
+        assert not stage.events(RendezvousLost)
 
     run(tmp_path, scene)
 

@@ -25,7 +25,7 @@ from agent_stage import (
 )
 
 from torchloom.agent.main import serve
-from torchloom.agent.observe.boxes import Box
+from torchloom.agent.observe.boxes import ReadableBox
 from torchloom.agent.processes import exits, fencing
 from torchloom.agent.processes.process import Process, is_alive, start_ticks
 from torchloom.bus.protocol import Message
@@ -97,7 +97,7 @@ def test_an_agent_that_dies_at_a_start_leaves_no_worker_without_its_deadline(
         await stage.crash_agent()
         monkeypatch.undo()
         (path,) = stage.boxes()
-        box = Box.open(path)
+        box = ReadableBox.open(path)
         limit_ns, until_ns = box.view.fence()
         assert limit_ns == 3 * 10**9 and until_ns > 0
         await until(lambda: not is_alive(box.pid, box.start_ticks))

@@ -13,9 +13,9 @@ from torchloom.model.effects import (
     Effect,
     ReleaseMemory,
     RemoveJobFiles,
-    StartStore,
+    StartRendezvous,
     StartWorkers,
-    StopStore,
+    StopRendezvous,
     StopWorkers,
     WarmSpawner,
 )
@@ -26,13 +26,13 @@ from torchloom.model.events import (
     Event,
     FirstStep,
     NodeJoined,
+    RendezvousLost,
+    RendezvousStarted,
     StartedWorker,
-    StoreLost,
-    StoreStarted,
     WorkerExited,
     WorkersStarted,
 )
-from torchloom.model.node import Inventory, LiveWorker, StoreAddress, StoreRef
+from torchloom.model.node import Inventory, LiveWorker, RendezvousAddress, RendezvousRef
 from torchloom.model.worker import EndRecord, Exit, WorkerRef
 
 KILLED = Exit(None, 9, "spawner")
@@ -75,7 +75,7 @@ class Host:
         self.processes: dict[WorkerRef, Process] = {}
         self.unread: dict[WorkerRef, WorkerExited] = {}
         self.ended: set[tuple[str, WorkerRef]] = set()
-        self.stores: dict[StoreRef, int] = {}
+        self.stores: dict[RendezvousRef, int] = {}
         self.session: Session | None = None
         self.fail_next = False
         self._sessions = 0
@@ -148,9 +148,9 @@ class Host:
         session.taken.add(effect.id)
         failing, self.fail_next = self.fail_next, False
         match effect:
-            case StartStore():
+            case StartRendezvous():
                 self._start_store(effect, failing)
-            case StopStore():
+            case StopRendezvous():
                 self.stores.pop(effect.store, None)
                 self.say(EffectDone(node=self.node, effect=effect.id), effect.id)
             case StartWorkers():
@@ -166,14 +166,15 @@ class Host:
             case RemoveJobFiles() | ReleaseMemory():
                 self.say(EffectDone(node=self.node, effect=effect.id), effect.id)
 
-    def _start_store(self, effect: StartStore, failing: bool) -> None:
+    def _start_store(self, effect: StartRendezvous, failing: bool) -> None:
         if failing and effect.store not in self.stores:
             self.say(EffectFailed(node=self.node, effect=effect.id, why="no port is free"), effect.id)
             return
         port = self.stores.setdefault(effect.store, 20000 + len(self.stores))
-        address = StoreAddress(effect.host, port)
+        address = RendezvousAddress(effect.host, port)
         self.say(
-            StoreStarted(node=self.node, effect=effect.id, store=effect.store, address=address), effect.id
+            RendezvousStarted(node=self.node, effect=effect.id, store=effect.store, address=address),
+            effect.id,
         )
 
     def _start_workers(self, effect: StartWorkers, failing: bool, die_after: int | None) -> None:
@@ -236,6 +237,6 @@ class Host:
             process.stepped = True
             self.say(FirstStep(node=self.node, ref=ref, at_ns=now_ns))
 
-    def lose_store(self, store: StoreRef) -> None:
+    def lose_store(self, store: RendezvousRef) -> None:
         del self.stores[store]
-        self.say(StoreLost(node=self.node, store=store, exit=KILLED))
+        self.say(RendezvousLost(node=self.node, store=store, exit=KILLED))

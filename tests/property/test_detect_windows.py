@@ -13,7 +13,7 @@ from torchloom.core.detect.cost import what_if
 from torchloom.core.detect.desync import desync
 from torchloom.core.detect.hang import hangs
 from torchloom.core.detect.slow import SlowLimits
-from torchloom.core.detect.thresholds import Limits, Pace
+from torchloom.core.detect.thresholds import Pace, StuckLimits
 from torchloom.core.detect.window import Collective, GroupPosition, ProcessFacts, RankWindow, StepTimes
 from torchloom.model.findings import Finding
 
@@ -69,7 +69,7 @@ def jobs(draw: st.DrawFn) -> list[RankWindow]:
 
 
 def everything(windows: list[RankWindow]) -> list[Finding]:
-    limits = Limits()
+    limits = StuckLimits()
     return [
         *desync(windows, PACE, limits),
         *hangs(windows, PACE, limits),
@@ -125,7 +125,7 @@ def test_clocks_of_hosts_do_not_matter(windows: list[RankWindow], offsets: list[
 @given(jobs())
 @CALM
 def test_nobody_is_blamed_for_not_coming_who_has_come(windows: list[RankWindow]) -> None:
-    for found in hangs(windows, PACE, Limits()):
+    for found in hangs(windows, PACE, StuckLimits()):
         if found.kind != "hang" or "operation" not in found.inputs:
             continue
         _, number, _, _, group = str(found.inputs["operation"]).split()
@@ -139,7 +139,7 @@ def test_nobody_is_blamed_for_not_coming_who_has_come(windows: list[RankWindow])
 @given(jobs())
 @CALM
 def test_a_living_process_at_work_is_never_certain_to_hang(windows: list[RankWindow]) -> None:
-    for found in hangs(windows, PACE, Limits()):
+    for found in hangs(windows, PACE, StuckLimits()):
         if found.certain and found.kind == "hang":
             assert all(windows[r].process.state == "T" for r in found.ranks)
 

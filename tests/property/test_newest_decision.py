@@ -9,9 +9,9 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from torchloom.core.steering import schedule as schedules
-from torchloom.core.steering.schedule_codec import pack_schedule, unpack_schedule
-from torchloom.core.steering.settings import parse_address
+from torchloom.core.config import schedule as schedules
+from torchloom.core.config.schedule_codec import pack_schedule, unpack_schedule
+from torchloom.core.config.settings import parse_address
 from torchloom.model.transaction.config import Entry, Schedule
 from torchloom.probe.steering.annotations import form_of
 from torchloom.probe.steering.config import Config

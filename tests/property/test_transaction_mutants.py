@@ -19,7 +19,7 @@ from torchloom.core.transaction.rank import Rank
 from torchloom.model.transaction.messages import Answer, Mail, Phase, Said
 from torchloom.model.transaction.operation import Effect, Event, How, Outcome, Send, Tell
 from torchloom.model.transaction.state import Proposer
-from torchloom.model.transaction.state import Stage as Awaiting
+from torchloom.model.transaction.state import Round as Awaiting
 
 
 class MailboxDecides(Rank):

@@ -8,7 +8,7 @@ from transaction_ranks import Worker
 
 from torchloom.model.transaction.messages import AttemptId
 from torchloom.model.transaction.operation import How, Outcome
-from torchloom.model.transaction.state import Stage
+from torchloom.model.transaction.state import Round
 
 if TYPE_CHECKING:
     from transaction_world import World
@@ -56,7 +56,7 @@ def check_told(world: World, outcome: Outcome) -> None:
 def check_end(world: World) -> None:
     missing = set(world.requested) - set(world.told)
     assert not missing, f"{missing} never came to an end: {world.weaver.reason}, {world.weaver.queue}"
-    assert world.weaver.stage is Stage.IDLE
+    assert world.weaver.stage is Round.IDLE
     check_safe(world)
     for outcome in world.told.values():
         check_told(world, outcome)

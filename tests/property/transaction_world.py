@@ -33,10 +33,10 @@ from torchloom.model.transaction.operation import (
     Tell,
     Ticked,
 )
-from torchloom.model.transaction.state import Limits, Proposer, Stage
+from torchloom.model.transaction.state import Proposer, ProposerLimits, Round
 
 MS = 1_000_000
-LIMITS = Limits(control_timeout_s=CONTROL_TIMEOUT_NS / 1e9, answer_timeout_s=20.0, tries=3)
+LIMITS = ProposerLimits(control_timeout_s=CONTROL_TIMEOUT_NS / 1e9, answer_timeout_s=20.0, tries=3)
 GENERATIONS = 3
 DRIFT = 2
 """How many steps a rank may be ahead of the slowest: the protocol must not lean on lockstep."""
@@ -289,7 +289,7 @@ class World:
 
     def hurry(self, number: int) -> None:
         """All goes well until the weaver waits for ranks to arm, or has just confirmed."""
-        goal = (Stage.ARMING, Stage.CONFIRMED)[number % 2]
+        goal = (Round.ARMING, Round.CONFIRMED)[number % 2]
         for _ in range(12):
             if self.bus_away or self.weaver.current is None or self.weaver.stage is goal:
                 return

@@ -5,5 +5,5 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-for suite in ("integration", "unit/weaver", "unit/stories"):
+for suite in ("integration", "unit/stories"):
     sys.path.insert(0, str(Path(__file__).parents[1] / suite))

@@ -6,7 +6,7 @@ import asyncio
 import uuid
 
 import pytest
-from test_weaver import SPEC, ObedientAgent, running, until
+from weaver_story import SPEC, ObedientAgent, running, until
 
 from torchloom.bus.memory import MemoryBus, MemoryHub
 from torchloom.bus.protocol import Message

@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
+from api_routes import ROUTES, filled
 from api_server import TOKEN, ApiServer, api_server
-from test_api_access import ROUTES, filled
 
 from torchloom.api.app import create_app
 from torchloom.api.roles import ADMINS_ONLY, OPEN, READERS_MAY

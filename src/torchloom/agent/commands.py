@@ -18,7 +18,7 @@ from torchloom.agent.host import Host
 from torchloom.agent.injection.faults import inject
 from torchloom.agent.logs.removal import remove_job_files
 from torchloom.agent.mail import post_mail
-from torchloom.agent.processes.exits import Watch
+from torchloom.agent.processes.exits import ExitWatch
 from torchloom.agent.processes.rendezvous import Stores
 from torchloom.agent.processes.start import start_workers
 from torchloom.agent.processes.stop import stop_workers
@@ -32,19 +32,19 @@ from torchloom.model.effects import (
     PostMail,
     ReleaseMemory,
     RemoveJobFiles,
-    StartStore,
+    StartRendezvous,
     StartWorkers,
-    StopStore,
+    StopRendezvous,
     StopWorkers,
     WarmSpawner,
 )
-from torchloom.model.events import EffectDone, EffectFailed, StoreStarted, WorkersStarted
+from torchloom.model.events import EffectDone, EffectFailed, RendezvousStarted, WorkersStarted
 from torchloom.model.messages import Command, Receipt
 from torchloom.wire import codec
 
 log = logging.getLogger(__name__)
 
-Result = StoreStarted | WorkersStarted | EffectDone | EffectFailed
+Result = RendezvousStarted | WorkersStarted | EffectDone | EffectFailed
 
 _REMEMBERED = 2048
 
@@ -64,7 +64,7 @@ def _worth_another_try(known: _Known) -> bool:
 
 
 class Commands:
-    def __init__(self, host: Host, watch: Watch, bus: Bus, tasks: Tasks) -> None:
+    def __init__(self, host: Host, watch: ExitWatch, bus: Bus, tasks: Tasks) -> None:
         self._host = host
         self._watch = watch
         self._bus = bus
@@ -137,9 +137,9 @@ class Commands:
 
     async def _carry_out(self, effect: Effect, env: Mapping[str, str]) -> Result | None:
         match effect:
-            case StartStore():
+            case StartRendezvous():
                 return await self._stores.start(effect, env)
-            case StopStore():
+            case StopRendezvous():
                 return await self._stores.stop(effect)
             case StartWorkers():
                 return await start_workers(self._host, self._watch, self._bus, effect, env)

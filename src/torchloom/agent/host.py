@@ -14,14 +14,14 @@ from pathlib import Path
 
 from torchloom.agent.checkpoints.save_reports import Saves
 from torchloom.agent.journal import Journal, ProcessNote
-from torchloom.agent.observe.boxes import Box
+from torchloom.agent.observe.boxes import ReadableBox
 from torchloom.agent.observe.devices import Devices
 from torchloom.agent.processes.process import Process, boot_id
 from torchloom.agent.processes.spawners import Spawners
 from torchloom.agent.reporting import Reporter
 from torchloom.home import Home
 from torchloom.model.effects import EffectBase
-from torchloom.model.node import Inventory, LiveWorker, StoreAddress, StoreRef
+from torchloom.model.node import Inventory, LiveWorker, RendezvousAddress, RendezvousRef
 from torchloom.model.transaction.messages import Answer, AttemptId
 from torchloom.model.worker import DeviceUse, WorkerRef
 from torchloom.wire import codec
@@ -34,7 +34,7 @@ def order_id(effect: EffectBase) -> str:
 
 
 @dataclass
-class Told:
+class ToldText:
     """A text of the black box that is sent when it changed, and now and then."""
 
     version: int = 0
@@ -42,7 +42,7 @@ class Told:
 
 
 @dataclass(eq=False, kw_only=True)
-class Worker:
+class LocalWorker:
     """One worker process of this host, from its start (or adoption) to the acknowledgement of its exit."""
 
     ref: WorkerRef
@@ -52,7 +52,7 @@ class Worker:
     start_ticks: int
     process: Process | None
     """None when it was gone before it could be held."""
-    box: Box | None
+    box: ReadableBox | None
     log: Path
     spawner: str
     """Key of its spawner; empty when unknown."""
@@ -71,8 +71,8 @@ class Worker:
     end_seen: bool = False
     """Its script has ended, and that was looked at."""
     device_version: int = 0
-    hyper: Told = field(default_factory=Told)
-    settings: Told = field(default_factory=Told)
+    hyper: ToldText = field(default_factory=ToldText)
+    settings: ToldText = field(default_factory=ToldText)
     answers_version: int = 0
     answers: dict[AttemptId, Answer] = field(default_factory=dict)
     """What it was seen to answer, and is said."""
@@ -95,8 +95,8 @@ class Worker:
 class Store:
     """A store keeper process of this host."""
 
-    ref: StoreRef
-    address: StoreAddress
+    ref: RendezvousRef
+    address: RendezvousAddress
     process: Process
     note: ProcessNote
     stopping: bool = False
@@ -118,8 +118,8 @@ class Host:
     reporter: Reporter
     spawners: Spawners
     epoch: int = 0
-    workers: dict[WorkerRef, Worker] = field(default_factory=dict)
-    stores: dict[StoreRef, Store] = field(default_factory=dict)
+    workers: dict[WorkerRef, LocalWorker] = field(default_factory=dict)
+    stores: dict[RendezvousRef, Store] = field(default_factory=dict)
     starting: dict[WorkerRef, asyncio.Event] = field(default_factory=dict)
     """Workers whose start is under way; the event is set when it is over, one way or the other."""
     mail_ns: int = 0
@@ -131,7 +131,7 @@ class Host:
     def log_file(self, job: str, rank: int) -> Path:
         return self.home.jobs_dir / job / f"rank-{rank}.log"
 
-    def running(self) -> list[Worker]:
+    def running(self) -> list[LocalWorker]:
         return [worker for worker in self.workers.values() if not worker.ending]
 
     def inventory(self) -> Inventory:

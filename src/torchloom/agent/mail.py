@@ -13,8 +13,8 @@ import logging
 import time
 from functools import reduce
 
-from torchloom.agent.host import Host, Worker
-from torchloom.agent.observe.boxes import Box
+from torchloom.agent.host import Host, LocalWorker
+from torchloom.agent.observe.boxes import ReadableBox
 from torchloom.core.transaction.packing import pack_answers, pack_mail, unpack_answers, unpack_mail
 from torchloom.errors import BlackBoxDamaged
 from torchloom.model.effects import PostMail
@@ -107,7 +107,7 @@ def look_at_answers(host: Host) -> bool:
     return bool(found)
 
 
-def _news(worker: Worker, box: Box) -> list[Answer]:
+def _news(worker: LocalWorker, box: ReadableBox) -> list[Answer]:
     version = box.view.blob_version(blackbox.ANSWERS)
     if version == worker.answers_version or version & 1:
         return []
@@ -133,7 +133,7 @@ def _portions(answers: list[Answer]) -> list[str]:
     return _portions(answers[:half]) + _portions(answers[half:])
 
 
-def answers_text(box: Box) -> str:
+def answers_text(box: ReadableBox) -> str:
     """All that a worker had answered when it ended."""
     if box.closed:
         return ""

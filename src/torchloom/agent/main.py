@@ -22,7 +22,7 @@ from torchloom.agent.observe import boxes, devices, pulse
 from torchloom.agent.observe.evidence import Samples
 from torchloom.agent.observe.windows import Windows
 from torchloom.agent.processes import adopt, fencing
-from torchloom.agent.processes.exits import Watch
+from torchloom.agent.processes.exits import ExitWatch
 from torchloom.agent.processes.spawners import Spawners, recipe
 from torchloom.agent.processes.worker_environment import without_secrets
 from torchloom.agent.queries import Queries
@@ -68,7 +68,7 @@ async def serve(
     journal.open()
     tasks = Tasks()
     host = _host(home, node, bus, address, journal, max_workers, log_limit)
-    watch = Watch(host, tasks)
+    watch = ExitWatch(host, tasks)
     name = Name(host, bus)
     subscriptions: list[Subscription] = []
     clean = refused = False
@@ -164,7 +164,7 @@ async def _either(*events: asyncio.Event) -> None:
             task.cancel()
 
 
-async def _adopt(host: Host, watch: Watch) -> None:
+async def _adopt(host: Host, watch: ExitWatch) -> None:
     """What is found is watched from now on; what there is to say of it waits until this node has joined."""
     workers = await adopt.find_workers(host)
     stores, lost = adopt.find_stores(host)

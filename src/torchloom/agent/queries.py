@@ -6,11 +6,11 @@ import logging
 import time
 from typing import assert_never
 
-from torchloom.agent.checkpoints.catalogue import Checkpoints
+from torchloom.agent.checkpoints.catalogue import CatalogueAnswers
 from torchloom.agent.host import Host
 from torchloom.agent.logs import files, times
 from torchloom.agent.observe import words
-from torchloom.agent.observe.boxes import Box
+from torchloom.agent.observe.boxes import ReadableBox
 from torchloom.agent.observe.evidence import Samples
 from torchloom.agent.observe.pulse import rank_steps
 from torchloom.agent.tasks import Tasks
@@ -28,7 +28,7 @@ from torchloom.model.messages import (
     StepsReading,
 )
 from torchloom.wire import blackbox, codec
-from torchloom.wire.blackbox import DTYPES, Collective, Group, Progress, Source
+from torchloom.wire.blackbox import DTYPES, CollectiveRecord, Group, Progress, Source
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Queries:
         self._samples = samples
         self._bus = bus
         self._tasks = tasks
-        self._checkpoints = Checkpoints()
+        self._checkpoints = CatalogueAnswers()
 
     async def receive(self, message: Message) -> None:
         """Handler of the query subject."""
@@ -95,7 +95,7 @@ class Queries:
         return piece
 
 
-def read_box(box: Box, collectives: int, steps: int) -> BoxReading:
+def read_box(box: ReadableBox, collectives: int, steps: int) -> BoxReading:
     """A box as plain records; times are wall-clock nanoseconds."""
     groups = box.view.groups()
     wanted = min(max(0, collectives), _MOST_RECORDS)
@@ -128,7 +128,7 @@ def read_box(box: Box, collectives: int, steps: int) -> BoxReading:
     )
 
 
-def _collective(box: Box, record: Collective, groups: dict[int, Group]) -> dict[str, object]:
+def _collective(box: ReadableBox, record: CollectiveRecord, groups: dict[int, Group]) -> dict[str, object]:
     group = groups.get(record.group)
     return {
         "seq": record.seq,

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, FastAPI
 
 from torchloom.api import openapi, problems
 from torchloom.api.defaults import Defaults
-from torchloom.api.guard import PREFIX, Guard
+from torchloom.api.guard import PREFIX, AccessGuard
 from torchloom.api.page import Page
 from torchloom.api.ports import Control
 from torchloom.api.roles import check_role
@@ -90,6 +90,6 @@ def create_app(
         )
     problems.install(app, openapi.methods_by_path(app))
     openapi.complete(app)
-    app.add_middleware(Guard, tokens=tokens, hosts=hosts)
+    app.add_middleware(AccessGuard, tokens=tokens, hosts=hosts)
     app.add_middleware(Page)
     return app

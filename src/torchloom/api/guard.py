@@ -51,7 +51,7 @@ HEADERS = (
 """Sent with every answer unless the answer has its own."""
 
 
-class Guard:
+class AccessGuard:
     """Refuse what has the wrong Host, no valid token or too large a body, before any route sees it."""
 
     def __init__(self, app: ASGIApp, tokens: Tokens, hosts: frozenset[str]) -> None:

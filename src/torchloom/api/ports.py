@@ -16,7 +16,7 @@ from torchloom.model.fleet import Fleet
 from torchloom.model.job import Accepted, JobSpec
 from torchloom.model.messages import BoxReading, CheckpointAnswer, CheckpointVerb, LogPiece, WorkerPulse
 from torchloom.model.notice import Notice
-from torchloom.model.steering import ChangePlan, ConfigChoice, ConfigView, Mode
+from torchloom.model.steering import ChangePlan, ConfigChoice, KnownConfig, Mode
 from torchloom.model.windows import RankWindow
 
 
@@ -83,7 +83,7 @@ class Control(Protocol):
         ...
 
     async def restore(
-        self, job: str, step: int, by: str, *, config: ConfigChoice | None = None, operation: str = ""
+        self, job: str, step: int, by: str, *, config: ConfigChoice | None = None
     ) -> CheckpointEntry:
         """Go back to the state of a step, if it is there and whole; which one that is.
 
@@ -93,7 +93,7 @@ class Control(Protocol):
 
     # Steering. `operation` is an id that the caller chose; one that the job knows already changes nothing.
 
-    def config(self, job: str) -> ConfigView: ...
+    def config(self, job: str) -> KnownConfig: ...
 
     async def change(
         self,

@@ -24,7 +24,7 @@ FIRST = "admin"
 """Name of the token that the home was made with; it cannot be removed here."""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class TokenEntry(msgspec.Struct, frozen=True):
     name: str
     role: Role
     hash: str
@@ -35,10 +35,10 @@ class Tokens:
     """All tokens of one service. The file is read again when another service of this home has changed it."""
 
     def __init__(self, first: str, path: Path | None = None) -> None:
-        self._first = Entry(FIRST, "admin", _hash(first), 0)
+        self._first = TokenEntry(FIRST, "admin", _hash(first), 0)
         self._path = path
         self._stamp: tuple[int, int] | None = None
-        self._entries: dict[str, Entry] = {FIRST: self._first}
+        self._entries: dict[str, TokenEntry] = {FIRST: self._first}
         self._ended = EndedSessions(path.with_name("sessions.json") if path is not None else None)
         self._load()
 
@@ -75,7 +75,7 @@ class Tokens:
             text, _, until = cookie.rpartition(".")[0].rpartition(".")
             self._ended.add(text.rpartition(".")[2], int(until), now_s)
 
-    def _sign(self, entry: Entry, text: str) -> str:
+    def _sign(self, entry: TokenEntry, text: str) -> str:
         digest = hmac.digest(entry.hash.encode(), text.encode(), "sha256")
         return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
@@ -93,7 +93,7 @@ class Tokens:
                 f"There is a token named {name} already", hint="remove it first or choose another name"
             )
         token = secrets.token_urlsafe(32)
-        entry = Entry(name, role, _hash(token), time.time_ns())
+        entry = TokenEntry(name, role, _hash(token), time.time_ns())
         self._save({**self._entries, name: entry})
         return TokenMade(name=name, role=role, created_at_ns=entry.created_at_ns, token=token)
 
@@ -118,7 +118,7 @@ class Tokens:
         stamp = (status.st_mtime_ns, status.st_ino)
         if stamp != self._stamp:
             try:
-                found = msgspec.json.decode(self._path.read_bytes(), type=list[Entry])
+                found = msgspec.json.decode(self._path.read_bytes(), type=list[TokenEntry])
             except (OSError, msgspec.DecodeError) as error:
                 # Nobody but the first token gets in: a damaged file must not open the door.
                 self._entries, self._stamp = {FIRST: self._first}, stamp
@@ -126,7 +126,7 @@ class Tokens:
             self._stamp = stamp
             self._entries = {FIRST: self._first} | {entry.name: entry for entry in found}
 
-    def _save(self, entries: dict[str, Entry]) -> None:
+    def _save(self, entries: dict[str, TokenEntry]) -> None:
         self._entries = entries
         if self._path is None:
             return

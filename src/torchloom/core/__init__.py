@@ -6,11 +6,13 @@ lifecycle    which state of a job or worker may follow which
 recovery/    how a generation starts and ends, who failed, budgets, incidents, goodput
 placement/   which node holds which ranks; sizes, standby, drains, moves
 nodes/       nodes join, fall silent, are lost; who leads; clocks of hosts
-steering/    operations on a running job, its settings and their schedule
+steering/    operations on a running job
+config/      its settings, and the schedule by which they hold
 transaction/ one change, all ranks, one step: the protocol
 policy/      what is done about a finding, and when it is reported
 detect/      detectors: windows and the time to findings
 history/     what is kept of a job over time
+consequences what the outcome of an operation leads to on other shelves
 changes      what an event changed; notices puts it into words
 jobs, checkpoint_reports, retention, injection, invariants: one subject each
 """

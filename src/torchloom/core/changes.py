@@ -38,13 +38,13 @@ from torchloom.model.events import (
     NodeReachable,
     NodeUnreachable,
     RanksAnswered,
+    RendezvousLost,
+    RendezvousStarted,
     RestoreRequested,
     ScaleRequested,
     ScriptFailed,
     StepReached,
     StopRequested,
-    StoreLost,
-    StoreStarted,
     TimerFired,
     WorkerExited,
     WorkerRegistered,
@@ -114,7 +114,7 @@ def job_of(event: Event, fleet: Fleet) -> str:
             return event.ref.job
         case CheckpointStoreOpened() | CheckpointSaved() | CheckpointFailed() | CheckpointRejected():
             return event.ref.job
-        case StoreStarted() | StoreLost():
+        case RendezvousStarted() | RendezvousLost():
             return event.store.job
         case FindingMade() | FindingEnded():
             return event.job

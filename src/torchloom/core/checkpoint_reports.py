@@ -19,14 +19,14 @@ from torchloom.model.events import (
     CheckpointStoreOpened,
 )
 from torchloom.model.fleet import Job, JobCheckpoints
-from torchloom.model.incidents import Decision, Incident, Outcome, Verdict
+from torchloom.model.incidents import Decision, DecisionOutcome, Incident, Verdict
 
 SAME_TROUBLE_NS = 300 * 10**9
 """A store that fails again this soon after it went well is the same incident, opened again."""
 REMEMBERED_REJECTIONS = 256
 
 
-def store_opened(turn: Turn, event: CheckpointStoreOpened) -> None:
+def checkpoint_store_opened(turn: Turn, event: CheckpointStoreOpened) -> None:
     """The newest generation has found its state; a restore that was asked for is carried out by that."""
     if find_worker(turn.fleet, event.ref, event.node) is None:
         return
@@ -127,7 +127,7 @@ def checkpoint_rejected(turn: Turn, event: CheckpointRejected) -> None:
 
 
 def _train_on(incident: Incident, reason: str) -> None:
-    incident.decided = Decision(action="continue", outcome=Outcome.DONE, reason=reason)
+    incident.decided = Decision(action="continue", outcome=DecisionOutcome.DONE, reason=reason)
 
 
 def stop_failing(turn: Turn, job: Job) -> None:

@@ -11,7 +11,7 @@ from typing import get_args
 
 from msgspec.structs import replace
 
-from torchloom.core.steering.settings import unknown_name
+from torchloom.core.config.settings import unknown_name
 from torchloom.core.turn import Turn
 from torchloom.errors import UsageError
 from torchloom.model.effects import InjectFault

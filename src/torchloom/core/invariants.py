@@ -43,7 +43,7 @@ def _counts(fleet: Fleet) -> list[str]:
         own = node.spare.keys() & node.jobs.keys()
         if node.spare and (own or node.room < 0 or node.state is not NodeState.READY):
             found.append(f"{node.id} keeps spare places that nobody could use")
-    stores = {(j.store_node, j.id) for j in fleet.jobs.values() if j.store is not None}
+    stores = {(j.rendezvous_node, j.id) for j in fleet.jobs.values() if j.rendezvous is not None}
     if stores != {(node.id, job) for node in fleet.nodes.values() for job in node.stores}:
         found.append("the stores listed by node are not those of the jobs")
     listed = {(job, effect) for job, effects in fleet.open_by_job.items() for effect in effects}

@@ -31,13 +31,13 @@ from torchloom.model.events import (
     NodeReachable,
     NodeUnreachable,
     RanksAnswered,
+    RendezvousLost,
+    RendezvousStarted,
     RestoreRequested,
     ScaleRequested,
     ScriptFailed,
     StepReached,
     StopRequested,
-    StoreLost,
-    StoreStarted,
     TimerFired,
     WorkerExited,
     WorkerRegistered,
@@ -113,9 +113,9 @@ def _words(event: Event) -> tuple[Topic, str]:
             return "node", f"{event.node} has ended its workers of {', '.join(event.fenced)} by now"
         case NodeGone():
             return "node", f"{event.by} confirmed that the host of {event.node} is gone"
-        case StoreStarted():
+        case RendezvousStarted():
             return "system", f"the store of {event.store.job} is up on {event.node}"
-        case StoreLost():
+        case RendezvousLost():
             return "worker", f"the store of {event.store.job} on {event.node} {event.exit.describe()}"
         case WorkersStarted():
             return "worker", f"{len(event.workers)} workers were started on {event.node}"

@@ -9,8 +9,9 @@ from torchloom.core.checkpoint_reports import (
     checkpoint_failed,
     checkpoint_rejected,
     checkpoint_saved,
-    store_opened,
+    checkpoint_store_opened,
 )
+from torchloom.core.consequences import follow_outcomes
 from torchloom.core.injection import fault_injected
 from torchloom.core.jobs import job_deleted, job_submitted
 from torchloom.core.nodes.clocks import in_stream_time
@@ -23,7 +24,7 @@ from torchloom.core.nodes.membership import (
     node_left,
     node_reachable,
     node_unreachable,
-    store_lost,
+    rendezvous_lost,
 )
 from torchloom.core.nodes.speaking import speaks_for_another_node
 from torchloom.core.placement.drain import follow_leaving, save_again
@@ -34,15 +35,14 @@ from torchloom.core.policy.findings import finding_ended, finding_made, recovere
 from torchloom.core.recovery.generation_end import start_did_fail, worker_exited
 from torchloom.core.recovery.generation_start import (
     find_worker,
-    forget_store,
-    holds_store,
+    forget_rendezvous,
+    holds_rendezvous,
+    rendezvous_started,
     retry_waiting,
     start_generation,
-    store_started,
     workers_started,
 )
 from torchloom.core.recovery.script_failed import script_failed
-from torchloom.core.steering.consequences import follow_outcomes
 from torchloom.core.steering.driver import (
     change_cancelled,
     change_requested,
@@ -61,9 +61,9 @@ from torchloom.model.effects import (
     PostMail,
     ReleaseMemory,
     RemoveJobFiles,
-    StartStore,
+    StartRendezvous,
     StartWorkers,
-    StopStore,
+    StopRendezvous,
     StopWorkers,
     WarmSpawner,
 )
@@ -93,13 +93,13 @@ from torchloom.model.events import (
     NodeReachable,
     NodeUnreachable,
     RanksAnswered,
+    RendezvousLost,
+    RendezvousStarted,
     RestoreRequested,
     ScaleRequested,
     ScriptFailed,
     StepReached,
     StopRequested,
-    StoreLost,
-    StoreStarted,
     TimerFired,
     WorkerExited,
     WorkerRegistered,
@@ -179,10 +179,10 @@ def _dispatch(turn: Turn, event: Event) -> None:
             node_gone(turn, event)
         case NodeDrained():
             node_drained(turn, event)
-        case StoreStarted():
-            store_started(turn, event)
-        case StoreLost():
-            store_lost(turn, event)
+        case RendezvousStarted():
+            rendezvous_started(turn, event)
+        case RendezvousLost():
+            rendezvous_lost(turn, event)
         case WorkersStarted():
             workers_started(turn, event)
         case EffectFailed():
@@ -202,7 +202,7 @@ def _dispatch(turn: Turn, event: Event) -> None:
         case ScriptFailed():
             script_failed(turn, event)
         case CheckpointStoreOpened():
-            store_opened(turn, event)
+            checkpoint_store_opened(turn, event)
         case CheckpointSaved():
             checkpoint_saved(turn, event)
         case CheckpointFailed():
@@ -238,10 +238,10 @@ def _effect_failed(turn: Turn, event: EffectFailed) -> None:
             job = turn.fleet.jobs.get(effect.job)
             if job is not None and job.generation == effect.generation:
                 start_did_fail(turn, job, {start.ref for start in effect.launches}, event.why)
-        case StartStore():
+        case StartRendezvous():
             job = turn.fleet.jobs.get(effect.store.job)
-            if job is not None and holds_store(job, effect.store, effect.node):
-                forget_store(turn, job)
+            if job is not None and holds_rendezvous(job, effect.store, effect.node):
+                forget_rendezvous(turn, job)
                 if job.state is JobState.STARTING:
                     start_did_fail(turn, job, {w.ref for w in job.workers}, event.why)
         case StopWorkers():
@@ -249,7 +249,7 @@ def _effect_failed(turn: Turn, event: EffectFailed) -> None:
                 job = turn.fleet.jobs.get(job_id)
                 if job is not None and job.living:
                     turn.set_timer(TimerKind.STOP_AGAIN, job, STOP_AGAIN_S)
-        case StopStore():
+        case StopRendezvous():
             pass  # the inventory of the next join tells whether it is still there
         case PostMail():
             mail_failed(turn, effect, event.why)

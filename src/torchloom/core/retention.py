@@ -63,7 +63,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class KeepVerdict:
     """Keep or not, and why, in words that follow "because"."""
 
     name: str
@@ -71,7 +71,9 @@ class Verdict:
     reason: str
 
 
-def judge(candidates: Iterable[Candidate], rules: KeepRules, in_use: Collection[str] = ()) -> list[Verdict]:
+def judge(
+    candidates: Iterable[Candidate], rules: KeepRules, in_use: Collection[str] = ()
+) -> list[KeepVerdict]:
     """A verdict for every checkpoint, newest first."""
     ordered = sorted(candidates, key=lambda c: c.age, reverse=True)
     whole = [candidate for candidate in ordered if candidate.whole]
@@ -107,11 +109,11 @@ def judge(candidates: Iterable[Candidate], rules: KeepRules, in_use: Collection[
             return f"it is one of the best {rules.best} by {rules.metric}"
         return ""
 
-    verdicts: list[Verdict] = []
+    verdicts: list[KeepVerdict] = []
     for candidate in ordered:
         reason = reason_to_keep(candidate)
         gone = "no rule keeps it" if candidate.whole else "it is damaged and enough newer ones are whole"
-        verdicts.append(Verdict(candidate.name, bool(reason), reason or gone))
+        verdicts.append(KeepVerdict(candidate.name, bool(reason), reason or gone))
     return verdicts
 
 

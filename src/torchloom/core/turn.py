@@ -12,9 +12,9 @@ from torchloom.model.effects import (
     PostMail,
     ReleaseMemory,
     RemoveJobFiles,
-    StartStore,
+    StartRendezvous,
     StartWorkers,
-    StopStore,
+    StopRendezvous,
     StopWorkers,
     WarmSpawner,
 )
@@ -23,8 +23,8 @@ from torchloom.model.timers import Timer, TimerKind
 
 E = TypeVar(
     "E",
-    StartStore,
-    StopStore,
+    StartRendezvous,
+    StopRendezvous,
     StartWorkers,
     StopWorkers,
     RemoveJobFiles,
@@ -114,7 +114,7 @@ def _timer_id(kind: TimerKind, job: Job) -> str:
 def jobs_of(effect: Effect) -> list[str]:
     """The jobs an effect is about: one, except when strays of several are ended together."""
     match effect:
-        case StartStore() | StopStore():
+        case StartRendezvous() | StopRendezvous():
             return [effect.store.job]
         case StartWorkers() | RemoveJobFiles() | ReleaseMemory() | WarmSpawner() | PostMail():
             return [effect.job]

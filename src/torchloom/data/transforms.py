@@ -27,7 +27,7 @@ MOST_CHARS = 4096
 """A pipeline longer than this, as JSON, is a mistake."""
 
 
-class Stage(NamedTuple):
+class TransformStage(NamedTuple):
     """One transform of a pipeline, as plain values: it is compared, and sent to data workers."""
 
     name: str
@@ -40,7 +40,7 @@ class Stage(NamedTuple):
         return {self.name: given} if given else self.name
 
 
-Pipeline = tuple[Stage, ...]
+Pipeline = tuple[TransformStage, ...]
 
 
 class Transforms:
@@ -93,7 +93,7 @@ class Transforms:
             raise UsageError(
                 "transforms are a list of names", hint='for example ["crop", {"noise": {"std": 1}}]'
             )
-        made: list[Stage] = []
+        made: list[TransformStage] = []
         for given in value:
             stage = self._stage(given)
             if any(stage.name == other.name for other in made):
@@ -103,7 +103,7 @@ class Transforms:
             raise UsageError("the transforms' arguments are too long")
         return tuple(made)
 
-    def _stage(self, given: Any) -> Stage:
+    def _stage(self, given: Any) -> TransformStage:
         arguments: Any = {}
         name = given
         if isinstance(given, Mapping) and len(given) == 1:
@@ -122,7 +122,7 @@ class Transforms:
         except ValueError:
             pass  # of a built-in function nobody knows the signature
         try:
-            return Stage(name, json.dumps(dict(arguments), sort_keys=True, allow_nan=False))
+            return TransformStage(name, json.dumps(dict(arguments), sort_keys=True, allow_nan=False))
         except (TypeError, ValueError):
             raise UsageError(f"the arguments of transform {name} are not plain values") from None
 
@@ -147,7 +147,7 @@ class Transforms:
         self._pipeline = tuple(held[name] for name in names)
 
     @staticmethod
-    def _place(stages: Sequence[Stage], name: str) -> int:
+    def _place(stages: Sequence[TransformStage], name: str) -> int:
         for place, stage in enumerate(stages):
             if stage.name == name:
                 return place

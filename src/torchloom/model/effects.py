@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from torchloom.model.faults import Fault
 from torchloom.model.job import Program, SpawnMode
-from torchloom.model.node import StoreAddress, StoreRef
+from torchloom.model.node import RendezvousAddress, RendezvousRef
 from torchloom.model.worker import WorkerRef
 
 
@@ -24,10 +24,10 @@ class EffectBase(Struct, frozen=True, kw_only=True, tag_field="do"):
     """The node whose agent acts."""
 
 
-class StartStore(EffectBase, frozen=True, kw_only=True, tag="start-store"):
+class StartRendezvous(EffectBase, frozen=True, kw_only=True, tag="start-store"):
     """Start a fresh c10d store for a generation and report its address."""
 
-    store: StoreRef
+    store: RendezvousRef
     host: str
     interpreter: str
     spawn: SpawnMode
@@ -36,10 +36,10 @@ class StartStore(EffectBase, frozen=True, kw_only=True, tag="start-store"):
     """Job whose environment decides which spawner serves it."""
 
 
-class StopStore(EffectBase, frozen=True, kw_only=True, tag="stop-store"):
+class StopRendezvous(EffectBase, frozen=True, kw_only=True, tag="stop-store"):
     """End the store of a generation that is over."""
 
-    store: StoreRef
+    store: RendezvousRef
 
 
 class Launch(Struct, frozen=True):
@@ -67,7 +67,7 @@ class StartWorkers(EffectBase, frozen=True, kw_only=True, tag="start-workers"):
     replicas: int
     restart_count: int
     max_restarts: int
-    store: StoreAddress
+    store: RendezvousAddress
     pin_cores: bool = False
     expected_steps: int | None = None
     restore_step: int | None = None
@@ -77,7 +77,7 @@ class StartWorkers(EffectBase, frozen=True, kw_only=True, tag="start-workers"):
     fence_s: float | None = None
     """They end when this host has lost the control plane for so long."""
     schedule: str = ""
-    """The config's versions by training step (core/steering/schedule_codec.py), for the black box."""
+    """The config's versions by training step (core/config/schedule_codec.py), for the black box."""
 
 
 class StopWorkers(EffectBase, frozen=True, kw_only=True, tag="stop-workers"):
@@ -150,8 +150,8 @@ class InjectFault(EffectBase, frozen=True, kw_only=True, tag="inject-fault"):
 
 
 Effect = (
-    StartStore
-    | StopStore
+    StartRendezvous
+    | StopRendezvous
     | StartWorkers
     | StopWorkers
     | RemoveJobFiles

@@ -15,7 +15,7 @@ from torchloom.model.effects import Effect
 from torchloom.model.faults import Fault
 from torchloom.model.findings import Finding, RankEvidence
 from torchloom.model.job import JobSpec
-from torchloom.model.node import Inventory, StoreAddress, StoreRef
+from torchloom.model.node import Inventory, RendezvousAddress, RendezvousRef
 from torchloom.model.steering import Origin
 from torchloom.model.transaction.messages import Kind
 from torchloom.model.windows import Collective
@@ -204,18 +204,18 @@ class NodeLeft(EventBase, frozen=True, kw_only=True, tag="node-left"):
     node: str
 
 
-class StoreStarted(EventBase, frozen=True, kw_only=True, tag="store-started"):
+class RendezvousStarted(EventBase, frozen=True, kw_only=True, tag="store-started"):
     node: str
     effect: str
-    store: StoreRef
-    address: StoreAddress
+    store: RendezvousRef
+    address: RendezvousAddress
 
 
-class StoreLost(EventBase, frozen=True, kw_only=True, tag="store-lost"):
+class RendezvousLost(EventBase, frozen=True, kw_only=True, tag="store-lost"):
     """A store ended that nobody stopped. Running groups do not need it; new groups would."""
 
     node: str
-    store: StoreRef
+    store: RendezvousRef
     exit: Exit
 
 
@@ -417,8 +417,8 @@ Event = (
     | NodeLeft
     | NodeGone
     | NodeDrained
-    | StoreStarted
-    | StoreLost
+    | RendezvousStarted
+    | RendezvousLost
     | WorkersStarted
     | EffectFailed
     | EffectDone

@@ -11,12 +11,12 @@ from torchloom.model.effects import Effect
 from torchloom.model.incidents import Incident
 from torchloom.model.job import JobSpec
 from torchloom.model.links import LinkMatrix
-from torchloom.model.node import Inventory, NodeClock, StoreAddress, StoreRef
+from torchloom.model.node import Inventory, NodeClock, RendezvousAddress, RendezvousRef
 from torchloom.model.policy import Acting
 from torchloom.model.steering import OperationRecord
 from torchloom.model.timers import Timer
 from torchloom.model.transaction.config import Schedule
-from torchloom.model.transaction.state import Limits, Proposer
+from torchloom.model.transaction.state import Proposer, ProposerLimits
 from torchloom.model.worker import DeviceUse, Exit, WorkerRef
 
 
@@ -80,7 +80,7 @@ class Worker(Struct, kw_only=True):
         return self.state is not WorkerState.EXITED
 
 
-class Plan(Struct, frozen=True):
+class RestartPlan(Struct, frozen=True):
     """What follows once the failed generation is gone."""
 
     restart: bool
@@ -153,7 +153,7 @@ class Leaving(Struct, kw_only=True):
     """It cannot leave as things are."""
 
 
-STEERING = Limits(resend_s=0.0, await_first_step=True)
+STEERING = ProposerLimits(resend_s=0.0, await_first_step=True)
 """The outbox repeats what is open, and before the first step nobody could answer."""
 
 
@@ -175,16 +175,16 @@ class Job(Struct, kw_only=True):
     """How many of them may have a process; kept by core.lifecycle."""
     places: dict[str, None] = field(default_factory=dict)
     """Every node that ever held a worker of it, so that its files are found; kept by core.lifecycle."""
-    store: StoreAddress | None = None
-    store_generation: int = 0
+    rendezvous: RendezvousAddress | None = None
+    rendezvous_generation: int = 0
     """Generation for which a store was asked for last; it runs ahead of `generation` during a recovery."""
-    store_node: str = ""
+    rendezvous_node: str = ""
     restarts: int = 0
     store_waits: int = 0
     """Tries in a row that its checkpoint store did not answer."""
     fruitless: int = 0
     restarts_by_rank: dict[int, int] = field(default_factory=dict)
-    plan: Plan | None = None
+    plan: RestartPlan | None = None
     incident: str = ""
     """The open incident, if any."""
     incidents: list[str] = field(default_factory=list)
@@ -261,7 +261,7 @@ class Node(Struct, kw_only=True):
     spare: dict[str, int] = field(default_factory=dict)
     """Slots that are kept free here, by the job they are kept for; kept by core.standby."""
     lost: list[WorkerRef] = field(default_factory=list)
-    lost_stores: list[StoreRef] = field(default_factory=list)
+    lost_stores: list[RendezvousRef] = field(default_factory=list)
     """What counts as dead because a person said that the host is gone; ended if it is reachable again."""
     heard_ns: int = 0
     """When it was surely heard last, once it is silent or has left; 0: unknown."""

@@ -79,7 +79,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
         return text + (f"; {self.others}" if self.others else "")
 
 
-class Outcome(StrEnum):
+class DecisionOutcome(StrEnum):
     """How far a decision got."""
 
     REPORTED = "reported"
@@ -117,7 +117,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     """What is done about an incident, how far that got, and why."""
 
     action: Decided
-    outcome: Outcome
+    outcome: DecisionOutcome
     reason: str
     way_back: bool = False
     """Later states have the fault too; a person may go back to before it."""
@@ -130,14 +130,14 @@ class Decision(Struct, frozen=True, kw_only=True):
 
     def _main(self, job: str) -> str:
         match self.outcome:
-            case Outcome.REFUSED:
+            case DecisionOutcome.REFUSED:
                 return f"not {DONE[self.action]}: {self.reason}"
-            case Outcome.DRY_RUN:
+            case DecisionOutcome.DRY_RUN:
                 return f"dry run, would be {DONE[self.action]}: {self.reason}"
-            case Outcome.PENDING:
+            case DecisionOutcome.PENDING:
                 text = f"to be {DONE[self.action]}{_WHEN.get(self.action, _SAVED_FIRST)}: {self.reason}"
                 return f"{text}; `loom resume {job}` lets it continue" if self.action == "pause" else text
-            case Outcome.DONE if self.action == "pause":
+            case DecisionOutcome.DONE if self.action == "pause":
                 return f"paused: {self.reason}"
             case _:
                 return self.reason

@@ -7,14 +7,14 @@ from msgspec import Struct
 from torchloom.model.worker import DeviceUse, WorkerRef
 
 
-class StoreRef(Struct, frozen=True):
+class RendezvousRef(Struct, frozen=True):
     """The c10d store of one generation of a job."""
 
     job: str
     generation: int
 
 
-class StoreAddress(Struct, frozen=True):
+class RendezvousAddress(Struct, frozen=True):
     """Where the workers of a generation meet."""
 
     host: str
@@ -60,5 +60,5 @@ class Inventory(Struct, frozen=True, kw_only=True):
     workers: tuple[LiveWorker, ...] = ()
     exits_to_come: tuple[WorkerRef, ...] = ()
     """Workers that have ended and whose exit events follow."""
-    stores: tuple[StoreRef, ...] = ()
+    stores: tuple[RendezvousRef, ...] = ()
     highest_epoch: int = 0

@@ -94,7 +94,7 @@ class ChangePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class SettingView:
+class KnownSetting:
     """One setting of a job: what may be given, and what holds at every place of it."""
 
     name: str
@@ -126,10 +126,10 @@ class HeldView:
 
 
 @dataclass(frozen=True, slots=True)
-class ConfigView:
+class KnownConfig:
     """A job's config now."""
 
-    settings: tuple[SettingView, ...] = ()
+    settings: tuple[KnownSetting, ...] = ()
     held: tuple[HeldView, ...] = ()
     version: int = 0
     schedule: Schedule = ()

@@ -13,14 +13,14 @@ from typing import NamedTuple
 from torchloom.wire.blackbox import SIZE, Header, Life, View
 
 
-class Box(NamedTuple):
+class OwnBox(NamedTuple):
     """A mapped black box."""
 
     view: View
     address: int
 
 
-def open_box(path: str) -> Box | None:
+def open_box(path: str) -> OwnBox | None:
     """Map the box at `path`, or None when there is none or it is not one of ours (telemetry is off then)."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -38,7 +38,7 @@ def open_box(path: str) -> Box | None:
     return box if box.view.is_valid() else None
 
 
-def _map(descriptor: int) -> Box:
+def _map(descriptor: int) -> OwnBox:
     """mmap(2) through ctypes: Python's mmap object keeps a descriptor open, which the script would see."""
     import ctypes
 
@@ -50,7 +50,7 @@ def _map(descriptor: int) -> Box:
     if address is None or address == ctypes.c_void_p(-1).value:
         raise OSError(ctypes.get_errno(), "mmap of the black box failed")
     memory = (ctypes.c_char * SIZE).from_address(address)
-    return Box(View(memoryview(memory).cast("B")), int(address))
+    return OwnBox(View(memoryview(memory).cast("B")), int(address))
 
 
 def write_identity(view: View) -> None:

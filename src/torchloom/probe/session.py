@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from torchloom.probe.box import Box, write_identity
+from torchloom.probe.box import OwnBox, write_identity
 from torchloom.probe.end_record import end_record, threads_go_on, write_end
 from torchloom.probe.guard import Guard
 from torchloom.probe.import_watch import Arrivals
@@ -26,7 +26,7 @@ from torchloom.probe.observe.hyperparameters import Hyperparameters
 from torchloom.probe.observe.joining import Joining
 from torchloom.probe.observe.metrics import Metrics
 from torchloom.probe.observe.optimizers import Optimizers
-from torchloom.probe.observe.parameter_hashes import FIRST, Replicas
+from torchloom.probe.observe.parameter_hashes import FIRST, ParameterHashes
 from torchloom.probe.observe.phases import Phases
 from torchloom.probe.observe.steps import Steps
 from torchloom.probe.steering.assembly import SteeringParts
@@ -40,10 +40,10 @@ from torchloom.wire.blackbox import (
     ROLE,
     Header,
     Life,
-    Phase,
     Progress,
-    Recorder,
+    RecorderKind,
     View,
+    WorkerPhase,
 )
 
 HOUSEKEEPING_NS = 100_000_000
@@ -59,7 +59,7 @@ current: Session | None = None
 class Session:
     """The probe of this process."""
 
-    def __init__(self, box: Box) -> None:
+    def __init__(self, box: OwnBox) -> None:
         view = box.view
         self.view: View = view
         self._address = box.address
@@ -126,7 +126,7 @@ class Session:
         if os.environ.get("LOOM_PARAMETER_HASHES") == "0":
             return
         several = self.view.header(Header.WORLD_SIZE) > 1
-        replicas = Replicas(self.view, self._parameters_looked_at, compare=several)
+        replicas = ParameterHashes(self.view, self._parameters_looked_at, compare=several)
         self.steps.hash_due = FIRST
         self.steps.look_at_replicas = self.guard.wrap(replicas.look, otherwise=NEVER_NS)
 
@@ -155,7 +155,7 @@ class Session:
 
         recorder.load()
         started = recorder.start(self.view, self._address)
-        if started.kind is Recorder.PYTHON:
+        if started.kind is RecorderKind.PYTHON:
             self.steps.step_ended = self.guard.wrap(started.step_ended)
 
     def _silence(self) -> None:
@@ -268,7 +268,7 @@ class Session:
         record = end_record(error, stopped=isinstance(error, StopAtBoundary))
         record["certain"] = not threads_go_on()
         write_end(self.view, record)
-        self.phases.set(int(Phase.ENDING), now_ns)
+        self.phases.set(int(WorkerPhase.ENDING), now_ns)
         self._watch_hyper()
         self._metrics.write(now_ns, at_once=True)
 
@@ -278,7 +278,7 @@ class Session:
         self.view.set_header(Header.LIFE, Life.ENDED)
 
 
-def begin(box: Box) -> Session | None:
+def begin(box: OwnBox) -> Session | None:
     """Start the probe on a mapped box. None when it could not be made: then there is no telemetry."""
     global current
     if current is None:
@@ -287,7 +287,7 @@ def begin(box: Box) -> Session | None:
     return current
 
 
-def _make(box: Box) -> Session:
+def _make(box: OwnBox) -> Session:
     write_identity(box.view)
     session = Session(box)
     session.install()

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from torchloom.probe import program, session
-from torchloom.probe.box import Box, open_box
+from torchloom.probe.box import OwnBox, open_box
 from torchloom.wire.blackbox import Header
 
 
@@ -50,7 +50,7 @@ def adopt(path: str) -> bool:
     return _record(box) is not None
 
 
-def _record(box: Box) -> session.Session | None:
+def _record(box: OwnBox) -> session.Session | None:
     """Switch the probe on. The last atexit handler to run says that the interpreter is really ending."""
     probe = session.begin(box)
     if probe is not None:

@@ -25,7 +25,7 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.
 
 
 @dataclass(frozen=True)
-class Journal:
+class BoxJournal:
     """What an existing box tells about an earlier start."""
 
     path: Path
@@ -34,7 +34,7 @@ class Journal:
     start_ticks: int
 
 
-class Box:
+class NewBox:
     """A new box, mapped and filled. Its mapping survives the fork: the child signs in through it."""
 
     def __init__(self, path: Path, mapping: mmap.mmap) -> None:
@@ -85,19 +85,19 @@ def candidates(spec: Mapping[str, Any]) -> list[Path]:
     return paths
 
 
-def find(spec: Mapping[str, Any]) -> Journal | None:
+def find(spec: Mapping[str, Any]) -> BoxJournal | None:
     """The journal of an earlier start of the same worker, if there is one."""
     for path in candidates(spec):
         try:
             with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
                 if len(mapping) < blackbox.SIZE:
-                    return Journal(path, 0, 0)
+                    return BoxJournal(path, 0, 0)
                 with memoryview(mapping) as buffer, buffer.cast("Q") as words:
-                    return Journal(path, words[Header.PID], words[Header.START_TICKS])
+                    return BoxJournal(path, words[Header.PID], words[Header.START_TICKS])
         except FileNotFoundError:
             continue
         except (OSError, ValueError):  # ValueError: an empty file, made by somebody who died right then
-            return Journal(path, 0, 0)
+            return BoxJournal(path, 0, 0)
     return None
 
 
@@ -112,7 +112,7 @@ def fence_of(path: str) -> tuple[int, int]:
     return limit_ns, until_ns
 
 
-def create(spec: Mapping[str, Any], identity: Mapping[str, Any]) -> tuple[Box | None, list[str]]:
+def create(spec: Mapping[str, Any], identity: Mapping[str, Any]) -> tuple[NewBox | None, list[str]]:
     """A filled box, or None when there is room nowhere; and a sentence for each place that had none.
 
     Raises FileExistsError when somebody created it since `find`.
@@ -120,7 +120,7 @@ def create(spec: Mapping[str, Any], identity: Mapping[str, Any]) -> tuple[Box | 
     notes: list[str] = []
     for path in candidates(spec):
         try:
-            box = Box(path, _allocate(path))
+            box = NewBox(path, _allocate(path))
         except FileExistsError:
             raise
         except OSError as error:

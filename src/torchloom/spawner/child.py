@@ -21,7 +21,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, NoReturn
 
-from torchloom.spawner.boxes import Box, start_ticks
+from torchloom.spawner.boxes import NewBox, start_ticks
 from torchloom.spawner.warm import Warmth
 
 SPEC_FD_VARIABLE = "LOOM_SPEC_FD"
@@ -42,7 +42,7 @@ class Become(BaseException):
         self.run = run
 
 
-def sign_in(box: Box | None) -> None:
+def sign_in(box: NewBox | None) -> None:
     """The child's first act: a session of its own, and its pid in the journal, whoever dies now."""
     os.setsid()
     if box is not None:

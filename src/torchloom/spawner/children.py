@@ -21,7 +21,7 @@ from typing import Any
 
 from torchloom import boottime
 from torchloom.spawner import boxes, child, store
-from torchloom.spawner.boxes import Box
+from torchloom.spawner.boxes import NewBox
 from torchloom.spawner.warm import Warmth, thread_count
 
 _LOG_LOST = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
@@ -126,7 +126,7 @@ class Children:
         self.live[pid] = Child(pid, ticks, "worker", spec.get("job"), asked, path, generation)
         return _answer(pid, ticks, path, already=False, notes=notes + box_notes)
 
-    def _fork_worker(self, spec: Mapping[str, Any], box: Box | None, stdout: int, stderr: int) -> int:
+    def _fork_worker(self, spec: Mapping[str, Any], box: NewBox | None, stdout: int, stderr: int) -> int:
         try:
             pid = fork_quietly()
         except (OSError, Refused):

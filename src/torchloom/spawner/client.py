@@ -60,7 +60,7 @@ class StoreKeeper:
 
 
 @dataclass(frozen=True)
-class Exit:
+class ChildExit:
     """A child of the spawner has ended. Exactly one of `code` and `signal` is set."""
 
     pid: int
@@ -109,7 +109,7 @@ class SpawnerClient:
         self._socket = connection
         self._buffer = b""
         self._numbers = itertools.count(1)
-        self.exits: collections.deque[Exit] = collections.deque()
+        self.exits: collections.deque[ChildExit] = collections.deque()
         """Exits that arrived and were not taken yet, oldest first."""
 
     @classmethod
@@ -157,7 +157,7 @@ class SpawnerClient:
         """End the spawner when its last worker has ended, or at once (workers go on as orphans)."""
         self.call("quit", timeout_s, at_once=at_once)
 
-    def wait_exit(self, timeout_s: float) -> Exit | None:
+    def wait_exit(self, timeout_s: float) -> ChildExit | None:
         """The next exit, or None when none came in time."""
         give_up = time.monotonic() + timeout_s
         while not self.exits:
@@ -202,7 +202,7 @@ class SpawnerClient:
         line, _, self._buffer = self._buffer.partition(b"\n")
         message: dict[str, Any] = json.loads(line)
         if "exit" in message:
-            self.exits.append(Exit(**message["exit"]))
+            self.exits.append(ChildExit(**message["exit"]))
         return message
 
     def close(self) -> None:
@@ -222,7 +222,7 @@ class AsyncSpawnerClient:
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        on_exit: Callable[[Exit], None],
+        on_exit: Callable[[ChildExit], None],
     ) -> None:
         self._reader = reader
         self._writer = writer
@@ -235,7 +235,7 @@ class AsyncSpawnerClient:
 
     @classmethod
     async def connect(
-        cls, path: Path | str, on_exit: Callable[[Exit], None], timeout_s: float = 10.0
+        cls, path: Path | str, on_exit: Callable[[ChildExit], None], timeout_s: float = 10.0
     ) -> Self:
         """Connect to a spawner that listens, or is about to, within `timeout_s`."""
         give_up = time.monotonic() + timeout_s
@@ -305,7 +305,7 @@ class AsyncSpawnerClient:
             while line := await self._reader.readline():
                 message = json.loads(line)
                 if "exit" in message:
-                    self._on_exit(Exit(**message["exit"]))
+                    self._on_exit(ChildExit(**message["exit"]))
                 elif (answer := self._waiting.get(message["id"])) is not None and not answer.done():
                     answer.set_result(message)
         except OSError:

@@ -14,7 +14,7 @@ from functools import partial
 
 from torchloom.bus.protocol import Bus
 from torchloom.errors import BusUnavailable, Conflict, NoResponder, TimedOut
-from torchloom.model.effects import Effect, PostMail, StartStore, StartWorkers, WarmSpawner
+from torchloom.model.effects import Effect, PostMail, StartRendezvous, StartWorkers, WarmSpawner
 from torchloom.model.events import Decided, Envelope
 from torchloom.model.fleet import Fleet
 from torchloom.model.messages import Command
@@ -105,7 +105,7 @@ class Dispatcher:
             if effect.job in fleet.jobs:
                 # Tells this submission from others of the same name, here or elsewhere, in a shared store.
                 env = {**env, "LOOM_RUN": f"{fleet.jobs[effect.job].submitted_at_ns:x}"}
-        elif isinstance(effect, StartStore):
+        elif isinstance(effect, StartRendezvous):
             env = await self._environments.get(effect.env_of)
         elif isinstance(effect, WarmSpawner):
             env = await self._environments.get(effect.job)

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from torchloom.bus.protocol import Bus
+from torchloom.core.config.settings import HYPERPARAMETERS, KnownSettings
 from torchloom.core.history.job import WIDE, History, PackedHistory, restored
-from torchloom.core.steering.settings import HYPERPARAMETERS, Known
 from torchloom.errors import LoomError
 from torchloom.model.fleet import Fleet, Job
 from torchloom.model.messages import WorkerPulse
@@ -166,7 +166,7 @@ def _progress(pulses: Mapping[int, WorkerPulse]) -> dict[str, float]:
     return {"step": float(min(steps)), "steps_per_s": 1.0 / slowest if slowest > 0 and moving else 0.0}
 
 
-def numbers_of(known: Known) -> dict[str, float]:
+def numbers_of(known: KnownSettings) -> dict[str, float]:
     """Settings that are one number, by their address."""
     found: dict[str, float] = {}
     for number, optimizer in enumerate(known.optimizers):

@@ -8,26 +8,26 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from torchloom.core.steering.settings import (
+from torchloom.core.config.settings import (
     HYPERPARAMETERS,
     MAX_STEPS,
     Address,
-    Known,
+    KnownSettings,
     Setting,
     parse_address,
 )
-from torchloom.core.steering.settings_codec import known, unpack_settings
+from torchloom.core.config.settings_codec import known, unpack_settings
 from torchloom.core.transaction.waiting import worth_telling
 from torchloom.model.events import StepReached
 from torchloom.model.fleet import Fleet, Job
 from torchloom.model.messages import WorkerPulse
-from torchloom.model.steering import ConfigView, HeldView, SettingView
+from torchloom.model.steering import HeldView, KnownConfig, KnownSetting
 from torchloom.weaver.live_view import LiveView
 
 log = logging.getLogger(__name__)
 
 
-def known_of(pulses: Mapping[int, WorkerPulse]) -> Known | None:
+def known_of(pulses: Mapping[int, WorkerPulse]) -> KnownSettings | None:
     """What can be set, as the lowest rank tells that told anything; the others refuse what they lack."""
     for rank in sorted(pulses):
         pulse = pulses[rank]
@@ -40,13 +40,13 @@ def known_of(pulses: Mapping[int, WorkerPulse]) -> Known | None:
     return None
 
 
-def before_the_start(wanted: Mapping[str, object]) -> Known:
+def before_the_start(wanted: Mapping[str, object]) -> KnownSettings:
     """Nobody has told anything yet: param groups may be whatever is named, of known names."""
     places = [parse_address(name) for name in wanted]
     optimizers = 1 + max((p.optimizer or 0 for p in places), default=0)
     groups = 1 + max((p.group or 0 for p in places), default=0)
     group: dict[str, object] = dict.fromkeys(HYPERPARAMETERS)
-    return Known([[group] * groups] * optimizers, (MAX_STEPS,))
+    return KnownSettings([[group] * groups] * optimizers, (MAX_STEPS,))
 
 
 def steps_of(job: Job, pulses: Mapping[int, WorkerPulse]) -> int | None:
@@ -99,17 +99,17 @@ def step_s_of(pulses: Mapping[int, WorkerPulse]) -> float:
     return max((pulse.step_s for pulse in pulses.values()), default=0.0)
 
 
-def config_view(job: Job, pulses: Mapping[int, WorkerPulse]) -> ConfigView:
+def config_view(job: Job, pulses: Mapping[int, WorkerPulse]) -> KnownConfig:
     found = known_of(pulses)
     newest = max((entry.version for entry in job.schedule), default=0)
     version = max((pulse.config_version for pulse in pulses.values()), default=0) or newest
     if found is None:
-        return ConfigView(version=version, schedule=job.schedule, paused=job.paused)
+        return KnownConfig(version=version, schedule=job.schedule, paused=job.paused)
     held = tuple(
         HeldView(address, one.value, "scale" if one.mode == "scale" else "hold", one.own)
         for address, one in found.held.items()
     )
-    return ConfigView(
+    return KnownConfig(
         settings=(*_hyperparameters(found), *(_declared(s, found) for s in found.declared)),
         held=held,
         version=version,
@@ -119,7 +119,7 @@ def config_view(job: Job, pulses: Mapping[int, WorkerPulse]) -> ConfigView:
     )
 
 
-def _hyperparameters(found: Known) -> list[SettingView]:
+def _hyperparameters(found: KnownSettings) -> list[KnownSetting]:
     places: dict[str, list[tuple[str, object]]] = {}
     for number, optimizer in enumerate(found.optimizers):
         for at, group in enumerate(optimizer):
@@ -130,12 +130,12 @@ def _hyperparameters(found: Known) -> list[SettingView]:
     return [_view(HYPERPARAMETERS[name], tuple(where)) for name, where in places.items()]
 
 
-def _declared(setting: Setting, found: Known) -> SettingView:
+def _declared(setting: Setting, found: KnownSettings) -> KnownSetting:
     return _view(setting, ((setting.name, found.values.get(setting.name)),))
 
 
-def _view(setting: Setting, places: tuple[tuple[str, object], ...]) -> SettingView:
-    return SettingView(
+def _view(setting: Setting, places: tuple[tuple[str, object], ...]) -> KnownSetting:
+    return KnownSetting(
         name=setting.name,
         type=str(setting.type),
         allowed=setting.allowed(),

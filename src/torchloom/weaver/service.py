@@ -40,7 +40,7 @@ from torchloom.model.notice import Notice
 from torchloom.model.windows import RankWindow
 from torchloom.weaver import snapshot
 from torchloom.weaver.clock import StreamClock
-from torchloom.weaver.detection.loop import Watch
+from torchloom.weaver.detection.loop import Detection
 from torchloom.weaver.dispatch import Deposed, Dispatcher
 from torchloom.weaver.environments import Environments
 from torchloom.weaver.feed import Feed, tell
@@ -74,7 +74,7 @@ class Weaver:
         self._clock = StreamClock()
         self._environments = Environments(bus)
         self._catalogues = Catalogues(bus, self._environments)
-        self._watch = Watch(
+        self._watch = Detection(
             bus,
             fleet=lambda: self.fleet,
             leads=lambda: self._stream.leads,

@@ -10,7 +10,7 @@ from torchloom.wire import codec
 
 log = logging.getLogger(__name__)
 
-FORMAT = b"loom-fleet-4\n"
+FORMAT = b"loom-fleet-5\n"
 """Changes whenever an older snapshot would be misread; a snapshot of another format is ignored."""
 NAME = "snapshot"
 

@@ -113,7 +113,7 @@ class Progress(IntEnum):
     """Of how many steps one is timed on the device: 1 unless that would take too much of a step."""
 
 
-class Recorder(IntEnum):
+class RecorderKind(IntEnum):
     """Value of Progress.RECORDER: who records collectives."""
 
     NONE = 0
@@ -132,7 +132,7 @@ class DeviceState(IntEnum):
     """The device answers with an error, which is in the DEVICE_ERROR blob."""
 
 
-class Phase(IntEnum):
+class WorkerPhase(IntEnum):
     """Value of Progress.PHASE. For USER the name is in the PHASE blob."""
 
     NONE = 0
@@ -156,7 +156,7 @@ class Mailbox(IntEnum):
     AT_STEP = 2
 
 
-class Command(IntEnum):
+class MailboxCommand(IntEnum):
     """Value of Mailbox.COMMAND."""
 
     NOTHING = 0
@@ -169,7 +169,7 @@ class Command(IntEnum):
     """
 
 
-class Answer(IntEnum):
+class AnswerWord(IntEnum):
     """Word indexes relative to ANSWER_AT; written by the worker. VERSION is written last."""
 
     VERSION = 0
@@ -409,7 +409,7 @@ def group_key(name: str) -> int:
     return h or 1
 
 
-class Collective(NamedTuple):
+class CollectiveRecord(NamedTuple):
     """One collective record, unpacked."""
 
     seq: int
@@ -573,7 +573,7 @@ class View:
             if step is not None:
                 yield step
 
-    def read_collective(self, seq: int) -> Collective | None:
+    def read_collective(self, seq: int) -> CollectiveRecord | None:
         """The record number `seq`, or None when it is overwritten, unwritten or torn."""
         at = COLLECTIVES_AT // 8 + (seq - 1) % COLLECTIVE_SLOTS * COLLECTIVE_WORDS
         for _ in range(4):
@@ -582,7 +582,7 @@ class View:
                 return _collective(w)
         return None
 
-    def collectives(self, last: int = 32) -> Iterator[Collective]:
+    def collectives(self, last: int = 32) -> Iterator[CollectiveRecord]:
         """The newest collective records, oldest first; torn ones are left out."""
         newest = self.progress(Progress.COLLECTIVES_ENTERED)
         for seq in range(max(1, newest - min(last, COLLECTIVE_SLOTS) + 1), newest + 1):
@@ -649,13 +649,13 @@ class View:
         return found
 
 
-def _collective(w: Sequence[int]) -> Collective:
+def _collective(w: Sequence[int]) -> CollectiveRecord:
     packed = w[CollectiveWord.PACKED]
     peer = w[CollectiveWord.PEER]
     completion = w[CollectiveWord.COMPLETION]
     arrival = w[CollectiveWord.ARRIVAL]
     failed = FLAG_FAILED if completion & 1 else 0
-    return Collective(
+    return CollectiveRecord(
         seq=w[CollectiveWord.SEQ],
         op=w[CollectiveWord.OP],
         group=w[CollectiveWord.GROUP],

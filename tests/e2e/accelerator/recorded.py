@@ -39,20 +39,20 @@ class Box:
         recorder.load()
         self.view = bb.View(memoryview(mapped))
         started = recorder.start(self.view, ctypes.addressof(ctypes.c_char.from_buffer(mapped)))
-        assert started.kind is bb.Recorder.NATIVE
+        assert started.kind is bb.RecorderKind.NATIVE
         self.read = 0
 
-    def fresh(self) -> list[bb.Collective]:
+    def fresh(self) -> list[bb.CollectiveRecord]:
         """Records since the last call."""
         newest = self.view.progress(bb.Progress.COLLECTIVES_ENTERED)
         found = [self.view.read_collective(seq) for seq in range(self.read + 1, newest + 1)]
         self.read = newest
         return [record for record in found if record is not None]
 
-    def again(self, records: list[bb.Collective]) -> list[bb.Collective]:
+    def again(self, records: list[bb.CollectiveRecord]) -> list[bb.CollectiveRecord]:
         return [found for r in records if (found := self.view.read_collective(r.seq)) is not None]
 
-    def finished(self, records: list[bb.Collective]) -> list[bb.Collective]:
+    def finished(self, records: list[bb.CollectiveRecord]) -> list[bb.CollectiveRecord]:
         """The same records once all of them are over."""
         until(lambda: all(r.finished_ns for r in self.again(records)), "a collective never ended")
         return self.again(records)

@@ -13,7 +13,7 @@ from torchloom.errors import Conflict
 from torchloom.home import Home
 from torchloom.model.effects import Launch, StartWorkers
 from torchloom.model.job import Program
-from torchloom.model.node import StoreAddress
+from torchloom.model.node import RendezvousAddress
 from torchloom.model.worker import WorkerRef
 
 REF = WorkerRef("my-job", 3, 2, 17)
@@ -79,7 +79,7 @@ def test_a_workers_environment_is_torchruns_and_holds_no_secret_of_ours() -> Non
         id="e1-0", cause=1, reason="r", node="n", job="my-job", generation=2,
         program=Program("script", "t.py"), cwd="/", interpreter="", spawn="warm", preload=(),
         launches=(Launch(REF, 1),), world_size=4, local_world_size=2, group_rank=1, group_world_size=2,
-        replicas=2, restart_count=5, max_restarts=9, store=StoreAddress("h", 4711),
+        replicas=2, restart_count=5, max_restarts=9, store=RendezvousAddress("h", 4711),
     )  # fmt: skip
     env = worker_env(
         effect,

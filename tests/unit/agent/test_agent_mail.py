@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from torchloom.agent.host import Host, Worker
+from torchloom.agent.host import Host, LocalWorker
 from torchloom.agent.journal import Journal
 from torchloom.agent.mail import _portions, answers_text, look_at_answers, post_mail, put
-from torchloom.agent.observe.boxes import Box
+from torchloom.agent.observe.boxes import ReadableBox
 from torchloom.agent.observe.devices import look
 from torchloom.agent.processes.spawners import Spawners
 from torchloom.agent.reporting import Reporter
@@ -24,7 +24,7 @@ from torchloom.wire.blackbox import Header, Mailbox, View
 REF = WorkerRef("j", 0, 1, 1)
 
 
-def box(path: Path) -> Box:
+def box(path: Path) -> ReadableBox:
     path.write_bytes(bytes(blackbox.SIZE))
     with path.open("r+b") as file:
         raw = bytearray(blackbox.SIZE)
@@ -33,7 +33,7 @@ def box(path: Path) -> Box:
         view.set_header(Header.LAYOUT, blackbox.LAYOUT_VERSION)
         view.set_header(Header.SIZE, blackbox.SIZE)
         file.write(raw)
-    return Box.open(path)
+    return ReadableBox.open(path)
 
 
 def mail(phase: Phase, attempt: int = 1, size: int = 0) -> Mail:
@@ -45,7 +45,7 @@ def said(said: Said, attempt: int = 1, rank: int = 0, why: str = "") -> Answer:
     return Answer(AttemptId(1, attempt, attempt), rank, said, 7, why=why)
 
 
-def version(made: Box) -> int:
+def version(made: ReadableBox) -> int:
     return made.view.words[blackbox.MAILBOX_AT // 8 + Mailbox.VERSION]
 
 
@@ -80,7 +80,7 @@ def test_large_mail_pushes_older_mail_out(tmp_path: Path) -> None:
     made.close()
 
 
-def a_host(tmp_path: Path, bus: MemoryBus, made: Box) -> Host:
+def a_host(tmp_path: Path, bus: MemoryBus, made: ReadableBox) -> Host:
     home = Home(tmp_path / "home")
     host = Host(
         home=home,
@@ -95,7 +95,7 @@ def a_host(tmp_path: Path, bus: MemoryBus, made: Box) -> Host:
         spawners=Spawners(home, lambda _: False),
     )
     log = tmp_path / "log"
-    host.workers[REF] = Worker(
+    host.workers[REF] = LocalWorker(
         ref=REF, order="", pid=1, start_ticks=1, process=None, box=made, log=log, spawner=""
     )
     return host

@@ -47,10 +47,10 @@ def may_look() -> bool:
     return bool(waiting.read_small(f"/proc/{os.getpid()}/syscall"))
 
 
-def settled(pid: int) -> waiting.Wait:
+def settled(pid: int) -> waiting.KernelWait:
     """Once its main thread has come to where it stays."""
     end = time.monotonic() + 60
-    found, before = waiting.NOTHING, waiting.Wait("unknown", "?")
+    found, before = waiting.NOTHING, waiting.KernelWait("unknown", "?")
     while time.monotonic() < end and (found != before or not found.call):
         before, found = found, waiting.of_process(pid)
         time.sleep(0.05)

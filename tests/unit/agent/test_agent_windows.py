@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from torchloom.agent.observe import kernel
-from torchloom.agent.observe.boxes import Box
+from torchloom.agent.observe.boxes import ReadableBox
 from torchloom.agent.observe.evidence import Samples
 from torchloom.agent.observe.windows import Windows
 from torchloom.model.windows import RankWindow
@@ -36,7 +36,7 @@ class Recording:
         view.set_header(Header.LAYOUT, blackbox.LAYOUT_VERSION)
         view.set_header(Header.SIZE, blackbox.SIZE)
         path.write_bytes(bytes(view.raw))
-        self.box = Box.open(path)
+        self.box = ReadableBox.open(path)
         self._records = self._steps = 0
         worker = SimpleNamespace(
             ref=WorkerRef("job", 0, 1, 1), box=self.box, pid=pid or os.getpid(), devices=(), began_ns=0

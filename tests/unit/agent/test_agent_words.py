@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from torchloom.agent.observe import words
-from torchloom.wire.blackbox import OPS, Collective, Group, Phase, Source
+from torchloom.wire.blackbox import OPS, CollectiveRecord, Group, Source, WorkerPhase
 
 S = 10**9
 GROUPS = {
@@ -14,12 +14,16 @@ GROUPS = {
 }
 
 
-def record(op: str, group: int = 5, size: int = 4_000_000, peer: int | None = None) -> Collective:
-    return Collective(1, OPS.index(op), group, 412, size, 7, Source.CALLBACK, 0, 4, peer, 8 * S, 0)
+def record(op: str, group: int = 5, size: int = 4_000_000, peer: int | None = None) -> CollectiveRecord:
+    return CollectiveRecord(1, OPS.index(op), group, 412, size, 7, Source.CALLBACK, 0, 4, peer, 8 * S, 0)
 
 
 def said(
-    phase: Phase, steps: int = 0, under_way: Collective | None = None, user: str = "", offset: int = 0
+    phase: WorkerPhase,
+    steps: int = 0,
+    under_way: CollectiveRecord | None = None,
+    user: str = "",
+    offset: int = 0,
 ) -> str:
     return words.activity(
         now_ns=10 * S,
@@ -54,15 +58,15 @@ def test_a_collective_in_words() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (said(Phase.TRAINING, 7, record("allreduce_")),
+        (said(WorkerPhase.TRAINING, 7, record("allreduce_")),
          "in all_reduce #412 of group default (4.0 MB float32) for 2.0 s"),
-        (said(Phase.DATA_WAIT, 7), "waiting for data for 1.0 s"),
-        (said(Phase.TRAINING, 7), "training, 2.0 s after its step 7"),
-        (said(Phase.TRAINING, 70, offset=-20), "training, 2.0 s after its step 50"),
-        (said(Phase.STARTING), "starting, with no step completed"),
-        (said(Phase.USER, 7, user="eval"), "in its phase eval for 1.0 s"),
-        (said(Phase.COMPILING), "compiling for 1.0 s"),
-        (said(Phase.NONE, 3), "past its step 3"),
+        (said(WorkerPhase.DATA_WAIT, 7), "waiting for data for 1.0 s"),
+        (said(WorkerPhase.TRAINING, 7), "training, 2.0 s after its step 7"),
+        (said(WorkerPhase.TRAINING, 70, offset=-20), "training, 2.0 s after its step 50"),
+        (said(WorkerPhase.STARTING), "starting, with no step completed"),
+        (said(WorkerPhase.USER, 7, user="eval"), "in its phase eval for 1.0 s"),
+        (said(WorkerPhase.COMPILING), "compiling for 1.0 s"),
+        (said(WorkerPhase.NONE, 3), "past its step 3"),
     ],
 )  # fmt: skip
 def test_activity(text: str, expected: str) -> None:
@@ -87,5 +91,5 @@ def test_sizes(count: int, text: str) -> None:
 
 def test_unknown_numbers_are_no_reason_to_fail() -> None:
     assert words.phase_name(77) == "unknown"
-    assert words.phase_name(Phase.USER, "warm-up") == "warm-up"
+    assert words.phase_name(WorkerPhase.USER, "warm-up") == "warm-up"
     assert words.recorder_name(77) == "unknown"

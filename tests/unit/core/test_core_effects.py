@@ -5,7 +5,7 @@ from __future__ import annotations
 from core_story import FAILED, KILLED, NEVER_STARTED, OK, Story, kinds, limits, only
 
 from torchloom.core.reducer import FORGOTTEN_TOGETHER, REMEMBERED_EVENTS, apply
-from torchloom.model.effects import StartStore, StartWorkers, StopStore, StopWorkers
+from torchloom.model.effects import StartRendezvous, StartWorkers, StopRendezvous, StopWorkers
 from torchloom.model.events import (
     Decided,
     EffectDone,
@@ -19,21 +19,21 @@ from torchloom.model.events import (
     WorkerRegistered,
 )
 from torchloom.model.fleet import Fleet, JobState
-from torchloom.model.node import StoreRef
+from torchloom.model.node import RendezvousRef
 from torchloom.model.worker import DeviceUse, WorkerRef
 from torchloom.wire import codec
 
 
 def test_a_store_that_cannot_start_uses_the_budget() -> None:
     story = Story(a=8)
-    store = only(StartStore, story.submit())
+    store = only(StartRendezvous, story.submit())
     story.failed(store, "no port is free")
     assert story.state() is JobState.BACKOFF
     incident = story.incident()
     assert incident.kind == "start-failed"
     assert incident.verdict == "rank 0 on a could not be started: no port is free"
     assert not story.open(StopWorkers), "nothing exists that could be stopped"
-    assert only(StartStore, story.fire()).store == StoreRef("j", 2)
+    assert only(StartRendezvous, story.fire()).store == RendezvousRef("j", 2)
     story.check_replay()
 
 
@@ -42,7 +42,7 @@ def test_workers_that_cannot_start_end_in_failed_with_the_reason() -> None:
     story.submit(workers=3, restarts=limits(max_fruitless=1))
     start = only(StartWorkers, story.store_up())
     effects = story.failed(start, "train.py does not exist")
-    assert kinds(effects) == ["StopStore"] and story.state() is JobState.BACKOFF
+    assert kinds(effects) == ["StopRendezvous"] and story.state() is JobState.BACKOFF
     story.fire()
     story.store_up()
     story.failed(story.open(StartWorkers)[0], "train.py does not exist")
@@ -69,10 +69,10 @@ def test_the_early_store_of_the_next_generation_fails_and_is_asked_for_again() -
     story = Story(a=8)
     story.run()
     story.exit(0, KILLED, steps=50)
-    early = story.open(StartStore)[0]
+    early = story.open(StartRendezvous)[0]
     story.failed(early)
     assert story.state() is JobState.RECOVERING
-    again = only(StartStore, story.exit(1, KILLED))
+    again = only(StartRendezvous, story.exit(1, KILLED))
     assert again.store == early.store and again.id != early.id
 
 
@@ -90,8 +90,10 @@ def test_a_stop_of_a_store_that_failed_is_left_to_the_next_join() -> None:
     story = Story(a=8)
     story.run(workers=1)
     story.exit(0, OK)
-    assert story.failed(story.open(StopStore)[0]) == []
-    assert only(StopStore, story.join("a", stores=(StoreRef("j", 1),))).store == StoreRef("j", 1)
+    assert story.failed(story.open(StopRendezvous)[0]) == []
+    assert only(StopRendezvous, story.join("a", stores=(RendezvousRef("j", 1),))).store == RendezvousRef(
+        "j", 1
+    )
 
 
 def test_a_running_job_does_not_need_its_store() -> None:
@@ -111,7 +113,7 @@ def test_a_store_lost_before_the_workers_were_started() -> None:
     story = Story(a=8)
     story.submit()
     story.store_lost()
-    assert story.state() is JobState.BACKOFF and not story.open(StartStore)
+    assert story.state() is JobState.BACKOFF and not story.open(StartRendezvous)
     assert "could not be started: the c10d store on a was killed by signal 9" in story.incident().verdict
 
 
@@ -121,7 +123,7 @@ def test_a_store_lost_while_workers_may_exist_ends_them_before_anything_new_star
     start = only(StartWorkers, story.store_up())
     stop = only(StopWorkers, story.store_lost())
     assert story.state() is JobState.RECOVERING and len(stop.workers) == 2
-    assert not story.open(StartWorkers) and not story.open(StartStore)
+    assert not story.open(StartWorkers) and not story.open(StartRendezvous)
     story.started(start)
     story.exit(0, FAILED)
     assert story.state() is JobState.RECOVERING, "rank 1 may live"
@@ -142,7 +144,7 @@ def test_the_early_store_dies_while_the_old_generation_ends() -> None:
     story.exit(0, KILLED, steps=50)
     story.store_up()
     assert story.store_lost() == [] and story.state() is JobState.RECOVERING
-    assert only(StartStore, story.exit(1, KILLED)).store == StoreRef("j", 2)
+    assert only(StartRendezvous, story.exit(1, KILLED)).store == RendezvousRef("j", 2)
 
 
 def test_what_comes_from_an_older_incarnation_has_no_effect() -> None:
@@ -233,7 +235,7 @@ def test_a_timer_that_fires_early_stays_set_and_nothing_happens() -> None:
     assert story.tell(TimerFired(timer=timer.id), after_s=0) == []
     assert story.state() is JobState.BACKOFF and story.fleet.timers == {timer.id: timer}
     story.now_ns = timer.at_ns
-    assert only(StartStore, story.tell(TimerFired(timer=timer.id))).store == StoreRef("j", 2)
+    assert only(StartRendezvous, story.tell(TimerFired(timer=timer.id))).store == RendezvousRef("j", 2)
     assert not story.fleet.timers
     story.check_replay()
 
@@ -254,7 +256,7 @@ def test_only_an_ended_job_is_deleted_and_its_incidents_go_with_it() -> None:
     assert story.tell(JobDeleted(job="j", by="ann")) == []
     assert not story.fleet.jobs and not story.fleet.incidents
     assert story.tell(JobDeleted(job="j", by="ann")) == []
-    assert story.open(StopStore), "what is still to be ended is not forgotten"
+    assert story.open(StopRendezvous), "what is still to be ended is not forgotten"
 
 
 def test_a_name_used_again_is_not_mistaken_for_the_job_that_had_it() -> None:
@@ -264,8 +266,8 @@ def test_a_name_used_again_is_not_mistaken_for_the_job_that_had_it() -> None:
     story.stop(kill=True)
     story.end_rest()
     story.tell(JobDeleted(job="j", by="ann"))
-    store = only(StartStore, story.submit())
-    assert store.store == StoreRef("j", 2)
+    store = only(StartRendezvous, story.submit())
+    assert store.store == RendezvousRef("j", 2)
     story.bring_up()
     assert story.ref(0) != old and story.ref(0).incarnation == 3
     assert story.exit(ref=old) == [] and story.state() is JobState.RUNNING
@@ -281,7 +283,7 @@ def test_every_effect_says_why_in_words() -> None:
     story.bring_up()
     story.stop()
     story.end_rest()
-    assert {type(e) for e in story.effects} == {StartStore, StopStore, StartWorkers, StopWorkers}
+    assert {type(e) for e in story.effects} == {StartRendezvous, StopRendezvous, StartWorkers, StopWorkers}
     for effect in story.effects:
         assert len(effect.reason.split()) >= 3, effect
     assert len({e.id for e in story.effects}) == len(story.effects)

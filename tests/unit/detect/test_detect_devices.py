@@ -5,13 +5,13 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from torchloom.core.detect.hang import hangs
-from torchloom.core.detect.thresholds import Limits, Pace
+from torchloom.core.detect.thresholds import Pace, StuckLimits
 from torchloom.core.detect.window import Collective, GroupPosition, ProcessFacts, RankWindow, waited_ns
 from torchloom.model.windows import DeviceFacts
 
 S = 10**9
 NOW = 1000 * S
-LIMITS = Limits()
+LIMITS = StuckLimits()
 PACE = Pace(steps=200, recent_s=(0.1,) * 100)
 
 

@@ -9,11 +9,11 @@ from msgspec.structs import replace
 from torchloom.core.detect.crash import crashes, lost_nodes
 from torchloom.core.detect.desync import desync
 from torchloom.core.detect.hang import hangs
-from torchloom.core.detect.thresholds import Limits, Pace, with_pause
+from torchloom.core.detect.thresholds import Pace, StuckLimits, with_pause
 from torchloom.core.detect.window import Collective, GroupPosition, ProcessFacts, RankWindow
 from torchloom.model.findings import Finding
 
-LIMITS = Limits()
+LIMITS = StuckLimits()
 
 
 def one(windows: list[RankWindow], pace: Pace = PACE) -> Finding:
@@ -109,7 +109,7 @@ def test_uncertain_evidence_is_not_acted_on_before_the_process_group_would_give_
 
 
 def test_what_the_owner_set_is_followed_whatever_the_process_groups_timeout() -> None:
-    told = Limits(hang_act_s=20.0, act_told=True)
+    told = StuckLimits(hang_act_s=20.0, act_told=True)
     for for_s, acted in ((19, False), (21, True)):
         (found,) = hangs([*(waiting(r, for_s=for_s) for r in range(3)), still(for_s)], PACE, told)
         assert (found.may_act, found.certain) == (acted, False)
@@ -128,7 +128,7 @@ def test_what_the_owner_set_is_followed_whatever_the_process_groups_timeout() ->
 )
 def test_whoever_shows_life_or_is_debugged_is_never_restarted(facts: dict[str, object]) -> None:
     """Not at the owner's limit, not after the process group's timeout, not after a day."""
-    told = Limits(hang_act_s=100.0, act_told=True)
+    told = StuckLimits(hang_act_s=100.0, act_told=True)
     for limits, for_s in ((told, 101.0), (told, 86400.0), (LIMITS, 86400.0)):
         (found,) = hangs([*(waiting(r, for_s=for_s) for r in range(3)), still(for_s, **facts)], PACE, limits)
         assert found.ranks == (3,) and not found.certain and not found.may_act
@@ -137,7 +137,7 @@ def test_whoever_shows_life_or_is_debugged_is_never_restarted(facts: dict[str, o
 
 
 def test_the_limit_for_acting_counts_from_the_last_sign_of_life() -> None:
-    told = Limits(hang_act_s=100.0, act_told=True)
+    told = StuckLimits(hang_act_s=100.0, act_told=True)
     for quiet_s, acted in ((50, False), (101, True)):
         late = still(1000, quiet_ns=quiet_s * SECOND, life="it prints")
         (found,) = hangs([*(waiting(r, for_s=1000) for r in range(3)), late], PACE, told)
@@ -145,7 +145,7 @@ def test_the_limit_for_acting_counts_from_the_last_sign_of_life() -> None:
 
 
 def test_one_that_shows_life_keeps_all_that_are_missed_from_being_restarted() -> None:
-    told = Limits(hang_act_s=100.0, act_told=True)
+    told = StuckLimits(hang_act_s=100.0, act_told=True)
     windows = [waiting(0, for_s=500), waiting(1, for_s=500), still(500, 2), still(500, 3, quiet_ns=SECOND)]
     (found,) = hangs(windows, PACE, told)
     assert found.ranks == (2, 3) and not found.may_act

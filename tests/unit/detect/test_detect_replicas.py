@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from detect_windows import window
 
-from torchloom.core.detect.replicas import Replicas, compare
+from torchloom.core.detect.replicas import ReplicaMemory, compare
 from torchloom.model.findings import Finding
 from torchloom.model.windows import PartHash
 
@@ -23,7 +23,7 @@ def play(
     offset: int | None = None,
 ) -> list[tuple[int, Finding]]:
     """What is said after which step; two of the parts are looked at each time."""
-    known, told = Replicas(), []
+    known, told = ReplicaMemory(), []
     for step in steps:
         parts = (step // 10 % PARTS, (step // 10 + 1) % PARTS)
         windows = [
@@ -119,7 +119,7 @@ def test_what_is_equal_again_is_no_longer_said() -> None:
 
 
 def test_only_steps_that_all_ranks_told_are_compared() -> None:
-    known = Replicas()
+    known = ReplicaMemory()
     for step in range(10, 400, 10):
         windows = [
             window(r, hashes=tuple(PartHash(s, 7, 0, 1, s + r * (s % 20 > 0)) for s in told))

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from torchloom.core.detect.hang import hangs
 from torchloom.core.detect.joining import not_joined
 from torchloom.core.detect.judge import AllLimits, Memory, judge
-from torchloom.core.detect.thresholds import Limits, Pace
+from torchloom.core.detect.thresholds import Pace, StuckLimits
 from torchloom.core.detect.window import GroupPosition, ProcessFacts, RankWindow
 from torchloom.model.findings import Finding
 
@@ -30,26 +30,26 @@ def test_a_rank_that_does_not_come_to_init_process_group_is_named() -> None:
         "ranks 0 and 2 wait"
     )
     assert not found.certain and not found.may_act
-    assert not_joined([joining(0, 29), late], Pace(), Limits()) == []
+    assert not_joined([joining(0, 29), late], Pace(), StuckLimits()) == []
 
 
 def test_a_stopped_rank_that_does_not_come_there_is_certain() -> None:
     stopped = window(1, idle_s=31, process=ProcessFacts(state="T"), **NOTHING)
-    (found,) = not_joined([joining(0, 31), stopped], Pace(), Limits())
+    (found,) = not_joined([joining(0, 31), stopped], Pace(), StuckLimits())
     assert found.certain and found.may_act
 
 
 def test_a_rank_that_does_not_call_new_group_is_named() -> None:
     windows = [joining(0, 31, groups=window(0).groups, steps_done=5), missing(1, 31)]
-    (found,) = not_joined(windows, PACE, Limits())
+    (found,) = not_joined(windows, PACE, StuckLimits())
     assert found.kind == "hang" and found.ranks == (1,) and "has not called new_group" in found.sentence
 
 
 def test_all_that_are_in_and_never_come_out_do_not_reach_each_other() -> None:
-    (found,) = not_joined([joining(0, 40), joining(1, 31)], Pace(), Limits())
+    (found,) = not_joined([joining(0, 40), joining(1, 31)], Pace(), StuckLimits())
     assert found.kind == "communication-hang" and found.ranks == () and not found.may_act
     assert "all 2 ranks have called init_process_group" in found.sentence
-    assert not_joined([joining(0, 40), joining(1, 20)], Pace(), Limits()) == [], "the last came lately"
+    assert not_joined([joining(0, 40), joining(1, 20)], Pace(), StuckLimits()) == [], "the last came lately"
 
 
 def running(seconds: int, hang_from: int) -> list[list[RankWindow]]:
@@ -98,7 +98,7 @@ def test_a_rank_that_left_and_is_waited_for_is_certain() -> None:
 def test_a_rank_that_left_and_is_not_waited_for_is_nobodys_trouble() -> None:
     windows = [*(window(r) for r in range(3)), left(3)]
     assert judge(windows, Memory(pace=PACE), AllLimits())[1] == []
-    assert hangs(windows, PACE, Limits()) == []
+    assert hangs(windows, PACE, StuckLimits()) == []
 
 
 def slow_one(idle_s: float) -> list[Finding]:

@@ -15,7 +15,7 @@ import torch
 from torchloom.agent.mail import put
 from torchloom.core.transaction.packing import unpack_answers
 from torchloom.model.transaction.messages import Answer, AttemptId, Kind, Mail, Phase, Proposal, Said
-from torchloom.probe.box import Box
+from torchloom.probe.box import OwnBox
 from torchloom.probe.guard import LIMIT
 from torchloom.probe.session import Session
 from torchloom.probe.steering.answers import Answers
@@ -41,7 +41,7 @@ class Worker:
         self.view = View(memoryview(bytearray(SIZE)))
         self.view.set_header(Header.GENERATION, 1)
         self.view.set_header(Header.WORLD_SIZE, world)
-        self.session = Session(Box(self.view, 0))
+        self.session = Session(OwnBox(self.view, 0))
         self.optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
         self.used: list[float] = []
         self.attempt = 0

@@ -10,7 +10,7 @@ from typing import Any, Literal, Optional
 import pytest
 
 import torchloom as loom
-from torchloom.core.steering.settings import Type
+from torchloom.core.config.settings import Type
 from torchloom.errors import UsageError
 from torchloom.probe.steering.declared import MOST, registry
 

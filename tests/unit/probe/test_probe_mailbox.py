@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from torchloom.probe.box import Box
+from torchloom.probe.box import OwnBox
 from torchloom.probe.session import Session
 from torchloom.probe.steering.mailbox import Inbox
 from torchloom.probe.steering.stopping import StopAtBoundary
-from torchloom.wire.blackbox import ANSWER_AT, MAILBOX_AT, SIZE, Command, Mailbox, View
+from torchloom.wire.blackbox import ANSWER_AT, MAILBOX_AT, SIZE, Mailbox, MailboxCommand, View
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def view() -> View:
 
 
 def inbox_of(view: View) -> Inbox:
-    return Session(Box(view, 0)).steps.inbox
+    return Session(OwnBox(view, 0)).steps.inbox
 
 
 def post(view: View, version: int, command: int, at_step: int = 0) -> None:
@@ -41,7 +41,7 @@ def test_an_empty_mailbox_is_silent(view: View) -> None:
 def test_a_stop_posted_after_three_steps(view: View, at_step: int, ends_after: int) -> None:
     inbox = inbox_of(view)
     inbox.check(2)
-    post(view, 9, Command.STOP, at_step)
+    post(view, 9, MailboxCommand.STOP, at_step)
     for completed in range(3, ends_after):
         inbox.check(completed)
         assert answer(view) == (0, 0)
@@ -53,7 +53,7 @@ def test_a_stop_posted_after_three_steps(view: View, at_step: int, ends_after: i
 
 def test_a_swallowed_stop_comes_again(view: View) -> None:
     inbox = inbox_of(view)
-    post(view, 1, Command.STOP)
+    post(view, 1, MailboxCommand.STOP)
     for completed in range(3):
         with pytest.raises(StopAtBoundary):
             inbox.check(completed)
@@ -61,13 +61,13 @@ def test_a_swallowed_stop_comes_again(view: View) -> None:
 
 def test_a_stop_can_be_withdrawn_and_posted_anew(view: View) -> None:
     inbox = inbox_of(view)
-    post(view, 1, Command.STOP, 10)
+    post(view, 1, MailboxCommand.STOP, 10)
     inbox.check(3)
-    post(view, 2, Command.NOTHING)
+    post(view, 2, MailboxCommand.NOTHING)
     inbox.check(4)
     assert answer(view) == (2, 4)
     inbox.check(20)
-    post(view, 3, Command.STOP, 30)
+    post(view, 3, MailboxCommand.STOP, 30)
     inbox.check(28)
     with pytest.raises(StopAtBoundary):
         inbox.check(29)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchloom.probe.observe.parameter_hashes import FIRST, MOST_SEGMENTS, Replicas, cut, parts_at
+from torchloom.probe.observe.parameter_hashes import FIRST, MOST_SEGMENTS, ParameterHashes, cut, parts_at
 from torchloom.wire.blackbox import SIZE, Hash, Progress, View
 
 
@@ -35,7 +35,10 @@ def box(step_ns: int = 300_000_000) -> View:
 
 def hashes(model: torch.nn.Module, steps: int = 64) -> dict[tuple[int, int], int]:
     view = box()
-    replicas, optimizer = Replicas(view, lambda *told: None), torch.optim.SGD(model.parameters(), lr=0.1)
+    replicas, optimizer = (
+        ParameterHashes(view, lambda *told: None),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+    )
     found: dict[tuple[int, int], int] = {}
     due = FIRST
     for step in range(steps):
@@ -105,7 +108,7 @@ def test_looks_are_powers_of_two_apart_and_seldom_enough(monkeypatch: pytest.Mon
     clocks(monkeypatch, cpu=lambda: next(clock))
     view = box(step_ns=10_000_000)
     replicas, optimizer = (
-        Replicas(view, lambda *told: None),
+        ParameterHashes(view, lambda *told: None),
         torch.optim.SGD([torch.nn.Parameter(torch.ones(4))], lr=0.1),
     )
     due: Any = FIRST
@@ -134,7 +137,7 @@ def test_parameters_that_stop_being_numbers_are_told_once_and_so_is_their_recove
 ) -> None:
     weight = torch.nn.Parameter(torch.ones(100, 70, dtype=dtype))
     told: list[tuple[bool, int]] = []
-    replicas = Replicas(box(), lambda finite, step: told.append((finite, step)))
+    replicas = ParameterHashes(box(), lambda finite, step: told.append((finite, step)))
     optimizer = torch.optim.SGD([weight, torch.nn.Parameter(torch.ones(3))], lr=0.1)
     mask = torch.nn.Parameter(torch.full((4,), -torch.inf))
     optimizer.add_param_group({"params": [mask]})
@@ -157,7 +160,7 @@ def test_parameters_that_stop_being_numbers_are_told_once_and_so_is_their_recove
 
 def test_who_has_nobody_to_compare_with_hashes_nothing_and_still_sees_what_is_no_number() -> None:
     view, told = box(), list[bool]()
-    replicas = Replicas(view, lambda finite, step: told.append(finite), compare=False)
+    replicas = ParameterHashes(view, lambda finite, step: told.append(finite), compare=False)
     weight = torch.nn.Parameter(torch.ones(1000))
     optimizer = torch.optim.SGD([weight], lr=0.1)
     for step in range(64):
@@ -171,7 +174,7 @@ def test_who_has_nobody_to_compare_with_hashes_nothing_and_still_sees_what_is_no
 
 def test_what_was_told_of_old_parameters_ends_with_them() -> None:
     told: list[bool] = []
-    replicas = Replicas(box(), lambda finite, step: told.append(finite))
+    replicas = ParameterHashes(box(), lambda finite, step: told.append(finite))
     weight = torch.nn.Parameter(torch.ones(10))
     for step in range(64):
         replicas.look(step, torch.optim.SGD([weight], lr=0.1))
@@ -190,7 +193,7 @@ def test_large_numbers_are_numbers() -> None:
     told: list[tuple[bool, int]] = []
     weights = [torch.ones(1000), torch.ones(1000, dtype=torch.float16)]
     optimizer = torch.optim.SGD([torch.nn.Parameter(w) for w in weights], lr=0.1)
-    replicas = Replicas(box(), lambda finite, step: told.append((finite, step)))
+    replicas = ParameterHashes(box(), lambda finite, step: told.append((finite, step)))
     for step in range(64):
         replicas.look(step, optimizer)
     with torch.no_grad():

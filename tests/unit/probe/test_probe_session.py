@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchloom.probe.box import Box
+from torchloom.probe.box import OwnBox
 from torchloom.probe.guard import LIMIT
 from torchloom.probe.session import NEVER_NS, Session
 from torchloom.wire.blackbox import METRICS, SIZE, Progress, View
@@ -14,7 +14,7 @@ from torchloom.wire.blackbox import METRICS, SIZE, Progress, View
 @pytest.fixture
 def session() -> Session:
     """Not installed: the tests call the hooks themselves."""
-    return Session(Box(View(memoryview(bytearray(SIZE))), 0))
+    return Session(OwnBox(View(memoryview(bytearray(SIZE))), 0))
 
 
 def step(session: Session, optimizer: object) -> None:

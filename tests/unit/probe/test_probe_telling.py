@@ -10,7 +10,7 @@ import pytest
 
 from torchloom.agent.observe.windows import _broken
 from torchloom.model.windows import Broken
-from torchloom.probe.box import Box
+from torchloom.probe.box import OwnBox
 from torchloom.probe.observe import steps as module
 from torchloom.probe.session import Session
 from torchloom.wire.blackbox import METRICS, ROLE, SIZE, View
@@ -30,7 +30,7 @@ def told(view: View) -> Any:
 
 
 def test_the_first_nan_of_a_run_stays_when_the_value_is_fine_again(view: View) -> None:
-    session = Session(Box(view, 0))
+    session = Session(OwnBox(view, 0))
     session.log({"loss": 1.0})
     assert _broken(told(view)) is None
     session.steps.completed = 7
@@ -47,7 +47,7 @@ def test_the_first_nan_of_a_run_stays_when_the_value_is_fine_again(view: View) -
 
 
 def test_other_metrics_may_be_nan_for_good_reasons(view: View) -> None:
-    Session(Box(view, 0)).log({"accuracy": float("nan")})
+    Session(OwnBox(view, 0)).log({"accuracy": float("nan")})
     assert _broken(told(view)) is None
 
 
@@ -60,7 +60,7 @@ def test_a_role_is_told_by_the_script_or_by_the_environment(
     view: View, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOOM_ROLE", "stage0")
-    session = Session(Box(view, 0))
+    session = Session(OwnBox(view, 0))
     assert view.read_blob(ROLE) == b"stage0"
     session.tell_role("stage1")
     assert view.read_blob(ROLE) == b"stage1"
@@ -73,7 +73,7 @@ def test_a_worker_past_its_hosts_deadline_makes_no_further_step(
 ) -> None:
     killed: list[int] = []
     monkeypatch.setattr(module.os, "kill", lambda pid, number: killed.append(number))
-    session, optimizer = Session(Box(view, 0)), Optimizer()
+    session, optimizer = Session(OwnBox(view, 0)), Optimizer()
     now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     for limit_ns, until_ns, ends in ((0, 1, 0), (10**9, now_ns + 10**12, 0), (10**9, now_ns - 1, 1)):
         view.set_fence(limit_ns, until_ns)

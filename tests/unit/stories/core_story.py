@@ -12,9 +12,9 @@ from torchloom.core.reducer import apply
 from torchloom.model.effects import (
     Effect,
     RemoveJobFiles,
-    StartStore,
+    StartRendezvous,
     StartWorkers,
-    StopStore,
+    StopRendezvous,
     StopWorkers,
     WarmSpawner,
 )
@@ -26,10 +26,10 @@ from torchloom.model.events import (
     FirstStep,
     JobSubmitted,
     NodeJoined,
+    RendezvousLost,
+    RendezvousStarted,
     StartedWorker,
     StopRequested,
-    StoreLost,
-    StoreStarted,
     TimerFired,
     WorkerExited,
     WorkerProgress,
@@ -38,7 +38,7 @@ from torchloom.model.events import (
 from torchloom.model.fleet import Fleet, Job, JobState
 from torchloom.model.incidents import Incident
 from torchloom.model.job import JobSpec, Program, RestartLimits
-from torchloom.model.node import Inventory, LiveWorker, StoreAddress, StoreRef
+from torchloom.model.node import Inventory, LiveWorker, RendezvousAddress, RendezvousRef
 from torchloom.model.worker import EndRecord, Exit, WorkerRef
 from torchloom.wire import codec
 
@@ -50,7 +50,7 @@ FAILED = Exit(1, None, "spawner")
 OK = Exit(0, None, "spawner")
 NEVER_STARTED = Exit(None, None, "inventory")
 
-E = TypeVar("E", StartStore, StopStore, StartWorkers, StopWorkers, RemoveJobFiles, WarmSpawner)
+E = TypeVar("E", StartRendezvous, StopRendezvous, StartWorkers, StopWorkers, RemoveJobFiles, WarmSpawner)
 
 
 def only(kind: type[E], effects: list[Effect]) -> E:
@@ -137,7 +137,7 @@ class Story:
         boot: str = "boot-1",
         live: tuple[WorkerRef, ...] = (),
         exits: tuple[WorkerRef, ...] = (),
-        stores: tuple[StoreRef, ...] = (),
+        stores: tuple[RendezvousRef, ...] = (),
     ) -> list[Effect]:
         inventory = Inventory(
             hostname=node,
@@ -153,17 +153,17 @@ class Story:
     def submit(self, job: str = "j", workers: int = 2, nodes: int = 1, **more: object) -> list[Effect]:
         return self.tell(JobSubmitted(job=job, spec=spec(workers, nodes, **more), by="ann"))
 
-    def store_up(self, effect: StartStore | None = None, port: int = 29500) -> list[Effect]:
-        effect = effect or self.open(StartStore)[-1]
-        address = StoreAddress(effect.host, port)
+    def store_up(self, effect: StartRendezvous | None = None, port: int = 29500) -> list[Effect]:
+        effect = effect or self.open(StartRendezvous)[-1]
+        address = RendezvousAddress(effect.host, port)
         return self.tell(
-            StoreStarted(node=effect.node, effect=effect.id, store=effect.store, address=address)
+            RendezvousStarted(node=effect.node, effect=effect.id, store=effect.store, address=address)
         )
 
     def store_lost(self, job: str = "j") -> list[Effect]:
         known = self.job(job)
-        ref = StoreRef(job, known.store_generation)
-        return self.tell(StoreLost(node=known.store_node, store=ref, exit=KILLED))
+        ref = RendezvousRef(job, known.rendezvous_generation)
+        return self.tell(RendezvousLost(node=known.rendezvous_node, store=ref, exit=KILLED))
 
     def started(self, effect: StartWorkers | None = None) -> list[Effect]:
         effects: list[Effect] = []
@@ -181,7 +181,7 @@ class Story:
 
     def bring_up(self) -> None:
         """Whatever store and workers are asked for come up."""
-        for effect in self.open(StartStore):
+        for effect in self.open(StartRendezvous):
             self.store_up(effect)
         self.started()
 

@@ -15,7 +15,7 @@ from torchloom.model.transaction.operation import (
     Send,
     Tell,
 )
-from torchloom.model.transaction.state import Proposer, Stage
+from torchloom.model.transaction.state import Proposer, Round
 
 S = 1_000_000_000
 
@@ -47,7 +47,7 @@ class Weaver:
         self.ask()
         self.say(Said.PREPARED)
         self.say(Said.ARMED)
-        assert self.state.stage is Stage.CONFIRMED
+        assert self.state.stage is Round.CONFIRMED
 
     @property
     def sent(self) -> list[tuple[int, Phase, int]]:

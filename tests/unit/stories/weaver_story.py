@@ -13,9 +13,9 @@ from torchloom.model.effects import (
     Effect,
     ReleaseMemory,
     RemoveJobFiles,
-    StartStore,
+    StartRendezvous,
     StartWorkers,
-    StopStore,
+    StopRendezvous,
     StopWorkers,
 )
 from torchloom.model.events import (
@@ -23,14 +23,14 @@ from torchloom.model.events import (
     Envelope,
     Event,
     NodeJoined,
+    RendezvousStarted,
     StartedWorker,
-    StoreStarted,
     WorkerExited,
     WorkersStarted,
 )
 from torchloom.model.job import JobSpec, Program
 from torchloom.model.messages import Receipt
-from torchloom.model.node import Inventory, StoreAddress
+from torchloom.model.node import Inventory, RendezvousAddress
 from torchloom.model.worker import Exit, WorkerRef
 from torchloom.weaver.service import Weaver
 from torchloom.wire import codec, subjects
@@ -73,10 +73,10 @@ class ObedientAgent:
         self.done.append(effect)
         self.env = command.env or self.env
         match effect:
-            case StartStore():
-                address = StoreAddress("127.0.0.1", 29500)
+            case StartRendezvous():
+                address = RendezvousAddress("127.0.0.1", 29500)
                 await self.say(
-                    StoreStarted(node=self.node, effect=effect.id, store=effect.store, address=address)
+                    RendezvousStarted(node=self.node, effect=effect.id, store=effect.store, address=address)
                 )
             case StartWorkers():
                 started = tuple(StartedWorker(start.ref, 100 + start.ref.rank) for start in effect.launches)
@@ -86,7 +86,7 @@ class ObedientAgent:
                 await self.say(EffectDone(node=self.node, effect=effect.id))
                 for ref in effect.workers:
                     await self.die(ref, None, 9)
-            case StopStore() | RemoveJobFiles() | ReleaseMemory():
+            case StopRendezvous() | RemoveJobFiles() | ReleaseMemory():
                 await self.say(EffectDone(node=self.node, effect=effect.id))
 
 

@@ -19,7 +19,7 @@ from torchloom.model.transaction.operation import (
     Requested,
     Send,
 )
-from torchloom.model.transaction.state import Proposer, Stage
+from torchloom.model.transaction.state import Proposer, Round
 from torchloom.weaver.requests.position import STORING_S, foremost
 
 S = 1_000_000_000
@@ -44,7 +44,7 @@ def said(state: Proposer, what: Said, step: int, held: bool = False) -> list[Eve
 
 def test_a_change_is_confirmed_after_one_round() -> None:
     state = asked(position=10.3)
-    assert (state.stage, state.at_step) == (Stage.ARMING, 12)
+    assert (state.stage, state.at_step) == (Round.ARMING, 12)
     effects = told(state, S + 40 * MS, *said(state, Said.ARMED, 11))
     assert [(e.mail.phase, e.mail.at_step) for e in effects if isinstance(e, Send)] == [
         (Phase.CONFIRM, 12)
@@ -54,9 +54,9 @@ def test_a_change_is_confirmed_after_one_round() -> None:
 def test_ranks_that_are_further_than_was_thought_tell_where_they_are_and_then_are_asked() -> None:
     state = asked(position=10.3)
     told(state, S + MS, said(state, Said.TOO_LATE, 14)[0])
-    assert (state.stage, state.at_step, state.tries) == (Stage.ARMING, 16, 2)
+    assert (state.stage, state.at_step, state.tries) == (Round.ARMING, 16, 2)
     told(state, S + 2 * MS, said(state, Said.TOO_LATE, 18)[0])
-    assert (state.stage, state.at_step, state.tries) == (Stage.PREPARING, 0, 3)
+    assert (state.stage, state.at_step, state.tries) == (Round.PREPARING, 0, 3)
     told(state, S + 50 * MS, *said(state, Said.PREPARED, 20))
     assert state.at_step == 22, "what was guessed wrong does not make the lead longer"
 
@@ -66,12 +66,12 @@ def test_paused_ranks_are_asked_because_they_do_not_come_to_a_later_step() -> No
     effects = told(state, S + MS, *said(state, Said.ARMED, 11, held=True))
     withdrawn = [e.mail for e in effects if isinstance(e, Send) and e.mail.phase is Phase.WITHDRAW]
     assert len(withdrawn) == 2 and all(mail.unconfirmed for mail in withdrawn)
-    assert state.stage is Stage.PREPARING
+    assert state.stage is Round.PREPARING
 
 
 @pytest.mark.parametrize(("kind", "at_step"), [(Kind.SET, 40), (Kind.RESUME, None), (Kind.CHECKPOINT, None)])
 def test_what_needs_an_answer_first_is_asked(kind: Kind, at_step: int | None) -> None:
-    assert asked(position=30.0, kind=kind, at_step=at_step).stage is Stage.PREPARING
+    assert asked(position=30.0, kind=kind, at_step=at_step).stage is Round.PREPARING
 
 
 def test_the_next_change_goes_by_what_the_ranks_answered() -> None:
@@ -80,14 +80,14 @@ def test_the_next_change_goes_by_what_the_ranks_answered() -> None:
     waiting = Operation(2, Kind.SET, {}, step_ns=50 * MS)
     told(state, S + 60 * MS, Requested(waiting))
     told(state, S + 100 * MS, *said(state, Said.APPLIED, 12))
-    assert (state.current, state.stage, state.at_step) == (waiting, Stage.ARMING, 14)
+    assert (state.current, state.stage, state.at_step) == (waiting, Round.ARMING, 14)
 
 
 def test_another_generation_is_somewhere_else() -> None:
     state = asked(position=10.3)
     told(state, S + MS, GenerationBegan(2, 2))
     told(state, S + MS, Requested(Operation(2, Kind.SET, {}, step_ns=50 * MS)))
-    assert state.stage is Stage.PREPARING
+    assert state.stage is Round.PREPARING
 
 
 def test_the_step_is_far_enough_for_both_messages_and_no_further() -> None:

@@ -21,7 +21,7 @@ from torchloom.model.transaction.operation import (
     Tell,
     Ticked,
 )
-from torchloom.model.transaction.state import Proposer, Stage
+from torchloom.model.transaction.state import Proposer, Round
 
 
 def test_a_change_from_request_to_told_end() -> None:
@@ -111,7 +111,7 @@ def test_all_timed_out_is_tried_again() -> None:
     weaver = Weaver()
     weaver.confirmed()
     weaver.say(Said.NOT_APPLIED)
-    assert weaver.state.attempt == 2 and weaver.state.stage is Stage.PREPARING
+    assert weaver.state.attempt == 2 and weaver.state.stage is Round.PREPARING
 
 
 def test_an_exit_before_the_decision_aborts() -> None:

@@ -12,7 +12,7 @@ from torchloom.bus.memory import MemoryBus, MemoryHub
 from torchloom.errors import Conflict, NotFound, UsageError
 from torchloom.model.effects import (
     StartWorkers,
-    StopStore,
+    StopRendezvous,
 )
 from torchloom.model.events import (
     Decided,
@@ -52,7 +52,7 @@ def test_a_job_runs_fails_restarts_and_completes() -> None:
             await until(weaver, lambda: weaver.fleet.jobs[job].ended, "ends")
             assert weaver.fleet.jobs[job].state is JobState.COMPLETED
             await until(weaver, lambda: not weaver.fleet.outbox, "nothing is open")
-            assert any(isinstance(e, StopStore) for e in agent.done)
+            assert any(isinstance(e, StopRendezvous) for e in agent.done)
         assert b"SECRET" not in b"".join(record.data for record in hub.records)
 
     asyncio.run(scenario())

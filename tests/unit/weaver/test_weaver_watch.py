@@ -21,8 +21,9 @@ from torchloom.model.messages import AskEvidence, EvidenceAnswer
 from torchloom.model.windows import RankWindow, RefWindow, StepTimes, WindowBatch
 from torchloom.weaver.detection import lateness
 from torchloom.weaver.detection import loop as module
+from torchloom.weaver.detection.kept import joined_steps
 from torchloom.weaver.detection.lateness import Lateness
-from torchloom.weaver.detection.loop import Watch, limits_of
+from torchloom.weaver.detection.loop import Detection, limits_of
 from torchloom.wire import codec, subjects
 
 
@@ -44,7 +45,7 @@ class Scene:
         self.said: list[FindingMade | FindingEnded] = []
         self.asked: list[AskEvidence] = []
         self.leads = True
-        self.watch = Watch(self.bus, lambda: self.story.fleet, lambda: self.leads, self._say)
+        self.watch = Detection(self.bus, lambda: self.story.fleet, lambda: self.leads, self._say)
 
     async def _say(self, event: FindingMade | FindingEnded) -> None:
         self.said.append(event)
@@ -262,9 +263,9 @@ def test_steps_of_several_windows_are_joined() -> None:
         return replace(HANG[0], steps=tuple(StepTimes(s, 10, 0, 0) for s in steps))
 
     before = with_steps(*range(1, 31))
-    joined = module._joined(before, with_steps(30, 31, 33, 34))
+    joined = joined_steps(before, with_steps(30, 31, 33, 34))
     assert [s.step for s in joined][-6:] == [28, 29, 30, 31, 33, 34] and len(joined) == 32
-    assert module._joined(before, with_steps()) == before.steps
+    assert joined_steps(before, with_steps()) == before.steps
 
 
 def test_whoever_takes_over_knows_how_fast_a_job_is_and_how_long_its_pauses_last(
@@ -278,18 +279,18 @@ def test_whoever_takes_over_knows_how_fast_a_job_is_and_how_long_its_pauses_last
         watched.memory = replace(watched.memory, pace=pace)
         while await scene.bus.get_object("baselines") is None:
             await asyncio.sleep(0.005)
-        heir = Watch(scene.bus, lambda: scene.story.fleet, lambda: True, scene._say)
+        heir = Detection(scene.bus, lambda: scene.story.fleet, lambda: True, scene._say)
         heir._watched(scene.story.job())
         await heir._remember()
         learned = heir._jobs["j"].memory.pace
         assert learned.steps == 500 and learned.pauses_s == pace.pauses_s and len(learned.recent_s) == 128
         scene.story.job().generation += 1
-        later = Watch(scene.bus, lambda: scene.story.fleet, lambda: True, scene._say)
+        later = Detection(scene.bus, lambda: scene.story.fleet, lambda: True, scene._say)
         await later._remember()
         assert later._jobs["j"].memory.pace.steps == 0 and later._jobs["j"].memory.pace.pauses_s
         scene.story.job().generation -= 1
         await scene.bus.put_object("baselines", b"nonsense")
-        anew = Watch(scene.bus, lambda: scene.story.fleet, lambda: True, scene._say)
+        anew = Detection(scene.bus, lambda: scene.story.fleet, lambda: True, scene._say)
         await anew._remember()
         assert anew._jobs == {}
 

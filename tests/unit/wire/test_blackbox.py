@@ -123,7 +123,7 @@ def test_sections_do_not_overlap() -> None:
         (bb.HEADER_AT, len(bb.Header) * 8),
         (bb.PROGRESS_AT, len(bb.Progress) * 8),
         (bb.MAILBOX_AT, len(bb.Mailbox) * 8),
-        (bb.ANSWER_AT, len(bb.Answer) * 8),
+        (bb.ANSWER_AT, len(bb.AnswerWord) * 8),
         (bb.GROUPS_AT, bb.GROUP_SLOTS * bb.GROUP_WORDS * 8),
         (bb.STEPS_AT, bb.STEP_SLOTS * bb.STEP_WORDS * 8),
         (bb.COLLECTIVES_AT, bb.COLLECTIVE_SLOTS * bb.COLLECTIVE_WORDS * 8),

@@ -28,7 +28,7 @@ MOST_ENTRIES = 500
 """As many fit into one message; those beyond are the oldest."""
 
 
-class Checkpoints:
+class CatalogueAnswers:
     """Answers questions about checkpoints."""
 
     def __init__(self) -> None:

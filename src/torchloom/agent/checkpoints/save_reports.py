@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from torchloom.agent.observe.boxes import Box
+from torchloom.agent.observe.boxes import ReadableBox
 from torchloom.model.checkpoints import CheckpointPlace, RejectedCheckpoint, SavedCheckpoint
 from torchloom.model.events import (
     CheckpointFailed,
@@ -24,7 +24,7 @@ from torchloom.model.events import (
 from torchloom.wire import blackbox
 
 if TYPE_CHECKING:
-    from torchloom.agent.host import Host, Worker
+    from torchloom.agent.host import Host, LocalWorker
 
 TELL_EVERY_NS = 5 * 10**9
 """Saves are told this often at most; the newest one is told in the end."""
@@ -75,7 +75,7 @@ class Saves:
     saved_ns: int = 0
 
 
-def look_at_saves(host: Host, worker: Worker, box: Box, now_ns: int, last: bool = False) -> None:
+def look_at_saves(host: Host, worker: LocalWorker, box: ReadableBox, now_ns: int, last: bool = False) -> None:
     """Say what is new. `last`: the worker has ended, so nothing waits for a better moment."""
     if box.closed:
         return
@@ -94,7 +94,7 @@ def look_at_saves(host: Host, worker: Worker, box: Box, now_ns: int, last: bool 
         _say_news(host, worker, seen.told, now_ns, last)
 
 
-def _say_news(host: Host, worker: Worker, told: _Told, now_ns: int, last: bool) -> None:
+def _say_news(host: Host, worker: LocalWorker, told: _Told, now_ns: int, last: bool) -> None:
     seen, stem = worker.saves, worker.event_stem
     first = worker.ref.rank == 0
     if first and told.opened and not seen.opened:
@@ -113,7 +113,7 @@ def _say_news(host: Host, worker: Worker, told: _Told, now_ns: int, last: bool) 
         host.reporter.say(failed, f"{stem}.checkpoint-failed.{told.failures}")
 
 
-def _say_saved(host: Host, worker: Worker, told: _Told, now_ns: int, at_once: bool) -> None:
+def _say_saved(host: Host, worker: LocalWorker, told: _Told, now_ns: int, at_once: bool) -> None:
     seen, saved = worker.saves, told.saved
     if saved is None or saved.name == seen.saved:
         return
@@ -133,7 +133,7 @@ def _say_saved(host: Host, worker: Worker, told: _Told, now_ns: int, at_once: bo
         host.reporter.say(event, f"{worker.event_stem}.checkpoint-saved.{about.name}")
 
 
-def _say_opened(host: Host, worker: Worker, told: _Told) -> None:
+def _say_opened(host: Host, worker: LocalWorker, told: _Told) -> None:
     stem = worker.event_stem
     opened = CheckpointStoreOpened(
         node=host.node,

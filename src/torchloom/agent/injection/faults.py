@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 
-from torchloom.agent.host import Host, Worker
+from torchloom.agent.host import Host, LocalWorker
 from torchloom.agent.injection import parts
 from torchloom.agent.injection.quota import Quota, hold
 from torchloom.agent.tasks import Tasks
@@ -71,13 +71,13 @@ async def _cut(bus: Bus, lasting_s: float) -> None:
     await bus.cut(lasting_s)
 
 
-async def _continue(worker: Worker, after_s: float) -> None:
+async def _continue(worker: LocalWorker, after_s: float) -> None:
     await asyncio.sleep(after_s)
     if worker.process is not None and not worker.ending:
         worker.process.signal_group(signal.SIGCONT)
 
 
-async def _contend(worker: Worker, fault: Fault) -> None:
+async def _contend(worker: LocalWorker, fault: Fault) -> None:
     """Keep the worker on one core and let others work there."""
     lasting_s = fault.duration_s or _LONG_S
     before = os.sched_getaffinity(worker.pid)
@@ -120,7 +120,7 @@ def _pin(pid: int, cores: set[int]) -> None:
             continue
 
 
-def _leave_note(worker: Worker, effect: InjectFault) -> None:
+def _leave_note(worker: LocalWorker, effect: InjectFault) -> None:
     """Into the black box, and make the worker look: it reads notes at its step boundary."""
     box, fault = worker.box, effect.fault
     if box is None or box.closed:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from pathlib import Path
 
-from torchloom.agent.host import Worker
+from torchloom.agent.host import LocalWorker
 from torchloom.agent.observe.cgroups import ROOT, cpu_group
 from torchloom.agent.processes.process import is_alive, start_ticks
 from torchloom.errors import Conflict
@@ -70,7 +70,7 @@ class Quota:
         return not self._group.exists()
 
 
-async def hold(worker: Worker, quota: Quota, lasting_s: float) -> None:
+async def hold(worker: LocalWorker, quota: Quota, lasting_s: float) -> None:
     """Until its time is over or the worker is ended."""
     try:
         async with asyncio.timeout(lasting_s):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from torchloom.agent.observe.boxes import Box, is_under_way
+from torchloom.agent.observe.boxes import ReadableBox, is_under_way
 from torchloom.model.windows import DeviceFacts
 from torchloom.wire import blackbox
 from torchloom.wire.blackbox import DeviceState, Progress, Source, Step
@@ -21,12 +21,12 @@ _STEPS_A_LOOK = 32
 _STATES: dict[int, str] = {DeviceState.IDLE: "idle", DeviceState.BUSY: "busy", DeviceState.FAILED: "failed"}
 
 
-def is_used(box: Box) -> bool:
+def is_used(box: ReadableBox) -> bool:
     """Whether any of its collectives was given to a device that can be asked."""
     return box.progress(Progress.DEVICE_LOOKED_NS) != 0
 
 
-def facts(box: Box, lead_ns: int, now_ns: int) -> DeviceFacts | None:
+def facts(box: ReadableBox, lead_ns: int, now_ns: int) -> DeviceFacts | None:
     if not is_used(box):
         return None
     since_ns = box.progress(Progress.DEVICE_STATE_SINCE_NS)
@@ -39,7 +39,7 @@ def facts(box: Box, lead_ns: int, now_ns: int) -> DeviceFacts | None:
     )
 
 
-def under_way(box: Box) -> list[blackbox.Collective]:
+def under_way(box: ReadableBox) -> list[blackbox.CollectiveRecord]:
     """The oldest that the device has not finished, of each group and each way to a peer."""
     oldest = box.progress(Progress.DEVICE_OLDEST)
     if not oldest:
@@ -59,7 +59,7 @@ def under_way(box: Box) -> list[blackbox.Collective]:
     return found
 
 
-def steps(box: Box, seen: int, newest: int) -> Iterator[tuple[Step, int, int]]:
+def steps(box: ReadableBox, seen: int, newest: int) -> Iterator[tuple[Step, int, int]]:
     """Steps after `seen` that are over on the device and were timed there, with the device's own time; and
     when the host began and ended them."""
     first = max(seen + 1, newest - blackbox.DEVICE_STEP_SLOTS + 1)
@@ -74,7 +74,9 @@ def steps(box: Box, seen: int, newest: int) -> Iterator[tuple[Step, int, int]]:
             return
 
 
-def records(box: Box, at: int, begin_ns: int, ended_ns: int) -> tuple[list[blackbox.Collective], int]:
+def records(
+    box: ReadableBox, at: int, begin_ns: int, ended_ns: int
+) -> tuple[list[blackbox.CollectiveRecord], int]:
     """Those that the host entered in this time, looked for from number `at` on, and where the next begin."""
     entered = box.progress(Progress.COLLECTIVES_ENTERED)
     at = max(at, entered - blackbox.COLLECTIVE_SLOTS + 1, 1)
@@ -89,6 +91,6 @@ def records(box: Box, at: int, begin_ns: int, ended_ns: int) -> tuple[list[black
     return found, at
 
 
-def leads(records: Iterable[blackbox.Collective]) -> list[int]:
+def leads(records: Iterable[blackbox.CollectiveRecord]) -> list[int]:
     """How long each was enqueued before the device came to it; the last ones of a step tell most."""
     return [r.arrived_ns - r.entered_ns for r in records if r.arrived_ns][-1:]

@@ -19,7 +19,7 @@ from torchloom.errors import BlackBoxDamaged
 from torchloom.home import Home
 from torchloom.model.worker import EndRecord, WorkerRef
 from torchloom.wire import blackbox
-from torchloom.wire.blackbox import Blob, Collective, Header, Mailbox, Progress, Source, View
+from torchloom.wire.blackbox import Blob, CollectiveRecord, Header, Mailbox, Progress, Source, View
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ def parse_name(path: Path) -> tuple[WorkerRef, str] | None:
     return WorkerRef(match["job"], rank, generation, incarnation), match["order"]
 
 
-class Box:
+class ReadableBox:
     """A mapped black box."""
 
     def __init__(self, path: Path, mapping: mmap.mmap) -> None:
@@ -57,7 +57,7 @@ class Box:
         self.closed = False
 
     @classmethod
-    def open(cls, path: Path) -> Box:
+    def open(cls, path: Path) -> ReadableBox:
         """Map it, or raise BlackBoxDamaged with the reason."""
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -138,13 +138,13 @@ class Box:
         told = self.training_step
         return None if told is None else told - self.progress(Progress.TRAINING_STEP_AT)
 
-    def under_way(self, last: int = 64) -> list[Collective]:
+    def under_way(self, last: int = 64) -> list[CollectiveRecord]:
         """Collectives entered and not finished, oldest first, as far as their completion is tracked."""
         if not self.progress(Progress.COLLECTIVES_ENTERED):
             return []
         return [c for c in self.view.collectives(last) if is_under_way(c)]
 
-    def newest_collective(self) -> Collective | None:
+    def newest_collective(self) -> CollectiveRecord | None:
         entered = self.progress(Progress.COLLECTIVES_ENTERED)
         return self.view.read_collective(entered) if entered else None
 
@@ -172,7 +172,7 @@ class Box:
         The version is written last: it makes the mail valid.
         """
         words, at = self.view.words, blackbox.MAILBOX_AT // 8
-        words[at + Mailbox.COMMAND] = blackbox.Command.STOP
+        words[at + Mailbox.COMMAND] = blackbox.MailboxCommand.STOP
         words[at + Mailbox.AT_STEP] = max(0, at_step)
         words[at + Mailbox.VERSION] = words[at + Mailbox.VERSION] + 1 & blackbox.MASK
 
@@ -182,7 +182,7 @@ def _integer(digits: str) -> int | float:
     return int(digits) if len(digits) < 19 else float(digits)
 
 
-def is_under_way(record: Collective) -> bool:
+def is_under_way(record: CollectiveRecord) -> bool:
     """Entered, not finished, and of a kind whose completion somebody would have seen."""
     return (
         record.finished_ns == 0 and record.source != Source.NONE and not record.flags & blackbox.FLAG_FAILED

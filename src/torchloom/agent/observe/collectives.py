@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchloom.agent.observe import words
-from torchloom.agent.observe.boxes import Box
+from torchloom.agent.observe.boxes import ReadableBox
 from torchloom.model.windows import Collective, Completion
 from torchloom.wire import blackbox
 from torchloom.wire.blackbox import DTYPES, REDUCTIONS, Source
@@ -16,7 +16,7 @@ _COMPLETION: dict[int, Completion] = {
 }
 
 
-def record(c: blackbox.Collective, group: str) -> Collective:
+def record(c: blackbox.CollectiveRecord, group: str) -> Collective:
     """A record of the ring as detectors know it."""
     return Collective(
         op=words.op_name(c.op),
@@ -38,7 +38,7 @@ def record(c: blackbox.Collective, group: str) -> Collective:
     )
 
 
-def last_collectives(box: Box) -> tuple[Collective, ...]:
+def last_collectives(box: ReadableBox) -> tuple[Collective, ...]:
     """Two that were not over, the oldest, and the two newest: where ranks disagree it is one of them."""
     names = {key: words.group_name(group.name) for key, group in box.view.groups().items()}
     ring = list(box.view.collectives(64))

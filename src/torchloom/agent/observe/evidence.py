@@ -12,7 +12,7 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 
-from torchloom.agent.host import Host, Worker
+from torchloom.agent.host import Host, LocalWorker
 from torchloom.agent.logs import files
 from torchloom.agent.observe import kernel, stacks, waiting, words
 from torchloom.agent.processes.exits import activity
@@ -98,7 +98,7 @@ class Sample:
         self._tree, self._tree_ns, self._printed = tree, now_ns, printed
 
 
-def _life(before: kernel.Tree, now: kernel.Tree, ns: int, wait: waiting.Wait, printed: int) -> str:
+def _life(before: kernel.Tree, now: kernel.Tree, ns: int, wait: waiting.KernelWait, printed: int) -> str:
     """A sign that it is at work, as a clause; empty when there is none."""
     share = (now.cpu_ns - before.cpu_ns) / max(1, ns)
     if share >= _LIVING_CPU_SHARE:
@@ -143,7 +143,7 @@ class Samples:
                 else:
                     await self._look(worker, sample)
 
-    async def _look(self, worker: Worker, sample: Sample) -> stacks.Stack | None:
+    async def _look(self, worker: LocalWorker, sample: Sample) -> stacks.Stack | None:
         async with self._turns:
             stack = await stacks.read(worker.pid)
         sample.take(stack, kernel.tree(worker.pid), time.monotonic_ns(), files.size(worker.log))
@@ -154,7 +154,7 @@ class Samples:
         found = [w for ref in query.refs if (w := self._host.workers.get(ref)) is not None]
         return EvidenceAnswer(tuple(await asyncio.gather(*(self._of(w, query) for w in found))))
 
-    async def _of(self, worker: Worker, query: AskEvidence) -> RankEvidence:
+    async def _of(self, worker: LocalWorker, query: AskEvidence) -> RankEvidence:
         suspect = worker.ref.rank in query.suspects
         stack = None
         if suspect:
@@ -167,7 +167,7 @@ class Samples:
         return self._put(worker, stack, query.collectives if suspect else query.others_collectives, suspect)
 
     def _put(
-        self, worker: Worker, stack: stacks.Stack | None, collectives: int, suspect: bool
+        self, worker: LocalWorker, stack: stacks.Stack | None, collectives: int, suspect: bool
     ) -> RankEvidence:
         box, now_ns = worker.box, time.monotonic_ns()
         log = files.tail(worker.log, _LOG_LINES) if suspect else ()

@@ -13,16 +13,16 @@ import time
 from statistics import median
 
 from torchloom.agent.checkpoints.save_reports import look_at_saves
-from torchloom.agent.host import Host, Told, Worker
+from torchloom.agent.host import Host, LocalWorker, ToldText
 from torchloom.agent.logs import files, times
 from torchloom.agent.observe import words
-from torchloom.agent.observe.boxes import Box, is_under_way
+from torchloom.agent.observe.boxes import ReadableBox, is_under_way
 from torchloom.agent.processes.script_failures import look_at_ends
 from torchloom.bus.protocol import Bus
 from torchloom.model.events import FirstStep, WorkerRegistered
 from torchloom.model.messages import RankSteps, Telemetry, WorkerPulse
 from torchloom.wire import blackbox, codec, subjects
-from torchloom.wire.blackbox import Phase, Progress
+from torchloom.wire.blackbox import Progress, WorkerPhase
 
 PULSE_EVERY_S = 0.25
 _EAGER_S = 0.005
@@ -51,13 +51,13 @@ async def follow_starts(host: Host) -> None:
         await asyncio.sleep(_EAGER_S if eager else _IDLE_S)
 
 
-def look_at_start(host: Host, worker: Worker, box: Box) -> None:
+def look_at_start(host: Host, worker: LocalWorker, box: ReadableBox) -> None:
     """Say the worker's devices and its first step, if they are new."""
     if box.closed:
         return
     _look_at_device(host, worker, box)
     stepped = bool(box.progress(Progress.STEPS))
-    paused = not stepped and box.progress(Progress.PHASE) == blackbox.Phase.PAUSED
+    paused = not stepped and box.progress(Progress.PHASE) == blackbox.WorkerPhase.PAUSED
     if worker.first_step_told or not (stepped or paused):
         return
     worker.first_step_told = True
@@ -74,7 +74,7 @@ def look_at_start(host: Host, worker: Worker, box: Box) -> None:
     host.reporter.say(event, f"{worker.event_stem}.first-step")
 
 
-def _look_at_device(host: Host, worker: Worker, box: Box) -> None:
+def _look_at_device(host: Host, worker: LocalWorker, box: ReadableBox) -> None:
     version = box.view.blob_version(blackbox.DEVICE)
     if version == worker.device_version or version & 1:
         return
@@ -125,7 +125,7 @@ def portions(pulses: list[WorkerPulse]) -> list[list[WorkerPulse]]:
     return parts
 
 
-def pulse_of(worker: Worker, now_ns: int) -> WorkerPulse:
+def pulse_of(worker: LocalWorker, now_ns: int) -> WorkerPulse:
     """How one worker is at `now_ns`."""
     box = worker.box
     if box is None or box.closed:
@@ -166,22 +166,22 @@ def pulse_of(worker: Worker, now_ns: int) -> WorkerPulse:
     )
 
 
-def rank_steps(worker: Worker, now_ns: int) -> RankSteps:
+def rank_steps(worker: LocalWorker, now_ns: int) -> RankSteps:
     """How far one worker is at `now_ns`, to the fraction of a step."""
     box, rank = worker.box, worker.ref.rank
     if box is None or box.closed:
         return RankSteps(rank, 0, 0.0, 0.0)
     since_s = _seconds(now_ns - box.progress(Progress.STEP_ENDED_NS))
-    paused = box.progress(Progress.PHASE) == Phase.PAUSED
+    paused = box.progress(Progress.PHASE) == WorkerPhase.PAUSED
     return RankSteps(rank, box.progress(Progress.STEPS), _step_s(box), since_s, paused)
 
 
-def _step_s(box: Box) -> float:
+def _step_s(box: ReadableBox) -> float:
     recent = [step.step_ns for step in box.view.steps(_STEPS_FOR_MEDIAN) if step.step_ns]
     return median(recent) / 1e9 if recent else 0.0
 
 
-def _collective(box: Box, now_ns: int) -> tuple[str, float]:
+def _collective(box: ReadableBox, now_ns: int) -> tuple[str, float]:
     newest = box.newest_collective()
     if newest is None:
         return "", 0.0
@@ -202,7 +202,7 @@ def numbers(found: object) -> dict[str, float]:
     return {str(k): float(v) for k, v in values.items() if isinstance(v, int | float) or v in odd}
 
 
-def _news(told: Told, box: Box, blob: blackbox.Blob) -> str:
+def _news(told: ToldText, box: ReadableBox, blob: blackbox.Blob) -> str:
     """As the probe wrote it, when it changed, and now and then for a weaver that came later."""
     version = box.view.blob_version(blob)
     told.age += 1

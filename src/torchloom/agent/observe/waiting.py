@@ -89,16 +89,16 @@ IN_TOUCH = frozenset({"read", "receive", "poll"})
 """Calls in which a thread that runs again and again gets data."""
 
 
-class Wait(NamedTuple):
+class KernelWait(NamedTuple):
     on: WaitsOn
     call: str = ""
     words: str = ""
 
 
-NOTHING = Wait("unknown")
+NOTHING = KernelWait("unknown")
 
 
-def of_thread(pid: int, thread: int) -> Wait:
+def of_thread(pid: int, thread: int) -> KernelWait:
     """What one thread waits for; `unknown` when it runs, or nobody may look."""
     call = read_small(f"/proc/{pid}/task/{thread}/syscall").split()
     if len(call) < 7 or not call[0].isdigit():
@@ -107,21 +107,23 @@ def of_thread(pid: int, thread: int) -> Wait:
     first, second, fourth = int(call[1], 16), int(call[2], 16), int(call[4], 16)
     if name == "futex":
         if not second & _FUTEX_PRIVATE:
-            return Wait("outside", name, "it waits for a lock or a semaphore that other processes share")
+            return KernelWait(
+                "outside", name, "it waits for a lock or a semaphore that other processes share"
+            )
         if fourth:
-            return Wait("unknown", name, "it waits for a lock, with a time limit")
-        return Wait("lock", name, "it waits for a lock")
+            return KernelWait("unknown", name, "it waits for a lock, with a time limit")
+        return KernelWait("lock", name, "it waits for a lock")
     if name == "sleep":
-        return Wait("timer", name, _WORDS[name])
+        return KernelWait("timer", name, _WORDS[name])
     if name == "fcntl":
         words = _WITH_FILE["flock"].format(_file(pid, first)) if second in _LOCKS else ""
-        return Wait("outside", name, words)
+        return KernelWait("outside", name, words)
     if name in _WITH_FILE:
-        return Wait("outside", name, _WITH_FILE[name].format(_file(pid, first)))
-    return Wait("outside" if name else "unknown", name, _WORDS.get(name, ""))
+        return KernelWait("outside", name, _WITH_FILE[name].format(_file(pid, first)))
+    return KernelWait("outside" if name else "unknown", name, _WORDS.get(name, ""))
 
 
-def of_process(pid: int) -> Wait:
+def of_process(pid: int) -> KernelWait:
     """What its main thread waits for."""
     return of_thread(pid, pid)
 

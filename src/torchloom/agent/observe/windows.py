@@ -16,9 +16,9 @@ from math import nan
 from statistics import median
 
 from torchloom import boottime
-from torchloom.agent.host import Host, Worker
+from torchloom.agent.host import Host, LocalWorker
 from torchloom.agent.observe import accelerator, cgroups, kernel, waiting, words
-from torchloom.agent.observe.boxes import Box, is_under_way
+from torchloom.agent.observe.boxes import ReadableBox, is_under_way
 from torchloom.agent.observe.collectives import record
 from torchloom.agent.observe.evidence import Samples
 from torchloom.agent.observe.pulse import numbers
@@ -39,7 +39,7 @@ from torchloom.model.windows import (
 )
 from torchloom.model.worker import WorkerRef
 from torchloom.wire import blackbox, codec, subjects
-from torchloom.wire.blackbox import Progress, Recorder, Source
+from torchloom.wire.blackbox import Progress, RecorderKind, Source
 
 Clock = Callable[[], int]
 WINDOW_EVERY_S = 0.5
@@ -111,7 +111,7 @@ class Windows:
             del self._past[ref]
         return [RefWindow(ref, self._window(w, w.box, now_ns)) for ref, w in running.items() if w.box]
 
-    def _window(self, worker: Worker, box: Box, now_ns: Clock) -> RankWindow:
+    def _window(self, worker: LocalWorker, box: ReadableBox, now_ns: Clock) -> RankWindow:
         past = self._past.setdefault(worker.ref, _Past())
         past.looks += 1
         steps = box.progress(Progress.STEPS)
@@ -159,12 +159,12 @@ class Windows:
             broken=past.broken,
             hashes=_hashes(box, past, whole),
             offset=box.offset,
-            records=box.progress(Progress.RECORDER) != Recorder.NONE,
+            records=box.progress(Progress.RECORDER) != RecorderKind.NONE,
             # Last, so that nothing above can be newer than it.
             taken_ns=now_ns(),
         )
 
-    def _facts(self, worker: Worker, past: _Past, steps: int) -> ProcessFacts:
+    def _facts(self, worker: LocalWorker, past: _Past, steps: int) -> ProcessFacts:
         if past.looks % 2:
             counted = kernel.counts(worker.pid)
             if counted is not None:
@@ -197,7 +197,7 @@ class Windows:
             location=sample.location,
         )
 
-    def _stopped(self, worker: Worker, past: _Past) -> bool:
+    def _stopped(self, worker: LocalWorker, past: _Past) -> bool:
         """Stopped in two looks one after the other, and it did not run in between: a snapshot may stop it for
         a moment, and what limits CPU use (cpulimit) stops and continues it all the time."""
         now = kernel.counts(worker.pid)
@@ -205,7 +205,7 @@ class Windows:
         return before is not None and now is not None and now.cpu_ns == before.cpu_ns
 
 
-def _under_way(box: Box) -> list[blackbox.Collective]:
+def _under_way(box: ReadableBox) -> list[blackbox.CollectiveRecord]:
     entered, finished = (
         box.progress(Progress.COLLECTIVES_ENTERED),
         box.progress(Progress.COLLECTIVES_FINISHED),
@@ -225,7 +225,9 @@ def _counted(groups: Mapping[int, blackbox.Group]) -> dict[int, int]:
     return {group.key: place for place, group in order[:_GROUPS_COUNTED]}
 
 
-def _read_steps(box: Box, past: _Past, newest: int, places: Mapping[int, int]) -> tuple[StepTimes, ...]:
+def _read_steps(
+    box: ReadableBox, past: _Past, newest: int, places: Mapping[int, int]
+) -> tuple[StepTimes, ...]:
     """Steps completed since the last look, with what they waited; those not fully readable are left out."""
     kept = past.recorded.steps
     seen = kept[-1].step if kept else 0
@@ -252,7 +254,7 @@ def _read_steps(box: Box, past: _Past, newest: int, places: Mapping[int, int]) -
 
 
 def _read_device_steps(
-    box: Box, past: _Past, newest: int, places: Mapping[int, int]
+    box: ReadableBox, past: _Past, newest: int, places: Mapping[int, int]
 ) -> tuple[StepTimes, ...]:
     """The same for steps that a device makes: read when the device has made them, whenever the host did."""
     kept = past.recorded.steps
@@ -270,7 +272,7 @@ def _read_device_steps(
 
 
 def _counts(
-    box: Box, past: _Past, names: Mapping[int, str], now_ns: int
+    box: ReadableBox, past: _Past, names: Mapping[int, str], now_ns: int
 ) -> tuple[tuple[PairCount, ...], bool]:
     """Of a rank that stands still, and only once; of one that has sends or recvs this reads the whole ring.
     Also whether these are all there ever were."""
@@ -308,7 +310,7 @@ def _throttled_per_step(seen: Sequence[tuple[int, str, int]]) -> int:
     return max(0, total - least) // (now - before) if now > before else 0
 
 
-def _values(box: Box, past: _Past) -> dict[str, float]:
+def _values(box: ReadableBox, past: _Past) -> dict[str, float]:
     """What is watched, as the script tells it, and parameters that are no numbers."""
     version = box.view.blob_version(blackbox.METRICS)
     if version != past.values_version:
@@ -342,7 +344,7 @@ def _broken(found: object) -> Broken | None:
     return None
 
 
-def _hashes(box: Box, past: _Past, whole: bool) -> tuple[PartHash, ...]:
+def _hashes(box: ReadableBox, past: _Past, whole: bool) -> tuple[PartHash, ...]:
     """Those of steps that were not sent before; now and then all, because a message may have been lost."""
     kept = box.view.hashes()
     if not kept or (kept[-1].step == past.hashed_step and not whole):

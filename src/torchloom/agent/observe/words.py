@@ -9,11 +9,11 @@ from torchloom.wire.blackbox import (
     FLAG_FAILED,
     OPS,
     REDUCTIONS,
-    Collective,
+    CollectiveRecord,
     Group,
-    Phase,
-    Recorder,
+    RecorderKind,
     Source,
+    WorkerPhase,
 )
 
 _OP_WORDS = {
@@ -38,16 +38,16 @@ _OP_WORDS = {
 }
 
 _PHASE_WORDS = {
-    Phase.NONE: "none",
-    Phase.STARTING: "starting",
-    Phase.TRAINING: "training",
-    Phase.DATA_WAIT: "data-wait",
-    Phase.USER: "user",
-    Phase.CONTROL_WAIT: "control-wait",
-    Phase.PAUSED: "paused",
-    Phase.COMPILING: "compiling",
-    Phase.ENDING: "ending",
-    Phase.JOINING: "joining",
+    WorkerPhase.NONE: "none",
+    WorkerPhase.STARTING: "starting",
+    WorkerPhase.TRAINING: "training",
+    WorkerPhase.DATA_WAIT: "data-wait",
+    WorkerPhase.USER: "user",
+    WorkerPhase.CONTROL_WAIT: "control-wait",
+    WorkerPhase.PAUSED: "paused",
+    WorkerPhase.COMPILING: "compiling",
+    WorkerPhase.ENDING: "ending",
+    WorkerPhase.JOINING: "joining",
 }
 
 
@@ -66,17 +66,17 @@ def op_name(op: int) -> str:
 
 
 def phase_name(phase: int, user_phase: str = "") -> str:
-    if phase == Phase.USER and user_phase:
+    if phase == WorkerPhase.USER and user_phase:
         return user_phase
     try:
-        return _PHASE_WORDS[Phase(phase)]
+        return _PHASE_WORDS[WorkerPhase(phase)]
     except ValueError:
         return "unknown"
 
 
 def recorder_name(recorder: int) -> str:
     try:
-        return Recorder(recorder).name.lower()
+        return RecorderKind(recorder).name.lower()
     except ValueError:
         return "unknown"
 
@@ -97,7 +97,7 @@ def duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 100 else f"{seconds:.0f} s"
 
 
-def collective(record: Collective, groups: Mapping[int, Group]) -> str:
+def collective(record: CollectiveRecord, groups: Mapping[int, Group]) -> str:
     """`all_reduce #412 of group default (4.0 MB float32)`."""
     group = groups.get(record.group)
     text = f"{op_name(record.op)} #{record.group_seq}"
@@ -112,7 +112,7 @@ def collective(record: Collective, groups: Mapping[int, Group]) -> str:
     return text
 
 
-def past(record: Collective, groups: Mapping[int, Group], now_ns: int) -> str:
+def past(record: CollectiveRecord, groups: Mapping[int, Group], now_ns: int) -> str:
     """`all_reduce #412 of group default (4.0 MB float32), 2.1 s ago, took 3 ms`."""
     text = f"{collective(record, groups)}, {_since(now_ns, record.entered_ns)} ago, "
     if record.flags & FLAG_FAILED:
@@ -130,7 +130,7 @@ def activity(
     user_phase: str,
     steps: int,
     step_ended_ns: int,
-    under_way: Collective | None,
+    under_way: CollectiveRecord | None,
     groups: Mapping[int, Group],
     offset: int = 0,
 ) -> str:
@@ -139,17 +139,17 @@ def activity(
         return f"in {collective(under_way, groups)} for {_since(now_ns, under_way.entered_ns)}"
     lasting = _since(now_ns, phase_since_ns) if phase_since_ns else "an unknown time"
     match phase:
-        case Phase.DATA_WAIT:
+        case WorkerPhase.DATA_WAIT:
             return f"waiting for data for {lasting}"
-        case Phase.JOINING:
+        case WorkerPhase.JOINING:
             return f"making a process group for {lasting}"
-        case Phase.COMPILING | Phase.PAUSED | Phase.ENDING | Phase.CONTROL_WAIT:
+        case WorkerPhase.COMPILING | WorkerPhase.PAUSED | WorkerPhase.ENDING | WorkerPhase.CONTROL_WAIT:
             return f"{phase_name(phase)} for {lasting}"
-        case Phase.USER:
+        case WorkerPhase.USER:
             return f"in its phase {user_phase or 'without a name'} for {lasting}"
-        case Phase.TRAINING if steps and step_ended_ns:
+        case WorkerPhase.TRAINING if steps and step_ended_ns:
             return f"training, {_since(now_ns, step_ended_ns)} after its step {steps + offset}"
-        case Phase.TRAINING:
+        case WorkerPhase.TRAINING:
             return f"training for {lasting}"
     if steps == 0:
         return "starting, with no step completed"

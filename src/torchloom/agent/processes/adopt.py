@@ -12,14 +12,14 @@ import os
 import time
 from pathlib import Path
 
-from torchloom.agent.host import Host, Store, Worker
+from torchloom.agent.host import Host, LocalWorker, Store
 from torchloom.agent.journal import ProcessNote
 from torchloom.agent.observe import boxes
-from torchloom.agent.observe.boxes import Box
+from torchloom.agent.observe.boxes import ReadableBox
 from torchloom.agent.processes.process import Process, boot_id, pid_namespace, start_ticks
 from torchloom.errors import BlackBoxDamaged
-from torchloom.model.events import StoreLost
-from torchloom.model.node import StoreAddress, StoreRef
+from torchloom.model.events import RendezvousLost
+from torchloom.model.node import RendezvousAddress, RendezvousRef
 from torchloom.model.worker import Exit, WorkerRef
 from torchloom.wire import blackbox
 from torchloom.wire.blackbox import Header
@@ -29,9 +29,9 @@ log = logging.getLogger(__name__)
 _SIGN_IN_WITHIN_S = 0.5
 
 
-async def find_workers(host: Host) -> list[Worker]:
+async def find_workers(host: Host) -> list[LocalWorker]:
     """Every worker with a box or a note, alive or dead. Those seen to be dead are marked as ending."""
-    found: dict[WorkerRef, Worker] = {}
+    found: dict[WorkerRef, LocalWorker] = {}
     for path in boxes.found_in(host.home):
         worker = await _from_file(host, path)
         if worker is not None:
@@ -45,13 +45,13 @@ async def find_workers(host: Host) -> list[Worker]:
     return list(found.values())
 
 
-async def _from_file(host: Host, path: Path) -> Worker | None:
+async def _from_file(host: Host, path: Path) -> LocalWorker | None:
     named = boxes.parse_name(path)
     if named is None:
         log.warning("%s is not named like a black box of ours and is left alone", path)
         return None
     try:
-        box = Box.open(path)
+        box = ReadableBox.open(path)
     except BlackBoxDamaged as error:
         return _from_damaged(host, path, named, str(error))
     if box.pid_namespace and box.pid_namespace != pid_namespace():
@@ -67,7 +67,7 @@ async def _from_file(host: Host, path: Path) -> Worker | None:
     identity = box.identity()
     process = Process.open(box.pid, box.start_ticks) if box.boot_id == boot_id() else None
     cores = identity.get("cpus")
-    return Worker(
+    return LocalWorker(
         ref=ref,
         order=order,
         pid=box.pid,
@@ -83,7 +83,7 @@ async def _from_file(host: Host, path: Path) -> Worker | None:
     )
 
 
-async def _signed_in(box: Box) -> bool:
+async def _signed_in(box: ReadableBox) -> bool:
     """Whether a process belongs to the box; a newborn may be about to sign it."""
     give_up = time.monotonic() + _SIGN_IN_WITHIN_S
     while box.pid == 0:
@@ -93,7 +93,7 @@ async def _signed_in(box: Box) -> bool:
     return True
 
 
-def _from_damaged(host: Host, path: Path, named: tuple[WorkerRef, str], why: str) -> Worker | None:
+def _from_damaged(host: Host, path: Path, named: tuple[WorkerRef, str], why: str) -> LocalWorker | None:
     """A worker goes on whatever happens to its box: whoever has it mapped is that worker."""
     pid = mapped_by(path)
     if pid is None:
@@ -103,7 +103,7 @@ def _from_damaged(host: Host, path: Path, named: tuple[WorkerRef, str], why: str
     log.warning("%s; process %d uses it and is watched without it", why, pid)
     ref, order = named
     ticks = start_ticks(pid)
-    return Worker(
+    return LocalWorker(
         ref=ref,
         order=order,
         pid=pid,
@@ -131,10 +131,10 @@ def mapped_by(path: Path) -> int | None:
     return None
 
 
-def _from_note(host: Host, note: ProcessNote) -> Worker:
+def _from_note(host: Host, note: ProcessNote) -> LocalWorker:
     ref = WorkerRef(note.job, note.rank, note.generation, note.incarnation)
     same_boot = note.boot_id == f"{boot_id():x}"
-    return Worker(
+    return LocalWorker(
         ref=ref,
         order=note.order,
         pid=note.pid,
@@ -157,7 +157,7 @@ def find_stores(host: Host) -> tuple[list[Store], list[ProcessNote]]:
         same_boot = note.boot_id == f"{boot_id():x}"
         process = Process.open(note.pid, note.start_ticks) if same_boot else None
         if process is not None and process.alive:
-            ref, address = StoreRef(note.job, note.generation), StoreAddress(note.host, note.port)
+            ref, address = RendezvousRef(note.job, note.generation), RendezvousAddress(note.host, note.port)
             living.append(Store(ref=ref, address=address, process=process, note=note))
         else:
             if process is not None:
@@ -169,6 +169,6 @@ def find_stores(host: Host) -> tuple[list[Store], list[ProcessNote]]:
 def say_lost_store(host: Host, note: ProcessNote) -> None:
     ended = host.spawners.exits.get((note.pid, note.start_ticks))
     seen = Exit(ended.code, ended.signal, "spawner") if ended else Exit(None, None, "unknown")
-    event = StoreLost(node=host.node, store=StoreRef(note.job, note.generation), exit=seen)
+    event = RendezvousLost(node=host.node, store=RendezvousRef(note.job, note.generation), exit=seen)
     host.reporter.say(event, f"{note.job}.g{note.generation}.{note.pid}-{note.start_ticks}.store-lost")
     host.journal.drop(note)

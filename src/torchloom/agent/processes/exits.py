@@ -15,15 +15,15 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from torchloom.agent.checkpoints.save_reports import look_at_saves
-from torchloom.agent.host import Host, Store, Worker
+from torchloom.agent.host import Host, LocalWorker, Store
 from torchloom.agent.logs import files, times
 from torchloom.agent.mail import answers_text
 from torchloom.agent.observe import boxes, pulse, words
-from torchloom.agent.observe.boxes import Box
+from torchloom.agent.observe.boxes import ReadableBox
 from torchloom.agent.observe.collectives import last_collectives
 from torchloom.agent.processes.process import Process
 from torchloom.agent.tasks import Tasks
-from torchloom.model.events import StoreLost, WorkerExited
+from torchloom.model.events import RendezvousLost, WorkerExited
 from torchloom.model.worker import EndRecord, Exit
 from torchloom.wire import blackbox
 from torchloom.wire.blackbox import Progress
@@ -40,7 +40,7 @@ _WORD_WITHIN_S = 1.0
 host it may reap late, and "unknown" would be all there is to say."""
 
 
-class Watch:
+class ExitWatch:
     """Holds the readers of all pidfds."""
 
     def __init__(self, host: Host, tasks: Tasks) -> None:
@@ -48,7 +48,7 @@ class Watch:
         self._tasks = tasks
 
     # -- workers --------------------------------------------------------------------------------
-    def add(self, worker: Worker) -> None:
+    def add(self, worker: LocalWorker) -> None:
         """From now on this worker's end is seen; one that is gone already has just ended."""
         self._host.workers[worker.ref] = worker
         if worker.process is None:
@@ -56,12 +56,12 @@ class Watch:
         else:
             self._call_at_end(worker.process, self._ended, worker)
 
-    def _ended(self, worker: Worker) -> None:
+    def _ended(self, worker: LocalWorker) -> None:
         at_ns = time.time_ns()
         worker.ending = True
         self._tasks.start(self._report(worker, at_ns), f"exit of {worker.ref.job}/{worker.ref.rank}")
 
-    async def _report(self, worker: Worker, at_ns: int) -> None:
+    async def _report(self, worker: LocalWorker, at_ns: int) -> None:
         """Put the exit into words, and clean up behind it once the world knows."""
         host = self._host
         if worker.process is not None:
@@ -85,7 +85,7 @@ class Watch:
         await stored
         await self.forget(worker)
 
-    async def forget(self, worker: Worker) -> None:
+    async def forget(self, worker: LocalWorker) -> None:
         """The exit is in the stream: nothing of this incarnation is needed here any more."""
         host = self._host
         host.journal.keep_ended(worker.ref, worker.order)  # before its box goes: one of both must be there
@@ -143,7 +143,7 @@ class Watch:
         if not store.stopping:
             stem = f"{note.job}.g{note.generation}.{note.pid}-{note.start_ticks}"
             await host.reporter.say(
-                StoreLost(node=host.node, store=store.ref, exit=found), f"{stem}.store-lost"
+                RendezvousLost(node=host.node, store=store.ref, exit=found), f"{stem}.store-lost"
             )
         host.journal.drop(note)
         await host.spawners.forget(note.spawner, note.pid, note.start_ticks)
@@ -188,7 +188,9 @@ class Watch:
         return [p for p in held if p is not None] + [s.process for s in self._host.stores.values()]
 
 
-def exit_event(node: str, worker: Worker, found: Exit, at_ns: int, end: EndRecord | None) -> WorkerExited:
+def exit_event(
+    node: str, worker: LocalWorker, found: Exit, at_ns: int, end: EndRecord | None
+) -> WorkerExited:
     """Everything that is known about an end, while the box and the log are still there."""
     box = worker.box
     ended_ns = time.monotonic_ns() - (time.time_ns() - at_ns)
@@ -208,7 +210,7 @@ def exit_event(node: str, worker: Worker, found: Exit, at_ns: int, end: EndRecor
     )
 
 
-def activity(box: Box, now_ns: int) -> str:
+def activity(box: ReadableBox, now_ns: int) -> str:
     """What the worker was doing at `now_ns`, in words."""
     under_way = box.under_way()
     name = box.view.read_blob(blackbox.PHASE_NAME) or b""

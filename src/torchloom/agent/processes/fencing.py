@@ -17,7 +17,7 @@ import signal
 from collections.abc import Callable
 from typing import Literal
 
-from torchloom.agent.host import Host, Worker
+from torchloom.agent.host import Host, LocalWorker
 from torchloom.boottime import now_ns
 from torchloom.bus.protocol import Bus
 from torchloom.errors import LoomError
@@ -77,7 +77,7 @@ async def enforce(host: Host) -> None:
         await asyncio.sleep(LOOK_EVERY_S)
 
 
-def _fenced(host: Host) -> list[tuple[Worker, int, int]]:
+def _fenced(host: Host) -> list[tuple[LocalWorker, int, int]]:
     found = []
     for worker in host.running():
         if worker.box is not None and not worker.box.closed:

@@ -1,4 +1,4 @@
-"""Carries out StartStore and StopStore: the c10d store of a generation, kept by a process of a spawner.
+"""Carries out StartRendezvous and StopRendezvous: a generation's c10d store, kept by a process of a spawner.
 
 How the store works is the spawner's affair; here it is only started, noted, watched and ended.
 """
@@ -11,27 +11,27 @@ from collections.abc import Mapping
 
 from torchloom.agent.host import Host, Store
 from torchloom.agent.journal import ProcessNote
-from torchloom.agent.processes.exits import Watch
+from torchloom.agent.processes.exits import ExitWatch
 from torchloom.agent.processes.process import Process, boot_id
 from torchloom.agent.processes.spawners import recipe
 from torchloom.agent.processes.worker_environment import without_secrets
 from torchloom.errors import SpawnFailed
 from torchloom.home import private_directory
-from torchloom.model.effects import StartStore, StopStore
-from torchloom.model.events import EffectDone, StoreStarted
+from torchloom.model.effects import StartRendezvous, StopRendezvous
+from torchloom.model.events import EffectDone, RendezvousStarted
 from torchloom.model.ids import check_token
-from torchloom.model.node import StoreAddress, StoreRef
+from torchloom.model.node import RendezvousAddress, RendezvousRef
 
 
 class Stores:
     """Starts and stops store keepers, one at a time per generation."""
 
-    def __init__(self, host: Host, watch: Watch) -> None:
+    def __init__(self, host: Host, watch: ExitWatch) -> None:
         self._host = host
         self._watch = watch
-        self._locks: dict[StoreRef, asyncio.Lock] = {}
+        self._locks: dict[RendezvousRef, asyncio.Lock] = {}
 
-    async def start(self, effect: StartStore, env: Mapping[str, str]) -> StoreStarted:
+    async def start(self, effect: StartRendezvous, env: Mapping[str, str]) -> RendezvousStarted:
         """A listening store; the one that runs already if this was asked before."""
         check_token(effect.store.job, "job name")
         async with self._locks.setdefault(effect.store, asyncio.Lock()):
@@ -39,9 +39,11 @@ class Stores:
             if store is None:
                 store = await self._start(effect, env)
                 self._watch.add_store(store)
-        return StoreStarted(node=self._host.node, effect=effect.id, store=effect.store, address=store.address)
+        return RendezvousStarted(
+            node=self._host.node, effect=effect.id, store=effect.store, address=store.address
+        )
 
-    async def _start(self, effect: StartStore, env: Mapping[str, str]) -> Store:
+    async def _start(self, effect: StartRendezvous, env: Mapping[str, str]) -> Store:
         host, ref = self._host, effect.store
         private_directory(host.home.sockets)
         wanted = recipe(effect.interpreter, without_secrets(env), effect.preload, effect.spawn)
@@ -63,9 +65,9 @@ class Stores:
             port=keeper.port,
         )
         host.journal.keep(note)
-        return Store(ref=ref, address=StoreAddress(keeper.host, keeper.port), process=process, note=note)
+        return Store(ref=ref, address=RendezvousAddress(keeper.host, keeper.port), process=process, note=note)
 
-    async def stop(self, effect: StopStore) -> EffectDone:
+    async def stop(self, effect: StopRendezvous) -> EffectDone:
         """End the store if it is there; a start under way is waited for."""
         lock = self._locks.setdefault(effect.store, asyncio.Lock())
         async with lock:

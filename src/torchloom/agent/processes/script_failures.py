@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import time
 
-from torchloom.agent.host import Host, Worker
-from torchloom.agent.observe.boxes import Box
+from torchloom.agent.host import Host, LocalWorker
+from torchloom.agent.observe.boxes import ReadableBox
 from torchloom.agent.observe.collectives import last_collectives
 from torchloom.model.events import ScriptFailed
 from torchloom.model.worker import EndRecord
@@ -39,7 +39,7 @@ def look_at_ends(host: Host) -> None:
         host.reporter.say(event, f"{worker.event_stem}.script-failed")
 
 
-def _new_end(worker: Worker, box: Box) -> EndRecord | None:
+def _new_end(worker: LocalWorker, box: ReadableBox) -> EndRecord | None:
     """The record of a script that has just failed. One word is read as long as it runs."""
     if worker.end_seen or box.closed:
         return None

@@ -22,7 +22,7 @@ from typing import TypeVar
 from torchloom.agent.processes import spawner_files
 from torchloom.errors import LoomError, SpawnFailed
 from torchloom.home import Home
-from torchloom.spawner.client import AsyncSpawnerClient, Exit, SpawnerGone
+from torchloom.spawner.client import AsyncSpawnerClient, ChildExit, SpawnerGone
 from torchloom.spawner.key import spawner_key
 from torchloom.spawner.launch import TORCHRUN_FLAGS, socket_path, start_spawner
 
@@ -91,7 +91,7 @@ class Spawners:
         self._pauses: dict[str, float] = {}
         self._watchers: set[asyncio.Task[None]] = set()
         self._closing = False
-        self.exits: dict[tuple[int, int], Exit] = {}
+        self.exits: dict[tuple[int, int], ChildExit] = {}
         """What spawners told of their children's ends, by pid and start time, until it is used."""
 
     # -- finding and starting -------------------------------------------------------------------
@@ -223,7 +223,7 @@ class Spawners:
     async def _connect(self, path: Path, timeout_s: float) -> AsyncSpawnerClient:
         return await AsyncSpawnerClient.connect(path, self._on_exit, timeout_s=timeout_s)
 
-    def _on_exit(self, ended: Exit) -> None:
+    def _on_exit(self, ended: ChildExit) -> None:
         self.exits[(ended.pid, ended.start_ticks)] = ended
 
     def _log_file(self, key: str) -> Path:

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from torchloom.agent.checkpoints import memory_tiers
-from torchloom.agent.host import Host, Worker, order_id
+from torchloom.agent.host import Host, LocalWorker, order_id
 from torchloom.agent.journal import ProcessNote
 from torchloom.agent.logs import files
 from torchloom.agent.observe import boxes
-from torchloom.agent.observe.boxes import Box
-from torchloom.agent.processes.exits import Watch
+from torchloom.agent.observe.boxes import ReadableBox
+from torchloom.agent.processes.exits import ExitWatch
 from torchloom.agent.processes.fencing import wait_for_lease
 from torchloom.agent.processes.process import Process, boot_id, is_alive
 from torchloom.agent.processes.spawners import Recipe, recipe
@@ -40,7 +40,7 @@ _LEASES_A_START = 3
 
 
 async def start_workers(
-    host: Host, watch: Watch, bus: Bus, effect: StartWorkers, env: Mapping[str, str]
+    host: Host, watch: ExitWatch, bus: Bus, effect: StartWorkers, env: Mapping[str, str]
 ) -> WorkersStarted:
     """Start what is not running yet. Raises a LoomError with the reason when it cannot be done."""
     order = order_id(effect)
@@ -92,7 +92,7 @@ def _check(effect: StartWorkers) -> None:
 
 async def _start_leased(
     host: Host, bus: Bus, effect: StartWorkers, order: str, launches: Sequence[Launch], env: Mapping[str, str]
-) -> list[Worker]:
+) -> list[LocalWorker]:
     """Where the job wants it, only with a lease, and with a deadline from that lease on.
 
     The lease is asked for when the spawner is ready to fork, and the spawner refuses to fork after the
@@ -129,7 +129,7 @@ async def _start(
     launches: Sequence[Launch],
     env: Mapping[str, str],
     deadline: Callable[[], Awaitable[tuple[int, int]]] | None = None,
-) -> list[Worker]:
+) -> list[LocalWorker]:
     wanted = recipe(effect.interpreter, without_secrets(env), effect.preload, effect.spawn)
     _prepare_directories(host)
     orders = [_order(host, effect, order, launch, env) for launch in launches]
@@ -154,7 +154,7 @@ async def _start(
         left = [(*what, _journalled(what[1])) for what in zip(launches, orders, strict=True)]
         await _undo(host, [_worker(host, wanted, order, *what) for what in left if what[2].pid])
         raise
-    workers: list[Worker] = []
+    workers: list[LocalWorker] = []
     problem = next((r.error for r in results if r.error or r.pid is None), None)
     for launch, asked, result in zip(launches, orders, results, strict=True):
         if result.pid is not None and result.start_ticks is not None:
@@ -215,7 +215,7 @@ def _has_process(path: Path) -> bool:
 def _signed(path: Path) -> tuple[int, int] | None:
     """Pid and start time of the process that belongs to a box, if there is one."""
     try:
-        box = Box.open(path)
+        box = ReadableBox.open(path)
     except BlackBoxDamaged:
         return None
     who = (box.pid, box.start_ticks)
@@ -238,7 +238,7 @@ def _box_paths(asked: dict[str, Any]) -> tuple[Path, Path]:
 
 def _worker(
     host: Host, wanted: Recipe, order: str, launch: Launch, asked: dict[str, Any], result: Started
-) -> Worker:
+) -> LocalWorker:
     assert result.pid is not None and result.start_ticks is not None
     box, blind = _open_box(result)
     note = None
@@ -256,7 +256,7 @@ def _worker(
             incarnation=launch.ref.incarnation,
         )
         host.journal.keep(note)
-    return Worker(
+    return LocalWorker(
         ref=launch.ref,
         order=order,
         pid=result.pid,
@@ -271,16 +271,16 @@ def _worker(
     )
 
 
-def _open_box(result: Started) -> tuple[Box | None, str]:
+def _open_box(result: Started) -> tuple[ReadableBox | None, str]:
     if result.box is None:
         return None, "; ".join(result.notes) or "there was no room for a black box"
     try:
-        return Box.open(Path(result.box)), ""
+        return ReadableBox.open(Path(result.box)), ""
     except BlackBoxDamaged as error:
         return None, str(error)
 
 
-async def _undo(host: Host, workers: Sequence[Worker]) -> None:
+async def _undo(host: Host, workers: Sequence[LocalWorker]) -> None:
     """End what was started of an order that failed; nobody has heard of these processes yet."""
     for worker in workers:
         if worker.process is not None:

@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Iterable
 
-from torchloom.agent.host import Host, Worker
+from torchloom.agent.host import Host, LocalWorker
 from torchloom.agent.observe import kernel
 from torchloom.model.effects import StopWorkers
 from torchloom.model.events import EffectDone, WorkerExited
@@ -42,7 +42,7 @@ async def _withdraw(host: Host, refs: Iterable[WorkerRef]) -> None:
         host.withdrawn.discard(ref)
 
 
-async def _end(workers: list[Worker], effect: StopWorkers) -> None:
+async def _end(workers: list[LocalWorker], effect: StopWorkers) -> None:
     if effect.at_step is not None and effect.boundary_wait_s > 0:
         for worker in workers:
             if worker.box is not None and not worker.box.closed:
@@ -55,7 +55,7 @@ async def _end(workers: list[Worker], effect: StopWorkers) -> None:
     _signal(workers, signal.SIGKILL)
 
 
-async def _wait(workers: list[Worker], seconds: float, kill_in_collective: bool) -> None:
+async def _wait(workers: list[LocalWorker], seconds: float, kill_in_collective: bool) -> None:
     """Until all have ended or the time is over; meanwhile whoever cannot end by itself is killed."""
     give_up = time.monotonic() + seconds
     while (left := give_up - time.monotonic()) > 0:
@@ -70,7 +70,7 @@ async def _wait(workers: list[Worker], seconds: float, kill_in_collective: bool)
             task.cancel()
 
 
-def _signal(workers: Iterable[Worker], number: signal.Signals, but_in_collective: bool = False) -> None:
+def _signal(workers: Iterable[LocalWorker], number: signal.Signals, but_in_collective: bool = False) -> None:
     for worker in workers:
         if worker.process is None or worker.ending:
             continue
@@ -78,12 +78,12 @@ def _signal(workers: Iterable[Worker], number: signal.Signals, but_in_collective
         worker.process.signal_group(chosen)
 
 
-def _is_helpless(worker: Worker) -> bool:
+def _is_helpless(worker: LocalWorker) -> bool:
     """It sits in a collective that will not end, or it is stopped and no signal but SIGKILL reaches it."""
     return in_collective(worker) or kernel.state_of(worker.pid) == "T"
 
 
-def in_collective(worker: Worker) -> bool:
+def in_collective(worker: LocalWorker) -> bool:
     """Whether the worker is recorded inside a collective, where it can only wait for its peers."""
     return worker.box is not None and not worker.box.closed and bool(worker.box.under_way())
 

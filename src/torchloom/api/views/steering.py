@@ -17,9 +17,9 @@ from torchloom.api.schemas.steering import (
     SettingView,
 )
 from torchloom.api.views import jobs
-from torchloom.core.steering import schedule
-from torchloom.core.steering.overrides import OWN, mode_of
-from torchloom.core.steering.settings import parse_address
+from torchloom.core.config import schedule
+from torchloom.core.config.overrides import OWN, mode_of
+from torchloom.core.config.settings import parse_address
 from torchloom.model import steering
 from torchloom.model.fleet import Job
 from torchloom.model.steering import OperationRecord
@@ -64,7 +64,7 @@ def operation_view(job: str, record: OperationRecord) -> OperationView:
     )
 
 
-def config_view(job: Job, config: steering.ConfigView, pulses: jobs.Pulses) -> ConfigView:
+def config_view(job: Job, config: steering.KnownConfig, pulses: jobs.Pulses) -> ConfigView:
     held = {place.address: place for place in config.held}
     step = jobs.next_step(pulses)
     in_force = config.schedule if step is None else schedule.in_force(config.schedule, step)
@@ -81,7 +81,7 @@ def config_view(job: Job, config: steering.ConfigView, pulses: jobs.Pulses) -> C
 
 
 def _setting(
-    setting: steering.SettingView, held: dict[str, steering.HeldView], in_force: Schedule
+    setting: steering.KnownSetting, held: dict[str, steering.HeldView], in_force: Schedule
 ) -> SettingView:
     places = []
     for address, value in setting.places:

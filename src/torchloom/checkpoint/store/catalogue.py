@@ -27,7 +27,7 @@ from torchloom.checkpoint.store.points import at
 from torchloom.checkpoint.store.reader import Listing, candidates_of, look
 from torchloom.checkpoint.store.storage import Storage
 from torchloom.checkpoint.store.verify import verify
-from torchloom.core.retention import Candidate, KeepRules, Verdict, judge
+from torchloom.core.retention import Candidate, KeepRules, KeepVerdict, judge
 from torchloom.errors import CheckpointDamaged, CheckpointInUse, CheckpointMissing
 
 SWEEP_GRACE_S = 3600.0
@@ -115,8 +115,8 @@ def keep(
     job: str,
     rules: KeepRules,
     in_use: Collection[str] = (),
-    approve: Callable[[list[Verdict]], bool] = lambda verdicts: True,
-) -> list[Verdict]:
+    approve: Callable[[list[KeepVerdict]], bool] = lambda verdicts: True,
+) -> list[KeepVerdict]:
     """Apply keep rules; returns what was decided. `approve` sees it before anything is deleted."""
     listing = look(storage, job)
     used = {*in_use, *(str(name) for name in [_resumed_from(listing)] if name is not None)}

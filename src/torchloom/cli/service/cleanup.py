@@ -88,7 +88,7 @@ def living_workers(home: Home) -> list[str]:
     for path in boxes.found_in(home):
         named = boxes.parse_name(path)
         try:
-            box = boxes.Box.open(path)
+            box = boxes.ReadableBox.open(path)
         except BlackBoxDamaged:
             continue
         if box.boot_id == boot_id() and is_alive(box.pid, box.start_ticks):

@@ -138,7 +138,7 @@ def became(one: HistoryView) -> str:
 def change(one: HistoryView) -> str:
     """What it did, and why."""
     from torchloom.cli.steer import changes
-    from torchloom.core.steering.overrides import HOLD, mode_of
+    from torchloom.core.config.overrides import HOLD, mode_of
 
     done = "; ".join(f"{place} {text}" for place, text in changes.grouped(one["changed"]))
     parts = [done or changes.assignments(one["values"])]

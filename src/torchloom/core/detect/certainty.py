@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torchloom.core.detect import words
-from torchloom.core.detect.thresholds import Limits, Pace, frozen_after_s
+from torchloom.core.detect.thresholds import Pace, StuckLimits, frozen_after_s
 from torchloom.core.detect.window import RankWindow
 
 
-def certainty(window: RankWindow, pace: Pace, limits: Limits) -> tuple[bool, str]:
+def certainty(window: RankWindow, pace: Pace, limits: StuckLimits) -> tuple[bool, str]:
     """Whether this rank will surely not come, and why (not)."""
     facts = window.process
     if window.left:
@@ -65,7 +65,7 @@ def ended(window: RankWindow) -> bool:
     return window.dead or (window.process.state == "T" and not window.process.tracer)
 
 
-def frozen(window: RankWindow, limits: Limits) -> bool:
+def frozen(window: RankWindow, limits: StuckLimits) -> bool:
     """Whether nothing at all has changed in it for a while, and no timer will wake it."""
     facts = window.process
     still = facts.unchanged_samples >= limits.frozen_samples and facts.unchanged_ns / 1e9 >= limits.frozen_s

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from torchloom.core.detect import words
-from torchloom.core.detect.thresholds import Limits, Pace, certain_report_s
+from torchloom.core.detect.thresholds import Pace, StuckLimits, certain_report_s
 from torchloom.core.detect.window import PAIRWISE, ROOTED, Collective, RankWindow
 from torchloom.model.findings import Evidence, Finding
 
@@ -24,7 +24,7 @@ Signature = tuple[str, int, str, int, str]
 """Operation, bytes (-1: may differ), type, root (-1: none) and reduction ("": none, or not known)."""
 
 
-def desync(windows: Sequence[RankWindow], pace: Pace, limits: Limits) -> list[Finding]:
+def desync(windows: Sequence[RankWindow], pace: Pace, limits: StuckLimits) -> list[Finding]:
     """The desync that began it, if there is one: what follows from it in other groups is not told."""
     stuck = {
         (c.group, c.group_seq)
@@ -47,7 +47,7 @@ def _signature(c: Collective) -> Signature:
     return c.op, -1 if c.op in MAY_BE_UNEVEN else c.bytes, c.dtype, root, c.reduction
 
 
-def _judge(here: Sequence[tuple[RankWindow, Collective]], pace: Pace, limits: Limits) -> Finding | None:
+def _judge(here: Sequence[tuple[RankWindow, Collective]], pace: Pace, limits: StuckLimits) -> Finding | None:
     if not all(c.reduction for _, c in here):  # not every recorder is shown it
         here = [(w, replace(c, reduction="")) for w, c in here]
     votes = Counter(_signature(c) for _, c in here)

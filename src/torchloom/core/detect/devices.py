@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torchloom.core.detect import words
 from torchloom.core.detect.certainty import may_act
-from torchloom.core.detect.graph import Wait, blocking
+from torchloom.core.detect.graph import CollectiveWait, blocking
 from torchloom.core.detect.thresholds import Limit
 from torchloom.core.detect.window import RankWindow
 from torchloom.model.findings import Evidence, Finding
@@ -34,7 +34,7 @@ def behind(inside: Sequence[RankWindow]) -> list[RankWindow]:
 def blame(
     culprits: Sequence[RankWindow],
     inside: Sequence[RankWindow],
-    wait: Wait,
+    wait: CollectiveWait,
     allowed: Limit,
 ) -> Finding:
     """One finding for all devices that have not come."""

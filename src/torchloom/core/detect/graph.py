@@ -16,7 +16,7 @@ Key = tuple[str, int, int, int]
 """Group, number, and for a send or recv the two ranks within the group (else -1, -1)."""
 
 
-class Wait(Struct, frozen=True):
+class CollectiveWait(Struct, frozen=True):
     """Everybody who waits at one place, and everybody who has not come there."""
 
     collective: Collective
@@ -34,7 +34,7 @@ class Wait(Struct, frozen=True):
 
 
 class Graph(Struct, frozen=True):
-    waits: dict[Key, Wait]
+    waits: dict[Key, CollectiveWait]
     at: dict[int, Key]
     """Where each waiting rank waits."""
     weak: frozenset[int]
@@ -122,7 +122,7 @@ def _wait(
     here: Sequence[tuple[RankWindow, Collective]],
     members: Mapping[int, tuple[RankWindow, GroupPosition]],
     windows: Sequence[RankWindow],
-) -> Wait:
+) -> CollectiveWait:
     ranks = tuple(sorted(w.rank for w, _ in here))
     ages = [w.age_s(c) for w, c in here]
     collective = here[0][1]
@@ -140,7 +140,9 @@ def _wait(
         else:
             unknown = size - len(members)
     timeout_s = max((p.timeout_s for _, p in members.values()), default=0.0)
-    return Wait(collective, ranks, tuple(sorted(absent)), unknown, proven, max(ages), min(ages), timeout_s)
+    return CollectiveWait(
+        collective, ranks, tuple(sorted(absent)), unknown, proven, max(ages), min(ages), timeout_s
+    )
 
 
 def _absent_partner(

@@ -14,11 +14,11 @@ from msgspec.structs import replace
 from torchloom.core.detect import devices, words
 from torchloom.core.detect import graph as graphs
 from torchloom.core.detect.certainty import certainty, ended, frozen, may_act
-from torchloom.core.detect.graph import Graph, Key, Wait
+from torchloom.core.detect.graph import CollectiveWait, Graph, Key
 from torchloom.core.detect.thresholds import (
     Limit,
-    Limits,
     Pace,
+    StuckLimits,
     act_after_s,
     certain_report_s,
     limit,
@@ -30,7 +30,7 @@ _SHOWN = 32
 _SAID = 4
 
 
-def hangs(windows: Sequence[RankWindow], pace: Pace, limits: Limits) -> list[Finding]:
+def hangs(windows: Sequence[RankWindow], pace: Pace, limits: StuckLimits) -> list[Finding]:
     """Everything that holds ranks up for longer than the job's own pace allows."""
     least_s = min(limits.hang_floor_s, limits.start_report_s)
     if all(w.idle_s < least_s for w in windows):
@@ -47,7 +47,9 @@ def hangs(windows: Sequence[RankWindow], pace: Pace, limits: Limits) -> list[Fin
     return [*_joined([*absent, *inside]), *circles, *stalls]
 
 
-def _absent(graph: Graph, by_rank: Mapping[int, RankWindow], pace: Pace, limits: Limits) -> list[Finding]:
+def _absent(
+    graph: Graph, by_rank: Mapping[int, RankWindow], pace: Pace, limits: StuckLimits
+) -> list[Finding]:
     """Ranks that others wait for and that wait for nobody; one finding for all that are missed at a place.
 
     Where some will surely not come, they are to blame, and the others are only mentioned.
@@ -98,16 +100,16 @@ def _joined(found: list[Finding]) -> list[Finding]:
     return [whole, *(f for f in found if not f.certain)]
 
 
-def _limit(window: RankWindow, wait: Wait, pace: Pace, limits: Limits) -> Limit:
+def _limit(window: RankWindow, wait: CollectiveWait, pace: Pace, limits: StuckLimits) -> Limit:
     return limit(pace, limits, phase=window.phase, location=window.process.location, timeout_s=wait.timeout_s)
 
 
 def _blame(
     culprits: Sequence[RankWindow],
-    wait: Wait,
+    wait: CollectiveWait,
     waiting: tuple[int, ...],
     pace: Pace,
-    limits: Limits,
+    limits: StuckLimits,
     others: Sequence[int] = (),
     inside: Sequence[RankWindow] = (),
 ) -> Finding | None:
@@ -150,7 +152,9 @@ def _blame(
     )
 
 
-def _circles(graph: Graph, by_rank: Mapping[int, RankWindow], pace: Pace, limits: Limits) -> list[Finding]:
+def _circles(
+    graph: Graph, by_rank: Mapping[int, RankWindow], pace: Pace, limits: StuckLimits
+) -> list[Finding]:
     found = []
     for circle in graphs.cycles(graph):
         waits = [graph.waits[k] for k in {graph.at[r] for r in circle}]
@@ -219,7 +223,7 @@ def _left_out(
 
 
 def _stalls(
-    graph: Graph, by_rank: Mapping[int, RankWindow], pace: Pace, limits: Limits
+    graph: Graph, by_rank: Mapping[int, RankWindow], pace: Pace, limits: StuckLimits
 ) -> tuple[list[Finding], list[Finding]]:
     """Everybody is in, nobody is done: because of a rank that is held inside, or the operation itself."""
     found: list[Finding] = []
@@ -267,7 +271,7 @@ def _stalls(
 
 
 def _held_inside(
-    held: Sequence[RankWindow], wait: Wait, graph: Graph, pace: Pace, limits: Limits
+    held: Sequence[RankWindow], wait: CollectiveWait, graph: Graph, pace: Pace, limits: StuckLimits
 ) -> list[Finding]:
     """A rank entered and was stopped then, by a signal or by a debugger: it is in, but its part of the
     operation is not done."""
@@ -299,7 +303,7 @@ def _held_inside(
     ]
 
 
-def _nobody_waits(windows: Sequence[RankWindow], pace: Pace, limits: Limits) -> list[Finding]:
+def _nobody_waits(windows: Sequence[RankWindow], pace: Pace, limits: StuckLimits) -> list[Finding]:
     """No rank is in a collective: stuck only if none of them moves at all.
 
     Nobody is held up, so this is never certain by itself: a script that has trained may well sit and serve.
@@ -340,7 +344,7 @@ def _nobody_waits(windows: Sequence[RankWindow], pace: Pace, limits: Limits) -> 
     ]
 
 
-def _suspended(windows: Sequence[RankWindow], pace: Pace, limits: Limits) -> list[Finding]:
+def _suspended(windows: Sequence[RankWindow], pace: Pace, limits: StuckLimits) -> list[Finding]:
     """Every process of the job is stopped: more likely somebody's wish than a fault, so it is only told."""
     lasting_s = min(w.idle_s for w in windows)
     report_s = certain_report_s(pace, limits)
@@ -376,7 +380,7 @@ def _evidence(windows: Sequence[RankWindow]) -> tuple[Evidence, ...]:
     return tuple(found)
 
 
-def _inputs(allowed: Limit, wait: Wait) -> dict[str, float | str]:
+def _inputs(allowed: Limit, wait: CollectiveWait) -> dict[str, float | str]:
     return {
         "report_s": allowed.report_s,
         "act_s": allowed.act_s,

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from torchloom.core.detect import words
 from torchloom.core.detect.certainty import certainty, may_act
-from torchloom.core.detect.thresholds import JOINING, Limits, Pace, act_after_s
+from torchloom.core.detect.thresholds import JOINING, Pace, StuckLimits, act_after_s
 from torchloom.core.detect.window import RankWindow
 from torchloom.model.findings import Evidence, Finding
 
 _SHOWN = 32
 
 
-def not_joined(windows: Sequence[RankWindow], pace: Pace, limits: Limits) -> list[Finding]:
+def not_joined(windows: Sequence[RankWindow], pace: Pace, limits: StuckLimits) -> list[Finding]:
     """Who has not come where others make a process group, or that nobody comes out of it."""
     here = [w for w in windows if w.phase == JOINING and not w.dead]
     lasting_s = max((_since_s(w) for w in here), default=0.0)

@@ -19,10 +19,10 @@ from torchloom.core.detect.desync import desync
 from torchloom.core.detect.hang import hangs
 from torchloom.core.detect.joining import not_joined
 from torchloom.core.detect.numerics import Curves, broken_values, peaks_of, spikes
-from torchloom.core.detect.replicas import Replicas, compare
+from torchloom.core.detect.replicas import ReplicaMemory, compare
 from torchloom.core.detect.robust import median
 from torchloom.core.detect.slow import SlowLimits, Trigger, watch
-from torchloom.core.detect.thresholds import EXCUSED, PLAIN, Limits, Pace, with_pause, with_steps
+from torchloom.core.detect.thresholds import EXCUSED, PLAIN, Pace, StuckLimits, with_pause, with_steps
 from torchloom.core.detect.transfers import Level, expected_times, slow_transfers, watch_levels
 from torchloom.core.detect.unlike import other_operations
 from torchloom.core.detect.window import RankWindow
@@ -36,7 +36,7 @@ RECENT_STEPS = 16
 """Whose median is the pace now."""
 
 
-class Held(Struct, frozen=True):
+class HeldRank(Struct, frozen=True):
     """A rank that others wait for, or that announced a phase: learned from when it ends by itself."""
 
     spent_s: dict[str, float]
@@ -62,12 +62,12 @@ class Memory(Struct, frozen=True):
     curves: Curves = Curves()
     broken_runs: dict[int, int] = {}
     """By rank, the last run of values that are no numbers."""
-    replicas: Replicas = Replicas()
+    replicas: ReplicaMemory = ReplicaMemory()
     tallies: dict[str, Tally] = {}
     """By group, how many collectives its ranks have made."""
     transfers: dict[str, Level] = {}
     """By group, and by pair that sends."""
-    held: dict[int, Held] = {}
+    held: dict[int, HeldRank] = {}
     localised_step: int = 0
     slow: tuple[Finding, ...] = ()
     """What the last look for slowness found."""
@@ -78,7 +78,7 @@ class Memory(Struct, frozen=True):
 
 
 class AllLimits(Struct, frozen=True):
-    hang: Limits = Limits()
+    hang: StuckLimits = StuckLimits()
     slow: SlowLimits = SlowLimits()
 
 
@@ -222,7 +222,7 @@ def _look_for_slowness(windows: Sequence[RankWindow], memory: Memory, limits: Al
 def _remember_held(windows: Sequence[RankWindow], memory: Memory, stuck: Sequence[Finding]) -> Memory:
     """Learn how long a pause was once its rank has moved on by itself."""
     blamed = {rank: f for f in stuck if f.kind in ("hang", "no-progress") for rank in f.ranks}
-    held: dict[int, Held] = {}
+    held: dict[int, HeldRank] = {}
     pace = memory.pace
     for window in windows:
         before = memory.held.get(window.rank)
@@ -230,7 +230,7 @@ def _remember_held(windows: Sequence[RankWindow], memory: Memory, stuck: Sequenc
         if announced:
             since = window.phase_since_ns or window.taken_ns
             lasting_s = (window.taken_ns - since) / 1e9
-            held[window.rank] = Held({window.phase: lasting_s}, lasting_s, window.steps_done)
+            held[window.rank] = HeldRank({window.phase: lasting_s}, lasting_s, window.steps_done)
         elif (finding := blamed.get(window.rank)) is not None and window.process.location:
             held[window.rank] = _longer(before, window, finding.lasting_s)
         elif before is not None and not window.dead:
@@ -243,8 +243,8 @@ def _remember_held(windows: Sequence[RankWindow], memory: Memory, stuck: Sequenc
     return replace(memory, pace=pace, held=held)
 
 
-def _longer(before: Held | None, window: RankWindow, lasting_s: float) -> Held:
+def _longer(before: HeldRank | None, window: RankWindow, lasting_s: float) -> HeldRank:
     spent = {} if before is None or lasting_s < before.lasting_s else before.spent_s
     more = lasting_s - sum(spent.values())
     place = window.process.location
-    return Held({**spent, place: spent.get(place, 0.0) + more}, lasting_s, window.steps_done)
+    return HeldRank({**spent, place: spent.get(place, 0.0) + more}, lasting_s, window.steps_done)

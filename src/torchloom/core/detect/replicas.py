@@ -55,7 +55,7 @@ class Part(Struct, frozen=True, array_like=True):
         return self.agreed >= AGREED and self.changed > 0
 
 
-class Replicas(Struct, frozen=True):
+class ReplicaMemory(Struct, frozen=True):
     """Plain data, kept by the caller."""
 
     parts: dict[str, Part] = {}
@@ -66,7 +66,7 @@ class Replicas(Struct, frozen=True):
     """By table, the newest step that was looked at."""
 
 
-def compare(windows: Sequence[RankWindow], known: Replicas) -> tuple[Replicas, list[Finding]]:
+def compare(windows: Sequence[RankWindow], known: ReplicaMemory) -> tuple[ReplicaMemory, list[Finding]]:
     """Take in what is new; what is odd now."""
     parts, ranks = dict(known.parts), dict(known.ranks)
     looked = _looks(windows, known.judged)
@@ -82,7 +82,7 @@ def compare(windows: Sequence[RankWindow], known: Replicas) -> tuple[Replicas, l
         del parts[next(iter(parts))]
     if not parts:
         return known, []
-    return Replicas(parts, ranks, judged), _findings(windows, parts, ranks)
+    return ReplicaMemory(parts, ranks, judged), _findings(windows, parts, ranks)
 
 
 def _table(name: str) -> str:

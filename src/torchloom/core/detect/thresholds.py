@@ -13,7 +13,7 @@ from msgspec.structs import replace
 RECENT_STEPS = 512
 
 
-class Limits(Struct, frozen=True, kw_only=True):
+class StuckLimits(Struct, frozen=True, kw_only=True):
     """What a user may set."""
 
     hang_floor_s: float = 2.0
@@ -95,12 +95,12 @@ def p99_s(pace: Pace) -> float:
     return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
 
 
-def act_after_s(limits: Limits, told_s: float, timeout_s: float) -> float:
+def act_after_s(limits: StuckLimits, told_s: float, timeout_s: float) -> float:
     """When uncertain evidence suffices: as told, else not before the process group itself would give up."""
     return told_s if limits.act_told else max(told_s, timeout_s or limits.default_timeout_s)
 
 
-def limit(pace: Pace, limits: Limits, *, phase: str, location: str, timeout_s: float = 0.0) -> Limit:
+def limit(pace: Pace, limits: StuckLimits, *, phase: str, location: str, timeout_s: float = 0.0) -> Limit:
     """The limits for waiting for a rank that is in `phase` and, as far as known, at `location`, in a process
     group with this timeout (0: not known)."""
     if phase in EXCUSED:
@@ -127,11 +127,11 @@ def limit(pace: Pace, limits: Limits, *, phase: str, location: str, timeout_s: f
     return Limit(report, max(act_s, report, known), why, announced)
 
 
-def certain_report_s(pace: Pace, limits: Limits) -> float:
+def certain_report_s(pace: Pace, limits: StuckLimits) -> float:
     """When to say what nothing benign looks like: no excuse and no slow start can explain it."""
     return min(max(limits.steps_factor * p99_s(pace), limits.hang_floor_s), limits.hang_cap_s)
 
 
-def frozen_after_s(pace: Pace, limits: Limits, *, location: str) -> float:
+def frozen_after_s(pace: Pace, limits: StuckLimits, *, location: str) -> float:
     """How long a process that nothing outside can wake must be unchanged before it counts as frozen."""
     return max(limits.frozen_lock_s, limits.pause_factor * pace.pauses_s.get(location, 0.0))

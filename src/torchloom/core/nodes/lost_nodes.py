@@ -18,7 +18,7 @@ from torchloom.core.recovery.lost_peers import followed, without_cause
 from torchloom.core.turn import Turn
 from torchloom.model.events import NodeGone, NodeUnreachable, WorkerExited
 from torchloom.model.fleet import Fleet, Job, JobState, Node, NodeState, Worker
-from torchloom.model.incidents import Decision, EndedBy, Ending, Incident, Outcome, Verdict
+from torchloom.model.incidents import Decision, DecisionOutcome, EndedBy, Ending, Incident, Verdict
 from torchloom.model.worker import Exit
 
 HEARD = "it is reachable again, and nothing was restarted because of it,"
@@ -44,7 +44,7 @@ def say_silent(turn: Turn, node: Node, event: NodeUnreachable) -> None:
         incident.judged = Verdict(cause=what)
         reason = "reported only, because unreachable is not dead; if its host is gone: "
         reason += f"`loom node gone {node.id}`"
-        incident.decided = Decision(action="report", outcome=Outcome.REPORTED, reason=reason)
+        incident.decided = Decision(action="report", outcome=DecisionOutcome.REPORTED, reason=reason)
         job.silent[node.id] = incident.id
 
 

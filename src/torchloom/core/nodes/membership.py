@@ -7,19 +7,19 @@ from collections.abc import Iterable
 from torchloom.core.nodes.joining import change_of, other_claims, refused
 from torchloom.core.nodes.lost_nodes import HEARD, lose_workers, say_heard, say_silent
 from torchloom.core.placement.drain import drain_jobs
-from torchloom.core.recovery.generation_end import start_did_fail, store_lost_at_start, worker_exited
+from torchloom.core.recovery.generation_end import rendezvous_lost_at_start, start_did_fail, worker_exited
 from torchloom.core.recovery.generation_start import (
     close_done_starts,
     end_strays,
     find_worker,
-    forget_store,
-    holds_store,
+    forget_rendezvous,
+    holds_rendezvous,
     process_exists,
     settle_start,
 )
 from torchloom.core.recovery.incidents import open_incident
 from torchloom.core.turn import Turn
-from torchloom.model.effects import StopStore, StopWorkers
+from torchloom.model.effects import StopRendezvous, StopWorkers
 from torchloom.model.events import (
     NodeDrained,
     NodeGone,
@@ -27,12 +27,12 @@ from torchloom.model.events import (
     NodeLeft,
     NodeReachable,
     NodeUnreachable,
-    StoreLost,
+    RendezvousLost,
     WorkerExited,
 )
 from torchloom.model.fleet import Drain, JobState, Node, NodeState, Worker, WorkerState
-from torchloom.model.incidents import Decision, Outcome
-from torchloom.model.node import StoreRef
+from torchloom.model.incidents import Decision, DecisionOutcome
+from torchloom.model.node import RendezvousRef
 from torchloom.model.worker import Exit, WorkerRef
 
 
@@ -109,29 +109,31 @@ def _miss_absent(turn: Turn, event: NodeJoined, change: str) -> None:
 def _miss_stores(turn: Turn, event: NodeJoined) -> None:
     """A store that ended while no agent was there to see it."""
     for job_id in list(turn.fleet.nodes[event.node].stores):
-        store = StoreRef(job_id, turn.fleet.jobs[job_id].store_generation)
+        store = RendezvousRef(job_id, turn.fleet.jobs[job_id].rendezvous_generation)
         if store not in event.inventory.stores:
-            store_lost(turn, StoreLost(node=event.node, store=store, exit=Exit(None, None, "inventory")))
+            rendezvous_lost(
+                turn, RendezvousLost(node=event.node, store=store, exit=Exit(None, None, "inventory"))
+            )
 
 
-def store_lost(turn: Turn, event: StoreLost) -> None:
+def rendezvous_lost(turn: Turn, event: RendezvousLost) -> None:
     """A running job does not need its store, so it is left alone; a starting one has to begin anew."""
     job = turn.fleet.jobs.get(event.store.job)
-    if job is None or not holds_store(job, event.store, event.node):
+    if job is None or not holds_rendezvous(job, event.store, event.node):
         return
-    launched = job.store is not None
-    forget_store(turn, job)
+    launched = job.rendezvous is not None
+    forget_rendezvous(turn, job)
     what = f"the c10d store on {event.node} {event.exit.describe()}"
     if job.state is JobState.STARTING and job.generation == event.store.generation:
         if launched:
-            store_lost_at_start(turn, job, f"{what} while generation {job.generation} was starting")
+            rendezvous_lost_at_start(turn, job, f"{what} while generation {job.generation} was starting")
         else:
             start_did_fail(turn, job, {w.ref for w in job.workers}, what)
     elif job.state is JobState.RUNNING:
         consequence = "training continues, but new process groups cannot be made until the next restart"
         incident = open_incident(turn, job, "store-lost", f"{what}; {consequence}", turn.now_ns)
         reason = "nothing is restarted, because the workers are healthy"
-        incident.decided = Decision(action="continue", outcome=Outcome.DONE, reason=reason)
+        incident.decided = Decision(action="continue", outcome=DecisionOutcome.DONE, reason=reason)
         incident.open = False
 
 
@@ -160,11 +162,11 @@ def _end_lost(turn: Turn, node: Node) -> None:
     node.lost, node.lost_stores = [], []
 
 
-def _end_stores(turn: Turn, node: str, stores: Iterable[StoreRef]) -> None:
+def _end_stores(turn: Turn, node: str, stores: Iterable[RendezvousRef]) -> None:
     for store in stores:
         if not _store_wanted(turn, store, node):
             turn.want(
-                StopStore(
+                StopRendezvous(
                     id=turn.next_effect_id(),
                     cause=turn.seq,
                     reason="this store belongs to a generation that is over",
@@ -230,13 +232,13 @@ def node_gone(turn: Turn, event: NodeGone) -> None:
     node.state, node.reason = NodeState.GONE, f"{event.by} confirmed that its host is gone"
     lose_workers(turn, node, event)
     for job in turn.fleet.jobs.values():
-        ref = StoreRef(job.id, job.store_generation)
-        if job.store_generation and holds_store(job, ref, node.id):
+        ref = RendezvousRef(job.id, job.rendezvous_generation)
+        if job.rendezvous_generation and holds_rendezvous(job, ref, node.id):
             node.lost_stores.append(ref)
-            store_lost(turn, StoreLost(node=node.id, store=ref, exit=Exit(None, None, "operator")))
+            rendezvous_lost(turn, RendezvousLost(node=node.id, store=ref, exit=Exit(None, None, "operator")))
     for effect in [e for e in turn.fleet.outbox.values() if e.node == node.id]:
         turn.close(effect.id)
-        if isinstance(effect, StopStore):
+        if isinstance(effect, StopRendezvous):
             node.lost_stores.append(effect.store)
         elif isinstance(effect, StopWorkers):
             node.lost += [ref for ref in effect.workers if ref not in node.lost]
@@ -254,11 +256,11 @@ def _being_ended(turn: Turn, node: str) -> set[WorkerRef]:
     return {ref for stop in stops for ref in stop.workers}
 
 
-def _store_wanted(turn: Turn, store: StoreRef, node: str) -> bool:
+def _store_wanted(turn: Turn, store: RendezvousRef, node: str) -> bool:
     """Used or waited for by a living job, or already being stopped."""
     job = turn.fleet.jobs.get(store.job)
-    if job is not None and holds_store(job, store, node):
+    if job is not None and holds_rendezvous(job, store, node):
         return True
     return any(
-        isinstance(e, StopStore) and e.store == store and e.node == node for e in turn.open_of(store.job)
+        isinstance(e, StopRendezvous) and e.store == store and e.node == node for e in turn.open_of(store.job)
     )

@@ -18,16 +18,16 @@ from torchloom.model.events import (
     NodeJoined,
     NodeLeft,
     RanksAnswered,
+    RendezvousLost,
+    RendezvousStarted,
     ScriptFailed,
-    StoreLost,
-    StoreStarted,
     WorkerExited,
     WorkerRegistered,
     WorkersStarted,
 )
 from torchloom.model.fleet import Fleet
 
-_RESULTS = StoreStarted | WorkersStarted | EffectDone | EffectFailed
+_RESULTS = RendezvousStarted | WorkersStarted | EffectDone | EffectFailed
 _OF_A_WORKER = (
     WorkerRegistered
     | FirstStep
@@ -38,7 +38,7 @@ _OF_A_WORKER = (
     | CheckpointFailed
     | CheckpointRejected
 )
-_OF_AN_AGENT = _RESULTS | _OF_A_WORKER | NodeJoined | NodeLeft | RanksAnswered | StoreLost
+_OF_AN_AGENT = _RESULTS | _OF_A_WORKER | NodeJoined | NodeLeft | RanksAnswered | RendezvousLost
 
 
 def is_of_an_agent(event: Event, node: str) -> bool:

@@ -33,7 +33,7 @@ def replicas(job: Job) -> int:
     return max(1, len(job.workers) // unit(job.spec)) if job.spec.replicas > 1 else 1
 
 
-def seats(turn: Turn, job: Job) -> tuple[list[str], str]:
+def seat_or_wait(turn: Turn, job: Job) -> tuple[list[str], str]:
     """The node of each rank of the next generation and, if there are fewer than wanted, why; or none and why.
 
     Sets the timer after which fewer will do. Nodes that the job left are used only if nothing else is there.

@@ -18,8 +18,8 @@ from torchloom.core.steering.driver import change_requested
 from torchloom.core.turn import Turn
 from torchloom.model.events import ChangeRequested, FindingMade
 from torchloom.model.findings import Finding
-from torchloom.model.fleet import Act, Job, JobState, Plan
-from torchloom.model.incidents import DONE, Decision, Incident, Outcome
+from torchloom.model.fleet import Act, Job, JobState, RestartPlan
+from torchloom.model.incidents import DONE, Decision, DecisionOutcome, Incident
 from torchloom.model.policy import Acting, Action
 from torchloom.model.steering import Origin
 from torchloom.model.timers import TimerKind
@@ -30,7 +30,7 @@ SAVE_S = 300.0
 _ACTED_KEPT = 32
 
 
-def plan_for(turn: Turn, job: Job, finding: Finding, steps: int) -> Plan:
+def plan_for(turn: Turn, job: Job, finding: Finding, steps: int) -> RestartPlan:
     """What the restart budget of the job says, after so many steps of this generation."""
     ran_s = (turn.now_ns - job.generation_at_ns) / 1e9
     progress = made_progress(job.spec.restarts, steps, ran_s)
@@ -54,7 +54,13 @@ def is_under_way(job: Job, incident: Incident, finding: Finding) -> bool:
 
 
 def act(
-    turn: Turn, job: Job, incident: Incident, event: FindingMade, plan: Plan, action: Action, reason: str
+    turn: Turn,
+    job: Job,
+    incident: Incident,
+    event: FindingMade,
+    plan: RestartPlan,
+    action: Action,
+    reason: str,
 ) -> None:
     """Carry out what was chosen, or have the job saved for it."""
     finding = event.finding
@@ -64,7 +70,7 @@ def act(
     if job.acting is not None:
         if not _is_urgent(finding):
             busy = f"it is being saved to be {DONE[job.acting.action]}"
-            incident.decided = Decision(action=action, outcome=Outcome.REFUSED, reason=busy)
+            incident.decided = Decision(action=action, outcome=DecisionOutcome.REFUSED, reason=busy)
             return
         _forget(turn, job)
     job.acts = [*job.acts, Act(action, turn.now_ns)][-_ACTED_KEPT:]
@@ -117,7 +123,7 @@ def _save_first(turn: Turn, job: Job, incident: Incident, acting: Acting) -> Non
     job.acting = acting
     turn.fleet.acting[job.id] = None
     turn.set_timer(TimerKind.SAVE_FIRST, job, SAVE_S)
-    _decided(incident, acting, Outcome.PENDING)
+    _decided(incident, acting, DecisionOutcome.PENDING)
     change_requested(
         turn,
         ChangeRequested(
@@ -158,20 +164,20 @@ def _look(turn: Turn, job: Job, incident: Incident, finding: Finding, acting: Ac
 
 
 def _carry_out(
-    turn: Turn, job: Job, incident: Incident, finding: Finding, acting: Acting, plan: Plan
+    turn: Turn, job: Job, incident: Incident, finding: Finding, acting: Acting, plan: RestartPlan
 ) -> None:
-    _decided(incident, acting, Outcome.DONE)
+    _decided(incident, acting, DecisionOutcome.DONE)
     if acting.action in MOVES and not finding.traits.stuck:
         relocate.move(turn, job, incident, acting)
     else:
         job.plan = plan
         why = f"{incident.verdict}, so generation {job.generation} cannot continue"
         end_generation(turn, job, incident, why)
-        _decided(incident, acting, Outcome.DONE)
+        _decided(incident, acting, DecisionOutcome.DONE)
         settle(turn, job)
 
 
-def _decided(incident: Incident, acting: Acting, outcome: Outcome) -> None:
+def _decided(incident: Incident, acting: Acting, outcome: DecisionOutcome) -> None:
     incident.decided = Decision(action=acting.action, outcome=outcome, reason=acting.reason)
 
 
@@ -181,7 +187,7 @@ def _give_up(turn: Turn, job: Job, acting: Acting, incident: Incident | None, wh
     if acting.action in MOVES:
         relocate.stay(turn, job, acting.node)
     if incident is not None:
-        incident.decided = Decision(action=acting.action, outcome=Outcome.REFUSED, reason=why)
+        incident.decided = Decision(action=acting.action, outcome=DecisionOutcome.REFUSED, reason=why)
 
 
 def _forget(turn: Turn, job: Job) -> None:
@@ -193,11 +199,11 @@ def _forget(turn: Turn, job: Job) -> None:
 def _pause(turn: Turn, job: Job, incident: Incident, reason: str) -> None:
     """Ask for it once, as a person would; what became of it is told with the job's operations."""
     if job.paused or incident.timeline.decided_ns:
-        incident.decided = Decision(action="pause", outcome=Outcome.DONE, reason=reason)
+        incident.decided = Decision(action="pause", outcome=DecisionOutcome.DONE, reason=reason)
         return
     job.acts = [*job.acts, Act("pause", turn.now_ns)][-_ACTED_KEPT:]
     incident.timeline.decided_ns = turn.now_ns
-    incident.decided = Decision(action="pause", outcome=Outcome.PENDING, reason=reason)
+    incident.decided = Decision(action="pause", outcome=DecisionOutcome.PENDING, reason=reason)
     change_requested(
         turn,
         ChangeRequested(

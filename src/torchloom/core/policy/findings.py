@@ -20,7 +20,7 @@ from torchloom.core.turn import Turn
 from torchloom.model.events import FindingEnded, FindingMade
 from torchloom.model.findings import Finding
 from torchloom.model.fleet import Job, JobState
-from torchloom.model.incidents import Decision, EndedBy, Ending, Incident, Outcome, Verdict
+from torchloom.model.incidents import Decision, DecisionOutcome, EndedBy, Ending, Incident, Verdict
 
 REOPENED_NS = 300 * 10**9
 """Slowness that comes back within this time is the same incident."""
@@ -46,7 +46,7 @@ def finding_made(turn: Turn, event: FindingMade) -> None:
             probe_on_suspicion(turn, job, incident, finding)
     if under_way:
         return
-    if decision.outcome is Outcome.DONE:
+    if decision.outcome is DecisionOutcome.DONE:
         act(turn, job, incident, event, plan, wanted(job.spec.policy, finding), decision.reason)
     elif finding.traits.momentary:
         close(turn, job, incident, Ending(EndedBy.ITSELF, "it was one step"))
@@ -55,7 +55,7 @@ def finding_made(turn: Turn, event: FindingMade) -> None:
 
 def _may_go_back(job: Job, finding: Finding, decision: Decision) -> bool:
     """Whether a person can do something about numbers that stay broken and are left as they are."""
-    left = decision.outcome is not Outcome.DONE
+    left = decision.outcome is not DecisionOutcome.DONE
     return left and finding.traits.in_later_states and job.checkpoints is not None
 
 

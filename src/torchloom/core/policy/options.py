@@ -6,11 +6,11 @@ from torchloom.core.placement import relocate
 from torchloom.core.policy import rollback
 from torchloom.core.policy.actions import is_saved_first
 from torchloom.core.policy.reporting import key
-from torchloom.core.policy.rules import MOVES, Facts, wanted
+from torchloom.core.policy.rules import MOVES, DecisionFacts, wanted
 from torchloom.core.recovery.goodput import recovery_s
 from torchloom.core.turn import Turn
 from torchloom.model.events import FindingMade
-from torchloom.model.fleet import Job, Plan
+from torchloom.model.fleet import Job, RestartPlan
 
 RESTART_S = 30.0
 """What a restart costs as long as none was seen."""
@@ -19,7 +19,7 @@ WHOLE = "the whole job, because its replicas share a process group and one canno
 """torchft would keep the others; no job that is known here has replicas of that kind."""
 
 
-def facts_of(turn: Turn, job: Job, event: FindingMade, plan: Plan) -> Facts:
+def facts_of(turn: Turn, job: Job, event: FindingMade, plan: RestartPlan) -> DecisionFacts:
     finding, policy = event.finding, job.spec.policy
     action = wanted(policy, finding)
     why_not, how = "", plan.reason
@@ -33,7 +33,7 @@ def facts_of(turn: Turn, job: Job, event: FindingMade, plan: Plan) -> Facts:
         how = f"{plan.reason}; {WHOLE}"
     elif action == "pause":
         how = ""
-    return Facts(
+    return DecisionFacts(
         plan=plan,
         acts=job.acts,
         now_ns=turn.now_ns,

@@ -11,7 +11,7 @@ from torchloom.core.turn import Turn
 from torchloom.model.events import ChangeRequested, FindingMade
 from torchloom.model.findings import Finding
 from torchloom.model.fleet import Job, JobState
-from torchloom.model.incidents import Decision, Incident, Outcome
+from torchloom.model.incidents import Decision, DecisionOutcome, Incident
 from torchloom.model.policy import Policy
 from torchloom.model.steering import Origin
 from torchloom.model.transaction.messages import Kind
@@ -53,7 +53,7 @@ def how(policy: Policy, event: FindingMade) -> str:
 
 def roll_back(turn: Turn, job: Job, incident: Incident, event: FindingMade, reason: str) -> None:
     incident.timeline.decided_ns = turn.now_ns
-    incident.decided = Decision(action="rollback", outcome=Outcome.PENDING, reason=reason)
+    incident.decided = Decision(action="rollback", outcome=DecisionOutcome.PENDING, reason=reason)
     values: dict[str, object] = {"step": event.restore_step, "checkpoint": event.restore_name}
     span = _skipped(job.spec.policy, event)
     if span is not None:

@@ -14,8 +14,8 @@ from msgspec import Struct
 
 from torchloom.core.detect.words import lasting
 from torchloom.model.findings import Finding
-from torchloom.model.fleet import Act, Plan
-from torchloom.model.incidents import Decision, Outcome
+from torchloom.model.fleet import Act, RestartPlan
+from torchloom.model.incidents import Decision, DecisionOutcome
 from torchloom.model.policy import Action, Level, Policy
 
 HOUR_NS = 3600 * 10**9
@@ -27,10 +27,10 @@ ENDS: frozenset[Action] = MOVES | RESTARTS
 """They end a generation, so they share a budget."""
 
 
-class Facts(Struct, frozen=True, kw_only=True):
+class DecisionFacts(Struct, frozen=True, kw_only=True):
     """What a decision rests on besides the finding."""
 
-    plan: Plan
+    plan: RestartPlan
     """What the restart budget of the job says."""
     acts: Sequence[Act] = ()
     """What findings led to before."""
@@ -62,22 +62,22 @@ def wanted(policy: Policy, finding: Finding) -> Action:
     return finding.traits.default if finding.may_act else "report"
 
 
-def decide(policy: Policy, finding: Finding, facts: Facts) -> Decision:
+def decide(policy: Policy, finding: Finding, facts: DecisionFacts) -> Decision:
     level, action = level_of(finding), wanted(policy, finding)
     if action == "ignore":
-        return Decision(action=action, outcome=Outcome.REPORTED, reason="the policy ignores it")
+        return Decision(action=action, outcome=DecisionOutcome.REPORTED, reason="the policy ignores it")
     if action == "report":
         reason = _why_only_told(policy, finding, level)
-        return Decision(action=action, outcome=Outcome.REPORTED, reason=reason)
+        return Decision(action=action, outcome=DecisionOutcome.REPORTED, reason=reason)
     why_not = facts.why_not or _too_often(policy, action, facts) or _too_dear(finding, action, facts)
     if why_not:
-        return Decision(action=action, outcome=Outcome.REFUSED, reason=why_not)
+        return Decision(action=action, outcome=DecisionOutcome.REFUSED, reason=why_not)
     basis = "; ".join(part for part in (_basis(finding, level), facts.how) if part)
-    outcome = Outcome.DRY_RUN if policy.dry_run else Outcome.DONE
+    outcome = DecisionOutcome.DRY_RUN if policy.dry_run else DecisionOutcome.DONE
     return Decision(action=action, outcome=outcome, reason=basis)
 
 
-def _too_often(policy: Policy, action: Action, facts: Facts) -> str:
+def _too_often(policy: Policy, action: Action, facts: DecisionFacts) -> str:
     alike = ENDS if action in ENDS else frozenset({action})
     recent = [act for act in facts.acts if facts.now_ns - act.at_ns < HOUR_NS]
     count = sum(act.action in alike for act in recent)
@@ -93,7 +93,7 @@ def _too_often(policy: Policy, action: Action, facts: Facts) -> str:
     return "" if facts.plan.restart or action not in ENDS else facts.plan.reason
 
 
-def _too_dear(finding: Finding, action: Action, facts: Facts) -> str:
+def _too_dear(finding: Finding, action: Action, facts: DecisionFacts) -> str:
     """Slowness is acted on once it has cost more than acting: that never costs twice the best choice."""
     if action not in ENDS or finding.traits.stuck or finding.traits.numeric:
         return ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchloom.model.fleet import Job, Plan
+from torchloom.model.fleet import Job, RestartPlan
 from torchloom.model.job import RestartLimits
 
 
@@ -22,25 +22,25 @@ def made_progress(limits: RestartLimits, steps: int, ran_s: float) -> bool:
     return steps >= limits.progress_steps or ran_s >= limits.progress_s
 
 
-def plan_restart(job: Job, rank: int | None, progress: bool, chance: float) -> Plan:
+def plan_restart(job: Job, rank: int | None, progress: bool, chance: float) -> RestartPlan:
     """Decide what follows a failure that `rank` seems to have caused (None: no worker did)."""
     limits = job.spec.restarts
     fruitless = 0 if progress else job.fruitless + 1
     by_rank = job.restarts_by_rank.get(rank, 0) if rank is not None else 0
     if limits.max_restarts <= 0:
-        return Plan(False, 0.0, "restarts are off for this job", progress)
+        return RestartPlan(False, 0.0, "restarts are off for this job", progress)
     if job.restarts >= limits.max_restarts:
         used = f"the budget of {limits.max_restarts} restarts (--max-restarts) is used up"
-        return Plan(False, 0.0, used, progress)
+        return RestartPlan(False, 0.0, used, progress)
     if rank is not None and by_rank >= limits.max_restarts_per_worker:
-        return Plan(
+        return RestartPlan(
             False,
             0.0,
             f"rank {rank} has caused {by_rank} restarts, its budget is {limits.max_restarts_per_worker}",
             progress,
         )
     if fruitless > limits.max_fruitless:
-        return Plan(
+        return RestartPlan(
             False,
             0.0,
             f"{job.fruitless} restarts in a row brought no progress "
@@ -51,7 +51,7 @@ def plan_restart(job: Job, rank: int | None, progress: bool, chance: float) -> P
     delay = backoff_s(limits, fruitless, chance)
     number = f"restart {job.restarts + 1} of at most {limits.max_restarts}"
     if progress:
-        return Plan(True, 0.0, f"{number}, at once because the job had made progress", progress)
+        return RestartPlan(True, 0.0, f"{number}, at once because the job had made progress", progress)
     in_a_row = f"{fruitless} in a row of at most {limits.max_fruitless}"
     why = f"{number}, in {delay:.1f} s because there was no progress ({in_a_row})"
-    return Plan(True, delay, why, progress)
+    return RestartPlan(True, delay, why, progress)

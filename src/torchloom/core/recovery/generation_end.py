@@ -18,23 +18,23 @@ from torchloom.core.recovery.culprit import (
     verdict,
 )
 from torchloom.core.recovery.generation_start import (
-    ask_store,
+    ask_rendezvous,
     by_node,
     close_done_starts,
-    drop_store,
+    drop_rendezvous,
     find_worker,
     settle_start,
     start_generation,
 )
 from torchloom.core.recovery.goodput import goodput
 from torchloom.core.recovery.incidents import GENERATION_ENDED, close_findings, decision_of, open_incident
-from torchloom.core.recovery.lost_peers import followed, silence_before
+from torchloom.core.recovery.lost_peers import followed, take_over_silence
 from torchloom.core.recovery.post_mortem import tell_disagreement
 from torchloom.core.steering.driver import job_ended, rank_ended
 from torchloom.core.turn import Turn
 from torchloom.model.effects import ReleaseMemory, StartWorkers, StopWorkers
 from torchloom.model.events import WorkerExited
-from torchloom.model.fleet import Job, JobState, NodeState, Plan, Worker, WorkerState
+from torchloom.model.fleet import Job, JobState, NodeState, RestartPlan, Worker, WorkerState
 from torchloom.model.incidents import (
     EndedBy,
     Ending,
@@ -128,7 +128,7 @@ def begin_recovery(turn: Turn, job: Job, report: ExitReport) -> None:
         _wait_for_store(turn, job, report, why)
         return
     kind = "start-failed" if start_failed(report) else "crash"
-    incident = silence_before(turn, job, report) or open_incident(turn, job, kind, "", report.at_ns)
+    incident = take_over_silence(turn, job, report) or open_incident(turn, job, kind, "", report.at_ns)
     said = incident.verdict
     incident.goodput_before = goodput(turn.fleet, job, report.at_ns)
     add_exit(turn, job, incident, report)
@@ -177,7 +177,7 @@ def _end_of_what_was_stuck(turn: Turn, job: Job, incident: Incident, report: Exi
     incident.timeline.fault_ns = fault_ns
 
 
-def store_lost_at_start(turn: Turn, job: Job, verdict: str) -> None:
+def rendezvous_lost_at_start(turn: Turn, job: Job, verdict: str) -> None:
     """Workers that may exist already cannot meet any more: end them, without blaming one."""
     incident = open_incident(turn, job, "store-lost", verdict, turn.now_ns)
     job.plan = plan_restart(job, None, False, turn.chance)
@@ -201,9 +201,9 @@ def end_generation(turn: Turn, job: Job, incident: Incident, why: str) -> None:
     here = turn.fleet.nodes[node].state is NodeState.READY
     if job.plan.restart and job.plan.delay_s == 0 and here:
         reason = "the next generation needs a fresh store"
-        ask_store(turn, job, job.generation + 1, node, reason)
+        ask_rendezvous(turn, job, job.generation + 1, node, reason)
     else:
-        drop_store(turn, job, "its generation is over")
+        drop_rendezvous(turn, job, "its generation is over")
 
 
 def _let_end(turn: Turn, job: Job) -> None:
@@ -265,7 +265,7 @@ def add_exit(turn: Turn, job: Job, incident: Incident, report: ExitReport) -> No
         _say_plan(job, incident, job.plan)
 
 
-def _say_plan(job: Job, incident: Incident, plan: Plan) -> None:
+def _say_plan(job: Job, incident: Incident, plan: RestartPlan) -> None:
     incident.decided = decision_of(plan)
     if job.state is JobState.RECOVERING:
         job.reason = f"{incident.verdict}; {plan.reason}"
@@ -301,7 +301,7 @@ def _stopped(turn: Turn, job: Job) -> None:
         start_generation(turn, job, job.reason)
 
 
-def _follow_plan(turn: Turn, job: Job, plan: Plan, incident: Incident) -> None:
+def _follow_plan(turn: Turn, job: Job, plan: RestartPlan, incident: Incident) -> None:
     if plan.waits:
         job.store_waits += 1
         move_job(turn, job, JobState.BACKOFF, f"{incident.verdict}; {plan.reason}")
@@ -367,7 +367,7 @@ def end_job(turn: Turn, job: Job, state: JobState, reason: str) -> None:
     """The last thing that happens to a job: nothing of it may stay behind."""
     move_job(turn, job, state, reason)
     turn.cancel_timers(job)
-    drop_store(turn, job, "its job has ended")
+    drop_rendezvous(turn, job, "its job has ended")
     close_findings(turn, job, Ending(EndedBy.JOB, f"the job {state}"))
     incident = turn.fleet.incidents.get(job.incident)
     if incident is not None:

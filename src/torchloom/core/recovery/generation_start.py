@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections import Counter
 
 from torchloom.core.lifecycle import move_job, move_worker, set_workers
-from torchloom.core.placement.sizing import replicas, seats, unit, wanted
+from torchloom.core.placement.sizing import replicas, seat_or_wait, unit, wanted
 from torchloom.core.placement.standby import drop_spare
 from torchloom.core.recovery.incidents import GENERATION_ENDED, close_findings
 from torchloom.core.steering.driver import generation_runs
 from torchloom.core.steering.operations import starting_schedule
 from torchloom.core.turn import Turn
-from torchloom.model.effects import Launch, StartStore, StartWorkers, StopStore, StopWorkers
-from torchloom.model.events import StoreStarted, WorkersStarted
+from torchloom.model.effects import Launch, StartRendezvous, StartWorkers, StopRendezvous, StopWorkers
+from torchloom.model.events import RendezvousStarted, WorkersStarted
 from torchloom.model.fleet import Fleet, Job, JobState, Worker, WorkerState
-from torchloom.model.node import StoreRef
+from torchloom.model.node import RendezvousRef
 from torchloom.model.worker import WorkerRef
 
 
@@ -26,7 +26,7 @@ def start_generation(turn: Turn, job: Job, reason: str) -> None:
     """Begin the next generation, or wait with the reason why it cannot begin."""
     turn.cancel_timers(job)
     why = _being_ended(turn, job)
-    nodes, why = ([], why) if why else seats(turn, job)
+    nodes, why = ([], why) if why else seat_or_wait(turn, job)
     if not nodes:
         if job.state is not JobState.WAITING:
             move_job(turn, job, JobState.WAITING, why)
@@ -42,11 +42,11 @@ def start_generation(turn: Turn, job: Job, reason: str) -> None:
     for node in dict.fromkeys(nodes):
         drop_spare(turn, job, turn.fleet.nodes[node])  # it becomes a place of work
     set_workers(turn, job, _assign(job, nodes))
-    if job.store_generation == job.generation and job.store_node == nodes[0]:
-        if job.store is not None:
+    if job.rendezvous_generation == job.generation and job.rendezvous_node == nodes[0]:
+        if job.rendezvous is not None:
             launch(turn, job, reason)
         return
-    ask_store(turn, job, job.generation, nodes[0], reason)
+    ask_rendezvous(turn, job, job.generation, nodes[0], reason)
 
 
 def _being_ended(turn: Turn, job: Job) -> str:
@@ -57,20 +57,20 @@ def _being_ended(turn: Turn, job: Job) -> str:
     return ""
 
 
-def ask_store(turn: Turn, job: Job, generation: int, node: str, reason: str) -> None:
+def ask_rendezvous(turn: Turn, job: Job, generation: int, node: str, reason: str) -> None:
     """Ask for the store of a generation; an older one that is still asked for is dropped."""
-    drop_store(turn, job, "a newer store takes its place")
-    job.store_generation = generation
-    job.store_node = node
+    drop_rendezvous(turn, job, "a newer store takes its place")
+    job.rendezvous_generation = generation
+    job.rendezvous_node = node
     elastic = job.spec.min_workers is not None or job.spec.max_workers is not None
     single = job.spec.nodes == 1 and not elastic  # another size may be spread over several
     turn.want(
-        StartStore(
+        StartRendezvous(
             id=turn.next_effect_id(),
             cause=turn.seq,
             reason=reason,
             node=node,
-            store=StoreRef(job.id, generation),
+            store=RendezvousRef(job.id, generation),
             host="127.0.0.1" if single else turn.fleet.nodes[node].inventory.address,
             interpreter=job.spec.interpreter,
             spawn=job.spec.spawn,
@@ -80,34 +80,34 @@ def ask_store(turn: Turn, job: Job, generation: int, node: str, reason: str) -> 
     )
 
 
-def drop_store(turn: Turn, job: Job, reason: str) -> None:
+def drop_rendezvous(turn: Turn, job: Job, reason: str) -> None:
     """End the newest store of the job, whether it runs already or is still to start."""
-    if not job.store_generation:
+    if not job.rendezvous_generation:
         return
-    ref, node = StoreRef(job.id, job.store_generation), job.store_node
-    forget_store(turn, job)
-    turn.want(StopStore(id=turn.next_effect_id(), cause=turn.seq, reason=reason, node=node, store=ref))
+    ref, node = RendezvousRef(job.id, job.rendezvous_generation), job.rendezvous_node
+    forget_rendezvous(turn, job)
+    turn.want(StopRendezvous(id=turn.next_effect_id(), cause=turn.seq, reason=reason, node=node, store=ref))
 
 
-def forget_store(turn: Turn, job: Job) -> None:
+def forget_rendezvous(turn: Turn, job: Job) -> None:
     """The newest store of the job is gone or no longer wanted, so it is not asked for any more either."""
-    ref = StoreRef(job.id, job.store_generation)
+    ref = RendezvousRef(job.id, job.rendezvous_generation)
     for effect in turn.open_of(job.id):
-        if isinstance(effect, StartStore) and effect.store == ref:
+        if isinstance(effect, StartRendezvous) and effect.store == ref:
             turn.close(effect.id)
-    if job.store is not None:
-        del turn.fleet.nodes[job.store_node].stores[job.id]
-    job.store = None
-    job.store_generation = 0
+    if job.rendezvous is not None:
+        del turn.fleet.nodes[job.rendezvous_node].stores[job.id]
+    job.rendezvous = None
+    job.rendezvous_generation = 0
 
 
-def store_started(turn: Turn, event: StoreStarted) -> None:
+def rendezvous_started(turn: Turn, event: RendezvousStarted) -> None:
     turn.close(event.effect)
     job = turn.fleet.jobs.get(event.store.job)
-    if job is None or not holds_store(job, event.store, event.node):
+    if job is None or not holds_rendezvous(job, event.store, event.node):
         # Also when a stop is open already: it may have been carried out before this start was.
         turn.want(
-            StopStore(
+            StopRendezvous(
                 id=turn.next_effect_id(),
                 cause=turn.seq,
                 reason="this store belongs to no generation that is wanted",
@@ -116,22 +116,22 @@ def store_started(turn: Turn, event: StoreStarted) -> None:
             )
         )
         return
-    if job.store is not None:
+    if job.rendezvous is not None:
         return
-    job.store = event.address
+    job.rendezvous = event.address
     turn.fleet.nodes[event.node].stores[job.id] = None
     if job.state is JobState.STARTING and job.generation == event.store.generation:
         launch(turn, job, f"the store of generation {job.generation} is up")
 
 
-def holds_store(job: Job, store: StoreRef, node: str) -> bool:
+def holds_rendezvous(job: Job, store: RendezvousRef, node: str) -> bool:
     """Whether this very store is the one that the job uses or waits for."""
-    return not job.ended and store.generation == job.store_generation and node == job.store_node
+    return not job.ended and store.generation == job.rendezvous_generation and node == job.rendezvous_node
 
 
 def launch(turn: Turn, job: Job, reason: str) -> None:
     """Tell each node to start its share of the ranks."""
-    assert job.store is not None
+    assert job.rendezvous is not None
     spec = job.spec
     shares = by_node(job.workers)
     for group_rank, (node, mine) in enumerate(shares.items()):
@@ -156,7 +156,7 @@ def launch(turn: Turn, job: Job, reason: str) -> None:
                 replicas=replicas(job),
                 restart_count=job.restarts,
                 max_restarts=spec.restarts.max_restarts,
-                store=job.store,
+                store=job.rendezvous,
                 pin_cores=spec.pin_cores,
                 expected_steps=spec.expected_steps,
                 restore_step=job.restore.step if job.restore is not None else None,

@@ -1,4 +1,4 @@
-"""Numbers shown to people, derived from the state: goodput, recovery times, time to the end."""
+"""Numbers shown to people, derived from the state: goodput and recovery times."""
 
 from __future__ import annotations
 
@@ -48,10 +48,3 @@ def recovery_s(incident: Incident) -> float | None:
     if not line.fault_ns or not line.first_step_ns:
         return None
     return (line.first_step_ns - line.fault_ns) / 1e9
-
-
-def eta_s(step: int, total: int | None, step_s: float) -> float | None:
-    """Time to the end, when the end and the pace are known."""
-    if total is None or step_s <= 0 or step > total:
-        return None
-    return (total - step) * step_s

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from torchloom.core.recovery.goodput import goodput, is_stuck
 from torchloom.core.turn import Turn
-from torchloom.model.fleet import Job, Plan
-from torchloom.model.incidents import Decided, Decision, EndedBy, Ending, Incident, Outcome, Timeline, Verdict
+from torchloom.model.fleet import Job, RestartPlan
+from torchloom.model.incidents import (
+    Decided,
+    Decision,
+    DecisionOutcome,
+    EndedBy,
+    Ending,
+    Incident,
+    Timeline,
+    Verdict,
+)
 
 GENERATION_ENDED = Ending(EndedBy.GENERATION, "its generation ended")
 EVIDENCE_KEPT = 8
@@ -26,9 +35,9 @@ def open_incident(turn: Turn, job: Job, kind: str, cause: str, at_ns: int) -> In
     return incident
 
 
-def decision_of(plan: Plan) -> Decision:
+def decision_of(plan: RestartPlan) -> Decision:
     action: Decided = "wait" if plan.waits else "restart" if plan.restart else "fail"
-    return Decision(action=action, outcome=Outcome.DONE, reason=plan.reason)
+    return Decision(action=action, outcome=DecisionOutcome.DONE, reason=plan.reason)
 
 
 def close_findings(turn: Turn, job: Job, ending: Ending, keep: str = "") -> None:

@@ -17,7 +17,7 @@ def followed(report: ExitReport) -> bool:
     return report.end is not None and report.end.connection_lost
 
 
-def silence_before(turn: Turn, job: Job, report: ExitReport) -> Incident | None:
+def take_over_silence(turn: Turn, job: Job, report: ExitReport) -> Incident | None:
     """What was said about a silent node of the job, if this exit may have followed from it: a crash now."""
     told = [turn.fleet.incidents.get(id) for id in job.silent.values()] if followed(report) else []
     for incident in told:

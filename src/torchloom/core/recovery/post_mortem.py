@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from torchloom.core.detect.desync import desync
-from torchloom.core.detect.thresholds import Limits, Pace
+from torchloom.core.detect.thresholds import Pace, StuckLimits
 from torchloom.core.detect.window import Collective, RankWindow
 from torchloom.core.recovery.culprit import verdict
 from torchloom.model.findings import Finding
@@ -32,7 +32,7 @@ def disagreement(exits: Sequence[ExitReport]) -> Finding | None:
         for report in exits
         if report.collectives
     ]
-    found = desync(windows, Pace(), Limits()) if len(windows) > 1 else []
+    found = desync(windows, Pace(), StuckLimits()) if len(windows) > 1 else []
     if not found:
         return None
     # As they would be after a snapshot: numbers there are floats.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torchloom.core.recovery.budget import backoff_s
 from torchloom.core.recovery.lost_peers import followed
-from torchloom.model.fleet import Fleet, Job, Plan
+from torchloom.model.fleet import Fleet, Job, RestartPlan
 from torchloom.model.incidents import ExitReport, Incident, Verdict
 
 KIND = "checkpoint-store-away"
@@ -39,12 +39,12 @@ def take_over(job: Job, incident: Incident, report: ExitReport, chance: float) -
     job.plan = plan_wait(job, chance)
 
 
-def plan_wait(job: Job, chance: float) -> Plan:
+def plan_wait(job: Job, chance: float) -> RestartPlan:
     """Try again later, for as long as it takes."""
     delay_s = backoff_s(job.spec.restarts, job.store_waits + 1, chance)
     tries = f"try {job.store_waits + 1}"
     reason = f"it waits until the store answers and looks again in {delay_s:.1f} s ({tries}), at no cost"
-    return Plan(True, delay_s, reason, waits=True)
+    return RestartPlan(True, delay_s, reason, waits=True)
 
 
 def verdict(report: ExitReport) -> str:

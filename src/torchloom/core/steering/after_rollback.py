@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from torchloom.core.config.schedule import record as record_entry
+from torchloom.core.config.settings import SKIPPED
 from torchloom.core.recovery.incidents import close
-from torchloom.core.steering.schedule import record as record_entry
-from torchloom.core.steering.settings import SKIPPED
 from torchloom.core.turn import Turn
 from torchloom.model.fleet import Job
-from torchloom.model.incidents import Decision, EndedBy, Ending, Incident, Outcome
+from torchloom.model.incidents import Decision, DecisionOutcome, EndedBy, Ending, Incident
 from torchloom.model.steering import OperationRecord, Origin
 from torchloom.model.transaction.config import Entry
 
@@ -29,7 +29,7 @@ def rolled_back(turn: Turn, job: Job, record: OperationRecord) -> None:
         return
     incident.timeline.restored_ns = turn.now_ns
     done = f"rolled back to the end of step {step}"
-    incident.decided = Decision(action="rollback", outcome=Outcome.DONE, reason=f"{done}, {left_out}")
+    incident.decided = Decision(action="rollback", outcome=DecisionOutcome.DONE, reason=f"{done}, {left_out}")
     close(turn, job, incident, Ending(EndedBy.ROLLBACK, done))
     for name in [name for name, id in job.findings.items() if id == incident.id]:
         del job.findings[name]
@@ -52,7 +52,7 @@ def left_as_it_is(turn: Turn, record: OperationRecord) -> bool:
         return False
     incident = _wanted_for(turn, record)
     if incident is not None:
-        incident.decided = Decision(action="rollback", outcome=Outcome.REFUSED, reason=record.reason)
+        incident.decided = Decision(action="rollback", outcome=DecisionOutcome.REFUSED, reason=record.reason)
     return True
 
 
@@ -64,7 +64,7 @@ def went_apart(turn: Turn, record: OperationRecord) -> None:
             f"restarted at the end of step {record.values.get('step')}, because not all ranks went back: "
             f"{record.reason}; no batch was left out"
         )
-        incident.decided = Decision(action="restart", outcome=Outcome.DONE, reason=reason)
+        incident.decided = Decision(action="restart", outcome=DecisionOutcome.DONE, reason=reason)
 
 
 def _wanted_for(turn: Turn, record: OperationRecord) -> Incident | None:

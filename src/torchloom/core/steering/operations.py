@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from torchloom.core.config.schedule import record as record_entry
+from torchloom.core.config.schedule import roll_back, superseded
+from torchloom.core.config.schedule_codec import pack_schedule
+from torchloom.core.config.settings import MAX_STEPS
 from torchloom.core.steering.after_rollback import rolled_back
-from torchloom.core.steering.schedule import record as record_entry
-from torchloom.core.steering.schedule import roll_back, superseded
-from torchloom.core.steering.schedule_codec import pack_schedule
-from torchloom.core.steering.settings import MAX_STEPS
 from torchloom.core.transaction.waiting import is_near
 from torchloom.core.turn import Turn
 from torchloom.model.fleet import Job
@@ -20,14 +20,14 @@ from torchloom.model.steering import OperationRecord, OperationState
 from torchloom.model.transaction.config import Entry
 from torchloom.model.transaction.messages import Changed, Kind
 from torchloom.model.transaction.operation import How, Outcome
-from torchloom.model.transaction.state import Stage
+from torchloom.model.transaction.state import Round
 
 REMEMBERED_OPERATIONS = 256
-STATES: dict[Stage, OperationState] = {
-    Stage.IDLE: "waiting",
-    Stage.PREPARING: "preparing",
-    Stage.ARMING: "arming",
-    Stage.CONFIRMED: "confirmed",
+STATES: dict[Round, OperationState] = {
+    Round.IDLE: "waiting",
+    Round.PREPARING: "preparing",
+    Round.ARMING: "arming",
+    Round.CONFIRMED: "confirmed",
 }
 ENDS: dict[How, OperationState] = {
     How.APPLIED: "applied",
@@ -58,7 +58,7 @@ def note_progress(job: Job) -> None:
     for record in job.operations.values():
         if record.ended:
             continue
-        if record.version in under_way and control.stage is not Stage.IDLE:
+        if record.version in under_way and control.stage is not Round.IDLE:
             record.state = STATES[control.stage]
             record.reason, record.attempts = control.reason, control.tries
             record.generation = control.generation
@@ -183,7 +183,7 @@ def superseded_plans(job: Job) -> dict[int, int]:
     and by which version. One that the ranks may be committing is left to them."""
     control = job.control
     waiting = list(control.queue)
-    if control.current is not None and not control.parts and control.stage is not Stage.CONFIRMED:
+    if control.current is not None and not control.parts and control.stage is not Round.CONFIRMED:
         waiting.append(control.current)
     found: dict[int, int] = {}
     for one in waiting:

@@ -18,7 +18,7 @@ from torchloom.core.steering.stop import end_at_boundary
 from torchloom.core.turn import Turn
 from torchloom.model.events import ChangeRequested, RestoreRequested, WorkerProgress
 from torchloom.model.fleet import Job, JobState, Restore
-from torchloom.model.incidents import Decision, Outcome
+from torchloom.model.incidents import Decision, DecisionOutcome
 from torchloom.model.steering import OperationRecord
 from torchloom.model.transaction.messages import Kind
 
@@ -114,7 +114,7 @@ def _today(job: Job, event: RestoreRequested) -> int | None:
 def _instead_of_plan(turn: Turn, job: Job, reason: str) -> None:
     """Its workers are being ended already: only what follows is another thing now."""
     job.plan = None
-    decided = Decision(action="restore", outcome=Outcome.DONE, reason=reason)
+    decided = Decision(action="restore", outcome=DecisionOutcome.DONE, reason=reason)
     turn.fleet.incidents[job.incident].decided = decided
     move_job(turn, job, JobState.STOPPING, reason)
     settle(turn, job)

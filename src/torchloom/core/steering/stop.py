@@ -3,6 +3,9 @@
 Ranks that take part in steering agree on the boundary themselves (a STOP is an operation like any other); who
 does not is told a step that lies far enough ahead. Either way it is certain: what has not ended within a
 bounded time, or could not agree, gets SIGTERM and then SIGKILL.
+
+A STOP that is a command of the mailbox itself is kept because a weaver that has just begun knows
+the steps of the ranks seconds before it knows whether they take part in steering.
 """
 
 from __future__ import annotations

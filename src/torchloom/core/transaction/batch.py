@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from torchloom.core.steering.schedule import merge
-from torchloom.core.steering.settings import Address, parse_address
+from torchloom.core.config.schedule import merge
+from torchloom.core.config.settings import Address, parse_address
 from torchloom.errors import UsageError
 from torchloom.model.transaction.config import Entry
 from torchloom.model.transaction.messages import Changed, Kind

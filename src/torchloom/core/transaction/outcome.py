@@ -10,7 +10,7 @@ from torchloom.model.transaction.operation import How, Outcome
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AttemptResult:
     """What the reports amount to."""
 
     how: How
@@ -45,7 +45,7 @@ class Verdict:
 
 def judge(
     answers: Mapping[int, Answer], world: int, at_step: int, gone: Mapping[int, str], withdrawn: str
-) -> Verdict:
+) -> AttemptResult:
     """One rank that applied speaks for all that reach the step, and so does one that did not.
 
     A rank that broke or left speaks for nobody: it never passed the boundary.
@@ -58,22 +58,24 @@ def judge(
     silence = f"; no report of rank {', '.join(map(str, unheard))}" if unheard else ""
     if applied and against:
         reason = f"rank {applied[0]} applied it at step {step} and rank {against[0]} did not"
-        return Verdict(How.DIVERGED, reason, unheard=unheard, answers=answers)
+        return AttemptResult(How.DIVERGED, reason, unheard=unheard, answers=answers)
     if applied:
         where = "all ranks" if len(applied) == world else f"rank {', '.join(map(str, applied))}"
         reason = f"applied at step {step} on {where}{silence}"
-        return Verdict(How.APPLIED, reason, unheard=unheard, answers=answers)
+        return AttemptResult(How.APPLIED, reason, unheard=unheard, answers=answers)
     undone = [a for a in answers.values() if a.said is Said.UNDONE]
     if undone:
         reason = f"undone on every rank at step {step}: {_last_line(undone[0].why)}{silence}"
-        return Verdict(How.NOT_APPLIED, reason, undone=True, unheard=unheard, answers=answers)
+        return AttemptResult(How.NOT_APPLIED, reason, undone=True, unheard=unheard, answers=answers)
     if against:
         why = withdrawn or answers[against[0]].why
         again = len(against) == world
-        return Verdict(How.NOT_APPLIED, f"{why}{silence}", again=again, unheard=unheard, answers=answers)
+        return AttemptResult(
+            How.NOT_APPLIED, f"{why}{silence}", again=again, unheard=unheard, answers=answers
+        )
     said = "; ".join(f"rank {rank} {a.said}: {_last_line(a.why)}" for rank, a in sorted(answers.items()))
     ended = said or withdrawn or "; ".join(f"rank {rank}: {why}" for rank, why in sorted(gone.items()))
-    return Verdict(
+    return AttemptResult(
         How.NOT_APPLIED,
         f"the generation ended, and no rank was seen to apply it ({ended})",
         unheard=unheard,

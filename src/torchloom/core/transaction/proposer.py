@@ -33,16 +33,16 @@ from torchloom.model.transaction.operation import (
     Tell,
     Ticked,
 )
-from torchloom.model.transaction.state import Proposer, Stage
+from torchloom.model.transaction.state import Proposer, Round
 
 QUEUE_LIMIT = 64
 
 
-_MAIL = {Stage.PREPARING: Phase.PREPARE, Stage.ARMING: Phase.ARM, Stage.CONFIRMED: Phase.CONFIRM}
+_MAIL = {Round.PREPARING: Phase.PREPARE, Round.ARMING: Phase.ARM, Round.CONFIRMED: Phase.CONFIRM}
 _AWAITED = {
-    Stage.PREPARING: frozenset({Said.PREPARED}),
-    Stage.ARMING: frozenset({Said.ARMED}),
-    Stage.CONFIRMED: FINAL,
+    Round.PREPARING: frozenset({Said.PREPARED}),
+    Round.ARMING: frozenset({Said.ARMED}),
+    Round.CONFIRMED: FINAL,
 }
 
 
@@ -86,7 +86,7 @@ def wake_at_ns(state: Proposer) -> int | None:
     if state.current is None:
         return None
     due = [state.sent_ns + _ns(state.limits.resend_s)] if state.limits.resend_s else []
-    if state.stage is not Stage.CONFIRMED:
+    if state.stage is not Round.CONFIRMED:
         due.append(state.since_ns + state.patience_ns)
     elif state.reported_ns:
         due.append(state.reported_ns + state.patience_ns)
@@ -118,7 +118,7 @@ def _requested(state: Proposer, operation: Operation, now_ns: int, effects: list
         effects.append(Tell(Outcome(operation.version, How.NOT_APPLIED, refusal)))
     elif operation.kind is Kind.STOP:
         state.queue.insert(0, operation)  # what else was asked for does not matter to a job that is to end
-        if state.current is not None and state.stage is not Stage.CONFIRMED:
+        if state.current is not None and state.stage is not Round.CONFIRMED:
             _give_up(state, "the job is to stop", now_ns, effects, certain=True)
     else:
         state.queue.append(operation)
@@ -136,7 +136,7 @@ def _cancelled(state: Proposer, event: Cancelled, now_ns: int, effects: list[Eff
     if state.current.version == event.version and (event.why or not state.parts):
         state.current = replace(state.current, training_step=None)  # not for the next generation either
         _give_up(state, why, now_ns, effects, certain=True)
-    elif state.stage is not Stage.CONFIRMED and event.version in {part.version for part in state.parts}:
+    elif state.stage is not Round.CONFIRMED and event.version in {part.version for part in state.parts}:
         # Only one of several is not wanted any more: the others begin again without it.
         _withdraw(state, why, effects, unconfirmed=True)
         effects.append(Tell(Outcome(event.version, How.NOT_APPLIED, why, state.generation)))
@@ -178,10 +178,10 @@ def _try(state: Proposer, now_ns: int, effects: list[Effect]) -> None:
     state.withdrawn, state.reported_ns = "", 0
     state.at_step = foreseen(state, now_ns)
     state.guessed = bool(state.at_step) + (state.guessed if state.tries > 1 else 0)
-    _enter(state, Stage.ARMING if state.at_step else Stage.PREPARING, now_ns, effects)
+    _enter(state, Round.ARMING if state.at_step else Round.PREPARING, now_ns, effects)
 
 
-def _enter(state: Proposer, stage: Stage, now_ns: int, effects: list[Effect]) -> None:
+def _enter(state: Proposer, stage: Round, now_ns: int, effects: list[Effect]) -> None:
     state.stage, state.since_ns, state.answers = stage, now_ns, {}
     _send(state, now_ns, effects)
 
@@ -202,7 +202,7 @@ def _send(state: Proposer, now_ns: int, effects: list[Effect]) -> None:
 def _withdraw(state: Proposer, why: str, effects: list[Effect], *, unconfirmed: bool) -> None:
     mail = Mail(Phase.WITHDRAW, _proposal(state), state.at_step, unconfirmed)
     for rank in range(state.world):
-        reported = state.stage is Stage.CONFIRMED and rank in state.answers
+        reported = state.stage is Round.CONFIRMED and rank in state.answers
         if rank not in state.gone and not reported:
             effects.append(Send(state.generation, rank, mail, why))
 
@@ -226,7 +226,7 @@ def _answered(state: Proposer, answer: Answer, now_ns: int, effects: list[Effect
     state.step_ns = answer.step_ns or state.step_ns
     state.position, state.position_ns = float(answer.step), 0 if answer.held else now_ns - state.trip_ns // 2
     state.offset = answer.offset
-    if state.stage is Stage.CONFIRMED:
+    if state.stage is Round.CONFIRMED:
         if answer.said in FINAL and answer.rank not in state.answers:
             state.answers[answer.rank] = answer
             state.reported_ns = state.reported_ns or now_ns
@@ -251,12 +251,12 @@ def _all_answered(state: Proposer, now_ns: int, effects: list[Effect]) -> None:
         _give_up(state, f"the ranks do not count the same steps ({counted})", now_ns, effects, certain=True)
         return
     held = all(answer.held for answer in answers)
-    if state.stage is Stage.ARMING:
+    if state.stage is Round.ARMING:
         if state.at_step > newest and any(answer.held for answer in answers):
             # Armed at once, for a step that paused ranks do not come to.
             _try_again(state, "the job is paused", now_ns, effects)
         else:
-            _enter(state, Stage.CONFIRMED, now_ns, effects)
+            _enter(state, Round.CONFIRMED, now_ns, effects)
         return
     if wanted is not None and wanted < newest:
         why = f"step {state.named(wanted)} is past, the job is at step {state.named(newest)}"
@@ -272,7 +272,7 @@ def _all_answered(state: Proposer, now_ns: int, effects: list[Effect]) -> None:
     failed, pace_s = state.tries - 1 - state.guessed, state.pace_ns / 1e9
     lead = 0 if held else steps_ahead(answers, took_s, failed, pace_s, state.trip_ns / 1e9)
     state.at_step = wanted if wanted is not None else newest + lead
-    _enter(state, Stage.ARMING, now_ns, effects)
+    _enter(state, Round.ARMING, now_ns, effects)
 
 
 def _try_again(state: Proposer, why: str, now_ns: int, effects: list[Effect]) -> None:
@@ -281,7 +281,7 @@ def _try_again(state: Proposer, why: str, now_ns: int, effects: list[Effect]) ->
     if state.current.at_step is not None or state.tries >= state.limits.tries:
         _give_up(state, f"{why} ({state.tries} tries)", now_ns, effects, certain=True)
         return
-    if state.stage is not Stage.CONFIRMED:
+    if state.stage is not Round.CONFIRMED:
         _withdraw(state, why, effects, unconfirmed=True)
     _try(state, now_ns, effects)
 
@@ -292,7 +292,7 @@ def _give_up(state: Proposer, why: str, now_ns: int, effects: list[Effect], *, c
     Unless it is `certain` that each would fail alike, operations that were tried together are tried alone.
     """
     assert state.current is not None
-    if state.stage is Stage.CONFIRMED:
+    if state.stage is Round.CONFIRMED:
         state.withdrawn = state.withdrawn or why
         _withdraw(state, why, effects, unconfirmed=False)
         return
@@ -334,14 +334,14 @@ def _end_if_known(state: Proposer, now_ns: int, effects: list[Effect], *, patien
 
 
 def _close(state: Proposer) -> None:
-    state.current, state.parts, state.stage, state.answers, state.withdrawn = None, [], Stage.IDLE, {}, ""
+    state.current, state.parts, state.stage, state.answers, state.withdrawn = None, [], Round.IDLE, {}, ""
 
 
 def _ticked(state: Proposer, now_ns: int, effects: list[Effect]) -> None:
     if state.current is None:
         return
     patience_ns = state.patience_ns
-    if state.stage is not Stage.CONFIRMED and now_ns - state.since_ns >= patience_ns:
+    if state.stage is not Round.CONFIRMED and now_ns - state.since_ns >= patience_ns:
         silent = state.silent()
         who = f"rank{'s' * (len(silent) > 1)} {', '.join(map(str, silent))}"
         why = f"{who} did not answer within {patience_ns / 1e9:g} s"
@@ -364,7 +364,7 @@ def _rank_ended(state: Proposer, event: RankEnded, now_ns: int, effects: list[Ef
     state.gone[event.rank] = event.why
     if state.current is None:
         return
-    if state.stage is not Stage.CONFIRMED:
+    if state.stage is not Round.CONFIRMED:
         why = f"rank {event.rank} ended before the decision: {event.why}"
         _give_up(state, why, now_ns, effects, certain=True)
     elif not state.silent():
@@ -389,7 +389,7 @@ def _everybody_gone(state: Proposer, why: str, now_ns: int, effects: list[Effect
     """No process of this generation is left; what was not reported by now never will be."""
     for rank in range(state.world):
         state.gone.setdefault(rank, why)
-    if state.current is not None and state.stage is Stage.CONFIRMED:
+    if state.current is not None and state.stage is Round.CONFIRMED:
         _end_if_known(state, now_ns, effects)
     elif state.current is not None:
         _give_up(state, f"the generation ended before the decision: {why}", now_ns, effects, certain=True)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from torchloom.model.transaction.messages import Kind
 from torchloom.model.transaction.operation import Effect, How, Operation, Outcome, Tell
-from torchloom.model.transaction.state import Limits, Proposer
+from torchloom.model.transaction.state import Proposer, ProposerLimits
 
 
 def is_near(state: Proposer, operation: Operation) -> bool:
@@ -30,7 +30,7 @@ def worth_telling(state: Proposer, step: int, step_s: float, offset: int | None)
     )
 
 
-def _is_near(limits: Limits, operation: Operation, step: int, step_ns: int) -> bool:
+def _is_near(limits: ProposerLimits, operation: Operation, step: int, step_ns: int) -> bool:
     if operation.uncounted or step < operation.after_step:
         return False
     ahead = limits.plan_ahead_steps

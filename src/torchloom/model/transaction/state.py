@@ -10,7 +10,7 @@ from torchloom.model.transaction.operation import Operation
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ProposerLimits:
     """Times and tries; the two timeouts that ranks keep travel in the proposal."""
 
     control_timeout_s: float = 1.0
@@ -29,7 +29,7 @@ class Limits:
     """Ask nobody before Progressed has told of a step: how long a start takes is not known."""
 
 
-class Stage(StrEnum):
+class Round(StrEnum):
     """What is awaited from the ranks."""
 
     IDLE = "idle"
@@ -42,7 +42,7 @@ class Stage(StrEnum):
 class Proposer:
     """All that is known about the operations of one job."""
 
-    limits: Limits = field(default_factory=Limits)
+    limits: ProposerLimits = field(default_factory=ProposerLimits)
     generation: int = 0
     world: int = 0
     gone: dict[int, str] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Proposer:
     current: Operation | None = None
     parts: list[Operation] = field(default_factory=list)
     """The operations that are carried out together as `current`; empty when it is one by itself."""
-    stage: Stage = Stage.IDLE
+    stage: Round = Round.IDLE
     attempt: int = 0
     """The newest of this generation, counted over all operations."""
     tries: int = 0

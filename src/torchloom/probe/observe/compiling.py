@@ -12,7 +12,7 @@ from typing import Any
 
 from torchloom.probe.guard import Guard
 from torchloom.probe.observe.phases import Phases
-from torchloom.wire.blackbox import Phase
+from torchloom.wire.blackbox import WorkerPhase
 
 
 def keep_dynamo_out(function: Callable[..., Any]) -> None:
@@ -56,7 +56,7 @@ class Compiling:
 
     def _began(self, _args: object = None) -> None:
         if self._before is None:
-            self._before = self._phases.set(int(Phase.COMPILING), time.monotonic_ns())
+            self._before = self._phases.set(int(WorkerPhase.COMPILING), time.monotonic_ns())
 
     def _finished(self, _args: object = None) -> None:
         if self._before is not None:

@@ -15,10 +15,10 @@ from typing import Any
 
 from torchloom.probe.guard import Guard
 from torchloom.probe.observe.phases import Phases
-from torchloom.wire.blackbox import PROGRESS_AT, Phase, Progress, View
+from torchloom.wire.blackbox import PROGRESS_AT, Progress, View, WorkerPhase
 
 _DATA_WAIT = PROGRESS_AT // 8 + Progress.DATA_WAIT_NS
-_WAITING = int(Phase.DATA_WAIT)
+_WAITING = int(WorkerPhase.DATA_WAIT)
 
 
 class DataWait:

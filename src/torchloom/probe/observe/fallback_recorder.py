@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from torchloom.probe.observe.operators import OPERATIONS, Operation
+from torchloom.probe.observe.operators import OPERATIONS, OperatorReading
 from torchloom.wire import blackbox as bb
 
 KEY = "TESTING_ONLY_GenericMode"
@@ -73,7 +73,7 @@ def _forget() -> None:
 class _Reader(NamedTuple):
     """Positions of an operator's arguments; -1 where it has none."""
 
-    operation: Operation
+    operation: OperatorReading
     code: int
     group: int
     sized: int
@@ -86,7 +86,7 @@ class _Reader(NamedTuple):
         return at >= 0 and (at >= len(arguments) or bool(arguments[at]))
 
 
-def _kernel(operation: Operation, overload: Any, c: Any) -> Callable[..., Any]:
+def _kernel(operation: OperatorReading, overload: Any, c: Any) -> Callable[..., Any]:
     names = [argument.name for argument in overload._schema.arguments]
 
     def position(name: str) -> int:
@@ -126,7 +126,7 @@ def _kernel(operation: Operation, overload: Any, c: Any) -> Callable[..., Any]:
 class Fallback:
     """Records into one black box; made in the training thread, which is the one it sees."""
 
-    kind = bb.Recorder.PYTHON
+    kind = bb.RecorderKind.PYTHON
 
     def __init__(self, view: bb.View) -> None:
         global _active

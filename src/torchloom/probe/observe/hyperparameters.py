@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from torchloom.core.steering.overrides import Held
-from torchloom.core.steering.settings import parse_address
+from torchloom.core.config.overrides import Held
+from torchloom.core.config.settings import parse_address
 from torchloom.probe.observe.values import UNREAD, plain
 from torchloom.wire.blackbox import HYPERPARAMETERS, View
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from torchloom.probe.guard import Guard
 from torchloom.probe.observe.phases import Phases
-from torchloom.wire.blackbox import Phase
+from torchloom.wire.blackbox import WorkerPhase
 
 _NAMES = ("init_process_group", "new_group")
-_JOINING = int(Phase.JOINING)
+_JOINING = int(WorkerPhase.JOINING)
 
 
 class Joining:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from torchloom.wire.blackbox import OPS
 
 
-class Operation(NamedTuple):
+class OperatorReading(NamedTuple):
     """How to read one operator's arguments, by the names of torch's schema ("" means: there is none)."""
 
     name: str
@@ -32,24 +32,24 @@ class Operation(NamedTuple):
 
 
 OPERATIONS = (
-    Operation("allreduce_", "tensors"),
-    Operation("allreduce_coalesced_", "tensors", coalesced=True),
-    Operation("broadcast_", "tensors", "root_rank"),
-    Operation("reduce_", "tensors", "root_rank"),
-    Operation("allgather_", "input_tensors"),
-    Operation("_allgather_base_", "input_tensor"),
-    Operation("allgather_coalesced_", "input_list", coalesced=True),
-    Operation("allgather_into_tensor_coalesced_", "inputs", coalesced=True),
-    Operation("reduce_scatter_", "output_tensors"),
-    Operation("_reduce_scatter_base_", "output_tensor"),
-    Operation("reduce_scatter_tensor_coalesced_", "outputs", coalesced=True),
-    Operation("gather_", "input_tensors", "root_rank"),
-    Operation("scatter_", "output_tensors", "root_rank"),
-    Operation("alltoall_", "input_tensors"),
-    Operation("alltoall_base_", "input"),
-    Operation("barrier", ""),
-    Operation("monitored_barrier_", ""),
-    Operation("send", "tensors", "dst", paired=True, sends=True),
-    Operation("recv_", "tensors", "src", paired=True),
-    Operation("recv_any_source_", "tensors", paired=True),
+    OperatorReading("allreduce_", "tensors"),
+    OperatorReading("allreduce_coalesced_", "tensors", coalesced=True),
+    OperatorReading("broadcast_", "tensors", "root_rank"),
+    OperatorReading("reduce_", "tensors", "root_rank"),
+    OperatorReading("allgather_", "input_tensors"),
+    OperatorReading("_allgather_base_", "input_tensor"),
+    OperatorReading("allgather_coalesced_", "input_list", coalesced=True),
+    OperatorReading("allgather_into_tensor_coalesced_", "inputs", coalesced=True),
+    OperatorReading("reduce_scatter_", "output_tensors"),
+    OperatorReading("_reduce_scatter_base_", "output_tensor"),
+    OperatorReading("reduce_scatter_tensor_coalesced_", "outputs", coalesced=True),
+    OperatorReading("gather_", "input_tensors", "root_rank"),
+    OperatorReading("scatter_", "output_tensors", "root_rank"),
+    OperatorReading("alltoall_", "input_tensors"),
+    OperatorReading("alltoall_base_", "input"),
+    OperatorReading("barrier", ""),
+    OperatorReading("monitored_barrier_", ""),
+    OperatorReading("send", "tensors", "dst", paired=True, sends=True),
+    OperatorReading("recv_", "tensors", "src", paired=True),
+    OperatorReading("recv_any_source_", "tensors", paired=True),
 )

@@ -53,7 +53,7 @@ class Segment(NamedTuple):
     stop: int
 
 
-class Replicas:
+class ParameterHashes:
     """The hashing of one worker."""
 
     def __init__(self, view: View, tell_finite: Callable[[bool, int], None], *, compare: bool = True) -> None:

@@ -6,10 +6,10 @@ back what was before. Times are passed in. Who may change the phase (which threa
 
 from __future__ import annotations
 
-from torchloom.wire.blackbox import PHASE_NAME, PROGRESS_AT, Phase, Progress, View
+from torchloom.wire.blackbox import PHASE_NAME, PROGRESS_AT, Progress, View, WorkerPhase
 
-_STARTING = int(Phase.STARTING)
-_TRAINING = int(Phase.TRAINING)
+_STARTING = int(WorkerPhase.STARTING)
+_TRAINING = int(WorkerPhase.TRAINING)
 _PHASE = PROGRESS_AT // 8 + Progress.PHASE
 _SINCE = PROGRESS_AT // 8 + Progress.PHASE_SINCE_NS
 _ACTIVITY = PROGRESS_AT // 8 + Progress.LAST_ACTIVITY_NS
@@ -23,7 +23,7 @@ class Phases:
         self._words = view.words
         self._names: list[str] = []
         self._training = False
-        self.now = int(Phase.NONE)
+        self.now = int(WorkerPhase.NONE)
         self.set(_STARTING, now_ns)
 
     def set(self, phase: int, now_ns: int) -> int:
@@ -48,7 +48,7 @@ class Phases:
         """Begin a phase of the user's; phases nest."""
         self._names.append(name)
         self._write_name(name)
-        return self.set(int(Phase.USER), now_ns)
+        return self.set(int(WorkerPhase.USER), now_ns)
 
     def leave_named(self, before: int, now_ns: int) -> None:
         self._names.pop()

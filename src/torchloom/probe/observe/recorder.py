@@ -18,7 +18,7 @@ from typing import Protocol
 from torchloom.probe import native
 from torchloom.probe.observe import fallback_recorder
 from torchloom.wire.blackbox import Progress, View
-from torchloom.wire.blackbox import Recorder as Kind
+from torchloom.wire.blackbox import RecorderKind as Kind
 
 
 class Recorder(Protocol):

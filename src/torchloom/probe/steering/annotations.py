@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from torchloom.core.steering.settings import Setting, Type
+from torchloom.core.config.settings import Setting, Type
 from torchloom.errors import UsageError
 
 DEEPEST = 4

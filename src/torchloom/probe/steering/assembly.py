@@ -10,12 +10,12 @@ from torchloom.probe.observe.optimizers import Optimizers
 from torchloom.probe.observe.phases import Phases
 from torchloom.probe.steering.changes import Changes
 from torchloom.probe.steering.config import Config
-from torchloom.probe.steering.control import Control
+from torchloom.probe.steering.control import BoundaryControl
 from torchloom.probe.steering.data_settings import DataSettings
 from torchloom.probe.steering.declared import registry
 from torchloom.probe.steering.overrides import Overrides
 from torchloom.probe.steering.registers import Registers
-from torchloom.probe.steering.saving import Checkpoints
+from torchloom.probe.steering.saving import ScriptCheckpoint
 from torchloom.wire.blackbox import Header, View
 
 
@@ -31,8 +31,8 @@ class SteeringParts:
         config = self.config = Config(view, self.overrides, registry, optimizers.numbered)
         self.pacing = Pacing(registers, view.header(Header.GENERATION), rank, spared_ports(environ))
         links = Links(registers, environ, rank, world, self.pacing.rate)
-        checkpoints = Checkpoints(view, lambda: config.version)
+        checkpoints = ScriptCheckpoint(view, lambda: config.version)
         self.changes = Changes(config, checkpoints, DataSettings(registry), links)
-        self.control = Control(view, phases, self.changes, registers)
+        self.control = BoundaryControl(view, phases, self.changes, registers)
         self.control.anchor = optimizers.anchor_name
         self.control.begins_paused = environ.get("LOOM_PAUSED") == "1"

@@ -14,7 +14,7 @@ from torchloom.model.transaction.messages import AttemptId, Changed, Kind, Propo
 from torchloom.probe.links.delay_matrix import Links
 from torchloom.probe.steering.config import Before, Config
 from torchloom.probe.steering.data_settings import DataSettings
-from torchloom.probe.steering.saving import Checkpoints
+from torchloom.probe.steering.saving import ScriptCheckpoint
 from torchloom.probe.steering.stopping import Lost
 from torchloom.wire.blackbox import MASK
 
@@ -24,7 +24,9 @@ NEVER = MASK
 class Changes:
     """Of one worker."""
 
-    def __init__(self, config: Config, checkpoints: Checkpoints, data: DataSettings, links: Links) -> None:
+    def __init__(
+        self, config: Config, checkpoints: ScriptCheckpoint, data: DataSettings, links: Links
+    ) -> None:
         self.config = config
         self.checkpoints = checkpoints
         self._data = data

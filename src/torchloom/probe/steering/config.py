@@ -2,7 +2,7 @@
 
 Owns applying a change and taking it back, and following the schedule that the worker was given at its start.
 When a change counts is decided elsewhere (control.py and the ranks' store); names, types and bounds are
-core/steering/settings.py's.
+core/config/settings.py's.
 
 A schedule is followed without asking anybody, because every rank has the same one: what was in force at the
 last step made holds before the first forward pass, what came at a later step is applied at its boundary, the
@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchloom.core.steering import schedule as schedules
-from torchloom.core.steering.overrides import Held
-from torchloom.core.steering.schedule_codec import unpack_schedule
-from torchloom.core.steering.settings import HYPERPARAMETERS, MAX_STEPS, Known, parse_address, resolve
-from torchloom.core.steering.settings_codec import Told, pack_settings
+from torchloom.core.config import schedule as schedules
+from torchloom.core.config.overrides import Held
+from torchloom.core.config.schedule_codec import unpack_schedule
+from torchloom.core.config.settings import HYPERPARAMETERS, MAX_STEPS, KnownSettings, parse_address, resolve
+from torchloom.core.config.settings_codec import ToldSettings, pack_settings
 from torchloom.errors import UsageError
 from torchloom.model.transaction.config import Entry, Schedule
 from torchloom.model.transaction.messages import Changed
@@ -70,10 +70,10 @@ class Config:
         self._written = b""
 
     # -- what is told ---------------------------------------------------------------------------
-    def known(self) -> Known:
+    def known(self) -> KnownSettings:
         """What can be set here, now."""
         held = self.held()
-        return Known(
+        return KnownSettings(
             optimizers=self._groups(held),
             declared=(MAX_STEPS, *(d.setting for d in self._registry.by_name.values())),
             values=self._values(),
@@ -95,7 +95,7 @@ class Config:
     def write(self) -> None:
         """Bring the SETTINGS blob up to date."""
         settings = (MAX_STEPS, *(d.setting for d in self._registry.by_name.values()))
-        text = pack_settings(Told(settings, self._values(), self.held()))
+        text = pack_settings(ToldSettings(settings, self._values(), self.held()))
         if text != self._written:
             self._view.write_blob(SETTINGS, text)
             self._written = text
@@ -221,7 +221,7 @@ class Config:
         self._hold_exactly(before, schedules.begin(self._history, made))
         return tuple(_changes(values, self._values(), held, self.held()))
 
-    def _hold_exactly(self, before: Before, start: schedules.Start) -> None:
+    def _hold_exactly(self, before: Before, start: schedules.GenerationConfig) -> None:
         """These values and no others hold; the rest is as the script began."""
         self._remember_initial()
         self._pending = {}

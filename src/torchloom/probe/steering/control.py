@@ -33,8 +33,16 @@ from torchloom.probe.steering.answers import Answers
 from torchloom.probe.steering.changes import Changes
 from torchloom.probe.steering.registers import Registers, StoreSilent
 from torchloom.probe.steering.stopping import Lost, StopAtBoundary, nap
-from torchloom.wire.blackbox import MAIL, MAILBOX_AT, PROGRESS_AT, Header, Mailbox, Progress, View
-from torchloom.wire.blackbox import Phase as WorkerPhase
+from torchloom.wire.blackbox import (
+    MAIL,
+    MAILBOX_AT,
+    PROGRESS_AT,
+    Header,
+    Mailbox,
+    Progress,
+    View,
+    WorkerPhase,
+)
 
 _VERSION = MAILBOX_AT // 8 + Mailbox.VERSION
 _STEP_NS = PROGRESS_AT // 8 + Progress.STEP_NS
@@ -46,7 +54,7 @@ SHORT_S, LONG_S = 0.001, 0.005
 PAUSED_SHORT_S, PAUSED_LONG_S = 0.005, 0.02
 
 
-class Control:
+class BoundaryControl:
     """The steering of one worker."""
 
     def __init__(self, view: View, phases: Phases, changes: Changes, registers: Registers) -> None:

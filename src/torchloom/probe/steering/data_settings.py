@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from torchloom.core.steering.settings import BATCH_SIZE, SKIPPED, TRANSFORMS, Setting, Type
+from torchloom.core.config.settings import BATCH_SIZE, SKIPPED, TRANSFORMS, Setting, Type
 from torchloom.errors import UsageError
 from torchloom.probe.steering.annotations import Form
 from torchloom.probe.steering.declared import Declared, Registry

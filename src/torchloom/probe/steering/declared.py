@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from torchloom.core.steering.settings import BUILT_IN, HYPERPARAMETERS
+from torchloom.core.config.settings import BUILT_IN, HYPERPARAMETERS
 from torchloom.errors import UsageError
 from torchloom.probe.steering.annotations import Form, form_of
 

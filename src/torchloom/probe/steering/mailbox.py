@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torchloom.probe.injected_faults import Faults
-from torchloom.probe.steering.control import Control
+from torchloom.probe.steering.control import BoundaryControl
 from torchloom.probe.steering.stopping import StopAtBoundary
-from torchloom.wire.blackbox import ANSWER_AT, MAILBOX_AT, MASK, Answer, Command, Mailbox, View
+from torchloom.wire.blackbox import ANSWER_AT, MAILBOX_AT, MASK, AnswerWord, Mailbox, MailboxCommand, View
 
 _VERSION = MAILBOX_AT // 8 + Mailbox.VERSION
 _COMMAND = MAILBOX_AT // 8 + Mailbox.COMMAND
 _AT_STEP = MAILBOX_AT // 8 + Mailbox.AT_STEP
-_ANSWER_VERSION = ANSWER_AT // 8 + Answer.VERSION
-_ANSWER_STEP = ANSWER_AT // 8 + Answer.STEP
+_ANSWER_VERSION = ANSWER_AT // 8 + AnswerWord.VERSION
+_ANSWER_STEP = ANSWER_AT // 8 + AnswerWord.STEP
 _NEVER = MASK
 
 
@@ -27,7 +27,7 @@ class Inbox:
     """This worker's mailbox. `check` is on the path of every step: one read of a word when nothing is new."""
 
     def __init__(
-        self, view: View, faults: Faults, control: Control, steer: Callable[[int], None] | None = None
+        self, view: View, faults: Faults, control: BoundaryControl, steer: Callable[[int], None] | None = None
     ) -> None:
         """`steer` is the control's `boundary`, guarded."""
         self._words = view.words
@@ -58,7 +58,7 @@ class Inbox:
         self._seen = version
         self.control.due = 0
         self._faults.look()
-        if command == Command.STOP:
+        if command == MailboxCommand.STOP:
             self._stop_after = max(at_step, 1) - 1
         else:
             self._stop_after = _NEVER

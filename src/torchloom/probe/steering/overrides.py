@@ -5,7 +5,7 @@ what they set themselves, and go on with it. What the script or the optimizer wr
 and stays. A step that raised never came to its post-hook; then the own values come back at the next chance.
 Tensors are filled in place, because captured and compiled steps know them by identity.
 
-What a change may say is in core/steering/overrides.py. With nothing held, nothing here runs.
+What a change may say is in core/config/overrides.py. With nothing held, nothing here runs.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from torchloom.core.steering.overrides import HOLD, OWN, SCALE, Held, factor_of, in_effect, mode_of
-from torchloom.core.steering.settings import Address, parse_address
+from torchloom.core.config.overrides import HOLD, OWN, SCALE, Held, factor_of, in_effect, mode_of
+from torchloom.core.config.settings import Address, parse_address
 from torchloom.probe.observe.values import UNREAD, is_tensor, plain
 
 _Place = tuple[int, str, object]

@@ -17,7 +17,7 @@ from torchloom.wire.blackbox import Progress, View
 _LIVE = "torchloom.checkpoint.live"
 
 
-class Checkpoints:
+class ScriptCheckpoint:
     """The checkpoint of this process, if there is one."""
 
     def __init__(self, view: View, config_version: Callable[[], int]) -> None:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from torchloom.bus.protocol import Bus
 from torchloom.core.detect.judge import Memory
-from torchloom.core.detect.replicas import Replicas
+from torchloom.core.detect.replicas import ReplicaMemory
 from torchloom.errors import LoomError
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ def _small(one: Baseline) -> Baseline:
         pace=replace(memory.pace, recent_s=memory.pace.recent_s[-STEPS_KEPT:]),
         curves=replace(memory.curves, values={k: v[-VALUES_KEPT:] for k, v in memory.curves.values.items()}),
         trigger=replace(memory.trigger, healthy=memory.trigger.healthy[-STEPS_KEPT:]),
-        replicas=Replicas(),
+        replicas=ReplicaMemory(),
         held={},
         slow=(),
     )

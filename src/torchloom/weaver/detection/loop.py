@@ -18,13 +18,13 @@ from msgspec.structs import replace
 
 from torchloom import boottime
 from torchloom.bus.protocol import Bus, Message
+from torchloom.core.config.schedule import superseded
 from torchloom.core.detect.judge import AllLimits, Memory, judge
 from torchloom.core.detect.robust import median
-from torchloom.core.detect.thresholds import Limits, Pace
+from torchloom.core.detect.thresholds import Pace, StuckLimits
 from torchloom.core.policy.reporting import Seen, choose
 from torchloom.core.policy.rollback import blamed_steps
 from torchloom.core.policy.rules import wanted
-from torchloom.core.steering.schedule import superseded
 from torchloom.errors import LoomError
 from torchloom.model.checkpoints import CheckpointEntry
 from torchloom.model.events import FindingEnded, FindingMade
@@ -94,7 +94,7 @@ class _Watched:
     all_answered: bool = False
 
 
-class Watch:
+class Detection:
     def __init__(
         self,
         bus: Bus,
@@ -352,7 +352,7 @@ class Watch:
 
 def limits_of(told: HangLimits) -> AllLimits:
     """The limits of the detectors, with what the job's owner set."""
-    hang = Limits()
+    hang = StuckLimits()
     # HEARTBEAT_TIMEOUT means silence: after so long it is said. To act upon it takes more than a number that
     # may have come with the shell: certain evidence, or hang_act_s.
     said = told.heartbeat_timeout_s if told.hang_report_s is None else told.hang_report_s

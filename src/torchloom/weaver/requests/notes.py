@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torchloom.core.steering.schedule import ahead, superseded
+from torchloom.core.config.schedule import ahead, superseded
 from torchloom.model.fleet import Job, JobState
 from torchloom.model.transaction.config import Entry
 from torchloom.model.transaction.messages import Kind

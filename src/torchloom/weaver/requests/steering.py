@@ -12,14 +12,14 @@ import uuid
 from collections.abc import Mapping
 
 from torchloom.bus.protocol import Bus
-from torchloom.core.steering.schedule import of_then, reverting, superseded
-from torchloom.core.steering.settings import HYPERPARAMETERS, MAX_STEPS, Known, parse_address, resolve
+from torchloom.core.config.schedule import of_then, reverting, superseded
+from torchloom.core.config.settings import HYPERPARAMETERS, MAX_STEPS, KnownSettings, parse_address, resolve
 from torchloom.errors import Conflict, NotFound, UsageError
 from torchloom.model.checkpoints import CheckpointEntry
 from torchloom.model.events import ChangeCancelled, ChangeRequested, RestoreRequested
 from torchloom.model.fleet import Job, JobState
 from torchloom.model.messages import WorkerPulse
-from torchloom.model.steering import ChangePlan, ConfigChoice, ConfigView, Mode, PlannedDifference
+from torchloom.model.steering import ChangePlan, ConfigChoice, KnownConfig, Mode, PlannedDifference
 from torchloom.model.transaction.messages import Kind
 from torchloom.weaver.knowledge import (
     before_the_start,
@@ -54,7 +54,7 @@ class Steering:
         self._catalogues = catalogues
 
     # -- config ---------------------------------------------------------------------------------
-    def config(self, job: str) -> ConfigView:
+    def config(self, job: str) -> KnownConfig:
         return config_view(self._stream.job(job), self._live.pulses(self._stream.fleet, job))
 
     async def change(
@@ -195,7 +195,7 @@ class Steering:
         await self._stream.say("cancel", ChangeCancelled(job=job, operation=operation, by=by))
 
     async def restore(
-        self, job: str, step: int, by: str, *, config: ConfigChoice | None = None, operation: str = ""
+        self, job: str, step: int, by: str, *, config: ConfigChoice | None = None
     ) -> CheckpointEntry:
         """Go back to the state of a step; on a running job without a restart where its script can."""
         self._stream.check_ready()
@@ -223,7 +223,7 @@ class Steering:
             step=step,
             by=by,
             progress=self._live.progress(self._stream.fleet, job),
-            operation=(operation or _new_id()) if live else "",
+            operation=_new_id() if live else "",
             config=config or "",
             config_version=used,
             made=last_step(pulses),
@@ -326,7 +326,7 @@ def _check_boxes(job: Job) -> None:
         raise Conflict(f"Rank {ranks} of {job.id} has no black box, so it cannot be reached.")
 
 
-def _known(job: Job, pulses: Mapping[int, WorkerPulse], wanted: Mapping[str, object]) -> Known:
+def _known(job: Job, pulses: Mapping[int, WorkerPulse], wanted: Mapping[str, object]) -> KnownSettings:
     """What can be set. Of workers that are still starting only what any of them has; the ranks look again."""
     known = known_of(pulses)
     if known is None and not any(_by_handler(name) for name in wanted):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from core_story import KILLED, NEVER_STARTED, S, Story, kinds, lost_peer, only
 
 from torchloom.core.nodes.lost_nodes import waiting_note
-from torchloom.model.effects import RemoveJobFiles, StartStore, StartWorkers, StopWorkers
+from torchloom.model.effects import RemoveJobFiles, StartRendezvous, StartWorkers, StopWorkers
 from torchloom.model.events import (
     JobDeleted,
     NodeGone,
@@ -17,7 +17,7 @@ from torchloom.model.events import (
     WorkersStarted,
 )
 from torchloom.model.fleet import JobState, NodeState
-from torchloom.model.node import StoreRef
+from torchloom.model.node import RendezvousRef
 from torchloom.model.worker import DeviceUse, WorkerRef
 
 
@@ -122,7 +122,7 @@ def test_all_on_one_host_that_is_gone_the_job_moves_with_its_store() -> None:
     story.run(workers=2)
     silent(story, "a")
     effects = gone(story, "a", j=50)
-    assert effects == ["StartStore"] and only(StartStore, story.effects[-1:]).node == "b"
+    assert effects == ["StartRendezvous"] and only(StartRendezvous, story.effects[-1:]).node == "b"
     assert story.state() is JobState.STARTING and story.job().generation == 2
     assert all(e.node == "b" for e in story.fleet.outbox.values())
     story.bring_up()
@@ -137,7 +137,7 @@ def test_without_another_node_it_waits_and_says_so_and_takes_the_host_again_when
     silent(story, "a")
     gone(story, "a", j=50)
     assert story.state() is JobState.WAITING and "no node is connected" in story.job().reason
-    effects = story.join("a", live=old, stores=(StoreRef("j", 1),))
+    effects = story.join("a", live=old, stores=(RendezvousRef("j", 1),))
     stop = only(StopWorkers, effects)
     assert set(stop.workers) == set(old) and stop.grace_s == 0, "what counted as dead is ended"
     assert story.state() is JobState.WAITING and "still being ended on a" in story.job().reason

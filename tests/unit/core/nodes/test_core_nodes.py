@@ -5,13 +5,13 @@ from __future__ import annotations
 from core_story import FAILED, KILLED, NEVER_STARTED, OK, S, Story, kinds, only
 
 from torchloom.core.detect.silence import heard_again, silent_nodes
-from torchloom.model.effects import StartStore, StartWorkers, StopStore, StopWorkers
+from torchloom.model.effects import StartRendezvous, StartWorkers, StopRendezvous, StopWorkers
 from torchloom.model.events import FirstStep, NodeLeft, NodeReachable, NodeUnreachable, WorkerExited
 from torchloom.model.fleet import JobState, NodeState, WorkerState
-from torchloom.model.node import StoreRef
+from torchloom.model.node import RendezvousRef
 from torchloom.model.worker import WorkerRef
 
-STORE = StoreRef("j", 1)
+STORE = RendezvousRef("j", 1)
 
 
 def refs(story: Story) -> tuple[WorkerRef, ...]:
@@ -36,7 +36,7 @@ def test_a_silent_node_changes_nothing_but_its_own_state() -> None:
     assert node.reason == "silent for 3.4 s; that may be the way to it, so its 2 workers are left alone"
     story.submit("later")
     assert story.state("later") is JobState.WAITING, "nothing new is sent to it"
-    assert kinds(story.tell(NodeReachable(node="a"))) == ["StartStore"]
+    assert kinds(story.tell(NodeReachable(node="a"))) == ["StartRendezvous"]
     assert node.state is NodeState.READY and story.state("later") is JobState.STARTING
     story.check_replay()
 
@@ -85,7 +85,7 @@ def test_a_rebooted_host_has_lost_everything_and_says_so() -> None:
     story.now_ns += 3600 * S
     effects = story.join("a", boot="boot-2")
     assert story.fleet.nodes["a"].reason == "its host was rebooted"
-    assert story.job().generation == 2 and "StartStore" in kinds(effects)
+    assert story.job().generation == 2 and "StartRendezvous" in kinds(effects)
     assert "last seen before its host was rebooted" in story.incident().verdict
     assert "made progress" in story.incident().decision, "it had run for an hour"
 
@@ -98,19 +98,19 @@ def test_workers_of_a_generation_that_is_over_are_ended() -> None:
     story.exit(1, KILLED, steps=50)
     ghost = WorkerRef("ghost", 0, 3, 9)
     story.done(*story.open(StopWorkers))
-    stop = only(StopWorkers, story.join("a", live=(*old, ghost), stores=(StoreRef("j", 2),)))
+    stop = only(StopWorkers, story.join("a", live=(*old, ghost), stores=(RendezvousRef("j", 2),)))
     assert set(stop.workers) == {*old, ghost} and stop.grace_s == 0.0
-    assert kinds(story.join("a", live=(*old, ghost), stores=(StoreRef("j", 2),))) == [], "once is enough"
+    assert kinds(story.join("a", live=(*old, ghost), stores=(RendezvousRef("j", 2),))) == [], "once is enough"
     assert story.state() is JobState.STARTING
 
 
 def test_stores_of_generations_that_are_over_are_ended() -> None:
     story = Story(a=8, b=4)
     story.run()
-    effects = story.join("b", stores=(STORE, StoreRef("ghost", 4)))
-    assert {e.store for e in effects if isinstance(e, StopStore)} == {STORE, StoreRef("ghost", 4)}
+    effects = story.join("b", stores=(STORE, RendezvousRef("ghost", 4)))
+    assert {e.store for e in effects if isinstance(e, StopRendezvous)} == {STORE, RendezvousRef("ghost", 4)}
     assert all(e.node == "b" for e in effects), "the job's own store is on a"
-    assert story.job().store is not None
+    assert story.job().rendezvous is not None
 
 
 def test_workers_that_wait_for_their_store_are_not_missed() -> None:
@@ -139,7 +139,7 @@ def test_a_worker_whose_stop_is_open_is_not_declared_dead_by_an_old_inventory() 
     story.started(first)
     story.exit(0, KILLED, steps=30)
     assert story.state() is JobState.RECOVERING
-    story.join(second.node, stores=(STORE,) if second.node == story.job().store_node else ())
+    story.join(second.node, stores=(STORE,) if second.node == story.job().rendezvous_node else ())
     assert story.state() is JobState.RECOVERING, "only the answer to the open stop is proof"
     story.exit(1, NEVER_STARTED)
     assert story.job().generation == 2
@@ -174,12 +174,12 @@ def test_the_next_store_moves_with_the_job_when_its_node_is_away() -> None:
     story.run(workers=2)
     story.exit(0, KILLED, steps=50)
     story.tell(NodeUnreachable(node="a", silent_s=5))
-    early = story.open(StartStore)[0]
+    early = story.open(StartRendezvous)[0]
     effects = story.exit(1, KILLED, steps=50)
-    assert only(StartStore, effects).node == "b" and only(StopStore, effects).node == "a"
+    assert only(StartRendezvous, effects).node == "b" and only(StopRendezvous, effects).node == "a"
     late = story.store_up(early)
-    assert only(StopStore, late).node == "a", "a store on a is not the one the job waits for"
-    assert story.job().store is None and story.state() is JobState.STARTING
+    assert only(StopRendezvous, late).node == "a", "a store on a is not the one the job waits for"
+    assert story.job().rendezvous is None and story.state() is JobState.STARTING
     story.bring_up()
     assert story.state() is JobState.RUNNING
     story.check_replay()

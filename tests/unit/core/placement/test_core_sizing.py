@@ -5,7 +5,7 @@ from __future__ import annotations
 from core_story import KILLED, S, Story, kinds
 
 from torchloom.core.placement.sizing import SHRINK_WAIT_S
-from torchloom.model.effects import StartStore, StartWorkers
+from torchloom.model.effects import StartRendezvous, StartWorkers
 from torchloom.model.events import NodeGone, NodeReachable, NodeUnreachable
 from torchloom.model.fleet import JobState
 
@@ -42,7 +42,7 @@ def test_after_a_short_wait_it_starts_with_as_many_as_there_is_room_for() -> Non
     assert "it starts with 2 of 4 workers unless more room appears within 5 s" in story.job().reason
     story.fire()
     assert story.state() is JobState.STARTING
-    assert story.open(StartStore)[-1].host == "a.example", "its ranks may be spread over several nodes"
+    assert story.open(StartRendezvous)[-1].host == "a.example", "its ranks may be spread over several nodes"
     assert "with 2 of 4 workers, because no more room appeared within 5 s" in story.job().reason
     story.store_up()
     (start,) = story.open(StartWorkers)

@@ -8,11 +8,11 @@ import pytest
 
 from torchloom.core.policy.reading import policy_from
 from torchloom.core.policy.reporting import AGAIN_S, CALM_S, SLOW_FOR_S, Ended, Seen, choose, key
-from torchloom.core.policy.rules import Facts, decide, level_of, wanted
+from torchloom.core.policy.rules import DecisionFacts, decide, level_of, wanted
 from torchloom.errors import UsageError
 from torchloom.model.findings import Finding
-from torchloom.model.fleet import Act, Plan
-from torchloom.model.incidents import Outcome
+from torchloom.model.fleet import Act, RestartPlan
+from torchloom.model.incidents import DecisionOutcome
 from torchloom.model.policy import Policy
 
 
@@ -190,12 +190,14 @@ def test_a_pause_costs_no_work_and_waits_for_no_cooldown() -> None:
     second = 10**9
     nan = finding("not-a-number", 0.0, certain=True)
 
-    def outcome(action: str, before: str) -> Outcome:
+    def outcome(action: str, before: str) -> DecisionOutcome:
         policy = policy_from({"cooldown_s": 30, "rules": {"not-a-number": {"certain": action}}})
-        facts = Facts(plan=Plan(True, 0.0, ""), acts=(Act(before, 95 * second),), now_ns=100 * second)
+        facts = DecisionFacts(
+            plan=RestartPlan(True, 0.0, ""), acts=(Act(before, 95 * second),), now_ns=100 * second
+        )
         return decide(policy, nan, facts).outcome
 
-    assert outcome("pause", before="rollback") is Outcome.DONE
-    assert outcome("rollback", before="rollback") is Outcome.REFUSED
-    assert outcome("restart", before="rollback") is Outcome.REFUSED
-    assert outcome("rollback", before="pause") is Outcome.DONE
+    assert outcome("pause", before="rollback") is DecisionOutcome.DONE
+    assert outcome("rollback", before="rollback") is DecisionOutcome.REFUSED
+    assert outcome("restart", before="rollback") is DecisionOutcome.REFUSED
+    assert outcome("rollback", before="pause") is DecisionOutcome.DONE

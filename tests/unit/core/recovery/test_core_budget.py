@@ -6,7 +6,7 @@ import pytest
 from core_story import FAILED, KILLED, START_NS, Story, limits, lost_peer
 
 from torchloom.core.recovery.budget import backoff_s, made_progress
-from torchloom.model.effects import StartStore, StopStore
+from torchloom.model.effects import StartRendezvous, StopRendezvous
 from torchloom.model.events import WorkerExited
 from torchloom.model.fleet import JobState
 
@@ -44,7 +44,7 @@ def test_after_a_delay_without_progress() -> None:
     story = Story(a=8)
     story.run(workers=1)
     effects = story.exit(0, KILLED, steps=19)
-    assert [type(e) for e in effects] == [StopStore], "no store waits through a backoff"
+    assert [type(e) for e in effects] == [StopRendezvous], "no store waits through a backoff"
     assert story.state() is JobState.BACKOFF
     (timer,) = story.fleet.timers.values()
     delay_s = (timer.at_ns - story.now_ns) / 1e9
@@ -52,7 +52,7 @@ def test_after_a_delay_without_progress() -> None:
         story.job().reason
     )
     effects = story.fire()
-    assert [type(e) for e in effects] == [StartStore]
+    assert [type(e) for e in effects] == [StartRendezvous]
     assert story.state() is JobState.STARTING and "the wait is over" in story.job().reason
     assert not story.fleet.timers
 

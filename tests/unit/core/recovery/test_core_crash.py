@@ -5,10 +5,10 @@ from __future__ import annotations
 from core_story import FAILED, KILLED, OK, START_NS, S, Story, kinds, limits, lost_peer, only, raised
 
 from torchloom.core.recovery.goodput import recovery_s
-from torchloom.model.effects import StartStore, StartWorkers, StopStore, StopWorkers
+from torchloom.model.effects import StartRendezvous, StartWorkers, StopRendezvous, StopWorkers
 from torchloom.model.events import WorkerExited
 from torchloom.model.fleet import JobState, WorkerState
-from torchloom.model.node import StoreRef
+from torchloom.model.node import RendezvousRef
 from torchloom.model.worker import DeviceUse, EndRecord, Exit
 
 
@@ -21,8 +21,8 @@ def test_survivors_are_ended_and_the_next_store_is_asked_for_meanwhile() -> None
     assert [r.rank for r in stop.workers] == [0, 2]
     assert stop.kill_in_collective and stop.grace_s == 3.0 and stop.at_step is None
     assert stop.reason == "rank 1 is gone, so its generation 1 cannot continue"
-    assert only(StopStore, effects).store == StoreRef("j", 1)
-    assert only(StartStore, effects).store == StoreRef("j", 2)
+    assert only(StopRendezvous, effects).store == RendezvousRef("j", 1)
+    assert only(StartRendezvous, effects).store == RendezvousRef("j", 2)
 
     assert story.store_up() == [], "the old generation is not gone yet"
     story.exit(0, Exit(None, 9, "spawner"))
@@ -38,7 +38,7 @@ def test_the_only_worker_of_a_job_fails() -> None:
     story = Story(a=8)
     story.run(workers=1)
     effects = story.exit(0, FAILED, steps=50)
-    assert kinds(effects) == ["StopStore", "StartStore"]
+    assert kinds(effects) == ["StopRendezvous", "StartRendezvous"]
     assert story.state() is JobState.STARTING and story.job().generation == 2
     story.bring_up()
     assert story.state() is JobState.RUNNING
@@ -206,7 +206,7 @@ def test_a_rank_that_fails_after_all_others_finished_restarts_the_job() -> None:
     story.run(workers=2)
     story.exit(0, OK)
     effects = story.exit(1, FAILED, steps=99)
-    assert kinds(effects) == ["StopStore", "StartStore"] and story.state() is JobState.STARTING
+    assert kinds(effects) == ["StopRendezvous", "StartRendezvous"] and story.state() is JobState.STARTING
 
 
 def test_the_timeline_is_complete_and_ordered_and_the_first_step_closes_the_incident() -> None:

@@ -6,7 +6,7 @@ import pytest
 from core_story import KILLED, OK, S, Story
 from finding_story import hang, made
 
-from torchloom.core.recovery.goodput import eta_s, goodput, recovery_s
+from torchloom.core.recovery.goodput import goodput, recovery_s
 from torchloom.model.events import FindingEnded, StopRequested
 from torchloom.model.fleet import JobState
 
@@ -98,11 +98,3 @@ def test_a_job_without_steps_that_completed_worked_since_it_was_started_again() 
     story.exit(0, OK)
     assert goodput(story.fleet, story.job(), story.now_ns) == pytest.approx(1.0, abs=0.001)
     assert recovery_s(story.incident()) is None
-
-
-def test_eta() -> None:
-    assert eta_s(10, 110, 0.5) == 50.0
-    assert eta_s(110, 110, 0.5) == 0.0
-    assert eta_s(10, None, 0.5) is None
-    assert eta_s(10, 110, 0.0) is None
-    assert eta_s(120, 110, 0.5) is None

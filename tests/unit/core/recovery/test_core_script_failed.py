@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from core_story import FAILED, KILLED, S, Story, limits, only, raised
 
-from torchloom.model.effects import Effect, StartStore, StartWorkers, StopWorkers
+from torchloom.model.effects import Effect, StartRendezvous, StartWorkers, StopWorkers
 from torchloom.model.events import ScriptFailed
 from torchloom.model.fleet import JobState
 from torchloom.model.worker import EndRecord, Exit
@@ -30,7 +30,7 @@ def test_the_others_are_ended_at_once_and_the_failed_one_is_left_alone() -> None
     assert [r.rank for r in stop.workers] == [0, 2] and stop.grace_s == 3.0 and not stop.let_end
     assert [r.rank for r in wait.workers] == [1] and wait.let_end and wait.grace_s == 30.0
     assert not wait.kill_in_collective
-    assert only(StartStore, effects).store.generation == 2
+    assert only(StartRendezvous, effects).store.generation == 2
     incident = story.incident()
     assert incident.verdict == "rank 1 on a exited with code 1 after 50 steps: ValueError: bad batch"
     assert incident.timeline.fault_ns == failed_ns and incident.timeline.detected_ns == failed_ns + 1

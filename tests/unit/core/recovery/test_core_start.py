@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from core_story import NEVER_STARTED, OK, Story, kinds, limits, only
 
-from torchloom.model.effects import StartStore, StartWorkers, StopStore, StopWorkers
+from torchloom.model.effects import StartRendezvous, StartWorkers, StopRendezvous, StopWorkers
 from torchloom.model.events import WorkersStarted
 from torchloom.model.fleet import JobState, WorkerState
-from torchloom.model.node import StoreAddress, StoreRef
+from torchloom.model.node import RendezvousAddress, RendezvousRef
 
 
 def test_submit_store_workers_running_completed() -> None:
     story = Story(a=8)
-    store = only(StartStore, story.submit(workers=2))
-    assert (store.store, store.node, store.host) == (StoreRef("j", 1), "a", "127.0.0.1")
+    store = only(StartRendezvous, story.submit(workers=2))
+    assert (store.store, store.node, store.host) == (RendezvousRef("j", 1), "a", "127.0.0.1")
     assert story.state() is JobState.STARTING and "submitted by ann" in store.reason
 
     start = only(StartWorkers, story.store_up(store, port=1234))
     assert [(x.ref.rank, x.ref.generation, x.local_rank) for x in start.launches] == [(0, 1, 0), (1, 1, 1)]
     assert (start.world_size, start.local_world_size, start.restart_count) == (2, 2, 0)
-    assert start.store == StoreAddress("127.0.0.1", 1234)
+    assert start.store == RendezvousAddress("127.0.0.1", 1234)
     assert "store of generation 1 is up" in start.reason
 
     assert story.started(start) == []
@@ -29,8 +29,8 @@ def test_submit_store_workers_running_completed() -> None:
 
     assert story.exit(0, OK) == []
     assert story.state() is JobState.RUNNING, "one rank may finish before the other"
-    stop = only(StopStore, story.exit(1, OK))
-    assert stop.store == StoreRef("j", 1)
+    stop = only(StopRendezvous, story.exit(1, OK))
+    assert stop.store == RendezvousRef("j", 1)
     assert story.state() is JobState.COMPLETED
     assert story.job().reason == "all 2 workers exited with code 0"
     story.done(stop)
@@ -40,7 +40,7 @@ def test_submit_store_workers_running_completed() -> None:
 
 def test_a_job_over_two_nodes_gets_group_ranks_and_an_address_others_can_reach() -> None:
     story = Story(a=4, b=4)
-    store = only(StartStore, story.submit(workers=2, nodes=2, replicas=2))
+    store = only(StartRendezvous, story.submit(workers=2, nodes=2, replicas=2))
     assert store.host == f"{store.node}.example"
     starts = [e for e in story.store_up() if isinstance(e, StartWorkers)]
     assert [(s.group_rank, s.group_world_size, s.world_size) for s in starts] == [(0, 2, 4), (1, 2, 4)]
@@ -59,7 +59,7 @@ def test_without_a_node_the_job_waits_and_says_what_to_do() -> None:
     story = Story()
     assert story.submit() == []
     assert story.state() is JobState.WAITING and "loom agent" in story.job().reason
-    assert kinds(story.join("a")) == ["StartStore"]
+    assert kinds(story.join("a")) == ["StartRendezvous"]
     assert story.state() is JobState.STARTING
 
 
@@ -71,7 +71,7 @@ def test_waiting_for_room_names_what_is_missing_and_goes_on_by_itself() -> None:
     assert story.state("second") is JobState.WAITING and reason in story.job("second").reason
     story.exit(0, OK, "first")
     assert story.state("second") is JobState.STARTING, "two slots are free when one rank has finished"
-    assert only(StartStore, story.effects[-1:]).reason == "there is room now"
+    assert only(StartRendezvous, story.effects[-1:]).reason == "there is room now"
 
 
 def test_those_who_waited_longest_are_placed_first_and_small_ones_may_pass() -> None:
@@ -92,7 +92,7 @@ def test_room_freed_by_a_start_that_failed_is_used() -> None:
     story.submit("first", workers=2, restarts=limits(max_restarts=0))
     story.submit("second", workers=2)
     assert story.state("second") is JobState.WAITING
-    story.failed(story.open(StartStore)[0], "no port is free")
+    story.failed(story.open(StartRendezvous)[0], "no port is free")
     assert story.state("first") is JobState.FAILED
     assert story.state("second") is JobState.STARTING
 

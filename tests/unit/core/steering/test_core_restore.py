@@ -5,7 +5,7 @@ from __future__ import annotations
 from core_story import OK, Story, limits, only
 
 from torchloom.model.checkpoints import CheckpointPlace
-from torchloom.model.effects import Effect, StartStore, StartWorkers, StopWorkers
+from torchloom.model.effects import Effect, StartRendezvous, StartWorkers, StopWorkers
 from torchloom.model.events import CheckpointStoreOpened, RestoreRequested, WorkerProgress
 from torchloom.model.fleet import JobState
 
@@ -33,7 +33,7 @@ def test_an_ended_job_begins_again_from_the_state() -> None:
         story.exit(rank, OK)
     assert story.state() is JobState.COMPLETED
     effects = restore(story)
-    only(StartStore, effects)
+    only(StartRendezvous, effects)
     assert story.state() is JobState.STARTING and story.job().ended_at_ns == 0
     start = launched(story)
     assert start.restore_step == 10 and start.generation == 2

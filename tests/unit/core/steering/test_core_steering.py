@@ -10,7 +10,7 @@ from notice_story import apply_and_tell
 from steering_story import SteeringStory
 
 from torchloom.api.views.steering import history
-from torchloom.core.steering.schedule import in_force, merge
+from torchloom.core.config.schedule import in_force, merge
 from torchloom.core.transaction.packing import pack_answers, unpack_mail
 from torchloom.model.checkpoints import CheckpointPlace, SavedCheckpoint
 from torchloom.model.effects import PostMail, StartWorkers, StopWorkers
@@ -431,7 +431,7 @@ def test_a_stop_is_agreed_on_by_the_ranks() -> None:
     story.carry(step=100)
     story.exit(0, OK)
     effects = story.exit(1, OK)
-    assert story.state() is JobState.STOPPED and kinds(effects) == ["StopStore"]
+    assert story.state() is JobState.STOPPED and kinds(effects) == ["StopRendezvous"]
     (record,) = story.job().operations.values()
     assert record.state == "applied" and record.by == "bob" and not story.fleet.timers
     story.check_replay()

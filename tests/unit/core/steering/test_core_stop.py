@@ -6,7 +6,7 @@ import pytest
 from core_story import KILLED, NEVER_STARTED, OK, Story, kinds, only
 
 from torchloom.core.steering.stop import boundary
-from torchloom.model.effects import StartStore, StartWorkers, StopStore, StopWorkers
+from torchloom.model.effects import StartRendezvous, StartWorkers, StopRendezvous, StopWorkers
 from torchloom.model.events import StopRequested, WorkerProgress
 from torchloom.model.fleet import JobState
 from torchloom.model.worker import Exit
@@ -23,7 +23,7 @@ def test_a_training_job_ends_at_a_step_boundary() -> None:
     story.exit(0, OK)
     assert story.state() is JobState.STOPPING
     effects = story.exit(1, OK)
-    assert story.state() is JobState.STOPPED and kinds(effects) == ["StopStore"]
+    assert story.state() is JobState.STOPPED and kinds(effects) == ["StopRendezvous"]
     assert story.job().reason == "stopped by bob" and not story.fleet.incidents
     story.done(*story.fleet.outbox.values())
     assert not story.fleet.outbox
@@ -72,13 +72,13 @@ def test_while_waiting() -> None:
 
 def test_while_its_store_is_starting() -> None:
     story = Story(a=8)
-    store = only(StartStore, story.submit())
+    store = only(StartRendezvous, story.submit())
     stop = only(StopWorkers, story.stop())
     assert len(stop.workers) == 2 and story.state() is JobState.STOPPING
     assert story.store_up(store) == [], "no worker is started any more"
     story.end_rest(NEVER_STARTED)
     assert story.state() is JobState.STOPPED
-    assert [e.store for e in story.open(StopStore)] == [store.store]
+    assert [e.store for e in story.open(StopRendezvous)] == [store.store]
 
 
 def test_while_its_workers_are_starting() -> None:
@@ -102,7 +102,7 @@ def test_while_recovering() -> None:
     stop = only(StopWorkers, story.stop(steps=50))
     assert stop.at_step is None, "a broken group reaches no boundary"
     effects = story.exit(1, KILLED)
-    assert story.state() is JobState.STOPPED and kinds(effects) == ["StopStore"]
+    assert story.state() is JobState.STOPPED and kinds(effects) == ["StopRendezvous"]
     assert not story.incident().open and story.job().restarts == 0
 
 

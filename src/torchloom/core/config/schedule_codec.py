@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from torchloom.core.steering.schedule import hold, superseded
+from torchloom.core.config.schedule import hold, superseded
 from torchloom.model.transaction.config import Entry, Schedule
 
 MOST_BYTES = 65536 - 24

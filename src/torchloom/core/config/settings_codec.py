@@ -14,15 +14,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchloom.core.steering.overrides import HOLD, SCALE, Held
-from torchloom.core.steering.settings import Known, Setting, Type
+from torchloom.core.config.overrides import HOLD, SCALE, Held
+from torchloom.core.config.settings import KnownSettings, Setting, Type
 
 MOST_BYTES = 32768 - 24
 """Room in the black box (SETTINGS in wire/blackbox.py)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ToldSettings:
     """What a worker tells about its settings."""
 
     settings: tuple[Setting, ...] = ()
@@ -33,7 +33,7 @@ class Told:
     """Settings and held places for which there was no room."""
 
 
-def pack_settings(told: Told, most: int = MOST_BYTES) -> bytes:
+def pack_settings(told: ToldSettings, most: int = MOST_BYTES) -> bytes:
     """JSON that fits: descriptions give way first, then held places, then the settings declared last."""
     rows = [_setting_out(s) | {"value": told.values.get(s.name)} for s in told.settings]
     held = {place: _held_out(one) for place, one in told.held.items()}
@@ -58,13 +58,13 @@ def pack_settings(told: Told, most: int = MOST_BYTES) -> bytes:
             return _text([], {}, left_out + len(held))
 
 
-def unpack_settings(text: str | bytes) -> Told:
+def unpack_settings(text: str | bytes) -> ToldSettings:
     if not text:
-        return Told()
+        return ToldSettings()
     try:
         found = json.loads(text)
         rows = found["settings"]
-        return Told(
+        return ToldSettings(
             settings=tuple(_setting_in(row) for row in rows),
             values={str(row["name"]): row.get("value") for row in rows},
             held={str(place): _held_in(one) for place, one in found["held"].items()},
@@ -74,7 +74,7 @@ def unpack_settings(text: str | bytes) -> Told:
         raise ValueError(f"this contains no settings: {error!r}") from error
 
 
-def known(told: Told, hyperparameters: str | Mapping[str, Any]) -> Known:
+def known(told: ToldSettings, hyperparameters: str | Mapping[str, Any]) -> KnownSettings:
     """A worker's settings and its param groups (probe/observe/hyperparameters.py), put together."""
     try:
         found = json.loads(hyperparameters or "{}") if isinstance(hyperparameters, str) else hyperparameters
@@ -84,7 +84,7 @@ def known(told: Told, hyperparameters: str | Mapping[str, Any]) -> Known:
         )
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise ValueError(f"this contains no hyperparameters: {error!r}") from error
-    return Known(groups, told.settings, told.values, told.held)
+    return KnownSettings(groups, told.settings, told.values, told.held)
 
 
 def _text(rows: Iterable[dict[str, Any]], held: Mapping[str, Any], left_out: int) -> bytes:

@@ -17,7 +17,7 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any
 
-from torchloom.core.steering.overrides import HOLD, OWN, SCALE, Held, factor_of, in_effect, mode_of
+from torchloom.core.config.overrides import HOLD, OWN, SCALE, Held, factor_of, in_effect, mode_of
 from torchloom.errors import UsageError
 
 
@@ -270,7 +270,7 @@ BUILT_IN = frozenset({MAX_STEPS.name, BATCH_SIZE, TRANSFORMS, SKIPPED})
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownSettings:
     """What a job has: param groups as the workers report them, and the script's own settings."""
 
     optimizers: Sequence[Sequence[Mapping[str, Any]]] = ()
@@ -299,7 +299,9 @@ class Difference:
         return self.before != self.after
 
 
-def resolve(wanted: Mapping[str, object], known: Known) -> tuple[dict[str, object], tuple[Difference, ...]]:
+def resolve(
+    wanted: Mapping[str, object], known: KnownSettings
+) -> tuple[dict[str, object], tuple[Difference, ...]]:
     """The values to send, checked, and every place they would set. Texts are parsed, other values checked."""
     values: dict[str, object] = {}
     places: dict[str, Difference] = {}
@@ -347,7 +349,7 @@ def _word(setting: Setting, given: object, *, is_group: bool) -> object:
             return setting.parse(given) if isinstance(given, str) else setting.check(given)
 
 
-def _find(address: Address, known: Known) -> tuple[Setting, list[tuple[Address, object]]]:
+def _find(address: Address, known: KnownSettings) -> tuple[Setting, list[tuple[Address, object]]]:
     """The setting an address is about, and the places it names with their present values."""
     for setting in known.declared:
         if setting.name == address.name and address == Address(setting.name):

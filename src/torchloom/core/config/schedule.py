@@ -17,8 +17,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from torchloom.core.steering.overrides import OWN
-from torchloom.core.steering.settings import HYPERPARAMETERS, Address, parse_address
+from torchloom.core.config.overrides import OWN
+from torchloom.core.config.settings import HYPERPARAMETERS, Address, parse_address
 from torchloom.model.transaction.config import Entry, Schedule
 
 Holding = dict[str, tuple[int, object]]
@@ -26,7 +26,7 @@ Holding = dict[str, tuple[int, object]]
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class GenerationConfig:
     """How a generation begins."""
 
     version: int
@@ -128,12 +128,12 @@ def ahead(schedule: Schedule, step: int) -> Schedule:
     return tuple(entry for entry in schedule if entry.step > step and entry.version not in void)
 
 
-def begin(schedule: Schedule, next_step: int | None) -> Start:
+def begin(schedule: Schedule, next_step: int | None) -> GenerationConfig:
     """How a generation begins whose first step is `next_step`; None when no training step is known."""
     if next_step is None:
         newest = max((entry.version for entry in schedule), default=0)
         reason = "the training step is not known, so the newest values hold from the start"
-        return Start(newest, hold(schedule), (), reason)
+        return GenerationConfig(newest, hold(schedule), (), reason)
     later = ahead(schedule, next_step)
     version = version_at(schedule, next_step)
     reason = (
@@ -143,7 +143,7 @@ def begin(schedule: Schedule, next_step: int | None) -> Start:
     )
     if later:
         reason += ", " + ", ".join(f"version {entry.version} follows at step {entry.step}" for entry in later)
-    return Start(version, hold(in_force(schedule, next_step)), later, reason)
+    return GenerationConfig(version, hold(in_force(schedule, next_step)), later, reason)
 
 
 def of_then(schedule: Schedule, next_step: int, version: int | None) -> Schedule:

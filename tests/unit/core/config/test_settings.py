@@ -6,18 +6,24 @@ import json
 
 import pytest
 
-from torchloom.core.steering.overrides import Held
-from torchloom.core.steering.settings import (
+from torchloom.core.config.overrides import Held
+from torchloom.core.config.settings import (
     MAX_STEPS,
     Address,
     Difference,
-    Known,
+    KnownSettings,
     Setting,
     Type,
     parse_address,
     resolve,
 )
-from torchloom.core.steering.settings_codec import MOST_BYTES, Told, known, pack_settings, unpack_settings
+from torchloom.core.config.settings_codec import (
+    MOST_BYTES,
+    ToldSettings,
+    known,
+    pack_settings,
+    unpack_settings,
+)
 from torchloom.errors import UsageError
 
 DROPOUT = Setting("dropout", Type.FLOAT, minimum=0.0, below=1.0)
@@ -27,7 +33,7 @@ NOISE = Setting(
     "noise", Type.RECORD, fields=(Setting("scale", Type.FLOAT), Setting("seed", Type.INT, optional=True))
 )
 LISTED = Setting("transforms", Type.TEXT, choices=("crop", "flip"))
-KNOWN = Known(
+KNOWN = KnownSettings(
     optimizers=(
         [{"lr": 0.1, "betas": [0.9, 0.999], "amsgrad": False}, {"lr": 0.2, "betas": [0.9, 0.999]}],
         [{"lr": 0.3, "momentum": 0}],
@@ -155,12 +161,12 @@ def test_one_place_is_not_set_twice_in_one_change() -> None:
 
 
 def test_two_values_in_the_group_ask_for_two() -> None:
-    known = Known(optimizers=([{"eps": [1e-30, 1e-3]}],))
+    known = KnownSettings(optimizers=([{"eps": [1e-30, 1e-3]}],))
     assert resolve({"eps": "1e-20,1e-3"}, known)[0] == {"eps": [1e-20, 1e-3]}
     assert Address("eps") == parse_address("eps")
 
 
-HELD = Known(
+HELD = KnownSettings(
     optimizers=([{"lr": 0.05, "betas": [0.9, 0.999]}],),
     held={"optimizer0.lr@0": Held(0.05, "scale", 0.1, 0.5)},
 )
@@ -203,7 +209,7 @@ def test_a_setting_of_the_scripts_own_is_never_scaled() -> None:
 
 
 def test_settings_come_back_as_they_were_told() -> None:
-    told = Told((*KNOWN.declared, MAX_STEPS), {**KNOWN.values, "max_steps": 7}, HELD.held)
+    told = ToldSettings((*KNOWN.declared, MAX_STEPS), {**KNOWN.values, "max_steps": 7}, HELD.held)
     back = unpack_settings(pack_settings(told))
     assert (back.settings, back.held) == (told.settings, told.held)
     assert {name: value for name, value in back.values.items() if value is not None} == {
@@ -217,11 +223,11 @@ def test_settings_come_back_as_they_were_told() -> None:
         Difference("optimizer0.lr@0", 0.05, 0.1),
         Difference("max_steps", 7, 9),
     )
-    assert unpack_settings(b"") == Told()
+    assert unpack_settings(b"") == ToldSettings()
 
 
 def test_settings_that_are_too_many_are_told_as_far_as_there_is_room() -> None:
-    many = Told(
+    many = ToldSettings(
         tuple(Setting(f"s{n}", Type.FLOAT, description="x" * 90) for n in range(400)),
         {},
         {f"optimizer0.lr@{n}": Held(0.1, "hold", 0.2) for n in range(900)},
