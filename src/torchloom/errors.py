@@ -18,6 +18,7 @@
     │   └── SpawnFailed        1  a worker could not be started
     ├── CheckpointError        1  a checkpoint could not be saved, found or read
     │   ├── StorageFailed      1  the store is full, read-only, unreachable or too slow
+    │   │   ├── StorageFull    1  there is no room left
     │   │   └── StoreUnreachable 1 it does not answer now; the same call may be repeated
     │   ├── CheckpointDamaged  1  a file of it is missing, cut short or changed
     │   ├── RestoreDiffers     1  after a restore the script's objects do not hold what was saved
@@ -133,6 +134,10 @@ class CheckpointError(LoomError):
 
 class StorageFailed(CheckpointError):
     """The store refused: full, read-only, unreachable, too slow. The same call may be repeated."""
+
+
+class StorageFull(StorageFailed):
+    """There is no room left in the store: nothing of the object was written."""
 
 
 class StoreUnreachable(StorageFailed):

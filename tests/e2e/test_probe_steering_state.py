@@ -21,8 +21,12 @@ def begin(start: Start, tmp_path: Path, **more: object) -> Job:
 
 
 def save(job: Job) -> Outcome:
+    """The ranks take the state and train on; whoever asked waits until it is written."""
     told = job.outcome(job.ask(Kind.CHECKPOINT, two_phase=True, vote_timeout_s=30.0))
     assert told.how is How.APPLIED, told
+    job.until(
+        lambda: f"step-{told.at_step + (told.offset or 0) - 1}.g{job.generation}" in saved(job.directory)
+    )
     return told
 
 

@@ -8,7 +8,7 @@
 
 Owns the order of things in the training process: when a save is due (agenda.py), the state is copied once
 into memory that is kept (staging.py); that copy is all the loop waits for. It is the memory tier's newest
-state and, if the store is due, what a thread writes there (writer.py). Chooses nothing about formats,
+state and, if the store is due, what a thread writes there (saver.py). Chooses nothing about formats,
 storage, restoring or going back (restore.py, rollback.py).
 """
 
@@ -18,28 +18,24 @@ import atexit
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from torchloom.checkpoint import live, reporting
-from torchloom.checkpoint.group import Board, Group, generation_of, here, job_name, store_uri
-from torchloom.checkpoint.lineage import about_state, facts_of
+from torchloom.checkpoint.group import Group, generation_of, here, job_name, store_uri
 from torchloom.checkpoint.memory.slots import MemoryTier
 from torchloom.checkpoint.report_text import Told
 from torchloom.checkpoint.restoring import rollback
 from torchloom.checkpoint.restoring.deciding import Decider
 from torchloom.checkpoint.restoring.restore import Restored, Restorer
-from torchloom.checkpoint.saving.agenda import Agenda
 from torchloom.checkpoint.saving.counting import StepCount
-from torchloom.checkpoint.saving.interval import SHARE, Every, Pace, parse_every
-from torchloom.checkpoint.saving.writer import PEER_FAILED, Outcome, Save, Writer
+from torchloom.checkpoint.saving.interval import parse_every
+from torchloom.checkpoint.saving.saver import Saver
 from torchloom.checkpoint.state.parts import State
 from torchloom.checkpoint.state.staging import Staging
-from torchloom.checkpoint.store.commit import Target
-from torchloom.checkpoint.store.manifest import Facts
-from torchloom.checkpoint.store.names import Branch, CheckpointName, check_job
+from torchloom.checkpoint.store.names import check_job, parse_name
 from torchloom.checkpoint.store.runs import run_of
 from torchloom.checkpoint.store.storage import open_storage
 from torchloom.core.retention import KeepRules
@@ -47,6 +43,10 @@ from torchloom.errors import CheckpointError, UsageError
 
 CLOSING_WITHIN_S = 120.0
 """How long the end of the process waits for a save in flight."""
+WAITING_WITHIN_S = 600.0
+"""How long a script that waits for a save waits at most, while the save moves; …"""
+STALLED_S = 120.0
+"""… and for how long it may not move meanwhile: longer than a store's requests, or a disk's sync, take."""
 CRASHING_WITHIN_S = 3.0
 """The same when the process ends with an exception: the sooner it is gone, the sooner it is replaced."""
 
@@ -83,25 +83,12 @@ class Checkpoint:
         self._run = run_of(env) if self._generation is not None else ""
         self._life = self._generation if self._run else None  # _generation becomes the store's number for it
         self._memory = memory and env.get("LOOM_MEMORY_DIR", "")
-        self._parent = ""
-        self._branch = 0
-        self._owed: Mapping[Branch, CheckpointName | None] = {}
         self._count = StepCount()
         self._at_end: list[Callable[[int], object]] = []
+        self._requests: list[tuple[live.Request, int]] = []
         self._rollbacks = 0
-        self._attempt = 0
-        self._event = 0
         self._step_ended = time.perf_counter()
         self._step_s = 0.0
-        self._blocked_s = 0.0
-        self.why_failed = ""
-        """Why the last save that failed did."""
-        self.interval = 0
-        """Steps between saves to the store, as chosen last."""
-        self.memory_interval = 0
-        """Steps between states in memory, as chosen last; 0: the tier is off."""
-        self.failures = 0
-        """Saves that did not succeed."""
         self.restored: Restored | None = None
         """What `restore` found."""
         self._group: Group | None = None
@@ -117,7 +104,7 @@ class Checkpoint:
             step = int(os.environ["LOOM_RESTORE_STEP"])
         with reporting.ports.phase("restore"):
             group = self._begin()
-            self._writer.wait()
+            self._saver.writer.wait_moving(WAITING_WITHIN_S, STALLED_S)
             tier = self._staging.tier
             restorer = Restorer(self._state, self._storage, self._job, group, tier, self._run)
             try:
@@ -126,12 +113,14 @@ class Checkpoint:
                 if restorer.rejected:
                     self._told.opened("", "", restorer.rejected)
                 raise
-        self._generation, self._parent = restored.generation, restored.name
-        self._owed = restored.owed
+        self._generation = restored.generation
         self._count.begin(restored.step)
         if group.rank == 0:
-            self._told.opened(restored.name, restored.where, restorer.rejected)
-        self._connect()
+            self._told.opened(restored.name, restored.where or "the store", restorer.rejected)
+        registered = restored.where != "memory"
+        self._saver.connect(
+            restored.generation, parse_name(restored.name), restored.owed, self._every, registered
+        )
         if restored.name and group.rank == 0:
             reporting.say(
                 f"resumed after step {restored.step} from {restored.where} "
@@ -154,36 +143,60 @@ class Checkpoint:
         reporting.ports.step(step)
         if metrics:
             reporting.ports.log(**metrics)
+        self._took_step(began - self._step_ended)
         if self._at_end and self._do_at_end(step):
             return self._count.at
-        self._took_step(began - self._step_ended)
         self._staging.look()
         self._collect()
         reporting.say(self._staging.begin())
         if not self._can_agree and step % max(1, self._every.steps) == 0:
-            self._writer.wait()
+            # Ranks that cannot agree must not skip different steps: they wait, but for no store that hangs.
+            self._saver.writer.wait_moving(WAITING_WITHIN_S, STALLED_S)
+            self._collect()
             self._staging.finish_making()
-        on, making = self._staging.tier is not None, self._staging.making
-        decision = self._agenda.decide(step, max(self._step_s, 1e-6), self._writer.busy, on, making)
-        if decision is not None and (decision.memory or decision.disk):
-            self._take(step, metrics, to_store=decision.disk)
+        self._saver.decide(step, self._step_s, metrics)
         self._step_ended = time.perf_counter()
         return step
 
     def save(self, step: int, *, wait: bool = False, **metrics: object) -> None:
-        """Save now, on all ranks; a save in flight is finished first. `wait` until it is in the store."""
+        """Save now, on all ranks; a save in flight is finished first. `wait` until it is in the store.
+
+        A store that hangs is waited for within bounds: then the save counts as failed and training continues.
+        """
         self.wait()
         step = self._count.of(step)
-        self._agenda.saved(step)
-        self._take(step, metrics, to_store=True)
+        assert self._saver.agenda is not None
+        self._saver.agenda.saved(step)
+        self._saver.take(step, metrics, to_store=True)
         if wait:
             self.wait()
         self._step_ended = time.perf_counter()
 
-    def request(self, reason: str, then: Callable[[live.Request], None] | None = None) -> live.Request:
-        """Save at the end of the step under way and wait until it is in the store.
+    def save_soon(self, step: int, *, held: bool = False) -> None:
+        """Save the state of this step, or of the first one after the save in flight is done; waits for no
+        store. For whoever steers from outside, at the end of the step, on all ranks. Raises CheckpointError,
+        after which all ranks call `withdraw_save`. `held`: the training is paused."""
+        self._ready()
+        self._staging.look()
+        reporting.say(self._staging.begin())
+        self._saver.ask(step, self._step_s, held=held)
 
-        All ranks must ask during the same step. `then` is called when it is done.
+    def withdraw_save(self) -> None:
+        """What `save_soon` was asked for is not wanted any more, as far as it has not been taken."""
+        self._saver.withdraw()
+
+    def look(self) -> None:
+        """Report how the save in flight ended, if it did. For a process that is paused and makes no step."""
+        if self._group is not None and self._saver.agenda is not None:
+            self._staging.look()
+            self._collect()
+
+    def request(self, reason: str, then: Callable[[live.Request], None] | None = None) -> live.Request:
+        """Save at the end of the step under way, or as soon as the save in flight is done; the training waits
+        for neither.
+
+        All ranks must ask during the same step. `then` is called, at the end of a later step, when it is in
+        the store or has failed.
         """
         request = live.Request(reason, then=then)
         self._at_end.append(lambda step: self._serve(request, step))
@@ -198,13 +211,18 @@ class Checkpoint:
 
         All ranks must call it at the end of the same step (`at_end`), with one `key`, new for every try.
         """
+        self._ready()
         self.wait()
+        if self._saver.writer.busy:
+            raise CheckpointError(
+                "a save is still being written and does not move: the store does not answer"
+            )
         assert self._generation is not None
         self._rollbacks += 1
         with reporting.ports.phase("restore"):
             self._staging.look(wait=True)
             told = (self._state, self._storage, self._job, self._generation, self._begin())
-            site = rollback.Site(*told, self._board, self._staging.tier, self._run)
+            site = rollback.Site(*told, self._saver.board, self._staging.tier, self._run)
             return rollback.prepare(site, which, key or f"{self._rollbacks}", self._rolled_back)
 
     def roll_back(self, which: int | str) -> int:
@@ -213,10 +231,11 @@ class Checkpoint:
         return rollback.together(self._begin(), lambda: self.prepare_roll_back(which)).step
 
     def wait(self) -> None:
-        """Wait until the save in flight, if any, is in the store or has failed."""
+        """Wait until the save in flight, if any, is in the store or has failed; for no store that hangs."""
         self._ready()
         with reporting.ports.phase("checkpoint"):
-            self._writer.wait()
+            if not self._saver.writer.wait_moving(WAITING_WITHIN_S, STALLED_S):
+                reporting.say(f"the save of {self._job} in flight does not move, so it is not waited for")
         self._collect()
 
     def close(self) -> None:
@@ -230,6 +249,38 @@ class Checkpoint:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._close(CLOSING_WITHIN_S if error is None else CRASHING_WITHIN_S)
+
+    # -- how saving goes -----------------------------------------------------------------------------
+
+    @property
+    def failures(self) -> int:
+        """Saves that did not succeed."""
+        return self._saver.failures if self._group is not None else 0
+
+    @property
+    def why_failed(self) -> str:
+        """Why the last save that failed did."""
+        return self._saver.why_failed if self._group is not None else ""
+
+    @property
+    def interval(self) -> int:
+        """Steps between saves to the store, as chosen last."""
+        return self._saver.interval if self._group is not None else 0
+
+    @property
+    def memory_interval(self) -> int:
+        """Steps between states in memory, as chosen last; 0: the tier is off."""
+        return self._saver.memory_interval if self._group is not None else 0
+
+    @property
+    def _staging(self) -> Staging:
+        return self._saver.staging
+
+    def _took_step(self, seconds: float) -> None:
+        assert self._saver.agenda is not None
+        self._saver.agenda.disk.took_step(seconds)
+        self._saver.agenda.memory.took_step(seconds)
+        self._step_s = seconds
 
     # -- ending --------------------------------------------------------------------------------------
 
@@ -246,8 +297,8 @@ class Checkpoint:
         with reporting.ports.phase("checkpoint"):
             self._staging.look(wait=True, tell=False)  # the process group may be gone
             if within_s == CRASHING_WITHIN_S:
-                self._writer.give_up_peers()
-            if not self._writer.wait(within_s):
+                self._saver.writer.give_up_peers()
+            if not self._saver.writer.wait(within_s):
                 reporting.say(f"the last save of {self._job} was not done within {within_s:g} s")
         self._collect()
 
@@ -269,132 +320,51 @@ class Checkpoint:
                 hint="call init_process_group before, or give a number of steps",
             )
         self._can_agree = talks
-        self._staging = Staging(self._state, group, tier)
-        self._board: Board | None = None
-        self._writer = Writer(self._storage, self._gave_up)
+        parts = (self._job, self._run, self._state, self._storage, self._keep, self._told)
+        self._saver = Saver(*parts, group, tier)
         return group
-
-    def _connect(self) -> None:
-        """What needs the generation."""
-        group = self._begin()
-        assert self._generation is not None
-        if group.connected and group.world > 1:
-            self._board = Board(group, f"{self._job}/{self._generation}")
-        self._staging.board = self._board
-        leads = group.rank == 0 or self._board is None
-        self._agenda = Agenda(Pace(self._every), Pace(Every(share=SHARE)), leads, self._board)
 
     def _ready(self) -> None:
         group = self._begin()
-        if not hasattr(self, "_agenda"):  # the script never restored
+        if self._saver.agenda is None:  # the script never restored
             decider = Decider(self._storage, self._job, self._run, self._staging.folder)
             leads = group.rank == 0 or not group.connected
             self._generation = int(group.share(decider.number(self._generation) if leads else 0))
             if group.rank == 0:
                 self._told.opened("", "", {})
-            self._connect()
-
-    def _gave_up(self, attempt: int) -> bool:
-        return self._board is not None and self._board.has(f"failed/{attempt}")
+            self._saver.connect(self._generation, None, {}, self._every, registered=False)
 
     # -- asked for from outside ----------------------------------------------------------------------
 
     def _do_at_end(self, step: int) -> bool:
         """Do what was asked for; True if the training stands elsewhere afterwards."""
         work, self._at_end = self._at_end, []
-        branch = self._branch
+        branch = self._saver.branch
         for each in work:
             each(step)
-        return self._branch != branch
+        return self._saver.branch != branch
 
     def _serve(self, request: live.Request, step: int) -> None:
-        failures = self.failures
-        self.save(step, wait=True)
-        name = CheckpointName(self._generation or 0, step, self._branch)
-        request.finish(step, str(name), self.why_failed if self.failures > failures else "")
+        try:
+            self.save_soon(step)
+        except CheckpointError as error:
+            self.withdraw_save()
+            request.finish(step, "", str(error))
+        else:
+            self._requests.append((request, step))
+
+    def _collect(self) -> None:
+        self._saver.collect()
+        for request, step in list(self._requests):
+            name, problem = self._saver.stored(step)
+            if name or problem:
+                self._requests.remove((request, step))
+                request.finish(step, name, problem)
 
     def _rolled_back(self, done: rollback.Prepared) -> None:
         """All ranks stand at that state: what is saved from here on descends from it."""
-        self._branch, self._parent = done.goal.branch.number, done.name
         self._count.roll_back(done.step)
-        self._agenda.begin_branch()
-        self._staging.begin_branch(done.goal.name)
+        self._saver.begin_branch(done.goal.branch, done.goal.name)
         reporting.ports.step(done.step)
         reporting.ports.log(restored_step=done.step)
         self._step_ended = time.perf_counter()
-
-    # -- saving --------------------------------------------------------------------------------------
-
-    def _took_step(self, seconds: float) -> None:
-        self._agenda.disk.took_step(seconds)
-        self._agenda.memory.took_step(seconds)
-        self._step_s = seconds
-
-    def _take(self, step: int, metrics: Mapping[str, object], *, to_store: bool) -> None:
-        """Stage the state, which is all that the loop waits for, and let the rest happen beside it."""
-        group = self._begin()
-        assert self._generation is not None
-        began = time.perf_counter()
-        name = CheckpointName(self._generation, step, self._branch)
-        self._event += 1
-        self._attempt += to_store
-        with reporting.ports.phase("checkpoint"):
-            about = about_state(self._state, name)
-            staged = self._staging.take(name, about, self._event, to_store=to_store and not self._writer.busy)
-        reporting.say(staged.note)
-        save = None
-        if to_store and staged.files is None:
-            self._failed(step, "this rank is still writing the one before", self._attempt)
-        elif to_store and staged.files is not None:
-            target = Target(self._job, name, group.world, self._attempt, self._run)
-            save = Save(
-                target=target,
-                rank=group.rank,
-                files=staged.files,
-                facts=facts_of(self._state, self._parent, metrics) if group.rank == 0 else Facts(),
-                keep=self._keep,
-                commits=group.rank == 0,
-                owed=self._owed,
-            )
-        self._blocked_s = time.perf_counter() - began - staged.growth_s
-        # Sealing beside the training takes about as long as the copy did.
-        self._agenda.memory.took_save(self._blocked_s, self._blocked_s)
-        self.interval = self._agenda.disk.steps
-        self.memory_interval = self._agenda.memory.steps if self._staging.tier is not None else 0
-        told = {"checkpoint_interval": self.interval, "memory_interval": self.memory_interval}
-        self._told.paces(self.interval, self.memory_interval)
-        reporting.ports.log(checkpoint_blocked_s=self._blocked_s, checkpoint_staged=step, **told)
-        if save is not None:  # threads come last: on a busy host they take the processor from this one
-            self._writer.start(save, self._staging.seal_first())
-        self._staging.go_on()
-
-    def _collect(self) -> None:
-        outcome = self._writer.collect()
-        if outcome is None:
-            return
-        self._staging.written()
-        self._agenda.disk.took_save(self._blocked_s, outcome.cpu_s)
-        step = outcome.save.target.name.step
-        if outcome.problem:
-            self._failed(step, outcome.problem, outcome.save.target.attempt)
-        elif outcome.save.commits:
-            self._saved(step, outcome)
-        else:
-            self._told.wrote()
-
-    def _saved(self, step: int, outcome: Outcome) -> None:
-        self._parent = str(outcome.save.target.name)
-        if outcome.warning:
-            reporting.say(outcome.warning)
-        self._told.saved(self._parent, step, time.time(), outcome.size, outcome.took_s)
-        reporting.ports.log(checkpoint_step=step, checkpoint_s=outcome.took_s)
-
-    def _failed(self, step: int, why: str, attempt: int) -> None:
-        self.failures += 1
-        self.why_failed = why
-        reporting.say(f"the checkpoint of step {step} failed: {why}; training continues")
-        reporting.ports.log(checkpoint_failures=self.failures, checkpoint_error=f"step {step}: {why}")
-        if why != PEER_FAILED:
-            self._told.failed(step, why)
-        if self._board is not None:
-            self._board.post(f"failed/{attempt}", "1")

@@ -2,10 +2,10 @@
 
     {"uri": …, "name": …, "opened": true, "restored": "step-40.g1", "restored_from": "the store",
      "rejected": [["step-60.g1", "…"]], "saved": {"name": …, "step": 80, …}, "interval": 20,
-     "memory_interval": 1, "failures": 1, "failing": {"step": 100, "why": …} or null}
+     "memory_interval": 1, "failures": 1, "failing": {"step": 100, "why": …} or null, "lost": "step-40.g1"}
 
-Owns that text; where it goes is telling.py's affair. Only rank 0 knows what was opened and saved; every rank
-tells when it could not write. No credentials: what an address may hold of them is cut out.
+Owns that text; where it goes is reporting.py's affair. Only rank 0 knows what was opened and saved; every
+rank tells when it could not write. No credentials: what an address may hold of them is cut out.
 """
 
 from __future__ import annotations
@@ -36,9 +36,17 @@ class Told:
             rejected=[[name, _short(why)] for name, why in shown],
         )
 
-    def saved(self, name: str, step: int, at_s: float, size: int, took_s: float) -> None:
-        about = {"name": name, "step": step, "at_ns": int(at_s * 1e9), "size": size, "took_s": took_s}
-        self._tell(saved=about, failing=None)
+    def saved(
+        self, name: str, step: int, at_s: float, size: int, took_s: float, *, asked: bool = False
+    ) -> None:
+        """`asked`: somebody waits for it."""
+        about: dict[str, object] = {"name": name, "step": step, "at_ns": int(at_s * 1e9), "size": size}
+        self._tell(saved=about | {"took_s": took_s, "asked": asked}, failing=None)
+
+    def deleted(self, newest: str) -> None:
+        """Somebody deleted what was saved before; said with the save that found it out."""
+        self._text["lost"] = newest
+        reporting.say(f"the checkpoints of {self._text['name']} were deleted while it ran; saving continues")
 
     def wrote(self) -> None:
         """This rank's part is in the store again; whether all parts are is rank 0's word."""

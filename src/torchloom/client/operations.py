@@ -388,8 +388,8 @@ class Operations(Transport):
     def checkpoint_now(
         self, job: str, body: ReasonRequest | None = None, *, idempotency_key: str | None = None
     ) -> OperationAccepted:
-        """Save the state after one step on all ranks. Applied means taken; the catalogue of checkpoints
-        tells when it is whole in its store.
+        """Save the state after one step on all ranks. Applied means taken; it is written beside the
+        training, and the operation's `saved` or `unsaved` tells how that ended.
         """
         found: OperationAccepted = self.request(
             "POST",

@@ -627,6 +627,8 @@ class OperationView(TypedDict):
     trouble: dict[str, str]
     unheard: list[int]
     reverts: int | None
+    saved: str
+    unsaved: str
 
 
 class PlaceView(TypedDict):

@@ -39,6 +39,9 @@ def checkpoint_store_opened(turn: Turn, event: CheckpointStoreOpened) -> None:
     known.restored_generation = event.ref.generation
     if event.restored and event.saved_step is not None:
         _found_in_store(turn, known, event.restored, event.saved_step, event.ref.generation)
+    if event.restored_from and not event.restored and known.saved is not None:  # it looked and found nothing
+        _deleted(turn, job, known.saved.name, f"generation {event.ref.generation} began from nothing")
+        known.saved = None
     job.store_waits = 0
     incident = turn.fleet.incidents.get(job.incident)
     if incident is not None and event.restored and incident.generation < event.ref.generation:
@@ -66,6 +69,8 @@ def checkpoint_saved(turn: Turn, event: CheckpointSaved) -> None:
     if known.saved is not None and (known.saved_generation, known.saved.step) > (generation, saved.step):
         return
     known.saved, known.saved_generation = saved, generation
+    if saved.lost:
+        _deleted(turn, job, saved.lost, f"saving continues: {saved.name} is the first checkpoint since then")
     if known.failing and (generation, saved.step) > known.failed_at:
         incident = turn.fleet.incidents[known.failing]
         stop_failing(turn, job)
@@ -81,10 +86,11 @@ def checkpoint_failed(turn: Turn, event: CheckpointFailed) -> None:
     if found is None:
         return
     job, known = found
+    verdict = f"rank {event.ref.rank} could not save step {event.step}: {event.why}"
+    known.failed_ns, known.failed_why = turn.now_ns, verdict
     if known.failing:
         known.failed_at = max(known.failed_at, (event.ref.generation, event.step))
         return
-    verdict = f"rank {event.ref.rank} could not save step {event.step}: {event.why}"
     incident = _same_trouble(turn, known)
     if incident is None:
         incident = open_incident(turn, job, "checkpoint-failed", verdict, turn.now_ns)
@@ -120,7 +126,7 @@ def checkpoint_rejected(turn: Turn, event: CheckpointRejected) -> None:
         del known.rejected[next(iter(known.rejected))]
     if not new:
         return
-    verdict = "; ".join(f"checkpoint {one.name} cannot be used: {one.why}" for one in new)
+    verdict = "; ".join(f"{_what(one.name)} {one.name} cannot be used: {one.why}" for one in new)
     incident = open_incident(turn, job, "checkpoint-damaged", verdict, turn.now_ns)
     _train_on(incident, f"{event.used} was used instead" if event.used else "no other one was there")
     incident.open = False
@@ -128,6 +134,18 @@ def checkpoint_rejected(turn: Turn, event: CheckpointRejected) -> None:
 
 def _train_on(incident: Incident, reason: str) -> None:
     incident.decided = Decision(action="continue", outcome=DecisionOutcome.DONE, reason=reason)
+
+
+def _what(name: str) -> str:
+    return "the record" if "/" in name else "checkpoint"
+
+
+def _deleted(turn: Turn, job: Job, newest: str, decision: str) -> None:
+    """What was in the store is gone, and no keep rule removes the newest."""
+    verdict = f"the checkpoints of {job.id} were deleted while it ran: {newest} is no longer in the store"
+    incident = open_incident(turn, job, "checkpoint-deleted", verdict, turn.now_ns)
+    _train_on(incident, decision)
+    incident.open = False
 
 
 def stop_failing(turn: Turn, job: Job) -> None:

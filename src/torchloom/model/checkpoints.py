@@ -29,6 +29,8 @@ class SavedCheckpoint(Struct, frozen=True, kw_only=True):
     """Steps between two saves, as chosen last; 0: not known."""
     memory_interval: int = 0
     """The same for states in memory; 0: they are off."""
+    lost: str = ""
+    """The newest one before it, if this save found out that somebody had deleted what was in the store."""
 
 
 class RejectedCheckpoint(Struct, frozen=True):

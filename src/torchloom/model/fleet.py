@@ -115,6 +115,9 @@ class JobCheckpoints(Struct, kw_only=True):
     """The incident about saving, while saves fail."""
     failed_at: tuple[int, int] = (0, 0)
     """Generation and step of the failure."""
+    failed_ns: int = 0
+    failed_why: str = ""
+    """When saving was reported to fail last, and why."""
     last_failing: str = ""
     healed_ns: int = 0
     """The incident before, and when saving went well again."""

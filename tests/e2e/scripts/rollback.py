@@ -72,7 +72,7 @@ with loom.Checkpoint(
     model=model, optimizer=optimizer, data=loader, dir=directory, name="job", every=5
 ) as ckpt:
     ckpt.restore()
-    ckpt._agenda.memory.every = Every(steps=1)
+    ckpt._saver.agenda.memory.every = Every(steps=1)
     step = 0
     done = False
     for batch in loader:

@@ -102,10 +102,10 @@ def test_a_third_slot_is_made_when_it_is_missed_and_nobody_waits_for_it(tmp_path
     assert tier is not None
     tier.begin_write(0)  # a slow store still reads the first state
     for step in (2, 3):
-        ckpt._take(step, {}, to_store=False)
+        ckpt._saver.take(step, {}, to_store=False)
     assert {name.step for name in tier.offers()} == {1, 2}, "the third was skipped, not waited for"
     ckpt._staging.finish_making()
-    ckpt._take(4, {}, to_store=False)
+    ckpt._saver.take(4, {}, to_store=False)
     ckpt.close()
     assert {name.step for name in tier.offers()} == {1, 2, 4}
 

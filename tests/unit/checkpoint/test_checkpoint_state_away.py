@@ -47,7 +47,7 @@ class Job:
         self.model = torch.nn.Linear(4, 4)
         self.ckpt = loom.Checkpoint(model=self.model, dir=self.store, name="job", every=5)
         restored = self.ckpt.restore(step)
-        self.ckpt._agenda.memory.every = Every(steps=1)
+        self.ckpt._saver.agenda.memory.every = Every(steps=1)
         return restored
 
     def train(self, first: int, last: int) -> None:

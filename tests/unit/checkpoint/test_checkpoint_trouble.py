@@ -43,7 +43,7 @@ def test_a_state_that_could_not_be_sealed_is_not_waited_for(
             raise RuntimeError("not enough memory")
 
         full.setattr(slots, "sum_blocks", no_memory)
-        ckpt._take(2, {}, to_store=False)
+        ckpt._saver.take(2, {}, to_store=False)
         for thread in threading.enumerate():
             if thread.name == "loom-seal":
                 thread.join(120)
@@ -66,7 +66,7 @@ def test_a_process_that_may_start_no_thread_trains_on(
         ckpt.step(1)
         ckpt.save(1, wait=True)
         assert ckpt.failures == 1 and "thread" in ckpt.why_failed and committed(tmp_path) == []
-        ckpt._take(2, {}, to_store=False)
+        ckpt._saver.take(2, {}, to_store=False)
     ckpt.save(3, wait=True)
     ckpt.close()
     assert committed(tmp_path) == ["step-3.g0"]

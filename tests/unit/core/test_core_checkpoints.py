@@ -174,6 +174,42 @@ def test_a_damaged_state_is_told_once_with_what_was_used_instead() -> None:
     story.check_replay()
 
 
+def test_a_damaged_record_is_no_checkpoint() -> None:
+    story = SavingStory()
+    story.rejected("generations/2.from")
+    assert story.incident().verdict.startswith("the record generations/2.from cannot be used")
+
+
+def test_checkpoints_that_were_deleted_are_an_incident_that_says_how_it_continues() -> None:
+    story = SavingStory()
+    story.saved(10)
+    name = f"step-20.g{story.job().generation}"
+    saved = SavedCheckpoint(name=name, step=20, lost="step-10.g1")
+    assert story.tell(CheckpointSaved(node="a", ref=story.ref(), saved=saved)) == []
+    incident = story.incident()
+    assert incident.kind == "checkpoint-deleted" and not incident.open
+    assert "deleted" in incident.verdict and "step-10.g1" in incident.verdict and name in incident.decision
+    assert story.state() is JobState.RUNNING
+    story.check_replay()
+
+
+def test_a_generation_that_looks_for_what_was_saved_and_finds_nothing_says_so() -> None:
+    story = SavingStory()
+    story.saved(10)
+    story.tell(
+        CheckpointStoreOpened(node="a", ref=story.ref(), place=PLACE, restored="", restored_from="the store")
+    )
+    assert story.incident().kind == "checkpoint-deleted" and "began from nothing" in story.incident().decision
+    assert story.known.saved is None, "a later incident does not promise to go back to it"
+
+
+def test_a_script_that_never_looks_has_lost_nothing() -> None:
+    story = SavingStory()
+    story.saved(10)
+    story.opened()
+    assert not story.job().incidents
+
+
 def test_every_event_can_be_told_in_words() -> None:
     story = SavingStory()
     story.opened("step-4.g1")

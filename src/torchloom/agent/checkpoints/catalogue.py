@@ -11,6 +11,7 @@ import contextlib
 import logging
 import threading
 import time
+from dataclasses import replace
 
 from torchloom.checkpoint.store import catalogue
 from torchloom.checkpoint.store.catalogue import Entry
@@ -70,6 +71,8 @@ def answer(ask: AskCheckpoints, now_s: float) -> CheckpointAnswer:
         return CheckpointAnswer(problem=_kind(error), why=str(error))
     if ask.which:
         entries = [entry for entry in entries if entry.name == ask.which]
+    if ask.verb == "verify" and why:  # also where the store could not note it
+        entries = [replace(entry, whole=False, why=why, verified_s=None) for entry in entries]
     shown = tuple(_entry(entry) for entry in entries[:MOST_ENTRIES])
     return CheckpointAnswer(entries=shown, why=why, left_out=len(entries) - len(shown))
 

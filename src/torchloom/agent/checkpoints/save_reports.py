@@ -38,6 +38,7 @@ class _Saved(Struct):
     at_ns: int = 0
     size: int = 0
     took_s: float = 0.0
+    asked: bool = False
 
 
 class _Failing(Struct):
@@ -57,6 +58,7 @@ class _Told(Struct):
     memory_interval: int = 0
     failures: int = 0
     failing: _Failing | None = None
+    lost: str = ""
 
 
 _decoder = msgspec.json.Decoder(_Told)
@@ -73,6 +75,9 @@ class Saves:
     healed: bool = False
     saved: str = ""
     saved_ns: int = 0
+    lost: str = ""
+    failed_ns: int = 0
+    failures: int = 0
 
 
 def look_at_saves(host: Host, worker: LocalWorker, box: ReadableBox, now_ns: int, last: bool = False) -> None:
@@ -100,16 +105,17 @@ def _say_news(host: Host, worker: LocalWorker, told: _Told, now_ns: int, last: b
     if first and told.opened and not seen.opened:
         seen.opened = True
         _say_opened(host, worker, told)
-    newly_failing = told.failing is not None and not seen.failing
-    seen.healed = seen.healed or (seen.failing and told.failing is None)
-    seen.failing = told.failing is not None
+    failing = told.failing
+    newly_failing = failing is not None and not seen.failing
+    again = told.failures != seen.failures and now_ns - seen.failed_ns >= TELL_EVERY_NS
+    seen.healed = seen.healed or (seen.failing and failing is None)
+    seen.failing = failing is not None
     if first:
         # A failure is judged by what was saved before it, so that is said first, however lately it was.
         _say_saved(host, worker, told, now_ns, at_once=last or newly_failing)
-    if newly_failing and told.failing is not None:
-        failed = CheckpointFailed(
-            node=host.node, ref=worker.ref, step=told.failing.step, why=_short(told.failing.why)
-        )
+    if failing is not None and (newly_failing or again):
+        seen.failures, seen.failed_ns = told.failures, now_ns
+        failed = CheckpointFailed(node=host.node, ref=worker.ref, step=failing.step, why=_short(failing.why))
         host.reporter.say(failed, f"{stem}.checkpoint-failed.{told.failures}")
 
 
@@ -117,8 +123,9 @@ def _say_saved(host: Host, worker: LocalWorker, told: _Told, now_ns: int, at_onc
     seen, saved = worker.saves, told.saved
     if saved is None or saved.name == seen.saved:
         return
-    # That saving goes well again closes an incident, so it is said at once.
-    if at_once or seen.healed or not seen.saved or now_ns - seen.saved_ns >= TELL_EVERY_NS:
+    # Said at once: that saving goes well again, that states are gone, and what somebody waits for.
+    news = at_once or seen.healed or told.lost != seen.lost or saved.asked
+    if news or not seen.saved or now_ns - seen.saved_ns >= TELL_EVERY_NS:
         seen.saved, seen.saved_ns, seen.healed = saved.name, now_ns, False
         about = SavedCheckpoint(
             name=_short(saved.name),
@@ -128,7 +135,9 @@ def _say_saved(host: Host, worker: LocalWorker, told: _Told, now_ns: int, at_onc
             took_s=saved.took_s,
             interval=told.interval,
             memory_interval=told.memory_interval,
+            lost=_short(told.lost) if told.lost != seen.lost else "",
         )
+        seen.lost = told.lost
         event = CheckpointSaved(node=host.node, ref=worker.ref, saved=about)
         host.reporter.say(event, f"{worker.event_stem}.checkpoint-saved.{about.name}")
 

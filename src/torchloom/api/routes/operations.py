@@ -58,15 +58,16 @@ def routes(control: Control) -> APIRouter:
         "checkpoint",
         "checkpoint_now",
         lambda *what, **how: control.checkpoint_now(*what, **how),
-        "Save the state after one step on all ranks. Applied means taken; the catalogue of checkpoints tells "
-        "when it is whole in its store.",
+        "Save the state after one step on all ranks. Applied means taken; it is written beside the training, "
+        "and the operation's `saved` or `unsaved` tells how that ended.",
     )
 
     @router.get("/jobs/{job}/operations", operation_id="operations")
     async def listed(job: str, active: bool = False) -> list[OperationView]:
         """Oldest first; the newest 256 are kept. `active`: only what has not ended."""
-        records = job_of(control, job).operations.values()
-        return [operation_view(job, record) for record in records if not (active and record.ended)]
+        found = job_of(control, job)
+        records = [record for record in found.operations.values() if not (active and record.ended)]
+        return [operation_view(found, record) for record in records]
 
     @router.get("/jobs/{job}/operations/{operation}", operation_id="operation")
     async def one(
@@ -78,7 +79,7 @@ def routes(control: Control) -> APIRouter:
             seq, found = control.fleet.seq, _find(control, job, operation)
             left_s = deadline - time.monotonic()
             if found.ended or left_s <= 0 or state not in (None, found.state):
-                return operation_view(job, found)
+                return operation_view(job_of(control, job), found)
             await control.changed(seq, left_s)
 
     @router.delete("/jobs/{job}/operations/{operation}", status_code=202, operation_id="cancel_operation")

@@ -122,6 +122,11 @@ class OperationView(BaseModel):
     """Ranks that have not reported. What they do is the same; it was not seen."""
     reverts: int | None
     """The version that this went back to."""
+    saved: str
+    """Of a checkpoint that was asked for: its name, once it is whole in the store. It is written beside the
+    training, after all ranks have taken it (`applied`)."""
+    unsaved: str
+    """Why it will not be, as far as is known."""
 
 
 class PlaceView(BaseModel):

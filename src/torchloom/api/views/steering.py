@@ -20,6 +20,7 @@ from torchloom.api.views import jobs
 from torchloom.core.config import schedule
 from torchloom.core.config.overrides import OWN, mode_of
 from torchloom.core.config.settings import parse_address
+from torchloom.core.placement.drain import stored
 from torchloom.model import steering
 from torchloom.model.fleet import Job
 from torchloom.model.steering import OperationRecord
@@ -38,10 +39,11 @@ def plan_view(job: str, plan: steering.ChangePlan) -> ChangePlanView:
     )
 
 
-def operation_view(job: str, record: OperationRecord) -> OperationView:
+def operation_view(job: Job, record: OperationRecord) -> OperationView:
+    saved, unsaved = stored(job, record) if record.kind is Kind.CHECKPOINT else ("", "")
     return OperationView(
         id=record.id,
-        job=job,
+        job=job.id,
         version=record.version,
         kind=record.kind.value,
         state=record.state,
@@ -61,6 +63,8 @@ def operation_view(job: str, record: OperationRecord) -> OperationView:
         trouble={str(rank): text for rank, text in record.trouble.items()},
         unheard=list(record.unheard),
         reverts=record.reverts,
+        saved=saved,
+        unsaved=unsaved,
     )
 
 
@@ -76,7 +80,7 @@ def config_view(job: Job, config: steering.KnownConfig, pulses: jobs.Pulses) -> 
         known=config.live,
         settings=[_setting(setting, held, in_force) for setting in config.settings],
         schedule=[entry_view(entry, entry in in_force, void) for entry in config.schedule],
-        operations=[operation_view(job.id, r) for r in job.operations.values() if not r.ended],
+        operations=[operation_view(job, r) for r in job.operations.values() if not r.ended],
     )
 
 

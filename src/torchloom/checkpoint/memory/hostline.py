@@ -15,6 +15,7 @@ from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 from torchloom.checkpoint.memory import tier
 from torchloom.checkpoint.store.generations import Generations, line_of_descent
@@ -35,7 +36,8 @@ class Known:
 
     def beside(self, recorded: Generations) -> Generations:
         """The store's records, and what only the hosts know."""
-        chosen = ChainMap(dict(recorded.chosen), dict(self.chosen))
+        # Read when asked for: of a record that cannot be read, the host may know better.
+        chosen = ChainMap(cast("dict[Branch, CheckpointName | None]", recorded.chosen), dict(self.chosen))
         return Generations(recorded.begun, chosen)
 
     def safe(self, in_memory: Iterable[CheckpointName], generation: int) -> list[CheckpointName]:

@@ -48,7 +48,8 @@ class Decider:
             listing = look(self._storage, self._job)
             recorded = listing.generations
             choice = pick(listing, number, common, step, bad, known.beside(recorded))
-            return replace(choice, owed=known.owed(choice.name, recorded))
+            owed = known.owed(choice.name, recorded)
+            return replace(choice, owed=owed, damaged=tuple(recorded.damaged.items()))
         except StorageFailed as error:
             if number is None or step is not None:
                 return Choice(-1 if number is None else number, problem=error)

@@ -96,7 +96,7 @@ class Restorer:
             if self._group.rank == 0:
                 for note in choice.notes:
                     reporting.say(note)
-                for name, why in choice.rejected:
+                for name, why in (*choice.rejected, *choice.damaged):
                     self.rejected.setdefault(name, why)
             if choice.name is None:
                 if spoiled or choice.rejected:  # to begin from nothing would be to lose all of it

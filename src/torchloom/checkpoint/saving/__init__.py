@@ -1,1 +1,2 @@
-"""Saving: `agenda`, `interval` and `counting` say which steps, `writer` writes beside the training."""
+"""Saving: `agenda`, `interval` and `counting` say which steps, `saver` takes states and reports how it went,
+`writer` writes beside the training."""

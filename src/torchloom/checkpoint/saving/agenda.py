@@ -35,7 +35,9 @@ class Agenda:
 
     def __init__(self, disk: Pace, memory: Pace, leads: bool, board: Board | None) -> None:
         self.disk, self.memory = disk, memory
-        self._leads, self._board = leads, board
+        self.leads, self._board = leads, board
+        self.asked = False
+        """Somebody wants a save that was not taken yet."""
         self._number = 0
         self._next_step: int | None = None
         self._next_disk = 0
@@ -52,7 +54,7 @@ class Agenda:
             return None
         self._number += 1
         key = f"plan/{self._number}"
-        if self._leads:
+        if self.leads:
             decision = self._lead(step, step_s, busy, memory_on, making)
             if self._board is not None:
                 self._board.post(key, f"{int(decision.memory)} {int(decision.disk)} {decision.next_step}")
@@ -62,8 +64,18 @@ class Agenda:
             assert self._board is not None, "ranks that cannot talk follow a fixed interval"
             memory, disk, next_step = map(int, self._board.read(key).split())
             decision = Decision(bool(memory), bool(disk), next_step)
+            self.asked = self.asked and not disk
         self._next_step = decision.next_step
         return decision
+
+    def ask(self, step: int) -> None:
+        """Somebody wants a save: it is due at this step, on all ranks, and until it is taken."""
+        if self._next_step is None:
+            self._begin(step)
+        self._next_step, self.asked = step, True
+
+    def withdraw(self) -> None:
+        self.asked = False
 
     def saved(self, step: int) -> None:
         """A state was saved on request: count from here."""
@@ -85,10 +97,11 @@ class Agenda:
     def _lead(self, step: int, step_s: float, busy: bool, memory_on: bool, making: bool) -> Decision:
         if self._next_disk < 0:
             self._next_disk = self.disk.due_after(step)
-        due = step >= self._next_disk
+        due = self.asked or step >= self._next_disk
         disk = due and not busy and not making
         memory = memory_on and not making and (disk or step >= self._next_memory)
         if disk:
+            self.asked = False
             self._next_disk = self.disk.due_after(step)
         if memory:
             self._next_memory = self.memory.due_after(step)

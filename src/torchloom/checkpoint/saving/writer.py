@@ -10,17 +10,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
 from torchloom.checkpoint.state.threads import beside
 from torchloom.checkpoint.store import catalogue
 from torchloom.checkpoint.store.commit import PartWriter, Target, commit, gather
 from torchloom.checkpoint.store.manifest import Facts, Part
-from torchloom.checkpoint.store.names import Branch, CheckpointName
+from torchloom.checkpoint.store.names import Branch, CheckpointName, manifest_key
 from torchloom.checkpoint.store.storage import Storage
+from torchloom.checkpoint.store.verify import CHUNK
 from torchloom.core.retention import KeepRules
-from torchloom.errors import CheckpointDamaged, CheckpointError, CheckpointFenced, StorageFailed
+from torchloom.errors import CheckpointDamaged, CheckpointError, CheckpointFenced, StorageFailed, StorageFull
+
+T = TypeVar("T")
 
 PEERS_WITHIN_S = 600.0
 """How long the parts of other ranks are waited for. A dead rank ends the job long before."""
@@ -40,7 +45,7 @@ class Save:
     commits: bool
     """Does this rank gather and commit?"""
     owed: Mapping[Branch, CheckpointName | None] = field(default_factory=dict)
-    """Choices that could not be recorded when they were made."""
+    """Choices that the store must know, should it not have them."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,8 @@ class Outcome:
     warning: str = ""
     size: int = 0
     """Bytes of the whole checkpoint, as the one who commits knows."""
+    renewed: bool = False
+    """The store had nothing of this generation any more, or not yet."""
 
 
 class Writer:
@@ -68,14 +75,26 @@ class Writer:
         self._outcome: Outcome | None = None
         self._leaving = threading.Event()
         self._swept = False
+        self._moved_s = 0.0
 
     @property
     def busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
+    @property
+    def save(self) -> Save | None:
+        """The one being written."""
+        return self._outcome.save if self.busy and self._outcome is not None else None
+
+    @property
+    def stalled_s(self) -> float:
+        """For how long the save in flight has not moved: no block written, no answer of the store."""
+        return time.monotonic() - self._moved_s if self.busy else 0.0
+
     def start(self, save: Save, first: Callable[[], None] | None = None) -> None:
         """`first` is done before, on the same thread."""
         assert not self.busy, "one save at a time"
+        self._moved_s = time.monotonic()
         self._outcome = Outcome(save, 0.0, 0.0, problem="it ended without a word")
         self._thread = beside(lambda: self._run(save, first), "loom-checkpoint")
         if self._thread is None:
@@ -97,6 +116,13 @@ class Writer:
             self._thread.join(timeout_s)
         return not self.busy
 
+    def wait_moving(self, within_s: float, stalled_s: float) -> bool:
+        """Wait for the save in flight while it moves; False if it is still not done."""
+        end = time.monotonic() + within_s
+        while self.busy and time.monotonic() < end and self.stalled_s < stalled_s:
+            self.wait(min(0.1, stalled_s))
+        return not self.busy
+
     def give_up_peers(self) -> None:
         """Do not wait for other ranks: this process has failed, and they have or soon will."""
         self._leaving.set()
@@ -105,9 +131,9 @@ class Writer:
         if first is not None:
             first()
         began, cpu = time.perf_counter(), time.thread_time()
-        problem, warning, fenced, size = "", "", False, 0
+        problem, warning, fenced, size, renewed = "", "", False, 0, False
         try:
-            warning, size = self._write(save)
+            warning, size, renewed = self._write(save)
         except CheckpointFenced as error:
             problem, fenced = str(error), True
         except CheckpointError as error:
@@ -115,25 +141,36 @@ class Writer:
         except (OSError, MemoryError) as error:
             problem = f"{type(error).__name__}: {error}"
         self._outcome = Outcome(
-            save, time.perf_counter() - began, time.thread_time() - cpu, problem, fenced, warning, size
+            save,
+            time.perf_counter() - began,
+            time.thread_time() - cpu,
+            problem,
+            fenced,
+            warning,
+            size,
+            renewed,
         )
 
-    def _write(self, save: Save) -> tuple[str, int]:
-        """(a warning, bytes of the whole checkpoint)."""
+    def _write(self, save: Save) -> tuple[str, int, bool]:
+        """(a warning, bytes of the whole checkpoint, had the store lost the generation)."""
         writer = PartWriter(self._storage, save.target, save.rank)
         tried = False
         try:
             for name, data in save.files.items():
-                writer.add(name, [data])
-            part = writer.finish()
+                self._with_room(save, partial(self._add, writer, name, data))
+            part = self._with_room(save, writer.finish)
             if not save.commits:
-                return "", 0
+                return "", 0, False
             parts = self._parts(save, part)
             tried = True
-            done = commit(self._storage, save.target, parts, save.facts, time.time(), save.owed)
-        except CheckpointError:
-            if not tried:  # a commit whose outcome is unknown may yet appear
-                writer.abandon()
+            target, facts, owed = save.target, save.facts, save.owed
+            done = self._with_room(
+                save, lambda: commit(self._storage, target, parts, facts, time.time(), owed)
+            )
+        except CheckpointError as error:
+            self._swept = False  # something may be left of it
+            if not tried or (isinstance(error, StorageFull) and self._is_uncommitted(save)):
+                writer.abandon()  # otherwise: a commit whose outcome is unknown may yet appear
             raise
         warning = done.warning
         if save.keep is not None or not self._swept:
@@ -145,7 +182,31 @@ class Writer:
                     catalogue.sweep(self._storage, save.target.job, time.time())
             except CheckpointError as error:
                 warning = f"old checkpoints could not be removed: {error}"
-        return warning, done.manifest.size
+        return warning, done.manifest.size, done.renewed
+
+    def _add(self, writer: PartWriter, name: str, data: memoryview) -> None:
+        writer.add(name, self._moving(data))
+
+    def _with_room(self, save: Save, write: Callable[[], T]) -> T:
+        """Write; if the store is full, make room as far as the keep rules allow, and once more."""
+        try:
+            return write()
+        except StorageFull:
+            catalogue.make_room(self._storage, save.target.job, save.target.name, save.keep)
+            return write()
+
+    def _is_uncommitted(self, save: Save) -> bool:
+        try:
+            return self._storage.size(manifest_key(save.target.job, save.target.name)) is None
+        except CheckpointError:
+            return False
+
+    def _moving(self, data: memoryview) -> Iterator[memoryview]:
+        """The bytes in blocks, each of which is a sign of life."""
+        for start in range(0, len(data), CHUNK):
+            self._moved_s = time.monotonic()
+            yield data[start : start + CHUNK]
+        self._moved_s = time.monotonic()
 
     def _parts(self, save: Save, mine: Part) -> list[Part]:
         """Everybody's parts, as they come."""
@@ -153,12 +214,14 @@ class Writer:
             return [mine]
         end = time.monotonic() + PEERS_WITHIN_S
         pause_s = 0.005
+        self._moved_s = time.monotonic()
         while True:
             try:
                 return gather(self._storage, save.target)
             except (StorageFailed, CheckpointDamaged):
                 raise
             except CheckpointError as error:
+                self._moved_s = time.monotonic()  # the store has answered: it is a peer that is slow
                 if self._leaving.is_set():
                     raise
                 if self._has_failed(save.target.attempt):

@@ -8,7 +8,8 @@ does not exist; what is left of it is swept.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from torchloom.checkpoint.store.manifest import Manifest, decode_manifest, seal
 from torchloom.checkpoint.store.names import (
@@ -28,7 +29,13 @@ from torchloom.checkpoint.store.reader import Listing, candidates_of, look
 from torchloom.checkpoint.store.storage import Storage
 from torchloom.checkpoint.store.verify import verify
 from torchloom.core.retention import Candidate, KeepRules, KeepVerdict, judge
-from torchloom.errors import CheckpointDamaged, CheckpointInUse, CheckpointMissing
+from torchloom.errors import (
+    CheckpointDamaged,
+    CheckpointInUse,
+    CheckpointMissing,
+    StorageFailed,
+    StoreUnreachable,
+)
 
 SWEEP_GRACE_S = 3600.0
 """Leftovers younger than this may belong to a save that is still being written."""
@@ -73,15 +80,19 @@ def list_checkpoints(storage: Storage, job: str) -> list[Entry]:
 
 
 def verify_checkpoint(storage: Storage, job: str, name: str, now_s: float) -> str:
-    """Compare all checksums and note the outcome; why it is damaged, or nothing if it is right."""
+    """Compare all checksums and note the outcome; why it is damaged, or nothing if it is right.
+
+    A store that can only be read keeps no note; what was found is the answer all the same.
+    """
     listing, parsed = _known(storage, job, name)
+    why = ""
     try:
         verify(storage, listing.manifest(parsed))
     except CheckpointDamaged as error:
-        mark_damaged(storage, job, name, error.message, now_s)
-        return error.message
-    _note(storage, job, parsed, True, "", now_s)
-    return ""
+        why = error.message
+    with suppress(StorageFailed):
+        _note(storage, job, parsed, not why, why, now_s)
+    return why
 
 
 def mark_damaged(storage: Storage, job: str, name: str, why: str, now_s: float) -> None:
@@ -120,7 +131,7 @@ def keep(
     """Apply keep rules; returns what was decided. `approve` sees it before anything is deleted."""
     listing = look(storage, job)
     used = {*in_use, *(str(name) for name in [_resumed_from(listing)] if name is not None)}
-    verdicts = judge([_candidate(entry) for entry in _entries(listing)], rules, used)
+    verdicts = judge([_candidate(entry) for entry in _entries(listing, strict=True)], rules, used)
     if approve(verdicts):
         for verdict in verdicts:
             if not verdict.keep:
@@ -165,6 +176,21 @@ def sweep(storage: Storage, job: str, now_s: float, grace_s: float = SWEEP_GRACE
     return removed
 
 
+def make_room(storage: Storage, job: str, saving: CheckpointName, rules: KeepRules | None) -> None:
+    """The store is full: remove what earlier saves of this branch left that were never committed, and what
+    the keep rules would remove once this one is. The newest whole checkpoint always stays.
+    """
+    listing = look(storage, job)
+    committed = set(listing.committed)
+    for stored in listing.objects:
+        name = parse_name(stored.key.split("/")[1])
+        # Who writes a later step has given the earlier one up, so nobody commits it any more.
+        if name is not None and name.on == saving.on and name.step < saving.step and name not in committed:
+            storage.delete(stored.key)
+    if rules is not None and rules.last is not None:
+        keep(storage, job, replace(rules, last=max(1, rules.last - 1)))
+
+
 def purge(storage: Storage, job: str) -> None:
     """Remove everything a job has in the store, pinned or not; manifests first."""
     listing = look(storage, job)
@@ -174,10 +200,11 @@ def purge(storage: Storage, job: str) -> None:
         storage.delete(stored.key)
 
 
-def _entries(listing: Listing) -> list[Entry]:
+def _entries(listing: Listing, strict: bool = False) -> list[Entry]:
+    """`strict`: what cannot be read now raises instead of counting as damaged, for it may be whole."""
     line = candidates_of(listing, None)
     resumable = set(line)
-    judged = {name: _judged(listing, name) for name in listing.committed}
+    judged = {name: _judged(listing, name, strict) for name in listing.committed}
     newest = next((name for name in line if not judged[name][1]), None)
     entries: list[Entry] = []
     for name in listing.committed:
@@ -210,11 +237,15 @@ def _entries(listing: Listing) -> list[Entry]:
     return entries
 
 
-def _judged(listing: Listing, name: CheckpointName) -> tuple[Manifest | None, str, float | None]:
+def _judged(
+    listing: Listing, name: CheckpointName, strict: bool
+) -> tuple[Manifest | None, str, float | None]:
     """(manifest, why it is not whole, when it was verified)."""
     try:
         manifest = listing.manifest(name)
-    except (CheckpointDamaged, CheckpointMissing) as error:
+    except (CheckpointDamaged, CheckpointMissing, StorageFailed) as error:
+        if isinstance(error, StoreUnreachable) or (strict and isinstance(error, StorageFailed)):
+            raise
         return None, error.message, None
     check = listing.check(name)
     if check is None:

@@ -158,6 +158,8 @@ class Committed:
     manifest: Manifest
     warning: str = ""
     """The hint could not be written; nothing depends on it."""
+    renewed: bool = False
+    """The generation's own record was not there and had to be made again."""
 
 
 def gather(storage: Storage, target: Target) -> list[Part]:
@@ -191,7 +193,8 @@ def commit(
 ) -> Committed:
     """Make the checkpoint exist. When this raises, repeating it with the same parts is safe.
 
-    `owed` are choices of earlier branches that its line passes through and the store may not know yet.
+    `owed` are the choices that its line passes through, its own too, and the store may not know: it was away
+    when they were made, or somebody has deleted them since.
     Raises CheckpointFenced if a newer generation has begun, CheckpointExists if the step was already
     committed with other files, CheckpointDamaged if a file is not there, StorageFailed if the store
     refuses.
@@ -209,7 +212,7 @@ def commit(
         files=files,
     )
     data = encode_manifest(manifest)
-    _allow(storage, target, facts.parent, owed or {})
+    renewed = _allow(storage, target, facts.parent, owed or {})
     prefix = f"{directory(job, name)}/"
     check_sizes(manifest, {stored.key: stored.size for stored in storage.list(prefix)})
     at("commit.checked")
@@ -223,29 +226,32 @@ def commit(
     try:
         storage.put(latest_key(job), [f"{name}\n".encode()])
     except CheckpointError as error:
-        return Committed(manifest, str(error))
+        return Committed(manifest, str(error), renewed)
     at("commit.hinted")
-    return Committed(manifest)
+    return Committed(manifest, renewed=renewed)
 
 
 def _allow(
     storage: Storage, target: Target, parent: str, owed: Mapping[Branch, CheckpointName | None]
-) -> None:
-    """Refuse an older generation; make sure that ours has begun and made its choice."""
+) -> bool:
+    """Refuse an older generation; make sure that ours has begun and made its choice. Whether it had not begun
+    as far as the store knows: then somebody has deleted what was there, or it was away until now."""
     branch = target.name.on
     generations = read_generations(storage, target.job)
     if target.run:
         begin_run(storage, target.job, target.run, branch.generation, generations)
     else:
         check_fence(generations, target.job, branch.generation)
-    if Branch(branch.generation) not in generations.begun and not target.run:
+    renewed = Branch(branch.generation) not in generations.begun
+    if renewed and not target.run:
         begin(storage, target.job, branch.generation)
     for earlier, choice in owed.items():
         if earlier not in generations.chosen:
             settle(storage, target.job, earlier, choice)
-    if branch not in generations.chosen:
+    if branch not in generations.chosen and branch not in owed:
         origin = parse_name(parent)
         if origin is not None and origin.on >= branch:
             raise CheckpointExists(f"generation {branch} of {target.job} has lost its choice of a parent")
         settle(storage, target.job, branch, origin)
     at("commit.allowed")
+    return renewed

@@ -11,7 +11,7 @@ late is in commit.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torchloom.checkpoint.store.manifest import seal, unseal
@@ -29,19 +29,24 @@ from torchloom.checkpoint.store.storage import Storage
 from torchloom.errors import CheckpointDamaged, CheckpointExists, CheckpointFenced, CheckpointMissing
 
 MAX_CLAIMS = 1000
+Origin = Callable[[Branch], CheckpointName | None]
 
 
 class Choices(Mapping[Branch, CheckpointName | None]):
     """What each branch resumed from; None: from nothing. Read from the store when asked for.
 
-    A choice that cannot be read counts as not made: a branch that fails to record it never trains.
+    A choice that cannot be read is that of the first state saved on its branch, if there is one: its manifest
+    names the state it grew from. Otherwise it counts as not made: nothing was built on it that could be lost.
     """
 
-    def __init__(self, storage: Storage, job: str, recorded: frozenset[Branch]) -> None:
+    def __init__(self, storage: Storage, job: str, recorded: frozenset[Branch], origin: Origin) -> None:
         self._storage = storage
         self._job = job
         self._recorded = recorded
+        self._origin = origin
         self._read: dict[Branch, CheckpointName | None] = {}
+        self.damaged: dict[str, str] = {}
+        """Records that were looked at and cannot be read, and why."""
 
     def __getitem__(self, branch: Branch) -> CheckpointName | None:
         if branch not in self._recorded:
@@ -49,17 +54,40 @@ class Choices(Mapping[Branch, CheckpointName | None]):
         if branch not in self._read:
             key = choice_key(self._job, branch)
             try:
-                text = unseal(self._storage.get(key), key)["from"]
-            except (CheckpointDamaged, CheckpointMissing) as error:
+                self._read[branch] = _choice(self._storage.get(key), key)
+            except CheckpointMissing as error:
                 raise KeyError(branch) from error
-            self._read[branch] = parse_name(str(text))
+            except CheckpointDamaged as error:
+                self._read[branch] = self._guess(branch, key.removeprefix(f"{self._job}/"), error.message)
         return self._read[branch]
+
+    def _guess(self, branch: Branch, record: str, why: str) -> CheckpointName | None:
+        self.damaged[record] = (
+            f"{why}; nothing else tells what its generation resumed from, so it is passed over"
+        )
+        origin = self._origin(branch)
+        told = "nothing" if origin is None else str(origin)
+        self.damaged[record] = f"{why}; by the first state saved on it, its generation resumed from {told}"
+        return origin
 
     def __iter__(self) -> Iterator[Branch]:
         return iter(self._recorded)
 
     def __len__(self) -> int:
         return len(self._recorded)
+
+
+def _choice(data: bytes, key: str) -> CheckpointName | None:
+    """What a record says. Raises CheckpointDamaged."""
+    text = unseal(data, key).get("from")
+    name = parse_name(text) if isinstance(text, str) else None
+    if name is None and text != SCRATCH:
+        raise CheckpointDamaged(f"{key} is damaged (it names no checkpoint)")
+    return name
+
+
+def _unknown(branch: Branch) -> CheckpointName | None:
+    raise KeyError(branch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +102,28 @@ class Generations:
         """The newest generation that has begun; -1 if none has."""
         return max((branch.generation for branch in self.begun), default=-1)
 
+    @property
+    def damaged(self) -> dict[str, str]:
+        """Records of choices that were looked at and cannot be read, by file, and what was made of them."""
+        return self.chosen.damaged if isinstance(self.chosen, Choices) else {}
+
     def has_settled(self, generation: int) -> bool:
         """Has this generation recorded what it resumed from?"""
         return Branch(generation) in self.chosen
 
 
-def read_generations(storage: Storage, job: str, keys: Iterable[str] | None = None) -> Generations:
-    """The records; `keys` is a listing of the job if the caller has one already."""
+def read_generations(
+    storage: Storage, job: str, keys: Iterable[str] | None = None, origin: Origin = _unknown
+) -> Generations:
+    """The records; `keys` is a listing of the job if the caller has one already. `origin` tells what a branch
+    resumed from whose record cannot be read, or raises KeyError."""
     prefix = f"{job}/generations/"
     if keys is None:
         keys = [stored.key for stored in storage.list(prefix)]
     found = [parse_branch(key.removeprefix(prefix)) for key in keys if key.startswith(prefix)]
     begun = frozenset(record[0] for record in found if record)
     recorded = frozenset(record[0] for record in found if record and record[1])
-    return Generations(begun, Choices(storage, job, recorded))
+    return Generations(begun, Choices(storage, job, recorded, origin))
 
 
 def begin(storage: Storage, job: str, generation: int) -> None:
@@ -127,14 +163,20 @@ def settle(storage: Storage, job: str, branch: Branch | int, choice: CheckpointN
     """Record what a branch (of a generation: its first) resumes from: after every rank could load it, before
     it trains.
 
-    Repeating it with the same choice is fine; with another it raises CheckpointExists.
+    Repeating it with the same choice is fine; with another it raises CheckpointExists. A record that cannot
+    be read is written again: whoever comes here made that choice, and nobody else may speak for the branch.
     """
     branch = Branch(branch) if isinstance(branch, int) else branch
     text = SCRATCH if choice is None else str(choice)
     data, key = seal({"from": text}), choice_key(job, branch)
     if not storage.put_new(key, data) and (found := storage.get(key)) != data:
-        other = str(unseal(found, f"the choice of generation {branch}").get("from")) or "nothing"
-        raise CheckpointExists(f"generation {branch} of {job} has already resumed from {other}")
+        try:
+            other = _choice(found, key)
+        except CheckpointDamaged:
+            storage.put(key, [data])
+        else:
+            told = "nothing" if other is None else str(other)
+            raise CheckpointExists(f"generation {branch} of {job} has already resumed from {told}")
     at("choice.recorded")
 
 

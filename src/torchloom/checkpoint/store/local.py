@@ -5,13 +5,15 @@ there in one step, and the directory synced; directories that had to be made are
 create-only object gets its name by `link`, which fails if the name is taken. A process killed in between
 leaves at most a temporary file, whose name begins with `.tmp-` and which the catalogue's sweep removes.
 
-Where the file system has no hard links, a create-only object is written in place under O_EXCL. It may then
-be seen half written; those we write carry a checksum of themselves (see manifest.py), so half is as good as
-none.
+Where the file system has no hard links, the temporary file is moved to its name only if that is free (Linux'
+`renameat2`). Where that is not possible either, a create-only object is written in place under O_EXCL. It may
+then be seen half written; those we write carry a checksum of themselves (see manifest.py), so half is as good
+as none.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import secrets
@@ -24,7 +26,7 @@ from pathlib import Path
 from torchloom.checkpoint.store.names import TEMPORARY
 from torchloom.checkpoint.store.points import at
 from torchloom.checkpoint.store.storage import Bytes, Stored, check_key
-from torchloom.errors import CheckpointError, CheckpointMissing, StorageFailed, StoreUnreachable
+from torchloom.errors import CheckpointError, CheckpointMissing, StorageFailed, StorageFull, StoreUnreachable
 
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _AWAY = {
@@ -36,6 +38,9 @@ _AWAY = {
     errno.ENETUNREACH,
 }
 """A file system whose server does not answer."""
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_HERE, _NO_REPLACE = -100, 1
+"""AT_FDCWD and RENAME_NOREPLACE of Linux."""
 _BUFFERS_AT_ONCE = 512
 """Of one read; the kernel takes 1024 at most."""
 _HINTS = {
@@ -53,6 +58,8 @@ class LocalStorage:
 
     def __init__(self, root: str | Path) -> None:
         self._root = Path(os.path.abspath(os.path.expanduser(root)))
+        self._durable: set[Path] = set()
+        """Directories that are known to be durable in their parents."""
 
     @property
     def where(self) -> str:
@@ -158,15 +165,31 @@ class LocalStorage:
     def _open_new(self, path: Path) -> int:
         """Open a file of a new name; a directory that a sweep took away meanwhile is made again."""
         for _ in range(8):
-            _make_directory(path.parent)
+            self._make_directory(path.parent)
             with suppress(FileNotFoundError):
                 return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         raise FileNotFoundError(errno.ENOENT, "the directory is removed again and again", str(path.parent))
+
+    def _make_directory(self, directory: Path) -> None:
+        """Make a directory and those above it, each durable in its parent. One below the root that is there
+        already may have been made by a process that died before it had synced it."""
+        there = directory.is_dir()
+        if there and (directory in self._durable or not directory.is_relative_to(self._root)):
+            return
+        if directory != directory.parent:
+            self._make_directory(directory.parent)
+        if not there:
+            with suppress(FileExistsError):
+                directory.mkdir()
+        with suppress(PermissionError):  # above the root, where we need no rights
+            _sync_directory(directory.parent)
+        self._durable.add(directory)
 
     def _remove_empty(self, directory: Path) -> None:
         while directory != self._root:
             try:
                 directory.rmdir()
+                self._durable.discard(directory)
             except OSError:  # not empty, or gone: either way no business of ours
                 return
             directory = directory.parent
@@ -184,6 +207,7 @@ class LocalStorage:
         except OSError as error:
             why, hint = _HINTS.get(error.errno or 0, (error.strerror or str(error), ""))
             kind = StoreUnreachable if error.errno in _AWAY else StorageFailed
+            kind = StorageFull if error.errno in _FULL else kind
             raise kind(f"could not {verb} {self._root / key}, because {why}", hint=hint) from error
 
 
@@ -196,8 +220,20 @@ def _link(temporary: Path, path: Path, data: bytes) -> bool:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        return _write_in_place(path, data)
+        moved = _move_to_new(temporary, path)
+        return _write_in_place(path, data) if moved is None else moved
     return True
+
+
+def _move_to_new(temporary: Path, path: Path) -> bool | None:
+    """Move a file to a name that is free; False if it is taken, None if this system cannot do that."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError):
+        return None
+    if not renameat2(_HERE, os.fsencode(temporary), _HERE, os.fsencode(path), _NO_REPLACE):
+        return True
+    return False if ctypes.get_errno() == errno.EEXIST else None
 
 
 def _write_in_place(path: Path, data: bytes) -> bool:
@@ -210,16 +246,6 @@ def _write_in_place(path: Path, data: bytes) -> bool:
         out.flush()
         os.fsync(out.fileno())
     return True
-
-
-def _make_directory(directory: Path) -> None:
-    """Make a directory and those above it, each durable in its parent."""
-    if directory.is_dir():
-        return
-    _make_directory(directory.parent)
-    with suppress(FileExistsError):
-        directory.mkdir()
-    _sync_directory(directory.parent)
 
 
 def _sync_directory(directory: Path) -> None:

@@ -122,7 +122,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 def decode_manifest(data: bytes, job: str, name: CheckpointName) -> Manifest:
     """The manifest, if it is whole and belongs where it was found. Raises CheckpointDamaged."""
-    what = f"the manifest of {name}"
+    what = f"manifest.json of {name}"
     body = unseal(data, what)
     try:
         if body["format"] != FORMAT:
@@ -134,7 +134,7 @@ def decode_manifest(data: bytes, job: str, name: CheckpointName) -> Manifest:
             generation=_count(body["generation"]),
             branch=_count(body.get("branch", 0)),
             world=_count(body["world"]),
-            created_s=float(body["created_s"]),
+            created_s=_time(body["created_s"]),
             files=_files(body["files"]),
             facts=Facts(
                 epoch=_count(facts["epoch"]),
@@ -151,7 +151,9 @@ def decode_manifest(data: bytes, job: str, name: CheckpointName) -> Manifest:
         )
         if (manifest.job, manifest.name) != (job, name):
             raise ValueError(f"it is that of {manifest.job}/{manifest.name}")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if manifest.world < 1:
+            raise ValueError("a world has at least one rank")
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise CheckpointDamaged(f"{what} makes no sense ({error})") from error
     return manifest
 
@@ -199,6 +201,12 @@ def _file(value: object) -> str:
     if not FILE.fullmatch(name):
         raise ValueError(f"{name!r} cannot be a file's name")
     return name
+
+
+def _time(value: object) -> float:
+    if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise TypeError(f"{value!r} is not a time")
+    return float(value)
 
 
 def _count(value: object) -> int:

@@ -7,6 +7,7 @@ that turns out damaged then is marked (catalogue.mark_damaged) or skipped, and t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from torchloom.checkpoint.store.generations import Generations, line_of_descent,
 from torchloom.checkpoint.store.manifest import Manifest, decode_manifest, unseal
 from torchloom.checkpoint.store.names import (
     MANIFEST,
+    Branch,
     CheckpointName,
     check_job,
     check_key,
@@ -67,9 +69,11 @@ class Listing:
             return None
         try:
             body = unseal(self.storage.get(key), key)
-            return bool(body["right"]), float(body["at_s"]), str(body["why"])
-        except (CheckpointDamaged, CheckpointMissing, KeyError, TypeError, ValueError):
+            right, at_s, why = body["right"], float(body["at_s"]), body["why"]
+        except (CheckpointDamaged, CheckpointMissing, KeyError, TypeError, ValueError, OverflowError):
             return None
+        whole = isinstance(right, bool) and isinstance(why, str) and math.isfinite(at_s) and at_s >= 0
+        return (right, at_s, why) if whole else None
 
     def pinned(self, name: CheckpointName) -> bool:
         return pin_key(self.job, name) in self.sizes
@@ -95,9 +99,31 @@ def look(storage: Storage, job: str) -> Listing:
         job=job,
         objects=objects,
         sizes={stored.key: stored.size for stored in objects},
-        generations=read_generations(storage, job, (stored.key for stored in objects)),
+        generations=read_generations(
+            storage,
+            job,
+            (stored.key for stored in objects),
+            lambda branch: _origin(storage, job, branch, committed),
+        ),
         committed=tuple(sorted(committed, key=lambda name: name.age, reverse=True)),
     )
+
+
+def _origin(
+    storage: Storage, job: str, branch: Branch, committed: Collection[CheckpointName]
+) -> CheckpointName | None:
+    """What a branch resumed from, as its first state tells; KeyError if that is gone or cannot be read."""
+    first = min((name for name in committed if name.on == branch), key=lambda name: name.step, default=None)
+    if first is None:
+        raise KeyError(branch)
+    try:
+        parent = decode_manifest(storage.get(manifest_key(job, first)), job, first).facts.parent
+    except (CheckpointDamaged, CheckpointMissing) as error:
+        raise KeyError(branch) from error
+    origin = parse_name(parent)
+    if parent and (origin is None or origin.on >= branch):
+        raise KeyError(branch)  # the states between are gone
+    return origin
 
 
 def find(

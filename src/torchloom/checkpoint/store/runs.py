@@ -137,7 +137,10 @@ def _is_own(storage: Storage, job: str, run: str, number: int) -> bool:
         return True
     except CheckpointDamaged:
         return not _has_successor(storage, job, run, number)
-    return bool(record.get("run", record.get("by", run)) == run)
+    owner = record.get("run", record.get("by", run))
+    if not isinstance(owner, str):
+        return not _has_successor(storage, job, run, number)
+    return owner == run
 
 
 def _has_successor(storage: Storage, job: str, run: str, number: int) -> bool:

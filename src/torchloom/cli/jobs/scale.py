@@ -72,11 +72,12 @@ def command(
 def _save(client: Client, job: str, workers: int, quiet: bool) -> None:
     """What would be trained again is saved before; a script that cannot goes on from what it saved itself.
 
-    A job that is not running has nothing to save, and one that has so many workers already stays as it is.
+    A job that is not running has nothing to save, and one that has so many workers already stays as it is. If
+    it can save and could not, nothing is stopped: its store may hang, and then it could not restore either.
     """
     from torchloom.cli.steer import changes
     from torchloom.cli.steer.checkpoint import wait_committed
-    from torchloom.errors import Conflict
+    from torchloom.errors import Conflict, JobFailed
 
     before = client.summary(job)
     if before["state"] != "running" or before["world_size"] == workers:
@@ -85,6 +86,9 @@ def _save(client: Client, job: str, workers: int, quiet: bool) -> None:
         asked = client.checkpoint_now(job, {"why": f"before it continues with {workers} workers"})
         view = changes.follow(client, job, asked["operation"], None, quiet)
         why_not = changes.failure(view)
+        if why_not is not None and any(text.startswith("Traceback") for text in view["trouble"].values()):
+            hint = "it trains on as it was; --no-save scales it from what it saved last"
+            raise JobFailed(f"{job} was not scaled: {why_not.message}", hint=hint)
     except Conflict as refused:
         why_not = refused
     if why_not is None:

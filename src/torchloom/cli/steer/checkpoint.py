@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from torchloom.cli.options import JobArgument, JsonOption, api
@@ -45,41 +46,56 @@ def command(
     view = changes.follow(client, job, accepted["operation"], timeout, quiet=as_json)
     if changes.failure(view) is not None:
         changes.conclude(view, "", as_json)
-    saved = wait_committed(client, view, quiet=as_json)
+    name = wait_committed(client, view, quiet=as_json, timeout=timeout)
+    took = output.seconds(time.monotonic() - begun)
+    saved = _entry(client, job, name)
     if as_json:
-        output.show_json(saved)
+        output.show_json(saved or {"name": name, "job": job})
+    elif saved is None:
+        print(f"{name} is committed, {took} after it was asked for")
     else:
-        took = output.seconds(time.monotonic() - begun)
-        print(f"{saved['name']} is committed: {size(saved['size'])}, {took} after it was asked for")
+        print(f"{name} is committed: {size(saved['size'])}, {took} after it was asked for")
         print(f"  in {saved['where']}")
 
 
-def wait_committed(client: Client, view: OperationView, quiet: bool) -> CheckpointView:
-    """The entry of the catalogue, once the state of that step is whole in its store."""
+def wait_committed(client: Client, view: OperationView, quiet: bool, timeout: str | None = None) -> str:
+    """The name of the checkpoint, once it is whole in its store. The job trains on meanwhile."""
     from torchloom.cli.show.screen import Screen
+    from torchloom.client import NotAnswering, Unavailable
+    from torchloom.durations import parse_span
     from torchloom.errors import JobFailed, TimedOut
 
     job, step = view["job"], saved_step(view)
-    deadline = time.monotonic() + COMMITTED_WITHIN_S
+    state = "its state" if step is None else f"the state of step {step}"
+    within_s = parse_span(timeout, "--timeout") if timeout is not None else COMMITTED_WITHIN_S
+    deadline = time.monotonic() + within_s
     screen = Screen(live=not quiet and sys.stderr.isatty())
     try:
         while time.monotonic() < deadline:
-            found = client.checkpoints(job)
-            for one in found["checkpoints"]:
-                if one["generation"] == view["generation"] and one["whole"] and step in (None, one["step"]):
-                    return one
-            if found["failing"]:
-                raise JobFailed(f"{job} cannot save", hint=f"see `loom incident {found['failing']}`")
-            if client.summary(job)["ended"]:
-                raise JobFailed(f"{job} ended before the state of step {step} was committed.")
-            screen.status(f"{job} · all ranks hold the state of step {step}; it is being written")
+            with suppress(NotAnswering, Unavailable):
+                view = client.operation(job, view["id"])
+            if view["saved"]:
+                return view["saved"]
+            if view["unsaved"]:
+                hint = f"it trains on; see `loom checkpoints {job}`"
+                raise JobFailed(f"{job} could not save {state}: {view['unsaved']}", hint=hint)
+            screen.status(f"{job} · all ranks hold {state}; it is being written")
             time.sleep(LOOK_EVERY_S)
     finally:
         screen.close()
     raise TimedOut(
-        f"The state of step {step} was not committed within {COMMITTED_WITHIN_S:g} s",
-        hint=f"see `loom checkpoints {job}`",
+        f"{job} trains on, but {state} was not in the store within {within_s:g} s",
+        hint=f"it is still being written; see `loom checkpoints {job}`",
     )
+
+
+def _entry(client: Client, job: str, name: str) -> CheckpointView | None:
+    """What the catalogue says of it; None if the store does not answer just now."""
+    from torchloom.errors import LoomError
+
+    with suppress(LoomError):
+        return next((one for one in client.checkpoints(job)["checkpoints"] if one["name"] == name), None)
+    return None
 
 
 def saved_step(view: OperationView) -> int | None:

@@ -28,9 +28,7 @@ def command(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="One checkpoint, as listed; for --verify.")
     ] = None,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Compare checksums: of NAME, or of all that seem whole.")
-    ] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Compare checksums: of NAME, or of all.")] = False,
     pin: Annotated[str | None, typer.Option("--pin", metavar="NAME", help="Keep this one.")] = None,
     unpin: Annotated[str | None, typer.Option("--unpin", metavar="NAME", help="Keep it no longer.")] = None,
     delete: Annotated[str | None, typer.Option("--delete", metavar="NAME", help="Remove this one.")] = None,
@@ -131,12 +129,12 @@ def size(count: int) -> str:
 
 
 def _verify(client: Client, job: str, name: str | None, as_json: bool) -> None:
-    """Exit code 1 if one is damaged."""
+    """Exit code 1 if one is damaged, be it only that a file of it is gone or its manifest cannot be read."""
     from torchloom.cli.show import output
 
     client.timeout_s = VERIFY_WITHIN_S
     if name is None:
-        names = [one["name"] for one in client.checkpoints(job)["checkpoints"] if one["whole"]]
+        names = [one["name"] for one in client.checkpoints(job)["checkpoints"]]
     else:
         names = [_checked(name)]
     damaged = False
@@ -148,7 +146,7 @@ def _verify(client: Client, job: str, name: str | None, as_json: bool) -> None:
         else:
             print(f"{each} is whole" if found["whole"] else f"{each} is damaged: {found['why']}", flush=True)
     if not names and not as_json:
-        print("no whole checkpoints")
+        print("no checkpoints")
     if damaged:
         raise typer.Exit(1)
 

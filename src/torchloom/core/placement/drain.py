@@ -149,10 +149,14 @@ def stored(job: Job, record: OperationRecord | None) -> tuple[str, str]:
     known, step = job.checkpoints, _state_of(record)
     if known is None:
         return "", "it has reported no checkpoints"
-    if known.saved is not None and known.saved_generation == job.generation and known.saved.step >= step:
+    generation = record.generation or job.generation
+    if known.saved is not None and known.saved_generation == generation and known.saved.step >= step:
         return known.saved.name, ""
-    failed = known.failing and known.failed_at >= (job.generation, step)
-    return "", f"see incident {known.failing}" if failed else ""
+    if job.ended or job.generation != generation:
+        return "", "the job ended or was restarted before the state was in the store"
+    # Also the failure of an earlier save counts: the one that was asked for waits for it.
+    failed = known.failing and (known.failed_at >= (generation, step) or known.failed_ns > record.ended_at_ns)
+    return "", f"{known.failed_why} (incident {known.failing})" if failed else ""
 
 
 def _state_of(record: OperationRecord) -> int:

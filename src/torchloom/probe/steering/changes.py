@@ -113,26 +113,30 @@ class Changes:
             case _:
                 return ""
 
-    def run(self, proposal: Proposal, completed: int) -> tuple[str, tuple[Changed, ...]]:
-        """Carry it out; a traceback if that failed, and what changed."""
+    def run(
+        self, proposal: Proposal, completed: int, *, held: bool = False
+    ) -> tuple[str, tuple[Changed, ...]]:
+        """Carry it out; a traceback if that failed, and what changed. `held`: the job is paused."""
         before = self.config.snapshot()
         self._before = (proposal.attempt, before)
         self.dirty = True
         try:
-            changed = self._carry_out(proposal, before, completed)
+            changed = self._carry_out(proposal, before, completed, held)
         except Exception as error:  # noqa: BLE001 – code of the script's own: all ranks are told, and undo it
             return _told(error), ()
         self.write()
         return "", changed
 
-    def _carry_out(self, proposal: Proposal, before: Before, completed: int) -> tuple[Changed, ...]:
+    def _carry_out(
+        self, proposal: Proposal, before: Before, completed: int, held: bool
+    ) -> tuple[Changed, ...]:
         version = proposal.attempt.version
         match proposal.kind:
             case Kind.SET:
                 step = None if self.offset is None else self._training_step(completed + 1)
                 return self.config.apply(before, version, proposal.values, step)
             case Kind.CHECKPOINT:
-                self.checkpoints.save(self._training_step(completed))
+                self.checkpoints.save(self._training_step(completed), held=held)
                 return ()
             case Kind.RESTORE:
                 skip = self._data.without(proposal.values.get("skip"), self.offset)

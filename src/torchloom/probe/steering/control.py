@@ -182,6 +182,7 @@ class BoundaryControl:
                         self._show(WorkerPhase.PAUSED)
                         if not sleep_s:
                             self.standing()
+                        self._changes.checkpoints.report()
                         sleep_s = self._sleep(sleep_s, PAUSED_SHORT_S, PAUSED_LONG_S)
                     case StopScript():
                         raise StopAtBoundary
@@ -211,7 +212,7 @@ class BoundaryControl:
     def _run(self, rank: Rank, proposal: Proposal, completed: int) -> None:
         if proposal.kind is Kind.PROBE:
             self._show(WorkerPhase.CONTROL_WAIT)
-        trouble, changed = self._changes.run(proposal, completed)
+        trouble, changed = self._changes.run(proposal, completed, held=rank.held)
         rank.offset = self._changes.offset
         rank.ran(trouble, changed)
 

@@ -24,8 +24,9 @@ class ScriptCheckpoint:
         self._view = view
         self._config_version = config_version
         self._prepared: Any = None
-        self._saved: tuple[int, int] | None = None
-        """Steps made and training step of the last save that was asked for."""
+        self._saved: tuple[int, int, int] | None = None
+        """Of the last save that was asked for: steps made, training step, failures before it."""
+        self._asking = False
 
     def look(self) -> Any:
         """The one in use, or None."""
@@ -50,20 +51,28 @@ class ScriptCheckpoint:
         if checkpoint is not None:
             checkpoint.at_end(lambda step: work())
 
-    def save(self, step: int) -> None:
-        """Save the state, which is that of training step `step`, and wait until it is in the store.
+    def save(self, step: int, *, held: bool) -> None:
+        """Have the state saved, which is that of training step `step`, or one soon after it; whoever asked
+        waits until it is in the store, not the training.
 
-        Paused ranks may be asked again where they stand: the state that they have saved there is there.
+        Paused ranks (`held`) may be asked again where they stand: the state that they have taken there is
+        there, or on its way, unless it has failed since.
         """
-        place = (self._view.progress(Progress.STEPS), step)
+        checkpoint = self.look()
+        place = (self._view.progress(Progress.STEPS), step, checkpoint.failures)
         if place == self._saved:
             return
-        checkpoint = self.look()
-        failures = checkpoint.failures
-        checkpoint.save(step, wait=True)
-        if checkpoint.failures > failures:
+        self._asking = True
+        checkpoint.save_soon(step, held=held)
+        if checkpoint.failures > place[2]:  # not even begun on this rank
             raise CheckpointError(checkpoint.why_failed)
         self._saved = place
+
+    def report(self) -> None:
+        """While this rank is paused: say how a save ended that was still being written."""
+        checkpoint = self.look()
+        if checkpoint is not None:
+            checkpoint.look()
 
     def go_back(self, attempt: AttemptId, values: Mapping[str, object]) -> int:
         """Load and take over the state that is wanted; its step. `keep` or `undo` must follow."""
@@ -74,13 +83,16 @@ class ScriptCheckpoint:
         return int(prepared.step)
 
     def keep(self) -> None:
-        """All ranks have gone back."""
+        """All ranks have gone back, or taken what was asked for."""
+        self._asking = False
         prepared, self._prepared = self._prepared, None
         if prepared is not None:
             prepared.keep()
 
     def undo(self) -> None:
-        self._saved = None  # not every rank could
+        if self._asking:  # not every rank could
+            self.look().withdraw_save()
+        self._asking, self._saved = False, None
         prepared, self._prepared = self._prepared, None
         if prepared is not None:
             prepared.undo()

@@ -552,6 +552,8 @@ export interface OperationView {
   trouble: Record<string, string>;
   unheard: Array<number>;
   reverts: number | null;
+  saved: string;
+  unsaved: string;
 }
 
 export interface PlaceView {

@@ -152,7 +152,11 @@ def test_a_save_that_fails_keeps_the_job_where_it_is() -> None:
     drain(story)
     take(story)
     story.tell(CheckpointFailed(node="a", ref=story.ref(0), step=60, why="the disk is full"))
-    assert leaving(story).stays and "could not be saved: see incident j.1" in leaving(story).note
+    assert (
+        leaving(story).stays
+        and "could not be saved: rank 0 could not save step 60: the disk is full (incident j.1)"
+        in leaving(story).note
+    )
     assert story.state() is JobState.RUNNING
     story.tell(ChangeRequested(job="j", operation="x", kind=Kind.PAUSE, by="bob"))
     assert len(story.job().operations) == 2, "it is not tried again at once"
@@ -169,7 +173,7 @@ def test_a_save_that_failed_is_tried_again_after_a_while_and_then_it_goes() -> N
     story = training("c")
     drain(story)
     fail_the_save(story)
-    assert leaving(story).note.endswith("see incident j.1; it is tried again after 1 min")
+    assert leaving(story).note.endswith("(incident j.1); it is tried again after 1 min")
     failed_ns = story.now_ns
     story.fire()
     assert story.now_ns >= failed_ns + 60 * S

@@ -100,7 +100,7 @@ def test_a_save_that_fails_is_not_waited_for() -> None:
     take(story)
     story.tell(failed(story))
     assert story.state() is JobState.STOPPING
-    assert "it could not be saved first: see incident" in story.job().reason
+    assert "it could not be saved first: rank 0 could not save step 60" in story.job().reason
 
 
 def test_what_the_ranks_refuse_to_save_is_moved_without() -> None:
