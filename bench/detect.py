@@ -2,12 +2,14 @@
 
     python bench/detect.py [--runs 2] [--sizes 2,4,8] [--faults kill,stop,…] [--benign-minutes 5]
                            [--torchrun 120] [--results FILE] [--report FILE] [--json]
+    python bench/detect.py --regime device [--ahead 1,10,100] [--runs 1] [--sizes 2] [--faults kernel,…]
 
 Every run is a real gloo job under a real `loom up`, hurt by `loom inject` on a rank and with a number from a
 seed that was not used for tuning (`--tuning` takes those). The truth is the injection, what counts is the
 first incident of the right kind that blames the right rank. The rules of peers look at the same windows.
 Benign jobs pause without a word, save, evaluate, are steered and resized, on oversubscribed cores; a restart
 there is the worst that can happen. `--torchrun S` stops a worker under torchrun and waits S seconds.
+`--regime device` runs jobs on the simulated accelerator, whose hosts run ahead of their devices.
 Results are appended to a file run by run: with the same FILE a run that was cut short goes on where it was.
 """
 
@@ -26,7 +28,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from detecting import benign, hurting, tables
+from detecting import benign, hurting, on_device, tables
 from detecting.cases import CASES
 from detecting.listening import Listener
 from support.launchers import BIN, Notes, loom_up, torchrun, torchrun_command, wait_for
@@ -124,7 +126,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--sizes", default="2")
-    parser.add_argument("--faults", default=",".join(CASES))
+    parser.add_argument("--faults", default="", help="all unless some are named")
+    parser.add_argument("--regime", choices=("host", "device"), default="host")
+    parser.add_argument("--ahead", default="1,10,100", help="steps by which hosts run ahead of their devices")
     parser.add_argument("--step-ms", type=float, default=30.0)
     parser.add_argument("--benign-minutes", type=float, default=0.0)
     parser.add_argument("--torchrun", type=float, default=0.0, metavar="S")
@@ -136,6 +140,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaves through `with`: nothing stays behind
+    if args.regime == "device":
+        with stack(args.telemetry) as (client, listener):
+            on_device.run(client, listener, args)
+        return
+    args.faults = args.faults or ",".join(CASES)
     if args.report:
         tables.show(Results(args.report).read(), args.json)
         return

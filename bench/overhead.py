@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from support.table import emit, progress
+from torchloom.chaos import accelerator
 
 OPERATIONS_A_BLOCK = 300
 STEPS_A_BLOCK = 300
@@ -34,6 +35,7 @@ KINDS = ("native", "python")
 NOTES = (
     "thread: CPU of the training thread; process: of all threads, gloo's too; wall: time passed",
     "a collective is an all_reduce of 64 bytes in a group of one rank; Python records without sampling there",
+    "on a device: the simulated accelerator, whose own threads are in `process` and not in `thread`",
     "the DDP job has two ranks and one bucket; there the Python recorder samples as it does in production",
     "the boundary is measured against a call that does nothing: it is what steering costs when nobody steers",
     "a look at replicas comes four times a second at most, and seldom enough to cost 0.2 % of the time",
@@ -121,6 +123,45 @@ def collectives(kind: str, blocks: int, directory: str) -> dict[str, Any]:
     result["recorder"] = running[0].kind.name.lower()
     stop()
     return result
+
+
+def on_device(blocks: int, directory: str) -> dict[str, Any]:
+    """The same on the simulated accelerator: enqueued, with events, while a thread looks for their end."""
+    import torch
+    import torch.distributed as dist
+
+    from torchloom.chaos import accelerator
+    from torchloom.probe.observe import recorder
+
+    torch.set_num_threads(1)
+    accelerator.load()
+    store = dist.FileStore(f"{directory}/store", 1)
+    dist.init_process_group("loomsim", store=store, rank=0, world_size=1)
+    recorder.load()
+    view, address = mapped_box()
+    running: list[recorder.Recorder] = []
+    skip = torch._C._dispatch_tls_set_dispatch_key_excluded
+    tensor = torch.ones(16, device="loomsim")
+
+    def stop() -> None:
+        torch.accelerator.synchronize()
+        while running:
+            running.pop().stop()
+        skip("BackendSelect", False)
+
+    def absent() -> None:
+        stop()
+        skip("BackendSelect", True)
+
+    def record() -> None:
+        stop()
+        running.append(recorder.start(view, address))
+
+    def work() -> None:
+        for _ in range(OPERATIONS_A_BLOCK):
+            dist.all_reduce(tensor)
+
+    return alternate(blocks, {"without": absent, "recording": record}, work, OPERATIONS_A_BLOCK)
 
 
 def ddp(kind: str, blocks: int, directory: str, rank: int = 0) -> dict[str, Any]:
@@ -269,6 +310,8 @@ def in_child(what: str, kind: str, blocks: int, directory: str, rank: int) -> No
     match what:
         case "collectives":
             result = collectives(kind, blocks, directory)
+        case "device":
+            result = on_device(blocks, directory)
         case "ddp":
             result = ddp(kind, blocks, directory, rank)
         case "mailbox":
@@ -301,6 +344,9 @@ def main() -> None:
             "collective": child("collectives", kind, options.blocks),
             "ddp": child("ddp", kind, options.blocks, ranks=2),
         }
+    if accelerator.build().library is not None:
+        progress("measuring on the simulated accelerator")
+        report["device"] = child("device", "native", options.blocks)
     emit("What recording costs a worker (µs)", list(rows_of(report)), NOTES, options.json)
 
 
@@ -312,6 +358,8 @@ def rows_of(report: dict[str, Any]) -> Iterator[dict[str, object]]:
             goal = 5.0 if kind == "native" else None
             yield from rows(f"all_reduce, {kind} recording", measured, "recording", goal)
             yield from rows(f"DDP step, {kind} recorder and hooks", report[kind]["ddp"], "recording")
+    if "device" in report:
+        yield from rows("all_reduce on a device, native recording", report["device"], "recording", 5.0)
     yield from rows("optimizer step, hooks", report["step"], "hooked", 20.0)
     yield from rows("optimizer step, hooks, one value held", report["step"], "holding")
     yield from rows("boundary with nothing pending", report["mailbox"], "looking", 1.0)

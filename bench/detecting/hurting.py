@@ -17,9 +17,9 @@ from torchloom.client import Client
 Result = dict[str, Any]
 
 
-def submit(client: Client, size: int, *args: str, **more: Any) -> str:
+def submit(client: Client, size: int, *args: str, script: str = "watched.py", **more: Any) -> str:
     wanted: Any = {
-        "program": {"kind": "script", "target": str(WORKLOADS / "watched.py"), "args": list(args)},
+        "program": {"kind": "script", "target": str(WORKLOADS / script), "args": list(args)},
         "cwd": str(Path.cwd()),
         "world_size": size,
         "env": {"OMP_NUM_THREADS": "1"},

@@ -13,6 +13,7 @@ from stack import HANG_S, Stack, lines_of, wait_until
 from torchloom.chaos import accelerator
 from torchloom.probe import native
 
+PROGRAM = Path(__file__).parents[2] / "bench" / "workloads" / "on_device.py"
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -33,7 +34,7 @@ def stack() -> Iterator[Stack]:
 def told(stack: Stack, fault: str, kinds: tuple[str, ...], *more: str) -> dict[str, Any]:
     """The first incident of these kinds of a job with this fault, on two ranks, of which rank 1 has it."""
     notes = stack.home.root.parent / f"notes-{fault}"
-    job = stack.submit("device.py", str(notes), fault, *more)
+    job = stack.submit(str(PROGRAM), str(notes), fault, *more)
     try:
         found = wait_until(
             lambda: [one for one in stack.json("incidents", job) if one["kind"] in kinds],

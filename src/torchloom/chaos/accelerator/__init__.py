@@ -46,14 +46,18 @@ def load() -> None:
     global _library, _blocking
     if _library is not None:
         return
-    made = build()
-    if made.library is None:
-        raise RuntimeError(f"the simulated accelerator was not built: {made.detail or made.outcome.value}")
+    library = compiled.find(LIBRARY)
+    if library is None:
+        made = build()
+        library = made.library
+        if library is None:
+            why = made.detail or made.outcome.value
+            raise RuntimeError(f"the simulated accelerator was not built: {why}")
     import torch
     import torch.distributed as dist
 
-    _library = ctypes.PyDLL(str(made.library), ctypes.RTLD_GLOBAL)
-    _blocking = ctypes.CDLL(str(made.library))  # the same library; its calls give the GIL away
+    _library = ctypes.PyDLL(str(library), ctypes.RTLD_GLOBAL)
+    _blocking = ctypes.CDLL(str(library))  # the same library; its calls give the GIL away
     _library.loomsim_backend.restype = ctypes.py_object
     _library.loomsim_backend.argtypes = [
         ctypes.py_object,

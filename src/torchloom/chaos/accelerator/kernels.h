@@ -180,8 +180,8 @@ inline at::Tensor empty_strided(
       c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::dtype_or_default(dtype));
 }
 
-inline at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
-  if (to.is_cpu()) {
+inline at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
+  if (to.is_cpu() && !non_blocking) {
     current().synchronize();
     to.copy_(on_host(from));
     return to;

@@ -11,7 +11,7 @@ CORES = 500
 
 
 def describe() -> dict[str, Any]:
-    """The CUDA device once the script has initialised CUDA, the CPU cores this process may use until then."""
+    """The accelerator once the script has initialised it, and the CPU cores this process may use."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     if cuda is not None and cuda.is_initialized():
@@ -24,4 +24,17 @@ def describe() -> dict[str, Any]:
             "name": properties.name,
             "uuid": str(getattr(properties, "uuid", "")) or None,
         }
-    return {"kind": "cpu", "cores": sorted(os.sched_getaffinity(0))[:CORES]}
+    cores = {"kind": "cpu", "cores": sorted(os.sched_getaffinity(0))[:CORES]}
+    return cores | _other(torch) if torch is not None else cores
+
+
+def _other(torch: Any) -> dict[str, Any]:
+    """Whatever torch calls the accelerator here, if it is in use: ROCm and CUDA are told above."""
+    accelerator = getattr(torch, "accelerator", None)
+    named = accelerator.current_accelerator() if accelerator is not None else None
+    if named is None or named.type == "cuda":
+        return {}
+    module = getattr(torch, named.type, None)
+    if module is None or not getattr(module, "is_initialized", lambda: False)():
+        return {}
+    return {"accelerator": named.type, "index": accelerator.current_device_index()}

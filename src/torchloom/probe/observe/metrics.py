@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torchloom.core.detect.watched_metrics import PARAMETERS, is_watched
+from torchloom.probe.observe.from_device import fetch
 from torchloom.probe.observe.values import UNREAD, is_tensor, plain
 from torchloom.wire.blackbox import METRICS, View
 
@@ -128,14 +129,11 @@ class Metrics:
 
     def _fetch(self, name: str, value: Any) -> None:
         """Start a copy to the host. `item()` would wait for everything queued on the device."""
-        if value.device.type != "cuda" or value.numel() != 1:
+        if value.device.type in ("cpu", "meta") or value.numel() != 1:
             return
-        torch = sys.modules["torch"]
-        host = torch.empty((), dtype=value.dtype, pin_memory=True)
-        host.copy_(value.detach().reshape(()), non_blocking=True)
-        event = torch.cuda.Event()
-        event.record()
-        self._coming[name] = (host, event)
+        coming = fetch(sys.modules["torch"], value.detach().reshape(()))
+        if coming is not None:
+            self._coming[name] = coming
 
     def _take_arrived(self, now_ns: int) -> None:
         for name, (host, event) in list(self._coming.items()):

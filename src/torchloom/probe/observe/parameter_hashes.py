@@ -26,6 +26,7 @@ from math import isfinite
 from statistics import median
 from typing import Any, NamedTuple
 
+from torchloom.probe.observe.from_device import fetch, is_capturing
 from torchloom.wire.blackbox import MASK, Hash, Progress, View
 
 SHARE = 0.002
@@ -111,8 +112,16 @@ class ParameterHashes:
         if not self._parts:
             return
         device = self._parameters[0].device
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if is_capturing(torch, device):
             return  # whatever is queued now would become part of the script's graph
+        try:
+            self._hash_parts(torch, step, device)
+        except (RuntimeError, NotImplementedError):
+            if device.type in ("cpu", "cuda"):
+                raise
+            self._parts = []  # not every device has the operators
+
+    def _hash_parts(self, torch: Any, step: int, device: Any) -> None:
         chosen = parts_at(step, len(self._parts))
         with torch.no_grad():
             flats = [self._flats(torch, self._parts[part]) for part in chosen]
@@ -121,11 +130,9 @@ class ParameterHashes:
             if device.type == "cpu":
                 self._write(step, chosen, sums, finite)
                 return
-            host = torch.empty(len(sums) + len(finite), dtype=torch.int64, pin_memory=True)
-            host.copy_(torch.stack([*sums, *finite]), non_blocking=True)
-        event = torch.cuda.Event()
-        event.record()
-        self._coming.append((step, chosen, host, event))
+            coming = fetch(torch, torch.stack([*sums, *finite]))
+        if coming is not None:
+            self._coming.append((step, chosen, *coming))
 
     def _flats(self, torch: Any, segments: Sequence[Segment]) -> list[Any]:
         return [_flat(torch, self._parameters[index].detach())[start:stop] for index, start, stop in segments]
@@ -143,7 +150,7 @@ class ParameterHashes:
         kinds = (torch.Tensor, torch.nn.Parameter)
         ordinary = [p for p in present if type(p) in kinds and p.numel() and _is_dense(torch, p)]
         devices = {p.device for p in ordinary}
-        if len(devices) != 1 or next(iter(devices)).type not in ("cpu", "cuda"):
+        if len(devices) != 1 or next(iter(devices)).type == "meta":
             ordinary = []
         self._parameters = ordinary
         self._on_cpu = not ordinary or ordinary[0].device.type == "cpu"

@@ -1,15 +1,17 @@
 """A DDP job on the simulated accelerator that goes wrong in one way on one rank, in its first generation.
 
-Usage: device.py NOTES FAULT [--at STEP] [--rank R] [--ahead STEPS] [--busy MS]. Notes every step that the
-host has completed as `<pid> <rank> <step>`. The host runs ahead of its device by --ahead steps. FAULT:
-none; loop: the host never comes; sync: a kernel is stuck and the host waits for it in .item(); kernel: a
-kernel is stuck and the host runs on; communication: a collective that all have reached does not end; lost:
-the device fell off the bus and the host does not notice; slow: the rank's kernels take twice as long; launch:
-its host launches late.
+    on_device.py NOTES FAULT [--at STEP] [--rank R] [--ahead STEPS] [--busy MS] [--slow FACTOR]
+
+Notes every step that the host has completed as `<pid> <rank> <step>`. The host runs ahead of its device by
+--ahead steps. FAULT: none; kill and stop: a signal to itself; loop: the host never comes; sync: a kernel is
+stuck and the host waits for it in .item(); kernel: a kernel is stuck and the host runs on; communication: a
+collective that all have reached does not end; lost: the device fell off the bus and the host does not notice;
+slow: the rank's kernels take longer by a factor; launch: its host launches late.
 """
 
 import argparse
 import os
+import signal
 import time
 from collections import deque
 
@@ -26,6 +28,7 @@ parser.add_argument("--at", type=int, default=40)
 parser.add_argument("--rank", type=int, default=1)
 parser.add_argument("--ahead", type=int, default=10)
 parser.add_argument("--busy", type=float, default=20)
+parser.add_argument("--slow", type=float, default=2)
 args = parser.parse_args()
 torch.set_num_threads(1)
 accelerator.load()
@@ -62,6 +65,8 @@ with open(args.notes, "a", buffering=1) as notes:
     while True:
         step += 1
         hit = faulty and step >= args.at
+        if hit and step == args.at and args.fault in ("kill", "stop"):
+            os.kill(os.getpid(), signal.SIGKILL if args.fault == "kill" else signal.SIGSTOP)
         if hit and step == args.at and args.fault == "loop":
             tokenize()
         if hit and step == args.at and args.fault in ("sync", "kernel"):
@@ -74,7 +79,7 @@ with open(args.notes, "a", buffering=1) as notes:
         if hit and args.fault == "launch":
             torch.accelerator.synchronize()
             time.sleep(2 * args.busy / 1000)
-        accelerator.busy(args.busy * (2 if hit and args.fault == "slow" else 1))
+        accelerator.busy(args.busy * (args.slow if hit and args.fault == "slow" else 1))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
