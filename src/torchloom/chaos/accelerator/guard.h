@@ -125,7 +125,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   c10::DeviceIndex exchangeDevice(c10::DeviceIndex) const override { return 0; }
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex) const override { return 0; }
   c10::Device getDeviceFromPtr(void*) const override { return kDevice; }
-  c10::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
+  c10::Allocator* getPinnedMemoryAllocator() const override { return c10::GetAllocator(c10::kCPU); }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
     device().synchronize();
     auto* impl = storage.unsafeGetStorageImpl();
