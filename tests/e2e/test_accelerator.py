@@ -26,7 +26,7 @@ def told(ranks: Forked, tmp_path_factory: pytest.TempPathFactory) -> list[dict[s
     if made.library is None:
         pytest.skip(f"no simulated accelerator here: {made.detail or made.outcome.value}")
     started = ranks.start(
-        PROGRAM, [["collectives,training,behind,faults"]] * 2, tmp_path_factory.mktemp("device")
+        PROGRAM, [["collectives,training,behind,values,faults"]] * 2, tmp_path_factory.mktemp("device")
     )
     return [json.loads(printed.splitlines()[-1]) for printed in started.printed()]
 
@@ -52,6 +52,11 @@ def test_the_host_runs_ahead(told: list[dict[str, Any]]) -> None:
         assert behind["value"] == 16
         assert behind["over"] == [True, True, True]
         assert behind["busy"] >= 1
+
+
+def test_the_probe_reads_numbers_from_any_device_and_waits_for_none(told: list[dict[str, Any]]) -> None:
+    for rank in told:
+        assert rank["values"] == {"device": "loomsim", "before": [False, 0], "after": [True, True]}
 
 
 def test_faults_show(told: list[dict[str, Any]]) -> None:

@@ -168,8 +168,9 @@ class DeviceFacts(Struct, frozen=True, array_like=True):
     error: str = ""
     """What it answered, if it failed."""
     lead_ns: int = 0
-    """How long before the device came to it a step's collective was enqueued, in the median: how far the host
-    is ahead. About 0: the device waits for its host."""
+    """How long before the device came to it a step's last collective was enqueued, in the median."""
+    idle: float = 0.0
+    """Of the looks of the last seconds, the part that found it with nothing to do: it waits for its host."""
 
 
 class PartHash(Struct, frozen=True, array_like=True):

@@ -109,6 +109,8 @@ class Progress(IntEnum):
     DEVICE_LOOKS = 26
     """Looks of the recorder's thread, and the CPU time they took."""
     DEVICE_LOOKS_NS = 27
+    DEVICE_IDLE_LOOKS = 29
+    """Looks that found the training stream with nothing to do."""
     DEVICE_EVERY = 28
     """Of how many steps one is timed on the device: 1 unless that would take too much of a step."""
 

@@ -16,6 +16,10 @@ import torch.distributed as dist
 from torch import nn
 
 from torchloom.chaos import accelerator
+from torchloom.probe.observe.device import describe
+from torchloom.probe.observe.metrics import Metrics
+from torchloom.probe.observe.parameter_hashes import Replicas
+from torchloom.wire import blackbox as bb
 
 DEVICE = "loomsim"
 
@@ -119,6 +123,27 @@ def behind() -> dict[str, Any]:
     after.record()
     torch.accelerator.synchronize()
     told["busy"] = before.elapsed_time(after) / 30
+    return told
+
+
+def values() -> dict[str, Any]:
+    """The probe fetches numbers from whatever device there is, hashes parameters there, and never waits."""
+    told: dict[str, Any] = {"device": describe().get("accelerator")}
+    x = torch.ones(4, device=DEVICE, requires_grad=True)
+    view = bb.View(memoryview(bytearray(bb.SIZE)))
+    hashing = Replicas(view, lambda *finite: None)
+    metrics, optimizer = Metrics(view), torch.optim.SGD([x], lr=0.1)
+    torch.accelerator.synchronize()
+    accelerator.stick()
+    total = (x * 3).sum()
+    metrics.log({"loss": total}, 1, time.monotonic_ns())
+    hashing._hash(8, optimizer)
+    told["before"] = [b"12" in (view.read_blob(bb.METRICS) or b""), len(view.hashes())]
+    accelerator.release()
+    torch.accelerator.synchronize()
+    metrics.write(time.monotonic_ns(), at_once=True)
+    hashing._take_arrived()
+    told["after"] = [b"12" in (view.read_blob(bb.METRICS) or b""), len(view.hashes()) > 0]
     return told
 
 

@@ -6,6 +6,7 @@ oldest unfinished one. Steps are the device's, too: the host's own say only how 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 
 from torchloom.agent.observe.boxes import ReadableBox, is_under_way
@@ -26,9 +27,15 @@ def is_used(box: ReadableBox) -> bool:
     return box.progress(Progress.DEVICE_LOOKED_NS) != 0
 
 
-def facts(box: ReadableBox, lead_ns: int, now_ns: int) -> DeviceFacts | None:
+Looks = deque[tuple[int, int]]
+"""Of the newest windows: looks at the device until then, and those that found it idle."""
+
+
+def facts(box: ReadableBox, lead_ns: int, looks: Looks, now_ns: int) -> DeviceFacts | None:
     if not is_used(box):
         return None
+    looks.append((box.progress(Progress.DEVICE_LOOKS), box.progress(Progress.DEVICE_IDLE_LOOKS)))
+    (before, idle_before), (now, idle) = looks[0], looks[-1]
     since_ns = box.progress(Progress.DEVICE_STATE_SINCE_NS)
     error = box.view.read_blob(blackbox.DEVICE_ERROR) or b""
     return DeviceFacts(
@@ -36,6 +43,7 @@ def facts(box: ReadableBox, lead_ns: int, now_ns: int) -> DeviceFacts | None:
         max(0, now_ns - since_ns) if since_ns else 0,
         error.decode("utf-8", "replace"),
         lead_ns,
+        (idle - idle_before) / max(1, now - before),
     )
 
 

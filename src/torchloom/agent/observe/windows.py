@@ -64,6 +64,7 @@ class _Past:
     """How far the rank was with each peer when so many collectives had been entered."""
     leads: deque[int] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
     """Of the newest steps, how far the host was ahead of its device."""
+    device_looks: accelerator.Looks = field(default_factory=lambda: deque(maxlen=2 * _COUNTED_LOOKS))
     looks: int = 0
     next_record: int = 1
     counted: deque[tuple[int, kernel.Counts]] = field(default_factory=lambda: deque(maxlen=_COUNTED_LOOKS))
@@ -152,7 +153,7 @@ class Windows:
             counts_whole=counts_whole,
             collectives=tuple(record(c, names.get(c.group, "")) for c in under_way),
             process=self._facts(worker, past, steps),
-            accelerator=accelerator.facts(box, round(median(past.leads or [0])), now_ns()),
+            accelerator=accelerator.facts(box, round(median(past.leads or [0])), past.device_looks, now_ns()),
             values=_values(box, past),
             values_step=past.values_step,
             peaks=past.peaks,

@@ -127,8 +127,8 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   c10::Device getDeviceFromPtr(void*) const override { return kDevice; }
   c10::Allocator* getPinnedMemoryAllocator() const override { return c10::GetAllocator(c10::kCPU); }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
-    device().synchronize();
     auto* impl = storage.unsafeGetStorageImpl();
+    if (impl->nbytes() > 0) device().synchronize();  // what is in it is copied now
     c10::DataPtr grown = memory().allocate(bytes);
     std::memcpy(grown.get(), storage.data(), std::min(bytes, impl->nbytes()));
     impl->set_data_ptr_noswap(std::move(grown));

@@ -230,6 +230,16 @@ inline at::Tensor& set_storage(
       self, std::move(storage), offset.expect_int(), C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride));
 }
 
+// Has no meta kernel; the host must not wait for what the probe computes with it.
+inline at::Tensor& abs_out(const at::Tensor& self, at::Tensor& out) {
+  out.resize_(self.sizes());
+  current().push([from = on_host(self), to = on_host(out)]() mutable {
+    at::AutoDispatchBelowADInplaceOrView below;
+    at::abs_out(to, from);
+  });
+  return out;
+}
+
 inline void record_stream(at::Tensor&, at::Stream) {}
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
@@ -248,6 +258,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Storage_storage_offset", set_storage);
   m.impl("unfold", at::native::unfold);
   m.impl("record_stream", record_stream);
+  m.impl("abs.out", abs_out);
 }
 
 }  // namespace sim

@@ -26,8 +26,10 @@ SAME_CPU_IF_CROWDED = 0.25
 """… and by this much where all of them wait for a core for longer than one of them is late."""
 COUNTED = 0.85
 """How sure a quota is that the kernel counts and that explains the excess, however much times vary."""
-LAUNCHES_WELL, LAUNCHES_LATE = 0.1, 0.02
-"""A host is well ahead of its device by this part of a step, and hardly ahead by this part."""
+IDLE = 0.2
+"""A device that has nothing to do for this much more of the time than its peers' waits for its host."""
+AHEAD = 0.5
+"""A host that has enqueued a collective this part of a step before its device comes to it is well ahead."""
 UNEVEN_SPREAD = 0.08
 UNEVEN_LOSS = 0.15
 
@@ -94,6 +96,8 @@ def _explain(window: RankWindow, late: Late, calm: Sequence[RankWindow], cost: C
         [w.process.throttled_ns_per_step for w in calm]
     )
     work = window.work_per_step / max(1e-9, _median([w.work_per_step for w in calm])) if calm else 0.0
+    if _is_behind(window):
+        data = delay = throttled = 0.0
     more, whole = late.excess_ns / 1e9, max(1.0, late.excess_ns)
     kind: FindingKind
     by_quota = throttled >= max(data, EXPLAINS_A_RANK * whole)
@@ -106,10 +110,10 @@ def _explain(window: RankWindow, late: Late, calm: Sequence[RankWindow], cost: C
         kind, why = "data-slow", f"it waits {words.lasting(data / 1e9)} longer for data"
     elif window.work_per_step and work > 1 and log(work) >= EXPLAINS * log(late.ratio):
         kind, why = "data-imbalance", f"it gets {work:.2f}× the work of its peers"
-    elif delay >= EXPLAINS_A_RANK * whole:
-        kind, why = "host-contention", f"it wants a CPU and has none for {words.lasting(delay / 1e9)}"
     elif _waits_for_host(window, calm):
         kind, why = "host-contention", "its device waits for its host, which launches too slowly"
+    elif delay >= EXPLAINS_A_RANK * whole:
+        kind, why = "host-contention", f"it wants a CPU and has none for {words.lasting(delay / 1e9)}"
     elif window.device.startswith("GPU") or window.accelerator is not None or cpu >= EXPLAINS_A_RANK * whole:
         kind, why = "compute-slow", "its computation takes longer"
     elif crowded:
@@ -148,13 +152,20 @@ def _explain(window: RankWindow, late: Late, calm: Sequence[RankWindow], cost: C
 
 
 def _waits_for_host(window: RankWindow, calm: Sequence[RankWindow]) -> bool:
-    """Whether its device is idle until its host launches, while the hosts of its peers are well ahead."""
+    """Whether its device has nothing to do for a good part of the time, and those of its peers have: a device
+    that waits for others in a collective is not idle."""
+    if window.accelerator is None:
+        return False
+    peers = [w.accelerator.idle for w in calm if w.accelerator is not None]
+    return bool(peers) and window.accelerator.idle > _median(peers) + IDLE
+
+
+def _is_behind(window: RankWindow) -> bool:
+    """Whether its host is well ahead of its device: then nothing that delays the host delays the step."""
     if window.accelerator is None or not window.steps:
         return False
-    step_ns = _median([s.step_ns for s in window.steps])
-    peers = [w.accelerator.lead_ns for w in calm if w.accelerator is not None]
-    ahead = bool(peers) and _median(peers) > LAUNCHES_WELL * step_ns
-    return ahead and window.accelerator.lead_ns < LAUNCHES_LATE * step_ns
+    ahead = window.accelerator.lead_ns > AHEAD * _median([s.step_ns for s in window.steps])
+    return ahead and window.accelerator.idle < IDLE
 
 
 def _uneven(peers: Sequence[RankWindow]) -> list[Finding]:

@@ -276,7 +276,7 @@ class Watch {
       if (failed_ && now - failed_ns_ < 10 * kLongest) continue;
       try {
         look(*box, now);
-        if (now - state_ns_ > kDoze) look_at_state(*box, *stream, now);
+        look_at_state(*box, *stream, now);
       } catch (const std::exception& e) {
         failed(*box, e.what());
       }
@@ -445,7 +445,6 @@ class Watch {
   }
 
   void look_at_state(Box& box, const c10::Stream& stream, uint64_t now) {
-    state_ns_ = now;
     const auto* impl = guard_of(stream.device_type());
     if (impl == nullptr || is_capturing(*impl, stream) || unknown_state_) return;
     bool idle = false;
@@ -456,7 +455,11 @@ class Watch {
       unknown_state_ = true;
       return;
     }
-    set_state(box, idle ? layout::DEVICE_IDLE : layout::DEVICE_BUSY, now);
+    if (idle) add_one(box.progress(layout::PROGRESS_DEVICE_IDLE_LOOKS));
+    // A device that is idle now and then is at work: idle is one that stays so.
+    idle_since_ = idle ? (idle_since_ ? idle_since_ : now) : 0;
+    if (!idle) set_state(box, layout::DEVICE_BUSY, now);
+    if (idle && now - idle_since_ > kDoze) set_state(box, layout::DEVICE_IDLE, idle_since_);
   }
 
   void set_state(Box& box, uint64_t state, uint64_t now) {
@@ -518,7 +521,7 @@ class Watch {
 
   std::unordered_map<uint64_t, std::deque<FlightPtr>> queues_;
   std::optional<c10::Event> reference_, step_event_;
-  uint64_t reference_ns_ = 0, step_ = 0, looked_ns_ = 0, state_ns_ = 0, failed_ns_ = 0, spent_ = 0, cost_ = 0;
+  uint64_t reference_ns_ = 0, step_ = 0, looked_ns_ = 0, idle_since_ = 0, failed_ns_ = 0, spent_ = 0, cost_ = 0;
   bool failed_ = false, unknown_state_ = false;
 };
 

@@ -3,5 +3,5 @@
 steps, optimizers, data_wait, phases, compiling       progress of the loop; joining: process groups being made
 metrics, hyperparameters, values          numbers, as JSON that any reader accepts
 recorder, fallback_recorder, operators    collectives: native, or in Python; what is known of each operator
-parameter_hashes, device, from_device     replicas that should be equal; the device in use; numbers it computes
+parameter_hashes, device, from_device     replicas that should be equal; the device, and its numbers
 """

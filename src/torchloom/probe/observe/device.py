@@ -31,8 +31,7 @@ def describe() -> dict[str, Any]:
 def _other(torch: Any) -> dict[str, Any]:
     """Whatever torch calls the accelerator here, if it is in use: ROCm and CUDA are told above."""
     accelerator = getattr(torch, "accelerator", None)
-    named = accelerator.current_accelerator() if accelerator is not None else None
-    if named is None or named.type == "cuda":
+    if accelerator is None or (named := accelerator.current_accelerator()) is None or named.type == "cuda":
         return {}
     module = getattr(torch, named.type, None)
     if module is None or not getattr(module, "is_initialized", lambda: False)():
