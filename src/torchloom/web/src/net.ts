@@ -56,12 +56,14 @@ export async function* stream(path: string, lastId: string, signal: AbortSignal)
   for (;;) {
     const { value, done } = await reader.read();
     if (done) return;
-    rest += value;
+    const text = rest ? rest + value : value;
+    let from = 0;
     let end: number;
-    while ((end = rest.indexOf("\n\n")) >= 0) {
-      yield parse(rest.slice(0, end));
-      rest = rest.slice(end + 2);
+    while ((end = text.indexOf("\n\n", from)) >= 0) {
+      yield parse(text.slice(from, end));
+      from = end + 2;
     }
+    rest = text.slice(from);
   }
 }
 

@@ -45,10 +45,11 @@ export function LogsPage({ id, query }: { id: string; query: URLSearchParams }) 
   const summary = useQuery<JobSummary>(`${jobPath(id)}/summary`, { every: 2000, on: ofJob(id) });
   const rank = query.get("rank") ?? "";
   const grep = query.get("find") ?? "";
+  const whole = query.has("whole");
   const [text, setText] = useState(grep);
   const job = summary.data;
-  const move = (next: { rank?: string; find?: string }) => {
-    const made = new URLSearchParams({ ...(rank && { rank }), ...(grep && { find: grep }) });
+  const move = (next: { rank?: string; find?: string; whole?: string }) => {
+    const made = new URLSearchParams({ ...(rank && { rank }), ...(grep && { find: grep }), ...(whole && { whole: "1" }) });
     for (const [name, given] of Object.entries(next)) given ? made.set(name, given) : made.delete(name);
     go(`${link("job", id, "logs")}${made.size ? `?${made}` : ""}`, true);
   };
@@ -61,13 +62,14 @@ export function LogsPage({ id, query }: { id: string; query: URLSearchParams }) 
         <input id="log-rank" type="number" min="0" max={job.world_size - 1} placeholder="all" value={rank} onChange={(e) => move({ rank: e.currentTarget.value })} />
         <input type="search" aria-label="Search the whole log" placeholder="search the whole log, Enter" value={text} onInput={(e) => (setText(e.currentTarget.value), e.currentTarget.value || move({ find: "" }))} />
         <button type="submit">Search</button>
+        {!grep && <button type="button" aria-pressed={whole} onClick={() => move({ whole: whole ? "" : "1" })}>{whole ? "only the end" : "from the beginning"}</button>}
       </form>
-      <Log key={`${id} ${rank} ${grep}`} job={id} rank={rank} grep={grep} />
+      <Log key={`${id} ${rank} ${grep} ${whole}`} job={id} rank={rank} grep={grep} whole={whole} />
     </>
   );
 }
 
-function Log({ job, rank, grep }: { job: string; rank: string; grep: string }) {
+function Log({ job, rank, grep, whole }: { job: string; rank: string; grep: string; whole: boolean }) {
   const book = useMemo(() => new Book(), []);
   const box = useRef<HTMLDivElement>(null);
   const [lines, setLines] = useState(0);
@@ -86,7 +88,7 @@ function Log({ job, rank, grep }: { job: string; rank: string; grep: string }) {
       setLines(book.texts.length);
     };
     const soon = () => (frame ||= requestAnimationFrame(shown));
-    void (grep ? search(book, job, rank, grep, abort.signal) : read(book, job, rank, abort.signal, soon, setEnded))
+    void (grep ? search(book, job, rank, grep, abort.signal) : read(book, job, rank, whole, abort.signal, soon, setEnded))
       .catch((failed) => !abort.signal.aborted && setError(failed instanceof Refused ? failed : new Refused(0, String(failed))))
       .finally(soon);
     return () => {
@@ -152,8 +154,8 @@ async function search(book: Book, job: string, rank: string, grep: string, signa
 }
 
 /** Follow the log; a connection that breaks is made again where it was. */
-async function read(book: Book, job: string, rank: string, signal: AbortSignal, soon: () => void, end: (state: string) => void): Promise<void> {
-  const query = new URLSearchParams({ tail: String(TAIL), ...(rank && { rank }) });
+async function read(book: Book, job: string, rank: string, whole: boolean, signal: AbortSignal, soon: () => void, end: (state: string) => void): Promise<void> {
+  const query = new URLSearchParams({ ...(!whole && { tail: String(TAIL) }), ...(rank && { rank }) });
   let last = "";
   for (let pause = 500; !signal.aborted; pause = Math.min(4000, pause * 2)) {
     try {

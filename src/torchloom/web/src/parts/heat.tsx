@@ -4,7 +4,7 @@ import type { RanksNow } from "../api";
 import { count, percent, plural, span } from "../format";
 import { go, link } from "../session";
 import { Section } from "./bits";
-import { blend, Picture, type Draw } from "./canvas";
+import { Picture, ramp, type Draw } from "./canvas";
 
 type Column = "own_s" | "wait_s" | "data_s" | "lost_share";
 const COLUMNS: [Column, string, string][] = [
@@ -26,13 +26,14 @@ export function HeatMap({ job, now }: { job: string; now: RanksNow }) {
   const draw: Draw = (ctx, width, css) => {
     const { columns, size } = grid(n, width);
     const gap = size > 6 ? 1 : 0;
-    const [low, high, empty, gone] = [css("--soft"), css(column === "lost_share" ? "--bad" : "--accent"), css("--line"), css("--off")];
+    const color = ramp(css("--soft"), css(column === "lost_share" ? "--bad" : "--accent"));
+    const [empty, gone, bad] = [css("--line"), css("--off"), css("--bad")];
     ctx.clearRect(0, 0, width, 1e5);
     for (let at = 0; at < n; at++) {
       const x = (at % columns) * size;
       const y = Math.floor(at / columns) * size;
       const value = values[at];
-      ctx.fillStyle = value === null || value === undefined ? empty : blend(low, high, stats.scale(value));
+      ctx.fillStyle = value === null || value === undefined ? empty : color(stats.scale(value));
       ctx.fillRect(x, y, size - gap, size - gap);
       if (!now.alive[at]) {
         ctx.strokeStyle = gone;
@@ -43,7 +44,7 @@ export function HeatMap({ job, now }: { job: string; now: RanksNow }) {
         ctx.lineTo(x + 1, y + size - gap - 1);
         ctx.stroke();
       } else if (value !== null && value !== undefined && stats.stands(value)) {
-        ctx.strokeStyle = css("--bad");
+        ctx.strokeStyle = bad;
         ctx.lineWidth = size > 8 ? 2 : 1;
         ctx.strokeRect(x + 1, y + 1, Math.max(1, size - gap - 2), Math.max(1, size - gap - 2));
       }

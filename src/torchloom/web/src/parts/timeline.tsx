@@ -1,11 +1,11 @@
 // Ranks over time: what each of them was at, or how long its own steps took, with incidents, changes and
 // checkpoints above.
-import { useState } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 import type { RankSeries } from "../api";
 import { span, time } from "../format";
 import { useQuery } from "../live";
 import { Nothing, Section } from "./bits";
-import { blend, Picture, type Draw } from "./canvas";
+import { blend, Picture, ramp, type Draw } from "./canvas";
 
 export interface Happened {
   at_s: number;
@@ -39,7 +39,7 @@ export function Timeline({ job, lastS, happened, every }: { job: string; lastS: 
   const from = data?.at_s[0] ?? 0;
   const until = data ? (data.at_s[data.at_s.length - 1] ?? 0) + data.width_s : 0;
   const inside = happened.filter((one) => one.at_s >= from - 1 && one.at_s <= until + 1);
-  const highest = Math.max(1e-9, ...(what === "own" && data ? data.rows.flat().filter((v): v is number => v !== null) : [0]));
+  const highest = useMemo(() => (what === "own" ? data?.rows : undefined)?.reduce((most, row) => row.reduce<number>((m, v) => Math.max(m, v ?? 0), most), 1e-9) ?? 1e-9, [data, what]);
   const draw: Draw = (ctx, width, css) => {
     const rows = data!.rows;
     const tall = height(rows.length);
@@ -54,19 +54,29 @@ export function Timeline({ job, lastS, happened, every }: { job: string; lastS: 
       ctx.fillStyle = css("--bad-soft");
       ctx.fillRect(x(one.at_s), 0, Math.max(2, x(one.until_s ?? until) - x(one.at_s)), tall);
     }
+    const looks = data!.phases.map((word) => LOOKS[word] ?? LOOKS.other!);
+    const colors = looks.map((look) => blend(bg, css(look[0]), look[1]));
+    const heat = ramp(css("--soft"), css("--accent"));
+    const ends = data!.at_s.map((at) => x(at));
+    ends.push(width);
+    const tallest = Math.max(1, row - (row > 5 ? 1 : 0));
     rows.forEach((values, r) => {
-      values.forEach((value, c) => {
-        if (value === null || (what === "phase" && !value)) return;
-        const left = x(data!.at_s[c]!);
-        const wide = Math.max(1, x(data!.at_s[c]! + data!.width_s) - left);
-        const look = what === "phase" ? LOOKS[data!.phases[value] ?? "other"] ?? LOOKS.other! : null;
-        ctx.fillStyle = look ? blend(bg, css(look[0]), look[1]) : blend(css("--soft"), css("--accent"), value / highest);
-        ctx.fillRect(left, r * row, wide + 0.3, Math.max(1, row - (row > 5 ? 1 : 0)));
-        if (look?.[2] && row > 3) {
-          ctx.fillStyle = hatch;
-          ctx.fillRect(left, r * row, wide + 0.3, Math.max(1, row - 1));
+      // Equal cells beside each other are one rectangle: most of a healthy job is one colour.
+      for (let c = 0; c < values.length; ) {
+        const value = values[c]!;
+        let past = c + 1;
+        while (past < values.length && values[past] === value) past++;
+        if (value !== null && !(what === "phase" && !value)) {
+          const [left, wide] = [ends[c]!, Math.max(1, ends[past]! - ends[c]!)];
+          ctx.fillStyle = what === "phase" ? colors[value]! : heat(value / highest);
+          ctx.fillRect(left, r * row, wide, tallest);
+          if (what === "phase" && looks[value]![2] && row > 3) {
+            ctx.fillStyle = hatch;
+            ctx.fillRect(left, r * row, wide, tallest);
+          }
         }
-      });
+        c = past;
+      }
     });
     ctx.setLineDash([2, 2]);
     for (const one of inside) {
@@ -90,7 +100,7 @@ export function Timeline({ job, lastS, happened, every }: { job: string; lastS: 
       },
     };
   };
-  const used = what === "phase" && data ? [...new Set(data.rows.flat())].map((code) => data.phases[code ?? 0] ?? "").filter((word) => LOOKS[word]) : [];
+  const used = useMemo(() => (what === "phase" && data ? [...new Set(data.rows.flat())].map((code) => data.phases[code ?? 0] ?? "").filter((word) => LOOKS[word]) : []), [data, what]);
   return (
     <Section
       id="timeline"
