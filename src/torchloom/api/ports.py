@@ -76,7 +76,9 @@ class Control(Protocol):
         self, job: str, rank: int, offset: int, max_bytes: int, since_ns: int = 0
     ) -> LogPiece: ...
 
-    async def read_box(self, job: str, rank: int) -> BoxReading: ...
+    async def read_box(self, job: str, rank: int, newest: int = 32) -> BoxReading:
+        """A rank's black box with its newest steps and collectives."""
+        ...
 
     async def checkpoints(self, job: str, verb: CheckpointVerb, which: str = "") -> CheckpointAnswer:
         """Ask the store of a job's checkpoints; all but `list` is done to one of them."""

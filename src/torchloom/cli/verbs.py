@@ -31,6 +31,7 @@ FAMILIES = {
     "incidents": "fleet",
     "incident": "fleet",
     "stragglers": "fleet",
+    "trace": "fleet",
     "probe": "fleet",
     "events": "fleet",
     "devices": "fleet",

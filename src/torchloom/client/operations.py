@@ -235,9 +235,11 @@ class Operations(Transport):
         found: JobCreated = self.request("POST", f"/jobs/{quote(job, safe='')}/stop", body=body)
         return found
 
-    def telemetry(self, job: str, *, rank: int | None = None) -> JobTelemetry:
-        """Telemetry"""
-        found: JobTelemetry = self.request("GET", f"/jobs/{quote(job, safe='')}/telemetry", {"rank": rank})
+    def telemetry(self, job: str, *, rank: int | None = None, newest: int | None = None) -> JobTelemetry:
+        """What the black boxes hold: the `newest` steps and collectives of each rank, groups, metrics."""
+        found: JobTelemetry = self.request(
+            "GET", f"/jobs/{quote(job, safe='')}/telemetry", {"rank": rank, "newest": newest}
+        )
         return found
 
     def logs(

@@ -196,9 +196,9 @@ class Weaver:
         query = ReadLog(job=job, rank=rank, offset=offset, max_bytes=max_bytes, since_ns=since_ns)
         return codec.decode_log_piece(await self._bus.request(subjects.query(node), codec.encode(query)))
 
-    async def read_box(self, job: str, rank: int) -> BoxReading:
+    async def read_box(self, job: str, rank: int, newest: int = 32) -> BoxReading:
         node = self._node_of(job, rank)
-        query = ReadBox(ref=self.fleet.jobs[job].workers[rank].ref)
+        query = ReadBox(self.fleet.jobs[job].workers[rank].ref, collectives=newest, steps=newest)
         return codec.decode_box_reading(await self._bus.request(subjects.query(node), codec.encode(query)))
 
     async def checkpoints(self, job: str, verb: CheckpointVerb, which: str = "") -> CheckpointAnswer:

@@ -160,13 +160,18 @@ def routes(control: Control, defaults: Defaults) -> APIRouter:
         await control.delete(job, caller(request), keep_logs, keep_checkpoints)
 
     @router.get("/jobs/{job}/telemetry", operation_id="telemetry")
-    async def telemetry(job: str, rank: Annotated[int | None, Query(ge=0, le=2**31)] = None) -> JobTelemetry:
+    async def telemetry(
+        job: str,
+        rank: Annotated[int | None, Query(ge=0, le=2**31)] = None,
+        newest: Annotated[int, Query(ge=0, le=256)] = 32,
+    ) -> JobTelemetry:
+        """What the black boxes hold: the `newest` steps and collectives of each rank, groups, metrics."""
         found = job_of(control, job)
         slots = asyncio.Semaphore(AT_ONCE)
 
         async def read(number: int) -> BoxView:
             async with slots:
-                return await _box(control, job, number)
+                return await _box(control, job, number, newest)
 
         boxes = await asyncio.gather(*(read(number) for number in ranks_of(found, rank)))
         return JobTelemetry(job=job, generation=found.generation, workers=list(boxes))
@@ -203,10 +208,10 @@ async def _kill(control: Control, job: str, by: str) -> None:
         await control.changed(control.fleet.seq, left)
 
 
-async def _box(control: Control, job: str, rank: int) -> BoxView:
+async def _box(control: Control, job: str, rank: int, newest: int) -> BoxView:
     """One worker's black box; a worker that cannot be asked must not hide the others."""
     try:
-        reading = await control.read_box(job, rank)
+        reading = await control.read_box(job, rank, newest)
     except LoomError as error:
         return BoxView(rank=rank, found=False, error=str(error))
     return BoxView(
