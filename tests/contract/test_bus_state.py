@@ -133,3 +133,16 @@ async def test_objects_of_three_mebibytes(stage: Any) -> None:
     assert await b.get_object("snapshot") == second
     assert await b.get_object("another") == b"small"
     assert await b.get_object("empty") == b""
+
+
+async def test_a_deleted_object_is_gone_for_everybody(stage: Any) -> None:
+    a, b = await stage.open(), await stage.open()
+    await a.put_object("env.one", os.urandom(300_000))
+    await a.put_object("env.two", b"two")
+    await b.delete_object("env.one")
+    assert await a.get_object("env.one") is None
+    assert await a.get_object("env.two") == b"two", "others stay"
+    await b.delete_object("env.one")  # twice is once
+    await b.delete_object("never")
+    await a.put_object("env.one", b"again")
+    assert await b.get_object("env.one") == b"again"

@@ -225,6 +225,23 @@ def test_a_restored_training_follows_its_schedule(start: Start, tmp_path: Path) 
     assert all(line["used"]["optimizer0.lr@0"] == 0.3 for line in lines.values())
 
 
+def test_an_older_change_that_lies_ahead_does_not_override_a_newer_one(start: Start, tmp_path: Path) -> None:
+    """As after a crash: version 1 was applied at step 150, and version 2 is made before that comes again."""
+    ahead = 150
+    schedule = (Entry(1, ahead, {"lr": 0.1, "dropout": 0.4}),)
+    job = start("checkpoint", schedule=schedule, CKPT=str(tmp_path / "ckpt"))
+    job.versions = 1
+    job.reach(3)
+    told = job.change({"lr": 0.2})
+    assert told.how is How.APPLIED and told.at_step < ahead, told
+    job.reach(ahead + 3)
+    for rank in range(2):
+        lines = job.values(rank)
+        for step in range(told.at_step, ahead + 3):
+            assert lines[step]["used"]["optimizer0.lr@0"] == 0.2, (rank, step)
+            assert (lines[step]["dropout"] == 0.4) == (step >= ahead), "what nobody decided anew still comes"
+
+
 def test_max_steps_can_be_set_while_it_runs(start: Start) -> None:
     job = start("plain")
     job.reach(3)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from nodes import PATIENCE_S, Nodes, freeze, several
 from stack import lines_of, wait_until
+
+from torchloom.agent.processes.process import is_alive, start_ticks
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -138,3 +142,71 @@ def test_without_enough_nodes_a_job_waits_and_says_why_and_goes_on_when_one_retu
     training.goes_on(2)
     training.end()
     fleet.near.loom("node", "open", "c")
+
+
+FENCE = "self_fence_s = 5\n"
+
+
+def test_a_host_that_dies_with_all_on_it_is_replaced_without_a_persons_word_if_the_job_allows_it(
+    fleet: Nodes, tmp_path: Path
+) -> None:
+    """Agent, spawner and worker are killed at once: nobody is left who could say so."""
+    training = Training(fleet, tmp_path, "--standby", "1", policy=FENCE)
+    fleet.wait_on(training.job, ["a", "b"])
+    training.wait_trained(1, 12)
+    fleet.lose("b")
+    after = fleet.wait_on(training.job, ["a", "c"], generation=2)
+    assert after["restarts"] == 1
+    training.goes_on(2)
+    (incident,) = fleet.incidents(training.job, "node-lost")
+    assert "self_fence_s" in incident["verdict"] and "rank 1" in incident["verdict"], incident
+    wait_until(lambda: not fleet.incidents(training.job, "node-lost")[0]["open"], "it is over", PATIENCE_S)
+    fleet.begin("b")
+    fleet.wait_ready("b")
+    assert fleet.status(training.job)["generation"] == 2, "a node that returns disturbs nobody"
+    training.end()
+
+
+def test_an_agent_that_stands_still_costs_the_training_nothing(fleet: Nodes, tmp_path: Path) -> None:
+    """Longer than every limit of the control plane; the workers of its node train on meanwhile."""
+    training = Training(fleet, tmp_path)
+    before = fleet.wait_on(training.job, ["a", "b"])
+    training.wait_trained(1, 12)
+    agent = fleet.agents["b"].pid
+    freeze(agent)
+    try:
+        wait_until(lambda: fleet.view("b")["state"] == "unreachable", "b is silent", PATIENCE_S)
+        at = len(training.steps(1))
+        training.wait_trained(1, at + 60)
+    finally:
+        os.kill(agent, signal.SIGCONT)
+    fleet.wait_ready("b")
+    after = fleet.status(training.job)
+    assert (after["generation"], after["restarts"], after["state"]) == (1, 0, "running")
+    assert [w["pid"] for w in after["workers"]] == [w["pid"] for w in before["workers"]]
+    silence = fleet.incidents(training.job, "node-lost")
+    assert silence and not any(one["open"] for one in silence), silence
+    training.wait_trained(1, len(training.steps(1)) + 5)
+    training.end()
+
+
+def test_workers_of_an_agent_that_stands_still_end_themselves_where_the_job_wants_it(
+    fleet: Nodes, tmp_path: Path
+) -> None:
+    """Their spawner and they themselves keep the deadline; the agent, once it goes on, finds them gone."""
+    training = Training(fleet, tmp_path, "--standby", "1", policy=FENCE)
+    fleet.wait_on(training.job, ["a", "b"])
+    training.wait_trained(1, 12)
+    agent, old = fleet.agents["b"].pid, fleet.worker_pid(training.job, "b")
+    ticks = start_ticks(old)
+    freeze(agent)
+    try:
+        fleet.wait_on(training.job, ["a", "c"], generation=2)
+        assert not is_alive(old, ticks), "never two of one rank"
+        training.goes_on(2)
+    finally:
+        os.kill(agent, signal.SIGCONT)
+    fleet.wait_ready("b")
+    after = fleet.status(training.job)
+    assert (after["generation"], after["restarts"]) == (2, 1)
+    training.end()

@@ -387,7 +387,7 @@ def test_the_command_line_sets_shows_and_reverts(server: ApiServer, job: str, tm
     assert "is paused: all ranks wait before step" in loom(server, tmp_path, "pause", job).stdout
     assert "running, paused" in loom(server, tmp_path, "status", job).stdout
     assert "running, paused" in loom(server, tmp_path, "ps").stdout
-    assert "goes on with step" in loom(server, tmp_path, "resume", job).stdout
+    assert "continues with step" in loom(server, tmp_path, "resume", job).stdout
     listed = loom(server, tmp_path, "operations", job).stdout
     assert "pause" in listed and "resume" in listed
     one = server.request("GET", f"/jobs/{job}/operations")[2][0]["id"]

@@ -14,10 +14,14 @@ from typing import Any
 
 import pytest
 from agent_stage import SOURCES, until
+from fastapi import Request
+from fastapi.routing import APIRoute
 from s3 import S3Server
 
 from torchloom.agent.checkpoints.catalogue import answer
 from torchloom.agent.main import serve
+from torchloom.api.routes.checkpoints import RestoreRequest, routes
+from torchloom.api.schemas.bodies import Identity
 from torchloom.bus.memory import MemoryHub
 from torchloom.checkpoint.store.commit import PartWriter, Target, commit
 from torchloom.checkpoint.store.manifest import Facts
@@ -26,11 +30,13 @@ from torchloom.checkpoint.store.storage import open_storage
 from torchloom.errors import Conflict, NotFound, StorageFailed, UsageError
 from torchloom.home import Home
 from torchloom.model.checkpoints import CheckpointPlace
+from torchloom.model.events import ChangeRequested
 from torchloom.model.faults import Fault
 from torchloom.model.fleet import Fleet, Job, JobCheckpoints, JobState
 from torchloom.model.job import JobSpec, Program
 from torchloom.model.messages import AskCheckpoints
 from torchloom.model.transaction.config import Entry
+from torchloom.model.transaction.messages import Kind
 from torchloom.weaver.environments import Environments
 from torchloom.weaver.requests.checkpoints import Catalogues
 from torchloom.weaver.service import Weaver
@@ -201,6 +207,39 @@ def test_a_running_and_an_ended_job_go_back(tmp_path: Path) -> None:
         await scene.saved(50)
         os.kill(scene.job.workers[0].pid, 9)  # what follows goes on from the newest state again
         await until(lambda: scene.job.generation == 4 and scene.known.restored.endswith(".g3"))
+
+    play(tmp_path, act)
+
+
+def test_whoever_goes_back_is_told_of_no_operation_of_somebody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This worker reads no mail, so going back is done by a restart; somebody else asks at the same time."""
+
+    async def act(scene: Scene) -> None:
+        (restore,) = [
+            route.endpoint
+            for route in routes(scene.weaver).routes
+            if isinstance(route, APIRoute) and route.operation_id == "restore"
+        ]
+        await scene.submit()
+        await scene.saved(30)
+        ours = scene.weaver.restore
+
+        async def both(*args: Any, **options: Any) -> Any:
+            chosen = await ours(*args, **options)
+            wish = ChangeRequested(
+                job="saver", operation="theirs", kind=Kind.RESTORE, values={"step": 20}, by="bob"
+            )
+            await scene.weaver._stream.say("change", wish)
+            assert not scene.job.operations["theirs"].ended
+            return chosen
+
+        monkeypatch.setattr(scene.weaver, "restore", both)
+        request = Request({"type": "http", "loom.caller": Identity(name="eve", role="operator")})
+        answer = await restore("saver", RestoreRequest(step=10), request)
+        assert (answer.checkpoint, answer.operation) == ("step-10.g1", "")
+        await until(lambda: scene.job.generation == 2 and scene.known.restored == "step-10.g1")
 
     play(tmp_path, act)
 

@@ -16,10 +16,12 @@ from pathlib import Path
 import pytest
 from plain_nats import plain_nats
 
+from torchloom.bus import nats_stream
 from torchloom.bus.address import BusAddress
 from torchloom.bus.embedded import EmbeddedNats
 from torchloom.bus.nats import NatsBus
 from torchloom.bus.nats_binary import find_server, packaged, version_of
+from torchloom.bus.nats_config import OBJECT_BUCKET
 from torchloom.bus.nats_link import Link
 from torchloom.errors import (
     BusUnavailable,
@@ -340,3 +342,54 @@ def test_the_binary_on_path_is_preferred_unless_it_is_old_or_broken(
         says("echo nats-server: v2.9.25")
     with pytest.raises(NotFound):
         says("exit 1")
+
+
+def test_what_is_deleted_leaves_nothing_in_the_object_store(server: EmbeddedNats) -> None:
+    """Neither chunks nor notes about them: a service that has seen a million jobs holds the present ones."""
+    server.start()
+    server.wait_ready(120)
+
+    async def use(bus: NatsBus) -> None:
+        await bus.provision()
+        await bus.put_object("snapshot", os.urandom(200_000))
+        before = await objects(bus)
+        for number in range(20):
+            await bus.put_object(f"env.{number}", os.urandom(200_000))
+        assert (await objects(bus))["bytes"] > before["bytes"] + 20 * 200_000
+        for number in range(20):
+            await bus.delete_object(f"env.{number}")
+        after = await objects(bus)
+        assert (after["messages"], after["bytes"]) == (before["messages"], before["bytes"])
+
+    with_bus(server.address("weaver"), use)
+
+
+@pytest.mark.timeout(900)
+def test_the_disk_shrinks_after_objects_were_deleted(server: EmbeddedNats) -> None:
+    """nats-server removes a block (8 MiB) once nothing of it is needed, and rewrites others a while later."""
+    server.start()
+    server.wait_ready(120)
+
+    def used() -> int:
+        files = [path for path in server.directory.rglob("*.blk") if "OBJ_" in str(path)]
+        return sum(path.stat().st_size for path in files)
+
+    async def use(bus: NatsBus) -> None:
+        await bus.provision()
+        for number in range(200):
+            await bus.put_object(f"env.{number}", os.urandom(200_000))
+        full = used()
+        assert full > 200 * 200_000
+        for number in range(200):
+            await bus.delete_object(f"env.{number}")
+        deadline = time.monotonic() + 600
+        while used() > full / 3 and time.monotonic() < deadline:
+            await asyncio.sleep(1)
+        assert used() < full / 3
+
+    with_bus(server.address("weaver"), use)
+
+
+async def objects(bus: NatsBus) -> dict[str, int]:
+    info = await nats_stream.api(bus._link, f"STREAM.INFO.OBJ_{OBJECT_BUCKET}", None, 5.0)
+    return dict(info["state"])

@@ -6,8 +6,8 @@ import random
 
 import pytest
 from moving_world import MOVE_WEIGHTS, MOVES, MovingWorld
+from told_changes import apply_and_check
 
-from torchloom.core.reducer import apply
 from torchloom.model.fleet import Fleet
 from torchloom.wire import codec
 
@@ -22,7 +22,7 @@ def test_safe_always_and_alive_once_the_world_is_calm(seed: int) -> None:
         MOVES[chance.choice(NAMES)](world, chance.randrange(2310))
     again = Fleet()
     for envelope, seq, now_ns in world.stream:
-        apply(again, codec.decode_envelope(codec.encode(envelope)), seq, now_ns)
+        apply_and_check(again, codec.decode_envelope(codec.encode(envelope)), seq, now_ns)
     assert codec.encode(again) == codec.encode(world.fleet), "a replay comes to the same fleet"
     world.calm()
     world.check_alive()

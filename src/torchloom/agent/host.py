@@ -127,6 +127,8 @@ class Host:
     mail_came: asyncio.Event = field(default_factory=asyncio.Event)
     withdrawn: set[WorkerRef] = field(default_factory=set)
     """Starting workers that are to be stopped already."""
+    lingering: set[asyncio.Task[None]] = field(default_factory=set)
+    """Each waits for a killed process of a start that failed, which does not end."""
 
     def log_file(self, job: str, rank: int) -> Path:
         return self.home.jobs_dir / job / f"rank-{rank}.log"

@@ -85,11 +85,12 @@ class Control(Protocol):
         ...
 
     async def restore(
-        self, job: str, step: int, by: str, *, config: ConfigChoice | None = None
+        self, job: str, step: int, by: str, *, config: ConfigChoice | None = None, operation: str = ""
     ) -> CheckpointEntry:
         """Go back to the state of a step, if it is there and whole; which one that is.
 
-        `config` must be chosen when settings were changed after that step.
+        `config` must be chosen when settings were changed after that step. `operation` names the operation by
+        which a running job goes back without a restart; there is none where it goes by a restart.
         """
         ...
 

@@ -323,6 +323,10 @@ class MemoryBus:
         await self.online(REQUEST_TIMEOUT_S)
         return self.hub.objects.get(name)
 
+    async def delete_object(self, name: str) -> None:
+        await self.online(REQUEST_TIMEOUT_S)
+        self.hub.objects.pop(name, None)
+
     async def cut(self, for_s: float) -> None:
         self.partition()
         asyncio.get_running_loop().call_later(for_s, lambda: None if self._closed else self.heal())

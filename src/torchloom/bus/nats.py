@@ -8,6 +8,7 @@ the lease `nats_lease`. Objects go through nats-py's object store. An agent uses
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -153,6 +154,21 @@ class NatsBus:
                 return None
 
         return await self._with_objects(get)
+
+    async def delete_object(self, name: str) -> None:
+        """nats-py's own delete leaves a note about every name for ever, so both subjects are purged here."""
+
+        async def nuid(store: Any) -> str:
+            try:
+                return str((await store.get_info(name)).nuid)
+            except nats.js.errors.NotFoundError:
+                return ""
+
+        chunks = await self._with_objects(nuid)
+        about = base64.urlsafe_b64encode(name.encode()).decode()
+        for subject in (f"M.{about}", f"C.{chunks}") if chunks else ():
+            purge = {"filter": f"$O.{OBJECT_BUCKET}.{subject}"}
+            await nats_stream.api(self._link, f"STREAM.PURGE.OBJ_{OBJECT_BUCKET}", purge, REQUEST_TIMEOUT_S)
 
     async def _with_objects(self, use: Callable[[Any], Awaitable[T]]) -> T:
         """Use nats-py's object store, which would wait for ever for a chunk that never comes."""

@@ -7,7 +7,7 @@ Three kinds of traffic:
 
 * **messages** (`publish`, `subscribe`, `request`, `respond`): at most once, lossy while disconnected;
 * **events** (`append`, `read`): one durable, totally ordered stream over `loom.v1.event.>`;
-* **state** (`lease`, `put_object`, `get_object`): who acts, and snapshots of any size.
+* **state** (`lease`, `put_object`, `get_object`, `delete_object`): who acts, and snapshots of any size.
 """
 
 from __future__ import annotations
@@ -200,6 +200,10 @@ class Bus(Protocol):
         ...
 
     async def get_object(self, name: str) -> bytes | None: ...
+
+    async def delete_object(self, name: str) -> None:
+        """Remove it and all that was kept about it. One that is not there is no mistake."""
+        ...
 
     async def cut(self, for_s: float) -> None:
         """Be without a connection for so long, as if the network were gone. For trying out what happens."""

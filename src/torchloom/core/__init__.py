@@ -2,6 +2,7 @@
 
 reducer      apply one event to the fleet; the table of which module handles which event
 turn         one turn: the event, its time, and the effects it leads to
+stream_time  time that never goes back, whatever the clock of the stream does
 lifecycle    which state of a job or worker may follow which
 recovery/    how a generation starts and ends, who failed, budgets, incidents, goodput
 placement/   which node holds which ranks; sizes, standby, drains, moves

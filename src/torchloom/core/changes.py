@@ -5,6 +5,7 @@ Looks only at jobs that the event can concern: its own, those on its node, and t
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import assert_never
 
 from msgspec import Struct
@@ -96,7 +97,7 @@ def apply_and_compare(fleet: Fleet, envelope: Envelope, seq: int, now_ns: int) -
         job=job,
         refused=isinstance(event, NodeJoined) and fleet.nodes[event.node].session != event.session,
         jobs=tuple(change for change in _jobs(fleet, near).values() if jobs.get(change.id) != change),
-        incidents=tuple(i for i in _incidents(fleet, near).values() if incidents.get(i.id) != i),
+        incidents=tuple(i for i in _incidents(fleet, near, incidents).values() if incidents.get(i.id) != i),
         operations=_operations_ended(fleet, job, under_way, event),
     )
 
@@ -136,12 +137,14 @@ def job_of(event: Event, fleet: Fleet) -> str:
 def _near(fleet: Fleet, event: Event, job: str) -> dict[str, None]:
     if isinstance(event, Decided | LeaseTaken):
         return {}
-    near = dict.fromkeys(fleet.waiting)
+    near = dict.fromkeys((*fleet.waiting, *fleet.leaving, *fleet.acting))
     if job:
         near[job] = None
-    if isinstance(event, NodeJoined | NodeLeft | NodeUnreachable | NodeReachable | NodeGone):
+    if isinstance(event, NodeJoined | NodeLeft | NodeUnreachable | NodeReachable | NodeGone | NodeDrained):
         node = fleet.nodes.get(event.node)
         near |= dict.fromkeys((*node.jobs, *node.stores) if node is not None else ())
+        # Also those that have no worker there any more, but an incident about its silence.
+        near |= dict.fromkeys(name for name, one in fleet.jobs.items() if event.node in one.silent)
     return near
 
 
@@ -150,15 +153,19 @@ def _jobs(fleet: Fleet, near: dict[str, None]) -> dict[str, JobChange]:
     return {j.id: JobChange(j.id, str(j.state), j.reason, j.generation) for j in found if j is not None}
 
 
-def _incidents(fleet: Fleet, near: dict[str, None]) -> dict[str, IncidentChange]:
+def _incidents(
+    fleet: Fleet, near: dict[str, None], before: Collection[str] = ()
+) -> dict[str, IncidentChange]:
+    """Those of the jobs that are open, or were `before`, and the newest, which may still be put in words."""
     made = {}
     for name in near:
         job = fleet.jobs.get(name)
         if job is None:
             continue
-        for id in dict.fromkeys((*job.findings.values(), *job.incidents[-2:])):
+        newest = job.incidents[-2:]
+        for id in dict.fromkeys((*job.findings.values(), *job.incidents)):
             i = fleet.incidents.get(id)
-            if i is not None:
+            if i is not None and (i.open or id in newest or id in before):
                 made[id] = _incident(i)
     return made
 

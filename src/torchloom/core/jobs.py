@@ -34,6 +34,7 @@ def job_submitted(turn: Turn, event: JobSubmitted) -> None:
         state=JobState.WAITING,
         reason="submitted",
         submitted_at_ns=turn.now_ns,
+        env_id=event.env_id,
         generation=past.generation,
         next_incarnation=past.next_incarnation,
     )
@@ -48,7 +49,7 @@ def job_deleted(turn: Turn, event: JobDeleted) -> None:
     """Only an ended job goes. Its numbers stay, so that a new job of its name cannot be mistaken for it."""
     fleet = turn.fleet
     job = fleet.jobs.get(event.job)
-    if job is None or not job.ended:
+    if job is None or not job.ended or (event.env_id and event.env_id != job.env_id):
         return
     for incident in job.incidents:
         fleet.incidents.pop(incident, None)

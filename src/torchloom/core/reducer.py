@@ -54,6 +54,7 @@ from torchloom.core.steering.driver import (
 )
 from torchloom.core.steering.restore import restore_requested
 from torchloom.core.steering.stop import boundary_not_reached, stop_again, stop_requested
+from torchloom.core.stream_time import stream_time
 from torchloom.core.turn import Turn, jobs_of
 from torchloom.model.effects import (
     Effect,
@@ -119,7 +120,7 @@ def apply(fleet: Fleet, envelope: Envelope, seq: int, now_ns: int) -> list[Effec
     if seq <= fleet.seq:
         return []
     fleet.seq = seq
-    fleet.now_ns = max(fleet.now_ns, now_ns)
+    fleet.now_ns, fleet.stamp_ns = stream_time(fleet, now_ns), now_ns
     if envelope.id in fleet.seen:
         return []
     fleet.seen[envelope.id] = None

@@ -34,6 +34,8 @@ class JobSubmitted(EventBase, frozen=True, kw_only=True, tag="job-submitted"):
     """The caller's Idempotency-Key: of several submissions with one key only the first makes a job."""
     digest: str = ""
     """Of the request without the values of its environment, to tell a retry from a mistake."""
+    env_id: str = ""
+    """Under which the values of its environment are kept; every submission has its own."""
 
 
 class WorkerProgress(Struct, frozen=True):
@@ -144,6 +146,8 @@ class JobDeleted(EventBase, frozen=True, kw_only=True, tag="job-deleted"):
     by: str
     keep_logs: bool = True
     """Whether its files stay on the nodes. Events from before there was a choice kept them."""
+    env_id: str = ""
+    """Of the submission that is meant, so that a later one of the same name stays."""
 
 
 class NodeJoined(EventBase, frozen=True, kw_only=True, tag="node-joined"):

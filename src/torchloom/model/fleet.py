@@ -167,6 +167,8 @@ class Job(Struct, kw_only=True):
     state: JobState
     reason: str
     submitted_at_ns: int
+    env_id: str = ""
+    """Of its submission; under it the values of its environment are kept."""
     started_at_ns: int = 0
     ended_at_ns: int = 0
     generation: int = 0
@@ -305,6 +307,9 @@ class Fleet(Struct, kw_only=True):
 
     seq: int = 0
     now_ns: int = 0
+    """Time as the core counts it: that of the stream's stamps, and never back (core/stream_time.py)."""
+    stamp_ns: int = 0
+    """The stamp of the newest event."""
     epoch: int = 0
     leader: str = ""
     jobs: dict[str, Job] = field(default_factory=dict)

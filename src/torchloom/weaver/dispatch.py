@@ -101,14 +101,14 @@ class Dispatcher:
     async def _send(self, fleet: Fleet, effect: Effect, epoch: int) -> None:
         env: dict[str, str] = {}
         if isinstance(effect, StartWorkers):
-            env = await self._environments.get(effect.job)
+            env = await self._environments.get(fleet.jobs.get(effect.job))
             if effect.job in fleet.jobs:
                 # Tells this submission from others of the same name, here or elsewhere, in a shared store.
                 env = {**env, "LOOM_RUN": f"{fleet.jobs[effect.job].submitted_at_ns:x}"}
         elif isinstance(effect, StartRendezvous):
-            env = await self._environments.get(effect.env_of)
+            env = await self._environments.get(fleet.jobs.get(effect.env_of))
         elif isinstance(effect, WarmSpawner):
-            env = await self._environments.get(effect.job)
+            env = await self._environments.get(fleet.jobs.get(effect.job))
         known = fleet.nodes.get(effect.node)
         data = codec.encode(Command(epoch, effect, env, known.session if known is not None else ""))
         receipt = codec.decode_receipt(

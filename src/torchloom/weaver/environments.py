@@ -1,30 +1,49 @@
-"""Environments of jobs. They may hold secrets, so they are kept apart from events and never shown."""
+"""Environments of jobs. They may hold secrets, so they are kept apart from events and never shown.
+
+Every submission has an object of its own, named by an id that is in the event of the submission: two
+submissions of one job name can never see each other's values, whoever is first, and what was read once cannot
+become wrong. Jobs of a time before there were ids are found by their name.
+"""
 
 from __future__ import annotations
 
 import msgspec
 
 from torchloom.bus.protocol import Bus
+from torchloom.errors import BusUnavailable
+from torchloom.model.fleet import Job
+
+_REMEMBERED = 256
 
 
 class Environments:
-    """A store of environment variables by job, in the bus's private object store."""
+    """A store of environment variables by submission, in the bus's private object store."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._cache: dict[str, dict[str, str]] = {}
 
-    async def put(self, job: str, env: dict[str, str]) -> None:
-        await self._bus.put_object(f"env.{job}", msgspec.msgpack.encode(env))
-        self._cache[job] = env
+    async def put(self, env_id: str, env: dict[str, str]) -> None:
+        await self._bus.put_object(f"env.{env_id}", msgspec.msgpack.encode(env))
+        self._remember(env_id, env)
 
-    async def get(self, job: str) -> dict[str, str]:
-        if job not in self._cache:
-            data = await self._bus.get_object(f"env.{job}")
-            self._cache[job] = msgspec.msgpack.decode(data, type=dict[str, str]) if data else {}
-        return self._cache[job]
+    async def get(self, job: Job | None) -> dict[str, str]:
+        """Raises BusUnavailable rather than let a job start without the variables it was submitted with."""
+        if job is None:
+            return {}  # deleted meanwhile
+        name = job.env_id or job.id
+        if name not in self._cache:
+            data = await self._bus.get_object(f"env.{name}")
+            if data is None and job.spec.env_names:
+                raise BusUnavailable(f"the environment of {job.id} is not in the object store")
+            self._remember(name, msgspec.msgpack.decode(data, type=dict[str, str]) if data else {})
+        return self._cache[name]
 
-    async def forget(self, job: str) -> None:
-        """Overwrite the values; the name may stay."""
-        self._cache.pop(job, None)
-        await self._bus.put_object(f"env.{job}", msgspec.msgpack.encode({}))
+    async def forget(self, env_id: str) -> None:
+        self._cache.pop(env_id, None)
+        await self._bus.delete_object(f"env.{env_id}")
+
+    def _remember(self, name: str, env: dict[str, str]) -> None:
+        while len(self._cache) >= _REMEMBERED:
+            del self._cache[next(iter(self._cache))]
+        self._cache[name] = env

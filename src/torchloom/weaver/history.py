@@ -94,7 +94,7 @@ class Histories:
         """The job was deleted; another one may get its name."""
         self._jobs.pop(job, None)
         with contextlib.suppress(LoomError):
-            await self._bus.put_object(_name(job), b"")
+            await self._bus.delete_object(_name(job))
 
     async def _sample(self, job: Job, now_s: float) -> None:
         pulses = self._pulses(job.id)

@@ -16,6 +16,7 @@ from torchloom import boottime
 from torchloom.bus.protocol import LEADER, Bus, Message, Record
 from torchloom.core.history.job import History
 from torchloom.core.placement.place import refusal
+from torchloom.core.stream_time import stream_time
 from torchloom.errors import BusUnavailable, Conflict, LoomError, NotFound, TimedOut, UsageError
 from torchloom.model.events import (
     JobDeleted,
@@ -39,6 +40,7 @@ from torchloom.model.messages import (
 from torchloom.model.notice import Notice
 from torchloom.model.windows import RankWindow
 from torchloom.weaver import snapshot
+from torchloom.weaver.alarms import Alarms
 from torchloom.weaver.clock import StreamClock
 from torchloom.weaver.detection.loop import Detection
 from torchloom.weaver.dispatch import Deposed, Dispatcher
@@ -72,6 +74,7 @@ class Weaver:
         self._stream = Publisher(bus, self.name)
         self._live = LiveView()
         self._clock = StreamClock()
+        self._alarms = Alarms()
         self._environments = Environments(bus)
         self._catalogues = Catalogues(bus, self._environments)
         self._watch = Detection(
@@ -147,25 +150,30 @@ class Weaver:
             stem = token_from(spec.program.target.rsplit("/", 1)[-1].removesuffix(".py"), "job")
             job = f"{stem}-{uuid.uuid4().hex[:6]}"
         check_token(job, "job id")
+        taken = Conflict(f"There is a job {job} already; choose another --name or delete it first.")
         async with self._one_by_one(f"key {key}" if key else f"job {job}"):
-            known = self.fleet.keys.get(key) if key else None
-            if known is not None:
-                return await self._same(known, digest, env)
+            if key in self.fleet.keys:
+                return await self._same(self.fleet.keys[key], digest, env)
             self._check_fits(spec, queue)
             if job in self.fleet.jobs:
-                raise Conflict(f"There is a job {job} already; choose another --name or delete it first.")
-            await self._environments.put(job, env)
-            await self._stream.say("submit", JobSubmitted(job=job, spec=spec, by=by, key=key, digest=digest))
-            known = self.fleet.keys.get(key) if key else None
-            if known is not None and known.job != job:  # another service was asked at the same time
-                await self._environments.forget(job)
-                return await self._same(known, digest, env)
-        return Accepted(job, True)
+                raise taken
+            env_id = uuid.uuid4().hex
+            await self._environments.put(env_id, env)
+            body = JobSubmitted(job=job, spec=spec, by=by, key=key, digest=digest, env_id=env_id)
+            await self._stream.say("submit", body)
+            if job in self.fleet.jobs and self.fleet.jobs[job].env_id == env_id:
+                return Accepted(job, True)
+            # Another request, of the same key or the same name, was taken at the same time and came first.
+            await self._environments.forget(env_id)
+            if key in self.fleet.keys:
+                return await self._same(self.fleet.keys[key], digest, env)
+            raise taken
 
     async def _same(self, known: Submission, digest: str, env: dict[str, str]) -> Accepted:
-        if known.job not in self.fleet.jobs:
+        made = self.fleet.jobs.get(known.job)
+        if made is None:
             raise Conflict(f"Job {known.job}, which this Idempotency-Key made, has been deleted.")
-        if known.digest != digest or await self._environments.get(known.job) != env:
+        if known.digest != digest or await self._environments.get(made) != env:
             raise UsageError(f"This Idempotency-Key was used for another request, which made {known.job}.")
         return Accepted(known.job, False)
 
@@ -186,10 +194,12 @@ class Weaver:
         if not keep_checkpoints:
             # First: a job whose checkpoints could not be removed stays, so that it can be tried again.
             await self._catalogues.purge(self.fleet, self._stream.job(job))
-        await self._stream.say("delete", JobDeleted(job=job, by=by, keep_logs=keep_logs))
-        await self._environments.forget(job)
-        self._live.forget(job)
-        await self._histories.forget(job)
+        ended = self._stream.job(job)
+        await self._stream.say("delete", JobDeleted(job=job, by=by, keep_logs=keep_logs, env_id=ended.env_id))
+        await self._environments.forget(ended.env_id or job)
+        if job not in self.fleet.jobs:
+            self._live.forget(job)
+            await self._histories.forget(job)
 
     async def read_log(self, job: str, rank: int, offset: int, max_bytes: int, since_ns: int = 0) -> LogPiece:
         node = self._node_of(job, rank)
@@ -264,6 +274,8 @@ class Weaver:
         except Exception:  # the service's top level: one bad event must not stop all jobs
             log.exception("event %d on %s broke the core", record.seq, record.subject)
             return
+        if record.seq > self._stream.caught_up_to:  # what is older was set a while ago
+            self._alarms.note(self.fleet, self.fleet.now_ns, boottime.now_ns())
         if notice is None:
             return
         self._feed.add(notice)
@@ -336,8 +348,8 @@ class Weaver:
                 log.info("the bus is unreachable: %s", error)
 
     async def _fire_timers(self) -> None:
-        now_ns = self._clock.now_ns(boottime.now_ns())
-        for timer in [t for t in self.fleet.timers.values() if t.at_ns <= now_ns]:
+        now_ns = stream_time(self.fleet, self._clock.now_ns(boottime.now_ns()))
+        for timer in self._alarms.due(self.fleet, now_ns, boottime.now_ns()):
             # Under a new id each time: one that came too early stays set and fires again.
             await self._stream.say("timer", TimerFired(timer=timer.id))
 

@@ -5,35 +5,17 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from torchloom.agent.host import Host, LocalWorker
-from torchloom.agent.journal import Journal
+from agent_story import REF, a_host, box
+
 from torchloom.agent.mail import _portions, answers_text, look_at_answers, post_mail, put
 from torchloom.agent.observe.boxes import ReadableBox
-from torchloom.agent.observe.devices import look
-from torchloom.agent.processes.spawners import Spawners
-from torchloom.agent.reporting import Reporter
 from torchloom.bus.memory import MemoryBus, MemoryHub
 from torchloom.core.transaction.packing import pack_answers, pack_mail, unpack_answers, unpack_mail
-from torchloom.home import Home
 from torchloom.model.effects import PostMail
 from torchloom.model.transaction.messages import Answer, AttemptId, Kind, Mail, Phase, Proposal, Said
 from torchloom.model.worker import WorkerRef
 from torchloom.wire import blackbox
-from torchloom.wire.blackbox import Header, Mailbox, View
-
-REF = WorkerRef("j", 0, 1, 1)
-
-
-def box(path: Path) -> ReadableBox:
-    path.write_bytes(bytes(blackbox.SIZE))
-    with path.open("r+b") as file:
-        raw = bytearray(blackbox.SIZE)
-        view = View(memoryview(raw))
-        view.set_header(Header.MAGIC, blackbox.MAGIC)
-        view.set_header(Header.LAYOUT, blackbox.LAYOUT_VERSION)
-        view.set_header(Header.SIZE, blackbox.SIZE)
-        file.write(raw)
-    return ReadableBox.open(path)
+from torchloom.wire.blackbox import Mailbox
 
 
 def mail(phase: Phase, attempt: int = 1, size: int = 0) -> Mail:
@@ -78,27 +60,6 @@ def test_large_mail_pushes_older_mail_out(tmp_path: Path) -> None:
     held = unpack_mail(made.view.read_blob(blackbox.MAIL) or b"")
     assert [m.proposal.attempt.attempt for m in held] == [3, 4]
     made.close()
-
-
-def a_host(tmp_path: Path, bus: MemoryBus, made: ReadableBox) -> Host:
-    home = Home(tmp_path / "home")
-    host = Host(
-        home=home,
-        node="a",
-        address="127.0.0.1",
-        session="s",
-        max_workers=4,
-        log_limit=1000,
-        devices=look("a"),
-        journal=Journal(home),
-        reporter=Reporter(bus, "a"),
-        spawners=Spawners(home, lambda _: False),
-    )
-    log = tmp_path / "log"
-    host.workers[REF] = LocalWorker(
-        ref=REF, order="", pid=1, start_ticks=1, process=None, box=made, log=log, spawner=""
-    )
-    return host
 
 
 def test_answers_are_said_once_and_with_the_exit_again(tmp_path: Path) -> None:

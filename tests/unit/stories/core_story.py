@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from told_changes import apply_and_check
+
 from torchloom.core.invariants import broken
 from torchloom.core.reducer import apply
 from torchloom.model.effects import (
@@ -106,6 +108,9 @@ class Story:
             effects += apply(fleet, codec.decode_envelope(data), seq, now_ns)
         assert effects == self.effects
         assert codec.encode(fleet) == codec.encode(self.fleet)
+        told = Fleet()
+        for data, seq, now_ns in self.stream:
+            apply_and_check(told, codec.decode_envelope(data), seq, now_ns)
         for cut, snapshot in enumerate(snapshots):
             late = codec.decode_fleet(snapshot)
             for data, seq, now_ns in self.stream[cut:]:

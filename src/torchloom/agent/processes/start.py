@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -37,6 +38,11 @@ from torchloom.spawner.client import AsyncSpawnerClient, Started
 _SIGN_IN_WITHIN_S = 0.5
 """A newborn writes its pid into its box at once; a box without one after this long has no process."""
 _LEASES_A_START = 3
+_UNDO_WITHIN_S = 10.0
+"""How long a start that failed waits for its processes to end before that is told."""
+_LOOK_AGAIN_S = 0.5
+
+log = logging.getLogger(__name__)
 
 
 async def start_workers(
@@ -280,19 +286,40 @@ def _open_box(result: Started) -> tuple[ReadableBox | None, str]:
         return None, str(error)
 
 
-async def _undo(host: Host, workers: Sequence[LocalWorker]) -> None:
-    """End what was started of an order that failed; nobody has heard of these processes yet."""
+async def _undo(host: Host, workers: Sequence[LocalWorker], within_s: float = _UNDO_WITHIN_S) -> None:
+    """End what was started of an order that failed; nobody has heard of these processes yet.
+
+    One that does not end although it was killed (it waits in the kernel for a disk, say) keeps its box,
+    which names it to a later agent, and is cleaned up after whenever it is gone.
+    """
     for worker in workers:
         if worker.process is not None:
             worker.process.signal_group(signal.SIGKILL)
+    until = time.monotonic() + within_s
     for worker in workers:
-        while is_alive(worker.pid, worker.start_ticks):
+        while is_alive(worker.pid, worker.start_ticks) and time.monotonic() < until:
             await asyncio.sleep(0.002)
-        if worker.process is not None:
-            worker.process.close()
-        if worker.box is not None:
-            worker.box.close()
-            boxes.remove(worker.box.path)
-        if worker.note is not None:
-            host.journal.drop(worker.note)
-        await host.spawners.forget(worker.spawner, worker.pid, worker.start_ticks)
+        if is_alive(worker.pid, worker.start_ticks):
+            log.warning("process %d of a start that failed does not end; it is left behind", worker.pid)
+            task = asyncio.create_task(_undo_later(host, worker), name=f"undo {worker.pid}")
+            host.lingering.add(task)
+            task.add_done_callback(host.lingering.discard)
+        else:
+            await _remove_traces(host, worker)
+
+
+async def _undo_later(host: Host, worker: LocalWorker) -> None:
+    while is_alive(worker.pid, worker.start_ticks):
+        await asyncio.sleep(_LOOK_AGAIN_S)
+    await _remove_traces(host, worker)
+
+
+async def _remove_traces(host: Host, worker: LocalWorker) -> None:
+    if worker.process is not None:
+        worker.process.close()
+    if worker.box is not None:
+        worker.box.close()
+        boxes.remove(worker.box.path)
+    if worker.note is not None:
+        host.journal.drop(worker.note)
+    await host.spawners.forget(worker.spawner, worker.pid, worker.start_ticks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request
@@ -16,7 +17,6 @@ from torchloom.errors import NotFound
 from torchloom.model.checkpoints import CheckpointEntry
 from torchloom.model.fleet import Job
 from torchloom.model.messages import CheckpointAnswer, CheckpointVerb
-from torchloom.model.transaction.messages import Kind
 
 Name = Annotated[str, Path(pattern=r"^step-[0-9]{1,18}\.g[0-9]{1,18}(\.b[0-9]{1,9})?$")]
 
@@ -136,11 +136,11 @@ def routes(control: Control) -> APIRouter:
         Refused, before anything is stopped, when that step is not there or damaged.
         """
         job_of(control, job)
-        chosen = await control.restore(job, body.step, caller(request), config=body.config)
-        records = job_of(control, job).operations.values()
-        live = [r.id for r in records if r.kind is Kind.RESTORE and not r.ended]
+        mine = uuid.uuid4().hex[:12]
+        chosen = await control.restore(job, body.step, caller(request), config=body.config, operation=mine)
+        live = mine in job_of(control, job).operations
         return RestoreAccepted(
-            job=job, step=body.step, checkpoint=chosen.name, operation=live[-1] if live else ""
+            job=job, step=body.step, checkpoint=chosen.name, operation=mine if live else ""
         )
 
     return router

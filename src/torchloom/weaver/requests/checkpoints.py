@@ -50,7 +50,7 @@ class Catalogues:
             )
         env: dict[str, str] = {}
         if "://" in known.place.uri:
-            env = _openers(await self._environments.get(job.id))
+            env = _openers(await self._environments.get(job))
         question = AskCheckpoints(job=job.id, place=known.place, verb=verb, which=which, env=env)
         if within_s is None:
             within_s = _WITHIN_S.get(verb, LIST_WITHIN_S)

@@ -195,14 +195,13 @@ class Steering:
         await self._stream.say("cancel", ChangeCancelled(job=job, operation=operation, by=by))
 
     async def restore(
-        self, job: str, step: int, by: str, *, config: ConfigChoice | None = None
+        self, job: str, step: int, by: str, *, config: ConfigChoice | None = None, operation: str = ""
     ) -> CheckpointEntry:
         """Go back to the state of a step; on a running job without a restart where its script can."""
         self._stream.check_ready()
         found = self._stream.job(job)
-        state, _ = await self._catalogues.find(
-            self._stream.fleet, found, step
-        )  # nothing to choose where nothing is
+        # Nothing is to be chosen where nothing is.
+        state, _ = await self._catalogues.find(self._stream.fleet, found, step)
         used = state.config_version if state.world else None  # a state that cannot be read says nothing
         then = of_then(found.schedule, step + 1, used)
         void = superseded(found.schedule)
@@ -223,7 +222,7 @@ class Steering:
             step=step,
             by=by,
             progress=self._live.progress(self._stream.fleet, job),
-            operation=_new_id() if live else "",
+            operation=(operation or _new_id()) if live else "",
             config=config or "",
             config_version=used,
             made=last_step(pulses),
