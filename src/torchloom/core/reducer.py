@@ -16,7 +16,6 @@ from torchloom.core.injection import fault_injected
 from torchloom.core.jobs import job_deleted, job_submitted
 from torchloom.core.nodes.clocks import in_stream_time
 from torchloom.core.nodes.joining import is_of_another_session
-from torchloom.core.nodes.leading import is_of_a_deposed_weaver
 from torchloom.core.nodes.membership import (
     node_drained,
     node_gone,
@@ -26,12 +25,12 @@ from torchloom.core.nodes.membership import (
     node_unreachable,
     rendezvous_lost,
 )
-from torchloom.core.nodes.speaking import speaks_for_another_node
+from torchloom.core.nodes.speaking import is_of_a_deposed_weaver, speaks_for_another_node
 from torchloom.core.placement.drain import follow_leaving, save_again
 from torchloom.core.placement.resize import scale_requested
 from torchloom.core.placement.standby import keep_spares
 from torchloom.core.policy.actions import follow_acting
-from torchloom.core.policy.findings import finding_ended, finding_made, recovered
+from torchloom.core.policy.findings import finding_ended, finding_made
 from torchloom.core.recovery.generation_end import start_did_fail, worker_exited
 from torchloom.core.recovery.generation_start import (
     find_worker,
@@ -42,6 +41,7 @@ from torchloom.core.recovery.generation_start import (
     start_generation,
     workers_started,
 )
+from torchloom.core.recovery.incidents import recovered
 from torchloom.core.recovery.script_failed import script_failed
 from torchloom.core.steering.driver import (
     change_cancelled,

@@ -385,7 +385,7 @@ class FindingEnded(EventBase, frozen=True, kw_only=True, tag="finding-ended"):
     job: str
     generation: int
     key: str
-    """Which one: core.telling.key."""
+    """Which one: core.policy.reporting.key."""
     lasted_s: float
 
 

@@ -135,7 +135,7 @@ class Restore(Struct, frozen=True, kw_only=True):
 
 
 class Leaving(Struct, kw_only=True):
-    """A job that is to leave a drained node, and how far that is; kept by core.draining."""
+    """A job that is to leave a drained node, and how far that is; kept by core.placement.drain."""
 
     node: str
     by: str
@@ -208,7 +208,7 @@ class Job(Struct, kw_only=True):
     down_ns: int = 0
     """Time without training between a fault and the first step after it, over closed incidents."""
     findings: dict[str, str] = field(default_factory=dict)
-    """Open incidents that detectors made in this generation, by core.telling.key; kept by core.findings."""
+    """Open incidents by detectors in this generation, by policy.reporting.key; kept by policy/findings."""
     acts: list[Act] = field(default_factory=list)
     """What findings led to, the newest ones."""
     avoid: dict[str, str] = field(default_factory=dict)
@@ -216,17 +216,17 @@ class Job(Struct, kw_only=True):
     leaving: Leaving | None = None
     acting: Acting | None = None
     spares: list[str] = field(default_factory=list)
-    """Nodes that keep a spare place for it; kept by core.standby."""
+    """Nodes that keep a spare place for it; kept by core.placement.standby."""
     target: int = 0
     """Workers that a person wants it to have; 0: as many as it was submitted with."""
     resizing: int = 0
     """The generation that is being ended so that the next one has another size."""
     short_since_ns: int = 0
-    """Since when there has been room for fewer workers than wanted only; kept by core.sizing."""
+    """Since when there has been room for fewer workers than wanted only; kept by core.placement.sizing."""
     silent: dict[str, str] = field(default_factory=dict)
-    """Incidents about nodes of this generation that cannot be heard, by node; kept by core.lost_nodes."""
+    """Incidents about nodes of this generation that cannot be heard, by node; kept by nodes.lost_nodes."""
     links: LinkMatrix | None = None
-    """What was measured last between its ranks; kept by core.links."""
+    """What was measured last between its ranks; kept by core.policy.link_findings."""
     probed_ns: int = 0
     """When it was measured because of a suspicion last."""
 
@@ -260,18 +260,18 @@ class Node(Struct, kw_only=True):
     taken: int = 0
     """All of them together."""
     stores: dict[str, None] = field(default_factory=dict)
-    """Jobs whose store is here and up; kept by core.generation."""
+    """Jobs whose store is here and up; kept by core.recovery.generation_start."""
     drained: Drain | None = None
     """Who wants no new worker here until a person opens it again; None: workers may be placed."""
     spare: dict[str, int] = field(default_factory=dict)
-    """Slots that are kept free here, by the job they are kept for; kept by core.standby."""
+    """Slots that are kept free here, by the job they are kept for; kept by core.placement.standby."""
     lost: list[WorkerRef] = field(default_factory=list)
     lost_stores: list[RendezvousRef] = field(default_factory=list)
     """What counts as dead because a person said that the host is gone; ended if it is reachable again."""
     heard_ns: int = 0
     """When it was surely heard last, once it is silent or has left; 0: unknown."""
     claims: dict[str, int] = field(default_factory=dict)
-    """Hosts that wanted its name and did not get it, and since when; kept by core.joining."""
+    """Hosts that wanted its name and did not get it, and since when; kept by core.nodes.joining."""
 
     @property
     def usable(self) -> bool:
@@ -315,7 +315,7 @@ class Fleet(Struct, kw_only=True):
     jobs: dict[str, Job] = field(default_factory=dict)
     nodes: dict[str, Node] = field(default_factory=dict)
     clocks: dict[str, NodeClock] = field(default_factory=dict)
-    """By node; kept by core.clocks."""
+    """By node; kept by core.nodes.clocks."""
     incidents: dict[str, Incident] = field(default_factory=dict)
     outbox: dict[str, Effect] = field(default_factory=dict)
     """Effects that no event has closed yet."""
@@ -324,9 +324,9 @@ class Fleet(Struct, kw_only=True):
     standby: dict[str, None] = field(default_factory=dict)
     """Jobs that want spare places; kept by core.jobs."""
     leaving: dict[str, None] = field(default_factory=dict)
-    """Jobs that are to leave a drained node; kept by core.draining."""
+    """Jobs that are to leave a drained node; kept by core.placement.drain."""
     acting: dict[str, None] = field(default_factory=dict)
-    """Jobs that are saved because a policy wants something done about them; kept by core.acting."""
+    """Jobs that are saved because a policy wants something done about them; kept by core.policy.actions."""
     waiting: dict[str, None] = field(default_factory=dict)
     """Jobs that wait for room, longest first; kept by core.lifecycle."""
     keys: dict[str, Submission] = field(default_factory=dict)

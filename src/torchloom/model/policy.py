@@ -50,7 +50,7 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Acting(Struct, kw_only=True):
-    """What a policy has decided to do once the job is saved; kept by core.acting."""
+    """What a policy has decided to do once the job is saved; kept by core.policy.actions."""
 
     incident: str
     action: Action

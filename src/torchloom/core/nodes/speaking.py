@@ -1,7 +1,9 @@
-"""What an agent may say: events of its own kinds, about its own node's effects and workers. Pure.
+"""Whose events count: an agent speaks for its own node only, and only the weaver that leads judges. Pure.
 
 One agent's credential must not be enough to close another node's effects or to speak for its workers. The bus
 keeps agents to their own subjects; that an event's content belongs to the subject's node is checked here.
+A weaver that was suspended does not know that it was replaced, and its judgement is out of date. The stream
+has the order: after a LeaseTaken only its weaver is believed. What a person says counts through any weaver.
 """
 
 from __future__ import annotations
@@ -13,10 +15,16 @@ from torchloom.model.events import (
     CheckpointStoreOpened,
     EffectDone,
     EffectFailed,
+    Envelope,
     Event,
+    FindingEnded,
+    FindingMade,
     FirstStep,
+    NodeGone,
     NodeJoined,
     NodeLeft,
+    NodeReachable,
+    NodeUnreachable,
     RanksAnswered,
     RendezvousLost,
     RendezvousStarted,
@@ -58,3 +66,15 @@ def speaks_for_another_node(fleet: Fleet, event: Event) -> bool:
         worker = job.workers[event.ref.rank]
         return worker.ref == event.ref and worker.node != event.node
     return False
+
+
+def is_of_a_deposed_weaver(fleet: Fleet, envelope: Envelope) -> bool:
+    """Whether a weaver that does not lead any more says this from what it has seen."""
+    match envelope.body:
+        case NodeUnreachable() | NodeReachable() | FindingMade() | FindingEnded():
+            pass
+        case NodeGone(fenced=fenced) if fenced:
+            pass
+        case _:
+            return False
+    return fleet.leader not in ("", envelope.source)

@@ -3,7 +3,7 @@
 Where all ranks train and only the pace is wrong, the job is saved first and goes on from there, so that
 acting costs no work; it trains on meanwhile. That is waited for in bounds: whatever keeps the save from
 coming, the action is carried out without it then. If the finding ends before that, nothing is done any more.
-A job that hangs cannot save, and one whose numbers are wrong must not. Choosing is policy.py's affair.
+A job that hangs cannot save, and one whose numbers are wrong must not. Choosing is done in rules.py.
 """
 
 from __future__ import annotations

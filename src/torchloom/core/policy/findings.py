@@ -77,12 +77,6 @@ def finding_ended(turn: Turn, event: FindingEnded) -> None:
     close(turn, job, incident, Ending(EndedBy.ITSELF, resolution))
 
 
-def recovered(turn: Turn, job: Job, incident: Incident) -> None:
-    """The first step after a recovery was made."""
-    incident.ended_ns = turn.now_ns
-    incident.goodput_after = goodput(turn.fleet, job, turn.now_ns)
-
-
 def _incident(turn: Turn, job: Job, finding: Finding) -> Incident:
     """The open one about this fault, else one that has just been closed, else a new one."""
     name = key(finding)

@@ -1,6 +1,6 @@
 """A policy file's content, or a request's, as a policy; what is not understood is named, with what is near.
 
-Owns what may be written. What it leads to is policy.py's affair, and in which line of a file a word stands is
+Owns what may be written. What it leads to is rules.py's affair, and in which line of a file a word stands is
 for whoever read the file (`PolicyProblem.word`).
 """
 

@@ -1,7 +1,7 @@
 """A policy rolls a job back to before its numbers went wrong, and leaves out the batches that did it.
 
 Owns which steps are to blame, which state is early enough, and asking the ranks; all of them go back or none
-does (the same operation as a person's restore). What became of it is told by rolled_back.py.
+does (the same operation as a person's restore). What became of it is told by steering/after_rollback.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Which of several exits was the cause and which were its consequences, and the sentence that says so."""
+"""Which of several exits was the cause and which were its consequences, and the sentence that says so.
+
+Some backends end the process at once when sizes do not match, sooner than any detector looks. Then every end
+looks like a crash of its own, and only the last collectives of the dead, side by side, show the cause.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,12 @@ from collections.abc import Sequence
 
 import msgspec
 
+from torchloom.core.detect.desync import desync
+from torchloom.core.detect.thresholds import Pace, StuckLimits
+from torchloom.core.detect.window import Collective, RankWindow
 from torchloom.core.recovery import store_unreachable
-from torchloom.core.recovery.lost_peers import followed
+from torchloom.core.recovery.incidents import followed
+from torchloom.model.findings import Finding
 from torchloom.model.fleet import Worker
 from torchloom.model.incidents import ExitReport, Incident, Verdict
 
@@ -164,3 +172,44 @@ def _alike(chief: ExitReport, other: ExitReport) -> bool:
 def _names(ranks: Sequence[int]) -> str:
     names = ", ".join(map(str, ranks[:8])) + (" …" if len(ranks) > 8 else "")
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {names}"
+
+
+def disagreement(exits: Sequence[ExitReport]) -> Finding | None:
+    """The desync of which these workers died, if it was one. Who was ended by us tells his part, too."""
+    windows = [
+        RankWindow(
+            rank=report.rank,
+            node=report.node,
+            device=report.devices[0].device if report.devices else "",
+            taken_ns=0,
+            steps_done=report.steps,
+            collectives=tuple(_as_left(c) for c in report.collectives),
+        )
+        for report in exits
+        if report.collectives
+    ]
+    found = desync(windows, Pace(), StuckLimits()) if len(windows) > 1 else []
+    if not found:
+        return None
+    # As they would be after a snapshot: numbers there are floats.
+    inputs = {k: v if isinstance(v, str) else float(v) for k, v in found[0].inputs.items()}
+    return msgspec.structs.replace(found[0], inputs={**inputs, "ends": float(len(windows))})
+
+
+def tell_disagreement(incident: Incident) -> bool:
+    """Make a crash that was a desync one, and say it better when more ends are known; whether it did."""
+    known = incident.finding
+    if incident.kind != "crash" if known is None else "ends" not in known.inputs:
+        return False
+    finding = disagreement(incident.exits)
+    if finding is None or (known is not None and finding.sentence == known.sentence):
+        return False
+    incident.kind, incident.finding = "desync", finding
+    incident.culprit = finding.ranks[0] if len(finding.ranks) == 1 else None
+    incident.judged = Verdict(cause=finding.sentence, then=verdict(incident.exits[0]))
+    return True
+
+
+def _as_left(collective: Collective) -> Collective:
+    """What was not over when the process ended never will be."""
+    return collective if collective.finished_ns else msgspec.structs.replace(collective, failed=True)

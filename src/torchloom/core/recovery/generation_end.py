@@ -15,6 +15,7 @@ from torchloom.core.recovery.culprit import (
     left_early,
     secondary_note,
     start_failed,
+    tell_disagreement,
     verdict,
 )
 from torchloom.core.recovery.generation_start import (
@@ -27,9 +28,14 @@ from torchloom.core.recovery.generation_start import (
     start_generation,
 )
 from torchloom.core.recovery.goodput import goodput
-from torchloom.core.recovery.incidents import GENERATION_ENDED, close_findings, decision_of, open_incident
-from torchloom.core.recovery.lost_peers import followed, take_over_silence
-from torchloom.core.recovery.post_mortem import tell_disagreement
+from torchloom.core.recovery.incidents import (
+    GENERATION_ENDED,
+    close_findings,
+    decision_of,
+    followed,
+    open_incident,
+    take_over_silence,
+)
 from torchloom.core.steering.driver import job_ended, rank_ended
 from torchloom.core.turn import Turn
 from torchloom.model.effects import ReleaseMemory, StartWorkers, StopWorkers
@@ -386,14 +392,7 @@ def _release_memory(turn: Turn, job: Job, reason: str) -> None:
     """States in memory are for the next generation, and there will be none."""
     for node in job.places | dict.fromkeys(worker.node for worker in job.workers):
         if turn.fleet.nodes[node].state is not NodeState.GONE:
-            effect = turn.next_effect_id()
+            id, number = turn.next_effect_id(), job.generation
             turn.want(
-                ReleaseMemory(
-                    id=effect,
-                    cause=turn.seq,
-                    reason=reason,
-                    node=node,
-                    job=job.id,
-                    generation=job.generation,
-                )
+                ReleaseMemory(id=id, cause=turn.seq, reason=reason, node=node, job=job.id, generation=number)
             )

@@ -26,7 +26,7 @@ def goodput(fleet: Fleet, job: Job, now_ns: int) -> float | None:
 
 
 def _hangs(fleet: Fleet, job: Job) -> list[Incident]:
-    """Those that last and that nobody acts on (yet): one at most, whatever its kind (core.telling.key)."""
+    """Those that last and that nobody acts on yet: one at most, whatever its kind (policy.reporting.key)."""
     told = (fleet.incidents.get(id) for id in job.findings.values())
     return [incident for incident in told if incident is not None and is_stuck(incident)]
 

@@ -1,16 +1,22 @@
-"""Incidents: how they are opened, what they keep, how they end. Decides nothing."""
+"""Incidents: how they are opened, what they keep, how they end, and which belong together. Decides nothing.
+
+A rank that dies of a closed connection and an unreachable node of its job are one fault. Which of the two is
+noticed first is chance, and neither proves anything: the incident stays a crash until the silent node reports
+how its rank ended, or somebody says that it is gone (nodes/lost_nodes.py).
+"""
 
 from __future__ import annotations
 
 from torchloom.core.recovery.goodput import goodput, is_stuck
 from torchloom.core.turn import Turn
-from torchloom.model.fleet import Job, RestartPlan
+from torchloom.model.fleet import Job, JobState, RestartPlan
 from torchloom.model.incidents import (
     Decided,
     Decision,
     DecisionOutcome,
     EndedBy,
     Ending,
+    ExitReport,
     Incident,
     Timeline,
     Verdict,
@@ -68,3 +74,32 @@ def drop_old_evidence(turn: Turn, job: Job) -> None:
         old = turn.fleet.incidents.get(job.incidents[-EVIDENCE_KEPT - 1])
         if old is not None:
             old.evidence, old.links = (), None
+
+
+def recovered(turn: Turn, job: Job, incident: Incident) -> None:
+    """The first step after a recovery was made."""
+    incident.ended_ns = turn.now_ns
+    incident.goodput_after = goodput(turn.fleet, job, turn.now_ns)
+
+
+def followed(report: ExitReport) -> bool:
+    """Whether it died because a peer was gone."""
+    return report.end is not None and report.end.connection_lost
+
+
+def take_over_silence(turn: Turn, job: Job, report: ExitReport) -> Incident | None:
+    """What was said about a silent node of the job, if this exit may have followed from it: a crash now."""
+    told = [turn.fleet.incidents.get(id) for id in job.silent.values()] if followed(report) else []
+    for incident in told:
+        if incident is not None and incident.open:
+            incident.kind, incident.timeline.decided_ns = "crash", turn.now_ns
+            return incident
+    return None
+
+
+def without_cause(turn: Turn, job: Job) -> Incident | None:
+    """The incident of the recovery under way, if all that is known of it is that ranks lost their peer."""
+    incident = turn.fleet.incidents.get(job.incident)
+    if job.state is not JobState.RECOVERING or incident is None or incident.kind != "crash":
+        return None
+    return incident if incident.culprit is not None and followed(incident.exits[0]) else None

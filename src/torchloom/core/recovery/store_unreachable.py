@@ -8,7 +8,7 @@ has once been reached waits; before that, an address is likelier wrong than away
 from __future__ import annotations
 
 from torchloom.core.recovery.budget import backoff_s
-from torchloom.core.recovery.lost_peers import followed
+from torchloom.core.recovery.incidents import followed
 from torchloom.model.fleet import Fleet, Job, RestartPlan
 from torchloom.model.incidents import ExitReport, Incident, Verdict
 

@@ -138,7 +138,7 @@ def _take_effect(turn: Turn, job: Job, record: OperationRecord, before: int | No
 def schedule_change(turn: Turn, job: Job, record: OperationRecord, step: int | None) -> None:
     """A change of settings is a new version of the config from its first training step on.
 
-    Without a training step the order of versions is all that counts (core.schedule.begin).
+    Without a training step the order of versions is all that counts (core.config.schedule.begin).
     """
     newest = max((entry.step for entry in job.schedule), default=0)
     if step is None:

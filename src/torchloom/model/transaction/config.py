@@ -1,4 +1,4 @@
-"""The versions of a job's config, as core.schedule orders them. Records only."""
+"""The versions of a job's config, as core.config.schedule orders them. Records only."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from core_story import KILLED, Story
 
-from torchloom.core.recovery.post_mortem import disagreement
+from torchloom.core.recovery.culprit import disagreement
 from torchloom.model.fleet import JobState
 from torchloom.model.incidents import ExitReport
 from torchloom.model.windows import Collective
