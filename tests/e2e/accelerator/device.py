@@ -18,7 +18,7 @@ from torch import nn
 from torchloom.chaos import accelerator
 from torchloom.probe.observe.device import describe
 from torchloom.probe.observe.metrics import Metrics
-from torchloom.probe.observe.parameter_hashes import Replicas
+from torchloom.probe.observe.parameter_hashes import ParameterHashes
 from torchloom.wire import blackbox as bb
 
 DEVICE = "loomsim"
@@ -131,7 +131,7 @@ def values() -> dict[str, Any]:
     told: dict[str, Any] = {"device": describe().get("accelerator")}
     x = torch.ones(4, device=DEVICE, requires_grad=True)
     view = bb.View(memoryview(bytearray(bb.SIZE)))
-    hashing = Replicas(view, lambda *finite: None)
+    hashing = ParameterHashes(view, lambda *finite: None)
     metrics, optimizer = Metrics(view), torch.optim.SGD([x], lr=0.1)
     torch.accelerator.synchronize()
     accelerator.stick()
