@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from torchloom.core.detect.attribute import stragglers
 from torchloom.core.detect.hang import hangs
+from torchloom.core.detect.slow import SlowLimits
 from torchloom.core.detect.thresholds import Pace, StuckLimits
-from torchloom.core.detect.window import Collective, GroupPosition, ProcessFacts, RankWindow, waited_ns
+from torchloom.core.detect.window import (
+    Collective,
+    GroupPosition,
+    ProcessFacts,
+    RankWindow,
+    StepTimes,
+    waited_ns,
+)
 from torchloom.model.windows import DeviceFacts
 
 S = 10**9
@@ -117,3 +126,42 @@ def test_the_wait_on_a_device_counts_from_its_arrival() -> None:
     unknown = collective(2, 1.5, finished_ns=9 * S)
     later = collective(3, 2.0, arrived_ns=20 * S, finished_ns=21 * S)
     assert waited_ns([early, unknown, later]) == 4 * S
+
+
+def late(device: DeviceFacts, run_delay_ms: int = 0) -> list[RankWindow]:
+    """Four ranks whose devices make a step in 100 ms; the one of rank 3 waits for nobody."""
+    ms = 10**6
+    return [
+        RankWindow(
+            rank=rank,
+            node="n",
+            taken_ns=NOW,
+            last_activity_ns=NOW,
+            steps_done=200,
+            steps=tuple(
+                StepTimes(n, 100 * ms, 0, (5 if rank == 3 else 45) * ms + n % 3 * ms // 10)
+                for n in range(160, 200)
+            ),
+            groups=(GroupPosition("dp", 4, rank, 200, 200),),
+            process=ProcessFacts(state="S", run_delay_ns_per_step=run_delay_ms * ms if rank == 3 else 0),
+            accelerator=device if rank == 3 else DeviceFacts("busy", 0, "", 80 * ms, 0.0),
+        )
+        for rank in range(4)
+    ]
+
+
+def test_a_device_that_computes_longer_is_told_from_one_that_waits_for_its_host() -> None:
+    (slow,) = stragglers(late(DeviceFacts("busy", 0, "", 80 * 10**6, 0.0)), SlowLimits())
+    assert (slow.kind, slow.ranks) == ("compute-slow", (3,))
+    (launches,) = stragglers(late(DeviceFacts("busy", 0, "", 20 * 10**6, 0.5)), SlowLimits())
+    assert (launches.kind, launches.ranks) == ("host-contention", (3,))
+    assert "its device waits for its host" in launches.sentence
+
+
+def test_what_delays_a_host_that_is_well_ahead_delays_nobody() -> None:
+    ahead = late(DeviceFacts("busy", 0, "", 80 * 10**6, 0.0), run_delay_ms=60)
+    (found,) = stragglers(ahead, SlowLimits())
+    assert found.kind == "compute-slow"
+    close = late(DeviceFacts("busy", 0, "", 1 * 10**6, 0.0), run_delay_ms=60)
+    (found,) = stragglers(close, SlowLimits())
+    assert found.kind == "host-contention"
