@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,3 +89,31 @@ def test_a_slow_device_is_a_straggler(stack: Stack) -> None:
         stack, "slow", ("compute-slow", "host-contention", "data-imbalance", "communication-slow")
     )
     assert (incident["kind"], incident["culprit"]) == ("compute-slow", 1), incident["verdict"]
+
+
+def test_a_pause_holds_the_hosts_and_waits_for_no_device(stack: Stack) -> None:
+    """All stop at one boundary and continue; with a device that never ends, an answer comes all the same."""
+    notes = stack.home.root.parent / "notes-steered"
+    job = stack.submit(str(PROGRAM), str(notes), "none")
+    try:
+        wait_until(lambda: len(lines_of(notes)) > 40, "it trains")
+        stack.steer("pause", job)
+        paused = len(lines_of(notes))
+        assert stack.status(job)["paused"]
+        stack.steer("resume", job)
+        wait_until(lambda: len(lines_of(notes)) > paused + 40, "it continues")
+    finally:
+        stack.end_jobs()
+    stuck = stack.home.root.parent / "notes-stuck"
+    job = stack.submit(str(PROGRAM), str(stuck), "kernel")
+    try:
+        wait_until(
+            lambda: [one for one in stack.json("incidents", job) if one["kind"] == "hang"], "it is reported"
+        )
+        began = time.monotonic()
+        answer = stack.loom("pause", job, "--timeout", "60s", check=None)
+        assert answer.returncode != 0, "nobody can hold a host that waits for its device"
+        assert time.monotonic() - began < HANG_S
+        assert answer.stderr.startswith("loom: "), answer
+    finally:
+        stack.end_jobs()
