@@ -12,7 +12,9 @@ from torchloom.checkpoint.store.catalogue import list_checkpoints
 from torchloom.checkpoint.store.storage import open_storage
 
 
-@pytest.mark.parametrize(("kind", "where"), [("ddp", "store"), ("fsdp", "store"), ("ddp", "memory")])
+@pytest.mark.parametrize(
+    ("kind", "where"), [("ddp", "store"), ("fsdp", "store"), ("ddp", "memory"), ("fsdp", "memory")]
+)
 def test_a_run_that_was_rolled_back_ends_like_one_that_was_not(
     ranks: Forked, tmp_path: Path, kind: str, where: str
 ) -> None:

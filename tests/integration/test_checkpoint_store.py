@@ -19,6 +19,7 @@ import pytest
 from checkpoint_process import WORLD, content, save
 from s3 import S3Server
 
+import torchloom as loom
 from torchloom.checkpoint.store.catalogue import delete, list_checkpoints, sweep, verify_checkpoint
 from torchloom.checkpoint.store.commit import PartWriter, Target, commit
 from torchloom.checkpoint.store.generations import begin, claim, settle
@@ -29,6 +30,9 @@ from torchloom.checkpoint.store.reader import find
 from torchloom.checkpoint.store.storage import Storage, open_storage
 from torchloom.checkpoint.store.verify import load
 from torchloom.errors import CheckpointFenced, CheckpointMissing, StorageFailed
+
+sys.path.append(str(Path(__file__).parents[1] / "states"))
+from every_leaf import Holder, differences, everything
 
 SCRIPT = Path(__file__).with_name("checkpoint_process.py")
 SOURCE = Path(__file__).parents[2] / "src"
@@ -119,6 +123,23 @@ def test_a_store_keeps_what_it_is_given(place: Place) -> None:
         with pytest.raises(CheckpointMissing):
             missing()
     assert [s.key for s in storage.list("j/")] == ["j/a/big", "j/empty", "j/new"]
+
+
+def test_every_kind_of_leaf_comes_back_from_it_and_is_saved_again_as_it_was(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in place.environment.items():
+        monkeypatch.setenv(name, value)
+    with loom.Checkpoint(part=Holder(everything(1)), dir=place.uri, name="job", every=1000) as ckpt:
+        ckpt.save(7, wait=True)
+    holder = Holder(everything(2))
+    assert loom.Checkpoint(part=holder, dir=place.uri, name="job", every=1000).restore() == 7
+    assert differences(everything(1), holder.state) == []
+    with loom.Checkpoint(part=holder, dir=place.uri, name="again", every=1000) as ckpt:
+        ckpt.save(7, wait=True)
+    found = [find(place.open(), name).found for name in ("job", "again")]
+    sums = [[(entry.size, entry.checksum) for entry in one.files] for one in found if one is not None]
+    assert len(sums) == 2 and sums[0] == sums[1]
 
 
 def test_of_many_that_create_one_wins(place: Place) -> None:

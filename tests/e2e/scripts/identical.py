@@ -1,9 +1,11 @@
 """A deterministic DDP training with dropout and data workers, which notes its samples and how it ended.
 
+It draws from every generator a script may have, those of the process and its own, and keeps NumPy's arrays.
+
     identical.py OUT [--steps N] [--every N|Ts|auto] [--layers N] [--step-ms M] [--dataset URI]
 
 OUT/samples-<rank> gets a line `<generation> <step> <indices> <pid>` for every step; OUT/final-<rank> gets
-digests of the parameters, the optimizer's state and the random number generator after the last step.
+digests of parameters, buffers, the optimizer's state, what the script keeps and all generators at the end.
 OUT/limit, where there is one, has the last step that may be made.
 """
 
@@ -11,9 +13,12 @@ import argparse
 import hashlib
 import json
 import os
+import random
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -61,13 +66,55 @@ class Net(nn.Module):
         self.last = nn.Linear(args.width, 1)
         self.middle = nn.ModuleList(nn.Linear(args.width, args.width) for _ in range(args.layers))
         self.drop = nn.Dropout(0.2)
+        self.register_buffer("seen", torch.zeros(args.width))  # each rank's own at the end of a step
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x):
+            self.seen.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
         for layer in self.middle[1::2]:
             x = self.drop(torch.tanh(layer(x)))
         for layer in self.middle[0::2]:
             x = self.drop(torch.tanh(layer(x)))
         return self.last(x)
+
+
+class Noise:
+    """Generators and figures of the script's own, saved as they are."""
+
+    def __init__(self, seed: int) -> None:
+        self.state: dict[str, Any] = {
+            "generator": np.random.default_rng(seed),
+            "legacy": np.random.RandomState(seed),
+            "python": random.Random(seed),
+            "torch": torch.Generator().manual_seed(seed),
+            "history": np.zeros((4, args.width), order="F"),
+            "best": np.float32(np.inf),
+            "seen": frozenset[int](),
+        }
+
+    def draw(self, step: int) -> torch.Tensor:
+        """From all of them, and from those of the process."""
+        now = self.state
+        row = now["generator"].standard_normal(args.width) + now["legacy"].standard_normal(args.width)
+        row += now["python"].gauss() + random.gauss() + np.random.standard_normal(args.width)
+        row += torch.randn(args.width, generator=now["torch"]).numpy()
+        now["history"][step % 4] = 0.9 * now["history"][step % 4] + row
+        now["best"] = min(now["best"], np.float32(row[0]))
+        now["seen"] = frozenset([*now["seen"], step % 7])
+        return torch.from_numpy(now["history"].sum(0)).float() * 1e-3
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+    def digest(self) -> str:
+        kept = [self.state["generator"].bit_generator.state, self.state["legacy"].get_state()[1].tolist()]
+        kept += [self.state["python"].getstate(), self.state["torch"].get_state().tolist()]
+        kept += [self.state["history"].tolist(), self.state["history"].flags.f_contiguous]
+        kept += [repr(self.state["best"]), sorted(self.state["seen"])]
+        return hashlib.sha256(repr(kept).encode()).hexdigest()
 
 
 def wait_for_leave(step: int) -> None:
@@ -87,6 +134,9 @@ def digest(tensors: list[torch.Tensor]) -> str:
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(1 + rank)
+np.random.seed(1 + rank)
+random.seed(1 + rank)
+noise = Noise(11 + rank)
 model = DistributedDataParallel(Net(), bucket_cap_mb=1)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
@@ -100,6 +150,7 @@ ckpt = loom.Checkpoint(
     optimizer=optimizer,
     scheduler=scheduler,
     data=loader,
+    noise=noise,
     every=args.every,
     keep=3,
     dir=args.dir,
@@ -116,7 +167,7 @@ with open(args.out / f"samples-{rank}", "a", buffering=1) as samples, ckpt:
             wait_for_leave(step)
             began = time.monotonic()
             optimizer.zero_grad()
-            loss = model(inputs).pow(2).mean() * loader.weight
+            loss = model(inputs + noise.draw(step)).pow(2).mean() * loader.weight
             loss.backward()
             optimizer.step()
             scheduler.step()
@@ -132,7 +183,13 @@ moments = [t for state in optimizer.state.values() for _, t in sorted(state.item
 final = {
     "parameters": digest(list(model.parameters())),
     "optimizer": digest(moments),
+    "buffers": digest(list(model.buffers())),
     "random": digest([torch.get_rng_state()]),
+    "numpy": hashlib.sha256(
+        repr([*np.random.get_state()[1], np.random.get_state()[2:]]).encode()
+    ).hexdigest(),
+    "python": hashlib.sha256(repr(random.getstate()).encode()).hexdigest(),
+    "noise": noise.digest(),
     "lr": scheduler.get_last_lr(),
 }
 (args.out / f"final-{rank}").write_text(json.dumps(final))

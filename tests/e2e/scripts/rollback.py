@@ -5,8 +5,11 @@ rollback.py fsdp|ddp DIR plain|store|memory      `store`, `memory`: where it is 
 
 import hashlib
 import os
+import random
 import sys
+from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -16,6 +19,9 @@ from torchloom.checkpoint import live
 from torchloom.checkpoint.restoring import rollback
 from torchloom.checkpoint.saving.interval import Every
 from torchloom.errors import CheckpointDamaged, CheckpointError
+
+sys.path.append(str(Path(__file__).parents[2] / "states"))
+from every_leaf import Holder, differences, everything
 
 kind, directory, rolled, memory = sys.argv[1], sys.argv[2], sys.argv[3] != "plain", sys.argv[3] == "memory"
 if memory:
@@ -32,6 +38,11 @@ if kind == "fsdp":
 else:
     model = DistributedDataParallel(plain)
 torch.manual_seed(rank)
+np.random.seed(rank)
+random.seed(rank)
+noise = Holder(
+    {"seed": rank, "own": np.random.default_rng(rank), "row": np.zeros(8), "all": everything(rank)}
+)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 dataset = list(torch.randn(600, 8, generator=torch.Generator().manual_seed(3)))
 loader = loom.ElasticLoader(dataset, global_batch=2 * world)
@@ -45,6 +56,12 @@ def digest() -> str:
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
         total.update(local.detach().numpy().tobytes())
     total.update(torch.get_rng_state().numpy().tobytes())
+    total.update(
+        repr((random.getstate(), np.random.get_state(legacy=False)["state"]["key"].tolist())).encode()
+    )
+    total.update(noise.state["row"].tobytes())
+    total.update(repr(noise.state["own"].bit_generator.state).encode())
+    assert differences(everything(noise.state["seed"]), noise.state["all"]) == []
     return total.hexdigest()[:16]
 
 
@@ -69,7 +86,7 @@ def refused(step: int) -> None:
 
 
 with loom.Checkpoint(
-    model=model, optimizer=optimizer, data=loader, dir=directory, name="job", every=5
+    model=model, optimizer=optimizer, data=loader, noise=noise, dir=directory, name="job", every=5
 ) as ckpt:
     ckpt.restore()
     ckpt._saver.agenda.memory.every = Every(steps=1)
@@ -77,6 +94,9 @@ with loom.Checkpoint(
     done = False
     for batch in loader:
         seen[step + 1] = loader.indices()
+        noise.state["row"] += noise.state["own"].random(8) + np.random.random(8) + random.random()
+        noise.state |= {"seed": 100 * rank + step, "all": everything(100 * rank + step)}
+        batch = batch + torch.from_numpy(noise.state["row"]).float() * 1e-3
         optimizer.zero_grad()
         (model(batch).pow(2).mean() * loader.weight).backward()
         if rolled and step + 1 == 12 and not done:

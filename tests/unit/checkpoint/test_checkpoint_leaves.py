@@ -159,3 +159,68 @@ def test_what_cannot_be_saved_is_refused_with_its_place_before_anything_is_writt
     assert 'part["a"]["b"][3][1]' in str(refused.value) and "cannot be saved" in str(refused.value)
     assert refused.value.hint
     assert not list(tmp_path.glob("job/step-*"))
+
+
+@pytest.mark.parametrize("saves", [1, 2, 3, 4])
+def test_of_two_states_of_one_step_the_later_comes_back_from_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saves: int
+) -> None:
+    """As when a script calls `step(n)`, evaluates, and calls `save(n)`. Which came depended on the slot."""
+    monkeypatch.setenv("LOOM_MEMORY_DIR", str(tmp_path / "memory"))
+    holder = Holder({"n": 0})
+    ckpt = checkpoint(holder, tmp_path / "store")
+    ckpt.restore()
+    for n in range(1, saves + 1):
+        holder.state = {"n": n}
+        ckpt.save(7, wait=True)
+    ckpt.close()
+    again = Holder({"n": 0})
+    later = checkpoint(again, tmp_path / "store")
+    later.restore()
+    assert later.restored.where == "memory" and again.state == {"n": saves}
+
+
+def _schedulers(optimizer: torch.optim.Optimizer) -> list[Any]:
+    kinds = torch.optim.lr_scheduler
+    return [
+        kinds.LambdaLR(optimizer, lambda step: 0.9**step),
+        kinds.MultiStepLR(optimizer, [2, 4]),
+        kinds.ReduceLROnPlateau(optimizer),
+        kinds.CosineAnnealingWarmRestarts(optimizer, 3),
+        kinds.OneCycleLR(optimizer, 0.1, total_steps=10),
+        kinds.CyclicLR(optimizer, 0.1, 0.2, cycle_momentum=False),
+        kinds.SequentialLR(optimizer, [kinds.ConstantLR(optimizer), kinds.StepLR(optimizer, 1)], [2]),
+        torch.optim.swa_utils.SWALR(optimizer, 0.1),
+    ]
+
+
+@pytest.mark.parametrize(
+    "kind", ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Rprop", "NAdam", "LBFGS", "Adafactor"]
+)
+def test_what_torch_has_can_be_saved_and_comes_back(tmp_path: Path, kind: str) -> None:
+    def parts() -> dict[str, Any]:
+        model = torch.nn.Linear(3, 3)
+        optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.01)
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(torch.randn(4, 3)).pow(2).mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        schedulers = _schedulers(optimizer) if kind == "SGD" else []
+        scaler = torch.amp.GradScaler("cpu", enabled=True)
+        average = torch.optim.swa_utils.AveragedModel(model)
+        made = {"model": model, "optimizer": optimizer, "scaler": scaler, "average": average}
+        return made | ({"schedulers": schedulers} if schedulers else {})
+
+    first = parts()
+    with loom.Checkpoint(**first, dir=tmp_path, name="job", every=1000) as ckpt:
+        ckpt.save(1, wait=True)
+    second = parts()
+    assert loom.Checkpoint(**second, dir=tmp_path, name="job", every=1000).restore() == 1
+    for name in ("model", "optimizer", "scaler", "average"):
+        assert differences(first[name].state_dict(), second[name].state_dict()) == [], name
+    for one, other in zip(first.get("schedulers", []), second.get("schedulers", []), strict=True):
+        assert differences(one.state_dict(), other.state_dict()) == [], type(one)

@@ -123,6 +123,8 @@ def test_a_record_that_points_outside_is_refused() -> None:
         {"$set": [{"$tensor": 0}]},
         {"$set": [[1]]},
         {"$int": "rubbish"},
+        {"$nan": "00"},
+        {"$complex": "zz"},
     ],
 )
 def test_a_hostile_tree_is_refused(hostile: Any) -> None:

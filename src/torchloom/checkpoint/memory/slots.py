@@ -54,6 +54,8 @@ class Sealed:
     size: int
     path: Path
     sums: torch.Tensor
+    event: int = 0
+    """Which save of its process it is: of two states of one step the later counts."""
 
     def map(self) -> Region:
         """Its bytes. Raises OSError, or ValueError if the file was cut short."""
@@ -89,7 +91,7 @@ class SlotFile:
         self._region.bytes[: _HEAD.size] = bytes(_HEAD.size)
         return _parts(self._region, size)[0]
 
-    def seal(self, name: CheckpointName, world: int) -> None:
+    def seal(self, name: CheckpointName, world: int, event: int = 0) -> None:
         """Sum the image and say what it is; only then does it count."""
         assert self._region is not None
         payload, sums = _parts(self._region, self._size)
@@ -101,6 +103,7 @@ class SlotFile:
                 "step": name.step,
                 "world": world,
                 "size": self._size,
+                "event": event,
                 "sums": _crc(sums),
             }
         ).encode()
@@ -131,7 +134,7 @@ def read(path: Path) -> Sealed | None:
         if _crc(sums) != facts["sums"]:
             return None
         name = CheckpointName(int(facts["generation"]), int(facts["step"]), int(facts["branch"]))
-        return Sealed(name, int(facts["world"]), size, path, sums)
+        return Sealed(name, int(facts["world"]), size, path, sums, int(facts.get("event", 0)))
     except (OSError, ValueError, KeyError, TypeError, struct.error):
         return None
 
@@ -161,10 +164,10 @@ class MemoryTier:
 
     def hold(self, name: CheckpointName) -> None:
         """This state was restored: its slots are not used before a newer one is sealed by all."""
-        for slot in range(SLOTS):
-            sealed = read(self._path(tier.own(self._rank), slot))
-            if sealed is not None and sealed.name == name:
-                self.keep = slot
+        found = ((read(self._path(tier.own(self._rank), slot)), slot) for slot in range(SLOTS))
+        events = {slot: sealed.event for sealed, slot in found if sealed is not None and sealed.name == name}
+        if events:
+            self.keep = max(events, key=lambda slot: events[slot])
 
     def adopt(self, name: CheckpointName) -> None:
         """Go on from this state: only its slot, if it is here, is worth keeping."""
@@ -236,8 +239,9 @@ class MemoryTier:
         return self._held.get(slot, math.inf)
 
     def _found(self, name: str) -> dict[CheckpointName, Sealed]:
-        found = (read(self._path(name, slot)) for slot in range(SLOTS))
-        return {sealed.name: sealed for sealed in found if sealed and sealed.world == self._world}
+        found = [sealed for slot in range(SLOTS) if (sealed := read(self._path(name, slot))) is not None]
+        found.sort(key=lambda sealed: sealed.event)
+        return {sealed.name: sealed for sealed in found if sealed.world == self._world}
 
     def _path(self, name: str, slot: int) -> Path:
         return tier.file(self.directory, name, slot)

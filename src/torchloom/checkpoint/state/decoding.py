@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import collections
+import struct
 from typing import Any
 
 import torch
@@ -32,7 +33,15 @@ class Decoder:
         """The tree again, its tensors from `leaf`. Raises CheckpointDamaged for what no encoder wrote."""
         try:
             return self._decode(value, path, leaf or self._leaf)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        except (
+            KeyError,
+            IndexError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            RecursionError,
+            struct.error,
+        ) as error:
             problem = f"the state of {told(path)} makes no sense ({type(error).__name__})"
             raise CheckpointDamaged(problem) from error
 
@@ -127,8 +136,10 @@ def _plain(tag: str, held: Any, path: Path) -> Any:
             return base64.b64decode(held)
         case "$bytearray":
             return bytearray(base64.b64decode(held))
+        case "$nan":
+            return struct.unpack("<d", bytes.fromhex(held))[0]
         case "$complex":
-            return complex(*held)
+            return complex(*(struct.unpack("<2d", bytes.fromhex(held)) if isinstance(held, str) else held))
         case "$dtype":
             return DTYPES[held]
         case "$device":

@@ -60,7 +60,7 @@ class _Sealing:
     def run(self) -> None:
         try:
             for slot in self.slots:
-                slot.seal(self.name, self.world)
+                slot.seal(self.name, self.world, self.event)
             self.sealed.set()
         finally:
             self.done.set()

@@ -16,6 +16,7 @@ import base64
 import collections
 import enum
 import json
+import struct
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -61,8 +62,17 @@ def told(path: Path) -> str:
             simple = key.isprintable() and '"' not in key and "\\" not in key
             text += f'["{key}"]' if simple else f"[{json.dumps(key)}]"
         else:
-            text += f"[{key!r}]"
+            text += f"[{_shown(key)}]"
     return text
+
+
+def _shown(key: object) -> str:
+    """The same on every rank: the order of a set is not."""
+    if isinstance(key, frozenset):
+        return f"frozenset({{{', '.join(sorted(map(_shown, key)))}}})"
+    if type(key) is tuple:
+        return f"({', '.join(map(_shown, key))},)"
+    return repr(key)
 
 
 def local_part(tensor: Any) -> torch.Tensor:
@@ -100,7 +110,7 @@ class Encoder:
 
     def _encode(self, value: Any, path: Path) -> Any:
         kind = type(value)
-        if kind in _QUICK:
+        if kind in _QUICK and value == value:
             return value
         if kind is int:
             return value if -_LONG < value < _LONG else {"$int": hex(value)}
@@ -116,7 +126,9 @@ class Encoder:
 
     def _items(self, value: Any, path: Path) -> list[Any]:
         kinds = set(map(type, value))
-        if kinds <= _QUICK or (kinds == {int} and min(value) > -_LONG and max(value) < _LONG):
+        if (kinds <= _QUICK and (float not in kinds or not any(item != item for item in value))) or (
+            kinds == {int} and min(value) > -_LONG and max(value) < _LONG
+        ):
             return list(value)
         self._enter(value, path)
         items = [self._encode(item, (*path, n)) for n, item in enumerate(value)]
@@ -174,8 +186,10 @@ class Encoder:
         kind = type(value)
         if kind in (bytes, bytearray):
             return {f"${kind.__name__}": base64.b64encode(value).decode()}
+        if kind is float:  # one that is no number; of those there are many
+            return {"$nan": struct.pack("<d", value).hex()}
         if kind is complex:
-            return {"$complex": [value.real, value.imag]}
+            return {"$complex": struct.pack("<2d", value.real, value.imag).hex()}
         if kind is torch.dtype:
             return {"$dtype": str(value).removeprefix("torch.")}
         if kind is torch.device:
@@ -244,18 +258,21 @@ class Encoder:
             record["whole"] = list(tensor.shape)
             record["offset"] = list(offset_of(tensor))
         flags = local.is_conj(), local.is_neg()  # the same memory, other values
-        key = (
+        offset = str(record.get("offset"))
+        key: tuple[object, ...] = (
             local.data_ptr(),
             local.dtype,
             tuple(local.shape),
             local.stride(),
             flags,
-            str(record.get("offset")),
+            offset,
         )
-        if local.numel() and key in self._known:
-            return self._known[key]
-        self._known[key] = number = self._add(local, record)
-        return number
+        if not local.numel():  # without memory, only the object itself tells
+            self._ids[id(tensor)] = -1, tensor
+            key = (*key, id(tensor))
+        if key not in self._known:
+            self._known[key] = self._add(local, record)
+        return self._known[key]
 
     def _add(self, local: torch.Tensor, record: Record) -> int:
         record |= {"dtype": _NAMES[local.dtype], "shape": list(local.shape)}
@@ -268,10 +285,11 @@ class Encoder:
 
 def refusal(path: Path, value: Any, why: str = "") -> UsageError:
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    return UsageError(
-        f"{told(path)}: an object of type {kind} cannot be saved" + (f", because {why}" if why else ""),
-        hint="let state_dict() return numbers, texts, tensors, NumPy arrays and containers of them",
-    )
+    hint = "let state_dict() return numbers, texts, tensors, NumPy arrays and containers of them"
+    if hasattr(value, "state_dict"):
+        hint = "put its state_dict() there, or give it to loom.Checkpoint as a part of its own"
+    problem = f"{told(path)}: an object of type {kind} cannot be saved"
+    return UsageError(f"{problem}, because {why}" if why else problem, hint=hint)
 
 
 def offset_of(tensor: Any) -> tuple[int, ...]:
