@@ -2,7 +2,7 @@
 # Builds the page into src/torchloom/web/dist. Called by `make setup`; does nothing without Node.
 set -euo pipefail
 cd "$(dirname "$0")/../src/torchloom/web"
-if ! command -v npm >/dev/null || ! node -e 'process.exit(Number(process.versions.node.split(".")[0]) < 20)'; then
+if ! command -v npm >/dev/null || ! node -e 'process.exit(Number(process.versions.node.split(".")[0]) < 20 ? 1 : 0)'; then
   echo "the page is not built, because Node 20 or newer is not here; everything else works without it."
   [ "${CI:-}" != true ] || { echo "in CI it must be built." >&2; exit 1; }
   exit 0
