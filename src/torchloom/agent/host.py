@@ -67,6 +67,8 @@ class LocalWorker:
     """Its process has been seen to end; the exit is being put into words."""
     told: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when its exit has been said."""
+    oom_kills: tuple[str, int] | None = None
+    """What the OOM killer had ended in its cgroup when that was looked at last."""
     first_step_told: bool = False
     end_seen: bool = False
     """Its script has ended, and that was looked at."""

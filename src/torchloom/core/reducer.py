@@ -41,6 +41,7 @@ from torchloom.core.recovery.generation_start import (
     start_generation,
     workers_started,
 )
+from torchloom.core.recovery.goodput import count_lost
 from torchloom.core.recovery.incidents import recovered
 from torchloom.core.recovery.script_failed import script_failed
 from torchloom.core.steering.driver import (
@@ -276,11 +277,9 @@ def _first_step(turn: Turn, event: FirstStep) -> None:
     job.incident = ""
     incident.timeline.first_step_ns = event.at_ns
     job.down_ns += max(0, event.at_ns - incident.timeline.fault_ns)
+    next_step = None if event.training_step is None else event.training_step + event.paused
+    count_lost(job, incident, next_step)
     recovered(turn, job, incident)
-    reached = [r.training_step for r in incident.exits if r.training_step is not None]
-    if reached and event.training_step is not None:
-        next_step = event.training_step + event.paused  # told are the steps that were made
-        incident.lost_steps = max(0, max(reached) - next_step + 1)
 
 
 def _timer_fired(turn: Turn, event: TimerFired) -> None:

@@ -205,6 +205,8 @@ class Job(Struct, kw_only=True):
     paused: bool = False
     stop_grace_s: float = 0.0
     """While its ranks agree on the boundary at which they stop: what they get if they cannot."""
+    lost_ns: int = 0
+    """Time in which steps were made that were lost with their generation."""
     down_ns: int = 0
     """Time without training between a fault and the first step after it, over closed incidents."""
     findings: dict[str, str] = field(default_factory=dict)

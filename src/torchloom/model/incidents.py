@@ -189,7 +189,7 @@ class Incident(Struct, kw_only=True):
     decided: Decision | None = None
     timeline: Timeline = field(default_factory=Timeline)
     lost_steps: int | None = None
-    """Training steps to be repeated; None when the script does not tell its step."""
+    """Steps of work that are repeated or lost; None when that is not known."""
     open: bool = True
     finding: Finding | None = None
     """What a detector said last, if one did."""

@@ -51,6 +51,8 @@ class Exit(Struct, frozen=True):
     source: Literal["spawner", "pidfd", "end-record", "inventory", "operator", "fence", "unknown"]
     """`operator`: nobody saw it, but a person said that its host is gone. `fence`: its host had to end it by
     now, because it has lost the control plane."""
+    out_of_memory: bool = False
+    """The kernel's OOM killer has killed it, or another process of its cgroup, just before."""
 
     @property
     def ok(self) -> bool:
@@ -62,8 +64,12 @@ class Exit(Struct, frozen=True):
         return self.code is None and self.signal is None
 
     def describe(self) -> str:
+        if self.signal == 9 and self.out_of_memory:
+            return "was killed by the kernel because memory ran out (OOM killer, SIGKILL)"
         if self.signal is not None:
             return f"was killed by signal {self.signal} ({signal_name(self.signal)})"
+        if self.code and self.out_of_memory:
+            return f"exited with code {self.code} after the kernel's OOM killer ended a process of its cgroup"
         if self.code is not None:
             return f"exited with code {self.code}"
         if self.source == "operator":

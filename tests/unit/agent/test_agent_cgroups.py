@@ -62,3 +62,21 @@ def test_what_another_group_counted_is_not_this_ones() -> None:
     assert _throttled_per_step(seen) == 100_000
     assert _throttled_per_step([*seen, (60, "free", 5_000)]) == 0
     assert _throttled_per_step([]) == 0
+
+
+@pytest.mark.parametrize(
+    ("lines", "file"),
+    [("4:memory:/m/w\n0::/\n", "memory/m/w/memory.oom_control"), ("0::/pod/w\n", "pod/w/memory.events")],
+)
+def test_what_the_oom_killer_ended_is_read_in_both_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str, file: str
+) -> None:
+    in_group(monkeypatch, lines)
+    counts = tmp_path / file
+    assert cgroups.oom_kills(1, tmp_path) is None and not cgroups.killed_since(None)
+    counts.parent.mkdir(parents=True)
+    counts.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
+    before = cgroups.oom_kills(1, tmp_path)
+    assert before == (str(counts), 2) and not cgroups.killed_since(before)
+    counts.write_text("oom_kill 3\n")
+    assert cgroups.killed_since(before)

@@ -147,6 +147,38 @@ def test_what_starts_a_script_is_not_in_its_stack() -> None:
     assert len(stacks.summary(7, (stacks.Thread(starters, "MainThread", 7),)).lines) == len(starters)
 
 
+def test_of_a_child_only_what_it_runs_itself_is_shown() -> None:
+    """A forked data-loader worker has the frames of its parent below its own."""
+
+    def frames(*own: stacks.Frame) -> tuple[stacks.Thread, ...]:
+        library = "/venv/lib/python3.11/site-packages/torch/utils/data/_utils/worker.py"
+        below = (
+            stacks.Frame("_worker_loop", library, line=320),
+            stacks.Frame("_bootstrap", "/usr/lib/python3.11/multiprocessing/process.py", line=314),
+            stacks.Frame("<module>", "/home/me/train.py", line=30),
+        )
+        return (stacks.Thread((*own, *below), "MainThread", 7),)
+
+    hung = stacks.of_child(7, frames(stacks.Frame("__getitem__", "/home/me/data.py", line=9)))
+    assert hung is not None and hung.location == "__getitem__() at data.py:9" and len(hung.lines) == 1
+    idle = stacks.Frame("poll", "/usr/lib/python3.11/multiprocessing/connection.py", line=257)
+    assert stacks.of_child(7, frames(idle)) is None
+
+
+def test_our_own_files_are_never_the_place() -> None:
+    ours = stacks.Frame("step", "/src/torchloom/probe/observe/steps.py", line=3)
+    library = stacks.Frame("run", "/usr/lib/python3.11/threading.py", line=5)
+    found = stacks.summary(7, (stacks.Thread((ours, library), "MainThread", 7),))
+    assert found.location == "run() at threading.py:5"
+    users = stacks.Frame("main", "/home/me/train.py", line=8)
+    assert (
+        stacks.summary(7, (stacks.Thread((ours, users), "MainThread", 7),)).location == "main() at train.py:8"
+    )
+    injected = stacks.Frame("injected_hang", "/src/torchloom/probe/injected_faults.py", line=2)
+    found = stacks.summary(7, (stacks.Thread((injected, users), "MainThread", 7),))
+    assert found.location.startswith("injected_hang()")
+
+
 def may_look_into(pid: int) -> bool:
     """The kernel's own word, whatever py-spy can do: it asks the same of whoever opens this file."""
     try:

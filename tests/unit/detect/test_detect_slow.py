@@ -38,7 +38,7 @@ def facts(**change: float) -> ProcessFacts:
         ("compute-slow", {"device": "cpu-a-3", "process": facts(cpu_ns_per_step=0.12)}),
         ("data-slow", {"data_s": 0.11}),
         ("host-contention", {"process": facts(run_delay_ns_per_step=0.11), "device": "GPU-1"}),
-        ("host-contention", {"device": "cpu-a-3"}),
+        ("compute-slow", {"device": "cpu-a-3"}),
     ],
 )
 def test_a_late_rank_is_found_with_its_cause(kind: str, late: dict[str, object]) -> None:

@@ -42,6 +42,34 @@ def throttled(pid: int, root: Path = ROOT) -> tuple[str, int] | None:
     return group, total
 
 
+def oom_kills(pid: int, root: Path = ROOT) -> tuple[str, int] | None:
+    """The file that counts processes of this process's memory cgroup which the OOM killer ended, and the
+    count; None when there is none. The file stays readable when the process is gone."""
+    lines = _read(f"/proc/{pid}/cgroup").decode("utf-8", "replace").splitlines()
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            return _counted(f"{root}/memory/{path.lstrip('/')}/memory.oom_control")
+    for line in lines:
+        if line.startswith("0::"):
+            return _counted(f"{root}/{line[3:].lstrip('/')}/memory.events")
+    return None
+
+
+def killed_since(before: tuple[str, int] | None) -> bool:
+    """Whether the OOM killer ended a process of that cgroup since then."""
+    now = _counted(before[0]) if before is not None else None
+    return before is not None and now is not None and now[1] > before[1]
+
+
+def _counted(path: str) -> tuple[str, int] | None:
+    for line in _read(path).splitlines():
+        match line.split():
+            case [b"oom_kill", value]:
+                return path, int(value)
+    return None
+
+
 def _throttled_ns(path: str) -> int:
     """0 where there is no quota or nothing can be read."""
     for line in _read(path).splitlines():

@@ -21,7 +21,7 @@ from torchloom.model.messages import AskEvidence, EvidenceAnswer
 from torchloom.model.windows import WaitsOn
 from torchloom.model.worker import WorkerRef
 from torchloom.wire import blackbox
-from torchloom.wire.blackbox import Progress
+from torchloom.wire.blackbox import Phase, Progress
 
 SAMPLE_EVERY_S = 2.0
 WATCHED_FOR_S = 15.0
@@ -34,6 +34,7 @@ _LIVING_FAULTS = 16
 _LIVING_RUNS = 10
 """Between two samples: less than this may be a loop that only looks whether something has come."""
 _AT_ONCE = 4
+_MOST_CHILDREN = 4
 _LOG_LINES = 8
 
 
@@ -51,6 +52,8 @@ class Sample:
     quiet_ns: int = 0
     """The newest sign of life, and for how long there was none."""
     debugger: str = ""
+    children: tuple[str, ...] = ()
+    """Stacks of child processes that run code of the script, while it waits for them."""
     until_s: float = 0.0
     _since_ns: int = 0
     _lived_ns: int = 0
@@ -102,7 +105,8 @@ def _life(before: kernel.Tree, now: kernel.Tree, ns: int, wait: waiting.KernelWa
     """A sign that it is at work, as a clause; empty when there is none."""
     share = (now.cpu_ns - before.cpu_ns) / max(1, ns)
     if share >= _LIVING_CPU_SHARE:
-        whose = "it uses" if len(now.pids) == 1 else "it and its children use"
+        more = len(now.pids) - 1
+        whose = f"it and its {more} child process{'es' * (more != 1)} use" if more else "it uses"
         return f"{whose} {100 * share:.0f} % of a core"
     if printed:
         return "it prints"
@@ -146,8 +150,26 @@ class Samples:
     async def _look(self, worker: LocalWorker, sample: Sample) -> stacks.Stack | None:
         async with self._turns:
             stack = await stacks.read(worker.pid)
-        sample.take(stack, kernel.tree(worker.pid), time.monotonic_ns(), files.size(worker.log))
+            tree = kernel.tree(worker.pid)
+            child = await self._child(worker, tree)
+        sample.take(stack, tree, time.monotonic_ns(), files.size(worker.log))
+        sample.children = child.lines if child is not None else ()
+        if child is not None:
+            sample.waits_for = f"it waits for its child process, which is in {child.location}"
         return stack
+
+    async def _child(self, worker: Worker, tree: kernel.Tree | None) -> stacks.Stack | None:
+        """A data-loader worker that runs code of the script while its parent waits for data; or any child
+        while the parent waits for it to end."""
+        if tree is None or len(tree.pids) < 2 or worker.box is None or worker.box.closed:
+            return None
+        in_data = worker.box.progress(Progress.PHASE) == Phase.DATA_WAIT
+        if not in_data and waiting.of_process(worker.pid).call not in ("child", "poll"):
+            return None
+        for pid in [pid for pid in tree.pids if pid != tree.root][:_MOST_CHILDREN]:
+            if (stack := await stacks.read(pid, child=True)) is not None:
+                return stack
+        return None
 
     async def gather(self, query: AskEvidence) -> EvidenceAnswer:
         """Everything that is known of these ranks now; those in `suspects` are sampled from now on."""
@@ -170,6 +192,7 @@ class Samples:
         self, worker: LocalWorker, stack: stacks.Stack | None, collectives: int, suspect: bool
     ) -> RankEvidence:
         box, now_ns = worker.box, time.monotonic_ns()
+        children = self.of(worker.ref).children if suspect else ()
         log = files.tail(worker.log, _LOG_LINES) if suspect else ()
         state = kernel.state_of(worker.pid)
         if box is None or box.closed:
@@ -184,7 +207,7 @@ class Samples:
             steps=box.progress(Progress.STEPS),
             doing=activity(box, now_ns),
             location=stack.location if stack is not None else "",
-            stack=stack.lines if stack is not None else (),
+            stack=(*(stack.lines if stack is not None else ()), *(f"child: {c}" for c in children)),
             gil=stack.gil if stack is not None else "",
             collectives=tuple(words.past(c, groups, now_ns) for c in box.view.collectives(collectives)),
             log_tail=log,

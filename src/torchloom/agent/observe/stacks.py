@@ -37,6 +37,8 @@ _STARTERS = (
     *("/torchloom/spawner/", "<frozen runpy>"),
 )
 """What runs a script: the same below every stack, and of use to nobody."""
+_CHILD_STARTS = ("_worker_loop", "_bootstrap", "spawn_main")
+"""Frames above which a child process runs what it was started for."""
 _NICENESS = "10"
 
 
@@ -86,8 +88,9 @@ class Stack(msgspec.Struct, frozen=True):
 _threads = msgspec.json.Decoder(tuple[Thread, ...])
 
 
-async def read(pid: int) -> Stack | None:
-    """The stacks of a process; None when they cannot be had (not Python, gone, or not allowed)."""
+async def read(pid: int, child: bool = False) -> Stack | None:
+    """The stacks of a process; None when they cannot be had (not Python, gone, or not allowed), and for a
+    child when it runs nothing of the user's."""
     program = _program()
     if not program:
         return None
@@ -114,7 +117,9 @@ async def read(pid: int) -> Stack | None:
         threads = _threads.decode(out)
     except msgspec.DecodeError:
         return None
-    return summary(pid, threads) if threads else None
+    if not threads:
+        return None
+    return of_child(pid, threads) if child else summary(pid, threads)
 
 
 def summary(pid: int, threads: Sequence[Thread]) -> Stack:
@@ -135,6 +140,18 @@ def summary(pid: int, threads: Sequence[Thread]) -> Stack:
         print=everything,
         debugger=next((n for f in frames for part, n in _DEBUGGERS.items() if part in f.filename), ""),
     )
+
+
+def of_child(pid: int, threads: Sequence[Thread]) -> Stack | None:
+    """Of a data-loader worker or another process that the script started: only what it runs itself, because
+    a forked child has its parent's frames below. None when it runs nothing of the user's."""
+    own = []
+    for thread in threads:
+        frames = thread.frames
+        cut = next((i for i, f in enumerate(frames) if f.name in _CHILD_STARTS), len(frames))
+        own.append(Thread(frames[:cut], thread.thread_name, thread.os_thread_id, thread.owns_gil))
+    found = summary(pid, own)
+    return found if any(f.users for t in own for f in t.frames) else None
 
 
 def _of_interest(frames: Sequence[Frame]) -> Sequence[Frame]:

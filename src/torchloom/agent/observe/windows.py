@@ -50,6 +50,7 @@ _GROUPS_COUNTED = 8
 _WORKERS_A_MESSAGE = 64
 _ALL_STEPS_EVERY = 8
 """Looks after which all steps kept are sent again: a message may have been lost, or the weaver be new."""
+_OOM_EVERY = 4
 _COUNTED_LOOKS = 8
 """How far back counters are compared, in looks at the counters (every other look)."""
 
@@ -175,6 +176,8 @@ class Windows:
                 past.throttled.append((steps, *held_back))
         else:
             state = kernel.state_of(worker.pid) or "X"
+        if past.looks % _OOM_EVERY == 1:
+            worker.oom_kills = cgroups.oom_kills(worker.pid)
         if past.looks % 2 or state in ("t", "T"):
             past.tracer = waiting.tracer(worker.pid)
         if state == "T" and not self._stopped(worker, past):

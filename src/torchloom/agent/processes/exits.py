@@ -14,11 +14,13 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from torchloom.agent.checkpoints.save_reports import look_at_saves
 from torchloom.agent.host import Host, LocalWorker, Store
 from torchloom.agent.logs import files, times
 from torchloom.agent.mail import answers_text
-from torchloom.agent.observe import boxes, pulse, words
+from torchloom.agent.observe import boxes, cgroups, pulse, words
 from torchloom.agent.observe.boxes import ReadableBox
 from torchloom.agent.observe.collectives import last_collectives
 from torchloom.agent.processes.process import Process
@@ -74,6 +76,8 @@ class ExitWatch:
         found, told_at_ns = await self._status(
             worker.process, worker.pid, worker.start_ticks, end, worker.spawner
         )
+        if not found.ok and cgroups.killed_since(worker.oom_kills):
+            found = replace(found, out_of_memory=True)
         # While there was no agent only the spawner saw when it ended.
         at_ns = min(at_ns, told_at_ns or at_ns)
         event = exit_event(host.node, worker, found, at_ns, end)

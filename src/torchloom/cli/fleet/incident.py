@@ -40,7 +40,7 @@ def command(
         print(f"confidence {_confidence(found['finding'])}")
     print(f"timeline   {timeline(found['timeline'])}")
     if found["lost_steps"] is not None:
-        print(f"lost       {found['lost_steps']} training steps are repeated")
+        print(f"lost       {found['lost_steps']} steps of work repeated or lost")
     if found["goodput_before"] is not None and found["goodput_after"] is not None:
         before, after = output.percent(found["goodput_before"]), output.percent(found["goodput_after"])
         print(f"goodput    {before} before, {after} after")

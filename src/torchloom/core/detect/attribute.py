@@ -119,7 +119,10 @@ def _explain(window: RankWindow, late: Late, calm: Sequence[RankWindow], cost: C
     elif crowded:
         return None  # all wait for a core, and it does not wait longer than they: no one's fault
     else:
-        kind, why = "host-contention", "neither data nor computation explains it, so its host holds it up"
+        kind, why = (
+            "compute-slow",
+            "neither data, CPU time nor waiting for a core explains it: its own code waits or sleeps",
+        )
     if late.score is not None:
         how = f"{late.score:.0f} robust standard deviations"
         confidence = min(0.99, 0.7 + 0.05 * (late.score / 6) + 0.2 * (late.share - 0.6) / 0.4)

@@ -27,7 +27,7 @@ from torchloom.core.recovery.generation_start import (
     settle_start,
     start_generation,
 )
-from torchloom.core.recovery.goodput import goodput
+from torchloom.core.recovery.goodput import count_lost, goodput
 from torchloom.core.recovery.incidents import (
     GENERATION_ENDED,
     close_findings,
@@ -197,6 +197,7 @@ def end_generation(turn: Turn, job: Job, incident: Incident, why: str) -> None:
     previous = turn.fleet.incidents.get(job.incident)
     if previous is not None and previous is not incident:
         previous.open = False
+        count_lost(job, previous, None)
         job.down_ns += max(0, incident.timeline.fault_ns - previous.timeline.fault_ns)
     job.incident = incident.id
     incident.decided = decision_of(job.plan)

@@ -252,7 +252,8 @@ def test_a_generation_that_dies_before_its_first_step_opens_the_next_incident() 
     story.fire()
     story.bring_up()
     story.first_step()
-    assert not second.open and second.generation == 2 and second.lost_steps is None
+    assert not second.open and second.generation == 2
+    assert (first.lost_steps, second.lost_steps) == (50, 0)
 
 
 def test_a_first_step_of_the_failed_generation_does_not_close_its_incident() -> None:
@@ -322,3 +323,19 @@ def test_an_exit_tells_how_far_the_training_came() -> None:
     story.exit(0, OK, steps=20, training_step=420)
     worker = story.job().workers[0]
     assert (worker.steps, worker.training_step) == (20, 420)
+
+
+def test_work_that_no_checkpoint_kept_is_lost_and_goodput_counts_it() -> None:
+    """A script that tells neither its step nor saves anything begins anew."""
+    story = Story(a=8)
+    story.run(workers=2)
+    story.now_ns += 100 * S
+    story.exit(0, KILLED, steps=90, ran_s=90.0)
+    story.exit(1, Exit(None, 15, "spawner"), steps=90, ran_s=90.0)
+    story.bring_up()
+    for rank in range(2):
+        story.first_step(rank)
+    incident = story.fleet.incidents["j.1"]
+    assert incident.lost_steps == 90 and story.job().lost_ns == 90 * S
+    assert incident.goodput_after is not None and incident.goodput_after < 0.2
+    story.check_replay()
