@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import random
+import sys
 
 import pytest
 from detect_windows import SECOND, stepping, window
+from msgspec.structs import replace
 
 from torchloom.core.detect.attribute import slower_job, stragglers
 from torchloom.core.detect.cost import per_rank, what_if
+from torchloom.core.detect.judge import AllLimits, Memory, judge
 from torchloom.core.detect.slow import SlowLimits, Trigger, localise, watch
 from torchloom.core.detect.transfers import transfer_times
-from torchloom.core.detect.window import GroupPosition, ProcessFacts, RankWindow, by_role, waited_ns
+from torchloom.core.detect.window import (
+    GroupPosition,
+    ProcessFacts,
+    RankWindow,
+    StepTimes,
+    by_role,
+    waited_ns,
+)
+from torchloom.model.windows import PairTimes
 
 LIMITS = SlowLimits()
 
@@ -171,3 +182,88 @@ def test_on_a_busy_host_who_computes_more_also_waits_more_for_a_cpu() -> None:
     held_up = facts(cpu_ns_per_step=0.1, run_delay_ns_per_step=0.4)
     (found,) = stragglers([*calm, stepping(3, own(3, 2.0), step_s=0.8, process=held_up)], LIMITS)
     assert found.kind == "host-contention"
+
+
+@pytest.mark.parametrize(("ranks", "slow"), [(4, 2), (8, 4), (8, 5), (64, 26), (256, 102)])
+def test_a_set_that_is_slow_for_good_is_named_and_not_called_imbalance(ranks: int, slow: int) -> None:
+    windows = [stepping(r, own(r, 1.5 if r < slow else 1.0, steps=32), step_s=0.5) for r in range(ranks)]
+    found = stragglers(windows, LIMITS)
+    assert sorted(r for f in found for r in f.ranks) == list(range(slow)), [f.sentence for f in found]
+    assert len(found) == 1 or slow <= 3, "one finding for a set"
+    assert {f.kind for f in found} == {"compute-slow"}
+
+
+def test_a_late_rank_that_changes_is_imbalance() -> None:
+    chance = random.Random(3)
+    uneven = [[0.3 * chance.lognormvariate(0, 0.35) for _ in range(32)] for _ in range(8)]
+    windows = [stepping(r, times, step_s=0.8) for r, times in enumerate(uneven)]
+    assert [(f.kind, f.ranks) for f in stragglers(windows, LIMITS)] == [("data-imbalance", ())]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_that_is_slow_in_every_tenth_step_is_named(ranks: int) -> None:
+    late = [t * (6 if n % 10 == 4 else 1) for n, t in enumerate(own(1, steps=32))]
+    windows = [stepping(r, late if r == 1 else own(r, steps=32), step_s=0.5) for r in range(ranks)]
+    (found,) = stragglers(windows, LIMITS)
+    assert (found.kind, found.ranks) == ("compute-slow", (1,))
+    assert "in every 10th step" in found.sentence
+
+
+def test_a_long_step_now_and_then_is_nobodys_period() -> None:
+    for long in ({4}, {4, 20}, {3, 9, 27}):
+        late = [t * (6 if n in long else 1) for n, t in enumerate(own(1, steps=32))]
+        windows = [stepping(r, late if r == 1 else own(r, steps=32), step_s=0.5) for r in range(4)]
+        assert stragglers(windows, LIMITS) == []
+
+
+def test_stages_of_a_pipeline_without_roles_are_told_as_such() -> None:
+    pairs = (PairTimes("pp", 0, 10**6, 10**6),)
+    windows = [
+        replace(stepping(r, own(r, 2.5 if r == 3 else 1.0, steps=32), step_s=0.9), role="", pairs=pairs)
+        for r in range(4)
+    ]
+    (found,) = stragglers(windows, LIMITS)
+    assert (found.kind, found.ranks) == ("data-imbalance", (3,)) and "stages are uneven" in found.sentence
+
+
+def test_a_stage_that_has_changed_is_named_by_its_own_past() -> None:
+    """Four stages of different lengths: compared with each other nobody stands out."""
+    lengths = (1.0, 1.6, 1.3, 0.8)
+    memory, told = Memory(), []
+    for look in range(1, 40):
+        first = max(1, 8 * look - 31)
+        windows = []
+        for r, length in enumerate(lengths):
+            steps = []
+            for step in range(first, 8 * look + 1):
+                slow = step > 160
+                noise = random.Random(r * 10_000 + step).lognormvariate(0, 0.02)
+                own_s = 0.3 * length * (1.8 if slow and r == 2 else 1.0) * noise
+                whole_s = 0.3 * (2.4 if slow else 1.6) + 0.05
+                steps.append(StepTimes(step, round(whole_s * SECOND), 0, round((whole_s - own_s) * SECOND)))
+            windows.append(window(r, steps=tuple(steps), role=f"stage {r}", steps_done=8 * look))
+        memory, found = judge(windows, memory, AllLimits())
+        told += [f for f in found if f.kind != "global-slowdown"]
+    assert told and {f.ranks for f in told} == {(2,)} and told[-1].kind == "compute-slow"
+    assert "the time of before" in told[-1].sentence and "others do not" in told[-1].sentence
+
+
+def test_the_cost_of_many_slow_ranks_grows_with_their_number_and_no_faster() -> None:
+    """Counted in calls, not in seconds: twice as many ranks must not cost four times as much."""
+
+    def calls(ranks: int) -> int:
+        windows = [stepping(r, own(r, 1.5 if r % 5 < 2 else 1.0, steps=32), step_s=0.5) for r in range(ranks)]
+        count = 0
+
+        def trace(_frame: object, event: str, _arg: object) -> None:
+            nonlocal count
+            count += event in ("call", "c_call")
+
+        sys.setprofile(trace)
+        try:
+            stragglers(windows, LIMITS)
+        finally:
+            sys.setprofile(None)
+        return count
+
+    assert calls(512) < 2.6 * calls(256)

@@ -9,10 +9,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import log
 
+from msgspec.structs import replace
+
 from torchloom.core.detect import words
 from torchloom.core.detect.cost import Cost, what_if
 from torchloom.core.detect.robust import median
-from torchloom.core.detect.slow import SETTLED, Late, SlowLimits, Trigger, held_back, localise, unevenness
+from torchloom.core.detect.slow import (
+    MAX_STEPS,
+    SETTLED,
+    Late,
+    SlowLimits,
+    Trigger,
+    held_back,
+    lasting_set,
+    localise,
+    own_times,
+    periodic,
+    unevenness,
+)
 from torchloom.core.detect.transfers import say, transfer_times, where
 from torchloom.core.detect.window import RankWindow, by_role
 from torchloom.model.finding_kinds import FindingKind
@@ -30,6 +44,12 @@ IDLE = 0.2
 """A device that has nothing to do for this much more of the time than its peers' waits for its host."""
 AHEAD = 0.5
 """A host that has enqueued a collective this part of a step before its device comes to it is well ahead."""
+CHANGED, SAME = 1.15, 1.1
+"""A rank has changed from so much more than its own time of before, and is the same up to so much."""
+RECENT_OWN = 16
+SET_FROM = 3
+"""More late ranks than this are told as one set."""
+_SHOWN = 16
 UNEVEN_SPREAD = 0.08
 UNEVEN_LOSS = 0.15
 
@@ -38,14 +58,112 @@ def stragglers(windows: Sequence[RankWindow], limits: SlowLimits) -> list[Findin
     """Findings for every late rank, and for roles in which a different rank is late every time."""
     found: list[Finding] = []
     for peers in by_role(windows).values():
-        found += _named(peers, limits) or _uneven(peers)
+        named = _named(peers, limits)
+        named = _together(named, peers) if len(named) > SET_FROM else named
+        if not peers[0].role and any(w.pairs for w in peers):
+            named = [_stage(one, peers) for one in named]
+        found += named
+        if not named:
+            found += _periodic(peers, limits) or _uneven(peers)
     return found
+
+
+def _together(named: Sequence[Finding], peers: Sequence[RankWindow]) -> list[Finding]:
+    """One finding for a set of ranks that are slow for the same reason, however many they are."""
+    by_kind: dict[str, list[Finding]] = {}
+    for one in named:
+        by_kind.setdefault(one.kind, []).append(one)
+    found = []
+    for some in by_kind.values():
+        if len(some) == 1:
+            found += some
+            continue
+        ranks = tuple(sorted(r for one in some for r in one.ranks))
+        ratios = sorted(float(one.inputs["ratio"]) for one in some)
+        middle = some[len(some) // 2]
+        why = middle.sentence.partition(": ")[2]
+        windows = [w for w in peers if w.rank in set(ranks)]
+        found.append(
+            replace(
+                middle,
+                ranks=ranks,
+                node=words.node_of(windows),
+                sentence=f"{words.whom(windows)} ({len(ranks)} of {len(peers)}) take {ratios[0]:.2f}–"
+                f"{ratios[-1]:.2f}× the time of their peers: {why}",
+                confidence=min(one.confidence for one in some),
+                evidence=tuple(e for one in some[:_SHOWN] for e in one.evidence),
+            )
+        )
+    return found
+
+
+def _stage(one: Finding, peers: Sequence[RankWindow]) -> Finding:
+    """Ranks of a pipeline that does not tell its roles: those that take longer may simply have more to do."""
+    windows = [w for w in peers if w.rank in set(one.ranks)]
+    ratio = float(one.inputs["ratio"])
+    take, slow = ("takes", "it is slow") if len(windows) == 1 else ("take", "they are slow")
+    return replace(
+        one,
+        kind="data-imbalance",
+        sentence=f"{words.whom(windows)} {take} {ratio:.2f}× the time of the other ranks of the pipeline: "
+        f"its stages are uneven, or {slow} (roles, as by loom.role, would tell)",
+        confidence=min(one.confidence, 0.7),
+    )
+
+
+def changed_ranks(
+    windows: Sequence[RankWindow], past_ns: Mapping[int, float], trigger: Trigger
+) -> list[Finding]:
+    """Ranks that take longer than they did themselves before, where the others do not: of a pipeline or any
+    other job in which nobody does the same work."""
+    now = {r: _median(times) for r, times in own_times(windows, RECENT_OWN).items() if times}
+    known = {r: now[r] / past_ns[r] for r in now if past_ns.get(r, 0.0) > 0}
+    slower = [
+        r
+        for r, ratio in known.items()
+        if ratio > CHANGED and now[r] - past_ns[r] > EXPLAINS * 1e9 * (trigger.now_s - trigger.baseline_s)
+    ]
+    others = [ratio for r, ratio in known.items() if r not in slower]
+    if not slower or len(known) < len(windows) or len(slower) > len(known) / 2 or max(others) > SAME:
+        return []
+    blamed = [w for w in windows if w.rank in slower]
+    worst = max(slower, key=lambda r: known[r])
+    return [
+        Finding(
+            kind="compute-slow",
+            ranks=tuple(sorted(slower)),
+            node=words.node_of(blamed),
+            sentence=f"{words.whom(blamed)} {'takes' if len(blamed) == 1 else 'take'} {known[worst]:.2f}× "
+            f"the time of before ({words.change(past_ns[worst] / 1e9, now[worst] / 1e9)} a step), and the "
+            f"others do not; steps went from {words.change(trigger.baseline_s, trigger.now_s)}",
+            confidence=0.8,
+            certainty="slowness is reported, never certain",
+            inputs={"ratio": known[worst], "excess_s": (now[worst] - past_ns[worst]) / 1e9},
+        )
+    ]
+
+
+def _periodic(peers: Sequence[RankWindow], limits: SlowLimits) -> list[Finding]:
+    by_rank = {w.rank: w for w in peers}
+    return [
+        Finding(
+            kind="compute-slow",
+            ranks=(one.rank,),
+            node=by_rank[one.rank].node,
+            sentence=f"{words.who(by_rank[one.rank])} takes {one.ratio:.1f}× the time of its peers in every "
+            f"{_ordinal(one.every)} step ({words.lasting(one.excess_ns / 1e9)} more), and the others wait",
+            confidence=0.8,
+            certainty="slowness is reported, never certain",
+            inputs={"ratio": one.ratio, "every": one.every, "excess_s": one.excess_ns / 1e9 / one.every},
+        )
+        for one in periodic(peers, limits)
+    ]
 
 
 def _named(peers: Sequence[RankWindow], limits: SlowLimits) -> list[Finding]:
     """The late ranks of one role. Who is excused is one of the others: for what peers take, and for what the
     job would be without the late ones."""
-    late, stopped = localise(peers, limits), held_back(peers, limits)
+    late, stopped = _late(peers, limits), held_back(peers, limits)
     by_rank = {w.rank: w for w in peers}
     while late or stopped:
         named = {one.rank: one for one in late}
@@ -56,7 +174,8 @@ def _named(peers: Sequence[RankWindow], limits: SlowLimits) -> list[Finding]:
         if stopped:
             cost = what_if(peers, named)
         calm = [w for w in peers if w.rank not in named]
-        found = {rank: _explain(by_rank[rank], one, calm, cost) for rank, one in named.items()}
+        usual = _Usual(calm, late[0].steps if late else MAX_STEPS)
+        found = {rank: _explain(by_rank[rank], one, usual, cost) for rank, one in named.items()}
         told = [finding for finding in found.values() if finding is not None]
         if len(told) == len(found):
             return told
@@ -65,37 +184,53 @@ def _named(peers: Sequence[RankWindow], limits: SlowLimits) -> list[Finding]:
     return []
 
 
+def _late(peers: Sequence[RankWindow], limits: SlowLimits) -> list[Late]:
+    """Those that stand out one by one; or, where these are only a part of it, the whole set that is slow."""
+    late, whole = localise(peers, limits), lasting_set(peers, limits)
+    return whole if {one.rank for one in late} < {one.rank for one in whole} else late
+
+
 def _one_group(peers: Sequence[RankWindow], late: set[int]) -> bool:
     """Whether the late ranks are most of one group: then their group's communication is slow, not they."""
     members: dict[str, set[int]] = {}
     for window in peers:
         for group in window.groups:
             members.setdefault(group.name, set()).add(window.rank)
-    return len(late) > 2 and any(late <= m and 2 * len(late) > len(m) for m in members.values())
+    some = [m for m in members.values() if len(m) < len(peers)]
+    return len(late) > 2 and any(late <= m and 2 * len(late) > len(m) for m in some)
 
 
-def _explain(window: RankWindow, late: Late, calm: Sequence[RankWindow], cost: Cost) -> Finding | None:
+class _Usual:
+    """What ranks that are not late take, worked out once for all that are."""
+
+    def __init__(self, calm: Sequence[RankWindow], steps: int) -> None:
+        self.calm = calm
+        self.data = _median([s.data_wait_ns for w in calm for s in w.steps[-steps:]])
+        self.cpu = _median([w.process.cpu_ns_per_step for w in calm])
+        self.delay = _median([w.process.run_delay_ns_per_step for w in calm])
+        self.throttled = _median([w.process.throttled_ns_per_step for w in calm])
+        self.work = _median([w.work_per_step for w in calm])
+        idle = [w.accelerator.idle for w in calm if w.accelerator is not None]
+        self.idle = _median(idle) if idle else None
+
+
+def _explain(window: RankWindow, late: Late, usual: _Usual, cost: Cost) -> Finding | None:
     """None where nothing sets the rank apart but chance on a crowded host."""
-    steps = late.steps
-    data = _median([s.data_wait_ns for s in window.steps[-steps:]]) - _median(
-        [s.data_wait_ns for w in calm for s in w.steps[-steps:]]
-    )
+    steps, calm = late.steps, usual.calm
+    data = _median([s.data_wait_ns for s in window.steps[-steps:]]) - usual.data
     # On a busy host whoever computes more waits more for a CPU, too, and long computations wait longer than
     # the short ones of the peers: of its waiting as much belongs to the additional computation as that has of
     # its CPU time. Contention alone does not make anybody compute more.
     own, own_delay = window.process.cpu_ns_per_step, window.process.run_delay_ns_per_step
-    calm_cpu = _median([w.process.cpu_ns_per_step for w in calm])
-    calm_delay = _median([w.process.run_delay_ns_per_step for w in calm])
+    calm_cpu, calm_delay = usual.cpu, usual.delay
     crowded = calm_delay >= late.excess_ns
     same = SAME_CPU_IF_CROWDED if crowded else SAME_CPU
     more_cpu = own - calm_cpu if own - calm_cpu > same * calm_cpu else 0.0
     caused = own_delay * more_cpu / max(1.0, own)
     delay = own_delay - calm_delay - caused
     cpu = more_cpu + caused
-    throttled = window.process.throttled_ns_per_step - _median(
-        [w.process.throttled_ns_per_step for w in calm]
-    )
-    work = window.work_per_step / max(1e-9, _median([w.work_per_step for w in calm])) if calm else 0.0
+    throttled = window.process.throttled_ns_per_step - usual.throttled
+    work = window.work_per_step / max(1e-9, usual.work) if calm else 0.0
     if _is_behind(window):
         data = delay = throttled = 0.0
     more, whole = late.excess_ns / 1e9, max(1.0, late.excess_ns)
@@ -110,7 +245,7 @@ def _explain(window: RankWindow, late: Late, calm: Sequence[RankWindow], cost: C
         kind, why = "data-slow", f"it waits {words.lasting(data / 1e9)} longer for data"
     elif window.work_per_step and work > 1 and log(work) >= EXPLAINS * log(late.ratio):
         kind, why = "data-imbalance", f"it gets {work:.2f}× the work of its peers"
-    elif _waits_for_host(window, calm):
+    elif _waits_for_host(window, usual):
         kind, why = "host-contention", "its device waits for its host, which launches too slowly"
     elif delay >= EXPLAINS_A_RANK * whole:
         kind, why = "host-contention", f"it wants a CPU and has none for {words.lasting(delay / 1e9)}"
@@ -123,7 +258,9 @@ def _explain(window: RankWindow, late: Late, calm: Sequence[RankWindow], cost: C
             "compute-slow",
             "neither data, CPU time nor waiting for a core explains it: its own code waits or sleeps",
         )
-    if late.score is not None:
+    if late.score is None and not by_quota and not window.process.throttled_ns_per_step:
+        how, confidence = "they and the others are apart in nearly all of them", 0.85
+    elif late.score is not None:
         how = f"{late.score:.0f} robust standard deviations"
         confidence = min(0.99, 0.7 + 0.05 * (late.score / 6) + 0.2 * (late.share - 0.6) / 0.4)
     else:
@@ -154,13 +291,12 @@ def _explain(window: RankWindow, late: Late, calm: Sequence[RankWindow], cost: C
     )
 
 
-def _waits_for_host(window: RankWindow, calm: Sequence[RankWindow]) -> bool:
+def _waits_for_host(window: RankWindow, usual: _Usual) -> bool:
     """Whether its device has nothing to do for a good part of the time, and those of its peers have: a device
     that waits for others in a collective is not idle."""
     if window.accelerator is None:
         return False
-    peers = [w.accelerator.idle for w in calm if w.accelerator is not None]
-    return bool(peers) and window.accelerator.idle > _median(peers) + IDLE
+    return usual.idle is not None and window.accelerator.idle > usual.idle + IDLE
 
 
 def _is_behind(window: RankWindow) -> bool:
@@ -224,6 +360,11 @@ def slower_job(
             inputs=inputs,
         )
     ]
+
+
+def _ordinal(number: int) -> str:
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th") if number % 100 not in (11, 12, 13) else "th"
+    return f"{number}{ending}"
 
 
 def _median(values: Sequence[float]) -> float:

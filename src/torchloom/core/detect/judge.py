@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from torchloom.core.detect import words
-from torchloom.core.detect.attribute import slower_job, stragglers
+from torchloom.core.detect.attribute import changed_ranks, slower_job, stragglers
 from torchloom.core.detect.counts import Tally, count
 from torchloom.core.detect.crash import crashes, lost_nodes
 from torchloom.core.detect.desync import desync
@@ -21,7 +21,7 @@ from torchloom.core.detect.joining import not_joined
 from torchloom.core.detect.numerics import Curves, broken_values, peaks_of, spikes
 from torchloom.core.detect.replicas import ReplicaMemory, compare
 from torchloom.core.detect.robust import median
-from torchloom.core.detect.slow import SlowLimits, Trigger, watch
+from torchloom.core.detect.slow import SlowLimits, Trigger, own_times, watch
 from torchloom.core.detect.thresholds import EXCUSED, PLAIN, Pace, StuckLimits, with_pause, with_steps
 from torchloom.core.detect.transfers import Level, expected_times, slow_transfers, watch_levels
 from torchloom.core.detect.unlike import other_operations
@@ -68,6 +68,8 @@ class Memory(Struct, frozen=True):
     transfers: dict[str, Level] = {}
     """By group, and by pair that sends."""
     held: dict[int, HeldRank] = {}
+    own_ns: dict[int, float] = {}
+    """By rank, its usual own time of a step: what it is compared with where nobody does the same."""
     localised_step: int = 0
     slow: tuple[Finding, ...] = ()
     """What the last look for slowness found."""
@@ -216,7 +218,17 @@ def _look_for_slowness(windows: Sequence[RankWindow], memory: Memory, limits: Al
     else:
         expected = expected_times(windows, memory.transfers, step_s)
         found = late or slower_job(windows, memory.trigger, expected)
-    return replace(memory, localised_step=last, slow=tuple(found))
+        if any(f.kind == "global-slowdown" for f in found):
+            found = changed_ranks(windows, memory.own_ns, memory.trigger) or found
+    own_ns = memory.own_ns
+    if memory.trigger.total == 0.0 and not found:
+        own_ns = {rank: _blend(own_ns.get(rank), t) for rank, t in own_times(windows).items() if t}
+    return replace(memory, localised_step=last, slow=tuple(found), own_ns=own_ns)
+
+
+def _blend(before: float | None, times: Sequence[int]) -> float:
+    now = median(times)
+    return now if before is None else 0.8 * before + 0.2 * now
 
 
 def _remember_held(windows: Sequence[RankWindow], memory: Memory, stuck: Sequence[Finding]) -> Memory:

@@ -9,6 +9,7 @@ ranks of its role. Whether slowness has a local cause is the affair of attribute
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from math import exp, log
 
 from msgspec import Struct
@@ -26,6 +27,17 @@ RECENT = 48
 """Steps since the slowdown began whose median is compared with the usual."""
 SETTLED = 20
 """Steps of slowness after which "everybody alike" may be said: until then one rank may still stand out."""
+
+
+_ROUNDS = 4
+_FEW = 16
+"""Ranks of a role up to which the late ones are taken out one by one."""
+_SET_STEPS = 16
+_SET_OFTEN = 0.8
+"""A set of slow ranks must be apart from the others in this share of at least so many steps."""
+PERIODIC = 2.5
+_PERIODS = 3
+"""Slow every n-th step: so much slower than the peers, and seen so often."""
 
 
 class SlowLimits(Struct, frozen=True, kw_only=True):
@@ -166,8 +178,8 @@ def own_times(windows: Sequence[RankWindow], newest: int = MAX_STEPS) -> dict[in
 
 
 def localise(windows: Sequence[RankWindow], limits: SlowLimits) -> list[Late]:
-    """Late ranks among ranks of one role, the latest first. Each one found is taken out and the rest judged
-    again, so that a second one cannot hide behind the first."""
+    """Late ranks among ranks of one role, the latest first. Those found are taken out together and the rest
+    judged again, so that others cannot hide behind them; a few rounds, so the cost is linear in the ranks."""
     for newest, least in LOOKS:
         found = _localise(windows, replace(limits, excess=max(limits.excess, least)), newest)
         if found:
@@ -213,37 +225,109 @@ def _localise(windows: Sequence[RankWindow], limits: SlowLimits, newest: int) ->
     rest = dict(own)
     found: list[Late] = []
     most = max(1, (len(own) - 1) // 2)
-    while len(found) < most and len(rest) > 1:
-        late = _latest(rest, steps, limits)
-        if late is None:
+    for _ in range(max(_ROUNDS, min(len(own), _FEW))):
+        late = _latest(rest, steps, limits)[: most - len(found)] if len(rest) > 1 else []
+        if not late:
             break
-        if late.excess_ns >= limits.matters * step_ns:
-            found.append(late)
-        del rest[late.rank]
+        found += [one for one in late if one.excess_ns >= limits.matters * step_ns]
+        rest = {rank: times for rank, times in rest.items() if rank not in {one.rank for one in late}}
     return found
 
 
-def _latest(own: Mapping[int, list[int]], steps: int, limits: SlowLimits) -> Late | None:
+def _latest(own: Mapping[int, list[int]], steps: int, limits: SlowLimits) -> list[Late]:
+    """Those that are clearly late, the latest first. Among a few only the latest: it moves the middle."""
     middles = [median([max(1, times[s]) for times in own.values()]) for s in range(steps)]
     if len(own) == 2:
         # With one peer the median would lie between the two: the faster one is the measure.
         middles = [min(max(1, times[s]) for times in own.values()) for s in range(steps)]
     above = {r: [log(max(1, t) / m) for t, m in zip(times, middles, strict=True)] for r, times in own.items()}
     typical = {rank: median(values) for rank, values in above.items()}
-    rank = max(typical, key=lambda r: (typical[r], sum(own[r])))
-    values, height = above[rank], typical[rank]
-    others = [t for r, t in typical.items() if r != rank]
-    centre = median(others)
+    order = sorted(typical, key=lambda r: (typical[r], sum(own[r])), reverse=True)
+    if len(order) <= _FEW:
+        order = order[:1]
     # A median over n steps is uncertain by about 1.25 σ / √n, however much the ranks agree with each other.
     noise = 1.25 * median([spread(v) for v in above.values()]) / steps**0.5
-    sigma = max(spread(others, centre), noise, 0.008)
-    score = (height - centre) / sigma
-    ratio = exp(height - centre)
-    share = sum(v - centre > log(1 + limits.excess) for v in values) / steps
-    if score <= limits.score or ratio <= 1 + limits.excess or share < limits.often:
-        return None
-    excess = median([t - m * exp(centre) for t, m in zip(own[rank], middles, strict=True)])
-    return Late(rank, ratio, score, excess, share, steps)
+    found: list[Late] = []
+    others = sorted(typical.values())
+    for rank in order:
+        values, height = above[rank], typical[rank]
+        if len(order) == 1:
+            others = [t for r, t in typical.items() if r != rank]
+        if not found:  # of many, one more or less does not move the middle
+            centre = median(others)
+            sigma = max(spread(others, centre), noise, 0.008)
+        score, ratio = (height - centre) / sigma, exp(height - centre)
+        share = sum(v - centre > log(1 + limits.excess) for v in values) / steps
+        if score <= limits.score or ratio <= 1 + limits.excess:
+            break
+        if share < limits.often:
+            continue
+        excess = median([t - m * exp(centre) for t, m in zip(own[rank], middles, strict=True)])
+        found.append(Late(rank, ratio, score, excess, share, steps))
+    return found
+
+
+def lasting_set(windows: Sequence[RankWindow], limits: SlowLimits) -> list[Late]:
+    """Ranks that are slow for good where they are too many to stand out from the middle: their own times and
+    those of the others form two bunches with a clear gap, in nearly all steps. The slow ones, else nobody."""
+    own = own_times(windows)
+    steps = len(next(iter(own.values()), []))
+    if steps < _SET_STEPS or len(own) < 4:
+        return []
+    typical = {rank: median([float(max(1, t)) for t in times]) for rank, times in own.items()}
+    order = sorted(typical, key=lambda r: (typical[r], r))
+    gaps = [log(typical[b] / typical[a]) for a, b in pairwise(order)]
+    widest = max(range(len(gaps)), key=lambda n: gaps[n])
+    fast, slow = order[: widest + 1], order[widest + 1 :]
+    inside = max(
+        log(typical[fast[-1]] / typical[fast[0]]), log(typical[slow[-1]] / typical[slow[0]]) / 2, 0.02
+    )
+    if len(fast) < 2 or len(slow) < 2 or gaps[widest] < max(log(1 + LOOKS[0][1]), 2 * inside):
+        return []
+    slowest = [max(own[r][s] for r in fast) for s in range(steps)]
+    apart = [
+        median([own[r][s] for r in slow]) > (1 + limits.excess) * median([own[r][s] for r in fast])
+        and sum(own[r][s] > slowest[s] for r in slow) > len(slow) / 2
+        for s in range(steps)
+    ]
+    if sum(apart) < _SET_OFTEN * steps:
+        return []
+    middle = median([typical[r] for r in fast])
+    return [Late(r, typical[r] / middle, None, typical[r] - middle, sum(apart) / steps, steps) for r in slow]
+
+
+class Periodic(Struct, frozen=True):
+    """A rank that takes much longer than its peers in some steps, at regular intervals."""
+
+    rank: int
+    every: int
+    ratio: float
+    """Against the peers in those steps."""
+    excess_ns: float
+    """In one of those steps."""
+
+
+def periodic(windows: Sequence[RankWindow], limits: SlowLimits) -> list[Periodic]:
+    """Who is much slower than its peers in every n-th step: no median sees it, and the job pays for it."""
+    own = own_times(windows)
+    steps = len(next(iter(own.values()), []))
+    if steps < MAX_STEPS or len(own) < 2:
+        return []
+    step_ns = median([s.step_ns for w in windows for s in w.steps])
+    ordered = [sorted(max(1, times[s]) for times in own.values()) for s in range(steps)]
+    # The upper middle among two would be the late one itself.
+    middles = [times[(len(times) - 1) // 2] for times in ordered]
+    found = []
+    for rank, times in own.items():
+        long = [s for s in range(steps) if times[s] > PERIODIC * middles[s]]
+        gaps = {b - a for a, b in pairwise(long)}
+        if len(long) < _PERIODS or len(gaps) != 1:
+            continue
+        every = gaps.pop()
+        excess = median([times[s] - middles[s] for s in long])
+        if every > 1 and excess / every >= limits.matters * step_ns:
+            found.append(Periodic(rank, every, median([times[s] / middles[s] for s in long]), excess))
+    return found if len(found) <= max(1, len(own) // 2) else []
 
 
 def unevenness(windows: Sequence[RankWindow]) -> tuple[float, float]:

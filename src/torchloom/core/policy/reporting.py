@@ -20,6 +20,8 @@ SLOW_FOR_S = 6.0
 """… over at least this long."""
 CALM_S = 20.0
 """What is not stuck is over when it was not found for this long."""
+SET_FROM = 3
+"""More slow ranks than this are one fault, whoever of them is found in a look."""
 AGAIN_S = 15.0
 """What may be acted on is said again after this long: a budget may have come free."""
 REVISED_S = 30.0
@@ -56,6 +58,8 @@ def key(finding: Finding) -> str:
     if finding.traits.link:
         return LINKS_KEY
     if finding.ranks and not finding.traits.numeric:
+        if len(finding.ranks) > SET_FROM:  # a set: one rank more or less is the same fault
+            return f"slow set {finding.kind}"
         return f"slow {' '.join(map(str, finding.ranks))}"
     return finding.kind
 
