@@ -21,7 +21,7 @@ from torchloom.model.messages import AskEvidence, EvidenceAnswer
 from torchloom.model.windows import WaitsOn
 from torchloom.model.worker import WorkerRef
 from torchloom.wire import blackbox
-from torchloom.wire.blackbox import Phase, Progress
+from torchloom.wire.blackbox import Progress, WorkerPhase
 
 SAMPLE_EVERY_S = 2.0
 WATCHED_FOR_S = 15.0
@@ -158,12 +158,12 @@ class Samples:
             sample.waits_for = f"it waits for its child process, which is in {child.location}"
         return stack
 
-    async def _child(self, worker: Worker, tree: kernel.Tree | None) -> stacks.Stack | None:
+    async def _child(self, worker: LocalWorker, tree: kernel.Tree | None) -> stacks.Stack | None:
         """A data-loader worker that runs code of the script while its parent waits for data; or any child
         while the parent waits for it to end."""
         if tree is None or len(tree.pids) < 2 or worker.box is None or worker.box.closed:
             return None
-        in_data = worker.box.progress(Progress.PHASE) == Phase.DATA_WAIT
+        in_data = worker.box.progress(Progress.PHASE) == WorkerPhase.DATA_WAIT
         if not in_data and waiting.of_process(worker.pid).call not in ("child", "poll"):
             return None
         for pid in [pid for pid in tree.pids if pid != tree.root][:_MOST_CHILDREN]:
