@@ -24,6 +24,7 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parent.parent
 GALLERY = REPOSITORY / "examples" / "incidents"
 SCRIPT = REPOSITORY / "bench" / "workloads" / "watched.py"
+ON_DEVICE = SCRIPT.with_name("on_device.py")
 LOOM = str(Path(sys.executable).parent / "loom")
 SETTLED_S = 3.0
 """A verdict that has not changed for this long is what people would read."""
@@ -38,9 +39,11 @@ class Page:
     kinds: tuple[str, ...]
     """Any of these is worth a page."""
     workload: tuple[str, ...] = ()
-    within_s: float = 60.0
+    within_s: float = 90.0
     warm_s: float = 0.0
     """What is usual for a curve must be known before it is disturbed."""
+    on_device: str = ""
+    """A fault that a job on the simulated accelerator does to itself, instead of `inject`."""
 
 
 PAGES = (
@@ -87,6 +90,17 @@ PAGES = (
     Page("all-slow", "All workers become slower", ("slow", "--amount", "1.6"), ("global-slowdown",)),
     Page("nan", "A gradient is not a number", ("nan", "--rank", "1"), ("not-a-number",)),
     Page("spike", "Gradients explode for one step", ("gradient", "--amount", "1e4"), ("spike",), warm_s=12),
+    Page("device-loop", "A host is stuck and its device is idle", (), ("hang",), on_device="loop"),
+    Page("device-sync", "A host waits for a kernel that never ends", (), ("hang",), on_device="sync"),
+    Page("device-kernel", "A kernel never ends and its host runs on", (), ("hang",), on_device="kernel"),
+    Page(
+        "device-communication",
+        "A collective that all devices have reached does not end",
+        (),
+        ("communication-hang",),
+        on_device="communication",
+    ),
+    Page("device-lost", "A device falls off the bus", (), ("hang",), on_device="lost"),
     Page("bit-flip", "A bit of a parameter flips on one rank", ("bit-flip", "--rank", "2"), ("divergence",)),
 )
 
@@ -110,13 +124,17 @@ def until(condition: Any, within_s: float) -> Any:
 
 def make(page: Page, workers: int) -> str:
     """The text of one page; empty if nothing of the kind was told."""
-    args = ("--step-ms", "40", *page.workload)
-    job = loom("submit", "--nproc-per-node", str(workers), str(SCRIPT), *args).split()[-1]
+    script, args = SCRIPT, ["--step-ms", "40", *page.workload]
+    if page.on_device:
+        notes = str(Path(os.environ["LOOM_HOME"]) / f"notes-{page.name}")
+        script, args = ON_DEVICE, [notes, page.on_device, "--rank", "1", "--at", "60"]
+    job = loom("submit", "--nproc-per-node", str(workers), str(script), *args).split()[-1]
     try:
-        if not until(lambda: _steps(job) >= 60, 120):
-            return ""
-        time.sleep(page.warm_s)
-        loom("inject", job, *page.inject)
+        if not page.on_device:
+            if not until(lambda: _steps(job) >= 60, 120):
+                return ""
+            time.sleep(page.warm_s)
+            loom("inject", job, *page.inject)
         found = until(lambda: [i for i in read("incidents", job) if i["kind"] in page.kinds], page.within_s)
         if not found:
             return ""
@@ -126,6 +144,8 @@ def make(page: Page, workers: int) -> str:
     finally:
         loom("stop", job, "--kill")
     shown = f"loom inject {job} {' '.join(page.inject)}"
+    if page.on_device:
+        shown = f"loom submit --nproc-per-node {workers} {ON_DEVICE} notes {' '.join(args[1:])}"
     return f"# {page.title}\n\n```console\n$ {shown}\n$ loom incident {id}\n{said.rstrip()}\n```\n"
 
 
