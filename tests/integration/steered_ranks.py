@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 
+from torchloom.core.config.codec import ToldSettings, pack_settings
 from torchloom.core.config.overrides import Held, in_effect, mode_of
 from torchloom.core.config.settings import MAX_STEPS, Setting, Type, parse_address
-from torchloom.core.config.settings_codec import ToldSettings, pack_settings
 from torchloom.core.transaction.packing import pack_answers, unpack_mail
 from torchloom.model.messages import WorkerPulse
 from torchloom.model.transaction.messages import Answer, Changed, Kind, Mail, Phase, Said

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from torchloom.core.config.codec import known, unpack_settings
 from torchloom.core.config.settings import (
     HYPERPARAMETERS,
     MAX_STEPS,
@@ -16,7 +17,6 @@ from torchloom.core.config.settings import (
     Setting,
     parse_address,
 )
-from torchloom.core.config.settings_codec import known, unpack_settings
 from torchloom.core.transaction.waiting import worth_telling
 from torchloom.model.events import StepReached
 from torchloom.model.fleet import Fleet, Job

@@ -18,7 +18,7 @@ from torchloom.model.transaction.messages import Answer, AttemptId, Kind, Mail, 
 from torchloom.probe.box import OwnBox
 from torchloom.probe.guard import LIMIT
 from torchloom.probe.session import Session
-from torchloom.probe.steering.answers import Answers
+from torchloom.probe.steering.control import Answers
 from torchloom.probe.steering.registers import MOST_STUCK, Registers, StoreSilent
 from torchloom.probe.steering.stopping import Lost, StopAtBoundary
 from torchloom.wire.blackbox import (

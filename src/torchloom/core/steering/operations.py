@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from torchloom.core.config.codec import pack_schedule
 from torchloom.core.config.schedule import record as record_entry
 from torchloom.core.config.schedule import roll_back, superseded
-from torchloom.core.config.schedule_codec import pack_schedule
 from torchloom.core.config.settings import MAX_STEPS
 from torchloom.core.steering.after_rollback import rolled_back
 from torchloom.core.transaction.waiting import is_near

@@ -1,7 +1,7 @@
 """The rank's side of steering, at the step boundary.
 
 assembly       puts the parts below together
-control        reads mail, drives the transaction, does what it says; mailbox, answers: the black box's part
+control        reads mail, drives the transaction, does what it says, writes answers; mailbox: commands
 registers      the rendezvous store, asked so that it can be given up on
 changes        carries out what was decided; config, overrides, declared, data_settings: what can be set
 annotations    from a Python annotation to a setting

@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchloom.core.config import schedule as schedules
+from torchloom.core.config.codec import ToldSettings, pack_settings, unpack_schedule
 from torchloom.core.config.overrides import Held
-from torchloom.core.config.schedule_codec import unpack_schedule
 from torchloom.core.config.settings import HYPERPARAMETERS, MAX_STEPS, KnownSettings, parse_address, resolve
-from torchloom.core.config.settings_codec import ToldSettings, pack_settings
 from torchloom.errors import UsageError
 from torchloom.model.transaction.config import Entry, Schedule
 from torchloom.model.transaction.messages import Changed

@@ -6,6 +6,7 @@ from itertools import permutations
 
 import pytest
 
+from torchloom.core.config.codec import pack_schedule, unpack_schedule
 from torchloom.core.config.schedule import (
     Entry,
     begin,
@@ -19,7 +20,6 @@ from torchloom.core.config.schedule import (
     superseded,
     version_at,
 )
-from torchloom.core.config.schedule_codec import pack_schedule, unpack_schedule
 
 FIRST = Entry(1, 10, {"lr": 0.1}, before={"optimizer0.lr@0": 1.0, "optimizer0.lr@1": 2.0}, by="ann")
 SECOND = Entry(2, 20, {"lr@1": 0.2}, before={"optimizer0.lr@1": 0.1})

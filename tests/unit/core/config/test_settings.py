@@ -6,6 +6,13 @@ import json
 
 import pytest
 
+from torchloom.core.config.codec import (
+    MOST_SETTINGS_BYTES,
+    ToldSettings,
+    known,
+    pack_settings,
+    unpack_settings,
+)
 from torchloom.core.config.overrides import Held
 from torchloom.core.config.settings import (
     MAX_STEPS,
@@ -16,13 +23,6 @@ from torchloom.core.config.settings import (
     Type,
     parse_address,
     resolve,
-)
-from torchloom.core.config.settings_codec import (
-    MOST_BYTES,
-    ToldSettings,
-    known,
-    pack_settings,
-    unpack_settings,
 )
 from torchloom.errors import UsageError
 
@@ -233,7 +233,7 @@ def test_settings_that_are_too_many_are_told_as_far_as_there_is_room() -> None:
         {f"optimizer0.lr@{n}": Held(0.1, "hold", 0.2) for n in range(900)},
     )
     text = pack_settings(many)
-    assert len(text) <= MOST_BYTES
+    assert len(text) <= MOST_SETTINGS_BYTES
     back = unpack_settings(text)
     assert back.settings and back.left_out == 400 + 900 - len(back.settings) - len(back.held)
 

@@ -1,10 +1,20 @@
-"""What can be set and what is held, as the JSON that the probe writes (SETTINGS in the black box).
+"""Settings and schedule as the JSON in a black box. Owns the coding only.
+
+SETTINGS, written by the probe: what can be set and what is held.
 
     {"settings": [{"name": "dropout", "type": "a number", "minimum": 0.0, "value": 0.1, …}],
      "held": {"optimizer0.lr@0": {"value": 3e-4, "mode": "hold", "own": 1e-3}}}
 
 It was written inside a training process, so anything may be in it: what is not right is a ValueError, and
-never half a reading. Owns the coding only.
+never half a reading.
+
+SCHEDULE, which a starting worker finds there.
+
+    [{"version": 3, "step": 40, "values": {"lr": 0.1}}, …]
+
+Only what a rank needs: who and why stay with the job. What is too long is made shorter: first by what is
+superseded, then by what of the first entries no longer holds after them, which changes nothing for a rank
+that starts after them. Every value keeps the version that decided it.
 """
 
 from __future__ import annotations
@@ -15,9 +25,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchloom.core.config.overrides import HOLD, SCALE, Held
+from torchloom.core.config.schedule import hold, superseded
 from torchloom.core.config.settings import KnownSettings, Setting, Type
+from torchloom.model.transaction.config import Entry, Schedule
 
-MOST_BYTES = 32768 - 24
+MOST_SETTINGS_BYTES = 32768 - 24
 """Room in the black box (SETTINGS in wire/blackbox.py)."""
 
 
@@ -33,7 +45,7 @@ class ToldSettings:
     """Settings and held places for which there was no room."""
 
 
-def pack_settings(told: ToldSettings, most: int = MOST_BYTES) -> bytes:
+def pack_settings(told: ToldSettings, most: int = MOST_SETTINGS_BYTES) -> bytes:
     """JSON that fits: descriptions give way first, then held places, then the settings declared last."""
     rows = [_setting_out(s) | {"value": told.values.get(s.name)} for s in told.settings]
     held = {place: _held_out(one) for place, one in told.held.items()}
@@ -136,3 +148,49 @@ def _held_in(row: Mapping[str, Any]) -> Held:
 
 def _number(value: Any) -> float | None:
     return None if value is None else float(value)
+
+
+MOST_SCHEDULE_BYTES = 65536 - 24
+"""Room in the black box (SCHEDULE in wire/blackbox.py)."""
+
+
+def pack_schedule(schedule: Schedule, most: int = MOST_SCHEDULE_BYTES) -> str:
+    """JSON that fits. ValueError when not even what holds in the end does; no job's config comes near."""
+    text = _written(schedule)
+    if len(text.encode()) <= most:
+        return text
+    void = superseded(schedule)
+    entries = tuple(entry for entry in schedule if entry.version not in void)
+    for sixteenths in range(17):
+        first = len(entries) * sixteenths // 16
+        text = _written((*_shortened(entries[:first]), *entries[first:]))
+        if len(text.encode()) <= most:
+            return text
+    raise ValueError(f"a config of {len(text)} bytes does not fit into {most}")
+
+
+def _written(entries: Schedule) -> str:
+    rows = [{"version": e.version, "step": e.step, "values": dict(e.values)} for e in entries]
+    return json.dumps(rows, separators=(",", ":"))
+
+
+def _shortened(entries: Schedule) -> Schedule:
+    """The values that still hold after the last of these entries, each by its version."""
+    by_version: dict[int, dict[str, object]] = {}
+    for text, (version, value) in hold(entries).items():
+        by_version.setdefault(version, {})[text] = value
+    return tuple(Entry(version, entries[-1].step, values) for version, values in by_version.items())
+
+
+def unpack_schedule(text: str | bytes) -> Schedule:
+    """What `pack_schedule` wrote; anything else is a ValueError. Nothing at all is an empty schedule."""
+    if not text:
+        return ()
+    try:
+        return tuple(_entry(row) for row in json.loads(text))
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"this is no schedule: {error!r}") from error
+
+
+def _entry(row: dict[str, Any]) -> Entry:
+    return Entry(int(row["version"]), int(row["step"]), dict(row["values"]))
