@@ -9,12 +9,12 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from torchloom.errors import HomeUnusable
+from torchloom.private import make_private, why_not_private
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,15 @@ class Home:
     def boxes(self) -> Path:
         """Black boxes: memory if the host has /dev/shm, else the fallback on disk."""
         shm = Path("/dev/shm")
-        return shm / f"loom-{os.getuid()}-{self.tag}" if shm.is_dir() else self.boxes_fallback
+        chosen = shm / f"loom-{os.getuid()}-{self.tag}"
+        return chosen if shm.is_dir() and not why_not_private(chosen) else self.boxes_fallback
 
     @property
     def sockets(self) -> Path:
+        """A short path; where a neighbour has taken its name, one that is longer and ours."""
         base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-        return Path(base) / f"loom-{os.getuid()}-{self.tag}"
+        chosen = Path(base) / f"loom-{os.getuid()}-{self.tag}"
+        return chosen if not why_not_private(chosen) else self.root / "sockets"
 
     def prepare(self) -> None:
         """Make the directories, private to this user; say in one sentence why that is impossible."""
@@ -86,12 +89,7 @@ class Home:
 def private_directory(path: Path) -> None:
     """Make `path` a directory of ours with mode 0700, and refuse one that others could have planted."""
     try:
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        info = path.lstat()
-        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
-            raise HomeUnusable(f"{path} belongs to someone else; set LOOM_HOME to a directory of your own.")
-        if stat.S_IMODE(info.st_mode) != 0o700:
-            path.chmod(0o700)
+        make_private(path)
         probe = path / f".writable-{os.getpid()}"
         probe.write_bytes(b"x")
         probe.unlink()
@@ -102,6 +100,8 @@ def private_directory(path: Path) -> None:
 def _why(path: Path, error: OSError) -> str:
     if error.errno == errno.ENOSPC:
         return f"No space is left for {path}; free some or set LOOM_HOME to another disk."
-    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+    if error.errno == errno.EPERM:
+        return f"{path} cannot be used: {error.strerror}; set LOOM_HOME to a directory of your own."
+    if error.errno in (errno.EROFS, errno.EACCES):
         return f"{path} cannot be written; set LOOM_HOME to a directory of your own."
     return f"{path} cannot be used ({error.strerror}); set LOOM_HOME to a directory of your own."

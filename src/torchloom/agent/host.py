@@ -19,6 +19,7 @@ from torchloom.agent.observe.devices import Devices
 from torchloom.agent.processes.process import Process, boot_id
 from torchloom.agent.processes.spawners import Spawners
 from torchloom.agent.reporting import Reporter
+from torchloom.errors import BlackBoxDamaged
 from torchloom.home import Home
 from torchloom.model.effects import EffectBase
 from torchloom.model.node import Inventory, LiveWorker, RendezvousAddress, RendezvousRef
@@ -90,7 +91,12 @@ class LocalWorker:
     @property
     def began_ns(self) -> int:
         """When it began, on the monotonic clock; the box knows better than an agent that adopted it."""
-        return self.box.view.header(Header.MONOTONIC_NS) if self.box else self.started_ns
+        if self.box is None:
+            return self.started_ns
+        try:
+            return min(self.box.view.header(Header.MONOTONIC_NS), time.monotonic_ns())
+        except BlackBoxDamaged:
+            return self.started_ns
 
 
 @dataclass(eq=False, kw_only=True)

@@ -11,10 +11,11 @@ import contextlib
 import itertools
 import logging
 import time
-from functools import reduce
+from functools import partial, reduce
 
 from torchloom.agent.host import Host, LocalWorker
 from torchloom.agent.observe.boxes import ReadableBox
+from torchloom.agent.observe.guarded import guarded
 from torchloom.core.transaction.packing import pack_answers, pack_mail, unpack_answers, unpack_mail
 from torchloom.errors import BlackBoxDamaged
 from torchloom.model.effects import PostMail
@@ -97,7 +98,7 @@ def look_at_answers(host: Host) -> bool:
     found: dict[tuple[str, int], list[Answer]] = {}
     for worker in host.running():
         if worker.box is not None and not worker.box.closed:
-            news = _news(worker, worker.box)
+            news: list[Answer] = guarded(worker, partial(_news, worker, worker.box), [])
             if news:
                 found.setdefault((worker.ref.job, worker.ref.generation), []).extend(news)
     for (job, generation), answers in found.items():

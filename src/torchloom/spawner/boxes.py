@@ -18,10 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torchloom.private import make_private
 from torchloom.wire import blackbox
 from torchloom.wire.blackbox import Header, Life
 
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.ENOENT})
+_NO_ROOM = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.ENOENT, errno.EPERM}
+)
+"""Reasons to try the next place; the last is a directory that a neighbour made under our name."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,7 @@ def create(spec: Mapping[str, Any], identity: Mapping[str, Any]) -> tuple[NewBox
 
 
 def _allocate(path: Path) -> mmap.mmap:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(path.parent)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         # A sparse file on a full tmpfs would be a SIGBUS in the worker; this fails here and now instead.

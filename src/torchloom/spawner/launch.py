@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from torchloom.private import make_private
 from torchloom.spawner.key import spawner_environment
 
 TORCHRUN_FLAGS = ("-u",)
@@ -39,7 +40,7 @@ def start_spawner(
     SIGCHLD) so that no zombie stays: the spawner may leave before its starter.
     """
     directory = Path(directory)
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(directory)
     command = [interpreter, *flags, "-m", "torchloom.spawner"]
     command += ["--socket", str(socket_path(directory, key)), "--key", key, "--idle-s", f"{idle_s:g}"]
     command += ["--cold"] if cold else [word for module in preload for word in ("--preload", module)]

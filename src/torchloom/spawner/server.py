@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from torchloom.private import make_private
 from torchloom.spawner.address import usable_address
 from torchloom.spawner.children import Children, Refused
 from torchloom.spawner.warm import Warmth, thread_count
@@ -307,10 +308,10 @@ def _lock_path(path: Path) -> Path:
 
 def _take_lock(path: Path) -> int:
     """One spawner per socket: the lock goes with the process, however it ends."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    held = os.stat(path.parent)
-    if held.st_uid != os.geteuid() or held.st_mode & 0o077:
-        raise Refused(f"{path.parent} must belong to this user and be closed to others (mode 0700)")
+    try:
+        make_private(path.parent)
+    except PermissionError as error:
+        raise Refused(f"{path.parent} must belong to this user and be closed to others: {error}") from error
     descriptor = os.open(_lock_path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -18,12 +18,15 @@ from typing import Any
 from torchloom.errors import BlackBoxDamaged
 from torchloom.home import Home
 from torchloom.model.worker import EndRecord, WorkerRef
+from torchloom.private import why_not_ours, why_not_private
 from torchloom.wire import blackbox
 from torchloom.wire.blackbox import Blob, CollectiveRecord, Header, Mailbox, Progress, Source, View
 
 log = logging.getLogger(__name__)
 
 SUFFIX = ".box"
+MOST = 2**62
+"""Larger numbers are no counts and no times, and would not fit into a message after a sum."""
 
 
 def file_name(ref: WorkerRef, order: str) -> str:
@@ -49,11 +52,12 @@ def parse_name(path: Path) -> tuple[WorkerRef, str] | None:
 class ReadableBox:
     """A mapped black box."""
 
-    def __init__(self, path: Path, mapping: mmap.mmap) -> None:
+    def __init__(self, path: Path, mapping: mmap.mmap, descriptor: int = -1) -> None:
         self.path = path
         self._mapping = mapping
+        self._descriptor = descriptor
         self._buffer = memoryview(mapping)
-        self.view = View(self._buffer)
+        self._view = View(self._buffer)
         self.closed = False
 
     @classmethod
@@ -64,25 +68,40 @@ class ReadableBox:
         except OSError as error:
             raise BlackBoxDamaged(f"{path} cannot be opened ({error.strerror})") from error
         try:
-            # Touching a page beyond the end of the file would be a SIGBUS, so the size is looked at first.
-            if os.fstat(descriptor).st_size < blackbox.SIZE:
-                raise BlackBoxDamaged(f"{path} is too short to be a black box")
-            box = cls(path, mmap.mmap(descriptor, blackbox.SIZE))
+            why = why_not_ours(descriptor, blackbox.SIZE)
+            if why:
+                raise BlackBoxDamaged(f"{path} is no black box of ours: {why}")
+            box = cls(path, mmap.mmap(descriptor, blackbox.SIZE), descriptor)
         except (OSError, ValueError) as error:
-            raise BlackBoxDamaged(f"{path} cannot be mapped ({error})") from error
-        finally:
             os.close(descriptor)
+            raise BlackBoxDamaged(f"{path} cannot be mapped ({error})") from error
+        except BlackBoxDamaged:
+            os.close(descriptor)
+            raise
         if not box.view.is_valid():
             box.close()
             raise BlackBoxDamaged(f"{path} is not a black box of a layout this version knows")
         return box
 
+    @property
+    def view(self) -> View:
+        """The box's content, after a look at its size: a page beyond the end of the file would be a SIGBUS,
+        and with it the end of the agent. Raises BlackBoxDamaged for a file that was cut off."""
+        if self._descriptor >= 0:
+            size = os.fstat(self._descriptor).st_size
+            if size < blackbox.SIZE:
+                raise BlackBoxDamaged(f"{self.path} was cut off at {size} bytes")
+        return self._view
+
     def close(self) -> None:
         if not self.closed:
             self.closed = True
-            self.view.words.release()
+            self._view.words.release()
             self._buffer.release()
             self._mapping.close()
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+                self._descriptor = -1
 
     # -- who ------------------------------------------------------------------------------------
     @property
@@ -107,7 +126,8 @@ class ReadableBox:
 
     # -- what -----------------------------------------------------------------------------------
     def progress(self, index: Progress) -> int:
-        return self.view.progress(index)
+        """A number that a message can carry, whatever the worker wrote."""
+        return min(self.view.progress(index), MOST)
 
     def json(self, blob: Blob) -> Any:
         """The blob's JSON; None when empty, torn or not JSON."""
@@ -125,7 +145,8 @@ class ReadableBox:
     def wall_ns(self, monotonic_ns: int) -> int:
         """A time of the worker's clock as wall-clock time."""
         header = self.view.header
-        return header(Header.REALTIME_NS) + monotonic_ns - header(Header.MONOTONIC_NS)
+        at_ns = header(Header.REALTIME_NS) + monotonic_ns - header(Header.MONOTONIC_NS)
+        return max(0, min(at_ns, MOST))
 
     @property
     def training_step(self) -> int | None:
@@ -165,6 +186,10 @@ class ReadableBox:
             certain=bool(found.get("certain")),
         )
 
+    def fence(self) -> tuple[int, int]:
+        """The limit and the deadline of a worker that fences itself; (0, 0) for one that does not."""
+        return self.view.fence()
+
     # -- mailbox --------------------------------------------------------------------------------
     def ask_to_stop(self, at_step: int) -> None:
         """Ask for an end at the boundary before `at_step`.
@@ -192,7 +217,10 @@ def is_under_way(record: CollectiveRecord) -> bool:
 def found_in(home: Home) -> Iterator[Path]:
     """All boxes of this home, in memory and in the fallback on disk."""
     for directory in dict.fromkeys((home.boxes, home.boxes_fallback)):
-        if directory.is_dir():
+        why = why_not_private(directory)
+        if why:
+            log.error("%s is left alone, whatever is in it: %s", directory, why)
+        elif directory.is_dir():
             yield from sorted(directory.glob(f"*{SUFFIX}"))
 
 

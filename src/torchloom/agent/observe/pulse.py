@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from functools import partial
 from statistics import median
 
 from torchloom.agent.checkpoints.save_reports import look_at_saves
@@ -17,6 +18,7 @@ from torchloom.agent.host import Host, LocalWorker, ToldText
 from torchloom.agent.logs import files, times
 from torchloom.agent.observe import words
 from torchloom.agent.observe.boxes import ReadableBox, is_under_way
+from torchloom.agent.observe.guarded import guarded
 from torchloom.agent.processes.script_failures import look_at_ends
 from torchloom.bus.protocol import Bus
 from torchloom.model.events import FirstStep, WorkerRegistered
@@ -47,7 +49,7 @@ async def follow_starts(host: Host) -> None:
             young = time.monotonic_ns() - worker.started_ns < _EAGER_FOR_NS
             if young and not worker.first_step_told and worker.box is not None:
                 eager = True
-                look_at_start(host, worker, worker.box)
+                guarded(worker, partial(look_at_start, host, worker, worker.box), None)
         await asyncio.sleep(_EAGER_S if eager else _IDLE_S)
 
 
@@ -91,14 +93,12 @@ def _look_at_device(host: Host, worker: LocalWorker, box: ReadableBox) -> None:
 async def beat(host: Host, bus: Bus) -> None:
     """Send telemetry and bound the logs, for ever."""
     while True:
-        pulses = []
-        for worker in host.running():
-            if worker.box is not None:
-                look_at_start(host, worker, worker.box)
-                look_at_saves(host, worker, worker.box, time.monotonic_ns())
-            pulses.append(pulse_of(worker, time.monotonic_ns()))
-            times.note(worker.log)
-            files.bound(worker.log, host.log_limit)
+        pulses = [
+            found
+            for worker in host.running()
+            if (found := guarded(worker, partial(_look, host, worker), None)) is not None
+        ]
+        # Also with no worker that can be read: it is the node's heartbeat.
         for part in portions(pulses):
             telemetry = Telemetry(
                 node=host.node,
@@ -109,6 +109,18 @@ async def beat(host: Host, bus: Bus) -> None:
             )
             await bus.publish(subjects.telemetry(host.node), codec.encode(telemetry))
         await asyncio.sleep(PULSE_EVERY_S)
+
+
+def _look(host: Host, worker: LocalWorker) -> WorkerPulse:
+    """Everything that is looked at with each heartbeat."""
+    times.note(worker.log)
+    files.bound(worker.log, host.log_limit)
+    if worker.box is not None:
+        look_at_start(host, worker, worker.box)
+        look_at_saves(host, worker, worker.box, time.monotonic_ns())
+    found = pulse_of(worker, time.monotonic_ns())
+    codec.encode(found)  # what cannot be sent must not keep the others' from being sent
+    return found
 
 
 def portions(pulses: list[WorkerPulse]) -> list[list[WorkerPulse]]:

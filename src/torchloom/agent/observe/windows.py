@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import nan
 from statistics import median
 
@@ -21,6 +22,7 @@ from torchloom.agent.observe import accelerator, cgroups, kernel, waiting, words
 from torchloom.agent.observe.boxes import ReadableBox, is_under_way
 from torchloom.agent.observe.collectives import record
 from torchloom.agent.observe.evidence import Samples
+from torchloom.agent.observe.guarded import guarded
 from torchloom.agent.observe.pulse import numbers
 from torchloom.bus.protocol import Bus
 from torchloom.core.detect.encoding import PEERS_AFTER_S, STEPS_KEPT, UNDER_WAY_AMONG, Recorded, pair_counts
@@ -111,7 +113,15 @@ class Windows:
         running = {w.ref: w for w in self._host.running() if w.box is not None and not w.box.closed}
         for ref in [ref for ref in self._past if ref not in running]:
             del self._past[ref]
-        return [RefWindow(ref, self._window(w, w.box, now_ns)) for ref, w in running.items() if w.box]
+        looks = (guarded(w, partial(self._look, w, now_ns), None) for w in running.values())
+        return [found for found in looks if found is not None]
+
+    def _look(self, worker: LocalWorker, now_ns: Clock) -> RefWindow | None:
+        if worker.box is None:
+            return None
+        found = RefWindow(worker.ref, self._window(worker, worker.box, now_ns))
+        codec.encode(found)  # what cannot be sent must not keep the others' from being sent
+        return found
 
     def _window(self, worker: LocalWorker, box: ReadableBox, now_ns: Clock) -> RankWindow:
         past = self._past.setdefault(worker.ref, _Past())

@@ -74,7 +74,7 @@ async def _from_file(host: Host, path: Path) -> LocalWorker | None:
         start_ticks=box.start_ticks,
         process=process,
         box=box,
-        log=Path(str(identity.get("stdout") or host.log_file(ref.job, ref.rank))),
+        log=host.log_file(ref.job, ref.rank),  # not what the box says: its worker writes there
         spawner=str(identity.get("key") or ""),
         devices=host.devices.told(box.json(blackbox.DEVICE))
         or host.devices.expected(

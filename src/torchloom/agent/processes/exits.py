@@ -12,6 +12,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -23,11 +24,12 @@ from torchloom.agent.mail import answers_text
 from torchloom.agent.observe import boxes, cgroups, pulse, words
 from torchloom.agent.observe.boxes import ReadableBox
 from torchloom.agent.observe.collectives import last_collectives
+from torchloom.agent.observe.guarded import guarded
 from torchloom.agent.processes.process import Process
 from torchloom.agent.tasks import Tasks
 from torchloom.model.events import RendezvousLost, WorkerExited
 from torchloom.model.worker import EndRecord, Exit
-from torchloom.wire import blackbox
+from torchloom.wire import blackbox, codec
 from torchloom.wire.blackbox import Progress
 
 log = logging.getLogger(__name__)
@@ -69,10 +71,8 @@ class ExitWatch:
         if worker.process is not None:
             # Data loaders and other children must not outlive their worker.
             worker.process.signal_group(signal.SIGKILL)
-        if worker.box is not None:
-            pulse.look_at_start(host, worker, worker.box)  # it may have stepped and died between two looks
-            look_at_saves(host, worker, worker.box, time.monotonic_ns(), last=True)
-        end = worker.box.end_record() if worker.box else None
+        guarded(worker, partial(self._look, worker), None)
+        end = guarded(worker, worker.box.end_record, None) if worker.box else None
         found, told_at_ns = await self._status(
             worker.process, worker.pid, worker.start_ticks, end, worker.spawner
         )
@@ -80,7 +80,7 @@ class ExitWatch:
             found = replace(found, out_of_memory=True)
         # While there was no agent only the spawner saw when it ended.
         at_ns = min(at_ns, told_at_ns or at_ns)
-        event = exit_event(host.node, worker, found, at_ns, end)
+        event = last_words(host.node, worker, found, at_ns, end)
         stored = host.reporter.say(event, f"{worker.event_stem}.exit")
         worker.told.set()
         times.note(worker.log)
@@ -88,6 +88,12 @@ class ExitWatch:
         log.info("%s rank %d %s", worker.ref.job, worker.ref.rank, found.describe())
         await stored
         await self.forget(worker)
+
+    def _look(self, worker: LocalWorker) -> None:
+        """It may have stepped or saved and died between two looks."""
+        if worker.box is not None:
+            pulse.look_at_start(self._host, worker, worker.box)
+            look_at_saves(self._host, worker, worker.box, time.monotonic_ns(), last=True)
 
     async def forget(self, worker: LocalWorker) -> None:
         """The exit is in the stream: nothing of this incarnation is needed here any more."""
@@ -190,6 +196,23 @@ class ExitWatch:
     def _processes(self) -> list[Process]:
         held = [w.process for w in self._host.workers.values()]
         return [p for p in held if p is not None] + [s.process for s in self._host.stores.values()]
+
+
+def last_words(
+    node: str, worker: LocalWorker, found: Exit, at_ns: int, end: EndRecord | None
+) -> WorkerExited:
+    """The exit with all that its box says; if that cannot be read or sent, the exit alone."""
+
+    def whole() -> WorkerExited | None:
+        event = exit_event(node, worker, found, at_ns, end)
+        codec.encode(event)
+        return event
+
+    event = guarded(worker, whole, None)
+    if event is None:
+        tail = files.tail(worker.log)
+        event = WorkerExited(node=node, ref=worker.ref, exit=found, at_ns=at_ns, log_tail=tail)
+    return event
 
 
 def exit_event(

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from torchloom.agent.host import Host, LocalWorker
+from torchloom.agent.observe.guarded import guarded
 from torchloom.boottime import now_ns
 from torchloom.bus.protocol import Bus
 from torchloom.errors import LoomError
@@ -81,7 +82,7 @@ def _fenced(host: Host) -> list[tuple[LocalWorker, int, int]]:
     found = []
     for worker in host.running():
         if worker.box is not None and not worker.box.closed:
-            fence_ns, until_ns = worker.box.view.fence()
+            fence_ns, until_ns = guarded(worker, worker.box.fence, (0, 0))
             if fence_ns:
                 found.append((worker, fence_ns, until_ns))
     return found

@@ -8,10 +8,12 @@ waits for its store, is told by its exit as ever: others are to be heard of firs
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from torchloom.agent.host import Host, LocalWorker
 from torchloom.agent.observe.boxes import ReadableBox
 from torchloom.agent.observe.collectives import last_collectives
+from torchloom.agent.observe.guarded import guarded
 from torchloom.model.events import ScriptFailed
 from torchloom.model.worker import EndRecord
 from torchloom.wire import blackbox
@@ -23,7 +25,8 @@ def look_at_ends(host: Host) -> None:
     found = [
         (end.at_ns, worker, worker.box, end)
         for worker in host.running()
-        if worker.box is not None and (end := _new_end(worker, worker.box)) is not None
+        if worker.box is not None
+        and (end := guarded(worker, partial(_new_end, worker, worker.box), None)) is not None
     ]
     for _, worker, box, end in sorted(found, key=lambda one: one[0]):
         event = ScriptFailed(

@@ -33,6 +33,7 @@ from torchloom.home import private_directory
 from torchloom.model.effects import Launch, StartWorkers
 from torchloom.model.events import StartedWorker, WorkersStarted
 from torchloom.model.ids import check_token
+from torchloom.private import make_private
 from torchloom.spawner.client import AsyncSpawnerClient, Started
 
 _SIGN_IN_WITHIN_S = 0.5
@@ -178,7 +179,7 @@ def _prepare_directories(host: Host) -> None:
     # Boxes without room are a worker without telemetry, which the spawner says; no reason to fail here.
     for directory in (host.home.boxes, host.home.boxes_fallback):
         with contextlib.suppress(OSError):
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(directory)
 
 
 def _order(

@@ -22,6 +22,7 @@ from torchloom.checkpoint.store.generations import Generations, line_of_descent
 from torchloom.checkpoint.store.manifest import seal, unseal
 from torchloom.checkpoint.store.names import Branch, CheckpointName, parse_branch, parse_name
 from torchloom.errors import CheckpointDamaged
+from torchloom.private import make_private
 
 _MOST = 256
 """Records kept; a job that was restarted more often has long been in its store again."""
@@ -104,7 +105,7 @@ class HostLine:
             "begun": sorted(known.begun)[-_MOST:],
             "from": {str(branch): str(known.chosen[branch] or "") for branch in newest},
         }
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(self._path.parent)
         written = self._path.with_suffix(".new")
         written.write_bytes(seal(document))
         os.replace(written, self._path)

@@ -32,6 +32,7 @@ from torchloom.checkpoint.memory.hostline import HostLine
 from torchloom.checkpoint.state.image import BLOCK, block_count, sum_blocks
 from torchloom.checkpoint.state.region import Region, existing, file_backed
 from torchloom.checkpoint.store.names import CheckpointName
+from torchloom.private import make_private, why_not_private
 
 HEADER = 4096
 _MAGIC = b"LOOMMEM1"
@@ -182,7 +183,7 @@ class MemoryTier:
         self._checked = True
         needed = SLOTS * ((own + SPARE) * local_world + shared + SPARE + 2 * HEADER)
         try:
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(self.directory)
             taken = sum(file.stat().st_size for file in self.directory.iterdir())
             free = int(USABLE * _free(self.directory)) + taken
         except OSError as error:
@@ -239,6 +240,8 @@ class MemoryTier:
         return self._held.get(slot, math.inf)
 
     def _found(self, name: str) -> dict[CheckpointName, Sealed]:
+        if why_not_private(self.directory):  # whoever made it could have put a state of their own there
+            return {}
         found = [sealed for slot in range(SLOTS) if (sealed := read(self._path(name, slot))) is not None]
         found.sort(key=lambda sealed: sealed.event)
         return {sealed.name: sealed for sealed in found if sealed.world == self._world}

@@ -36,6 +36,7 @@ from torchloom.errors import (
     CheckpointMissing,
     UsageError,
 )
+from torchloom.private import make_private, why_not_private
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,14 +204,14 @@ def remember(folder: Path | None, run: str, begun: Begun) -> None:
     """For when the store is away. A note that cannot be written is a note less."""
     if folder is not None:
         with suppress(OSError):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(folder)
             note = {"run": run, "generation": begun.generation, "number": begun.number}
             tier.numbers(folder).write_text(json.dumps(note))
 
 
 def recall(folder: Path | None, run: str) -> Begun | None:
     with suppress(OSError, ValueError, KeyError, TypeError):
-        if folder is not None:
+        if folder is not None and not why_not_private(folder):
             note = json.loads(tier.numbers(folder).read_text())
             if note["run"] == run:
                 return _begun(note)

@@ -36,6 +36,9 @@ class Cache:
         self.root, self.limit = root, limit
         with self._explained():
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            owner = root.stat().st_uid
+            if owner not in (os.geteuid(), 0):  # its owner could change a shard after it was verified
+                raise PermissionError(errno.EPERM, f"it belongs to user {owner}", str(root))
 
     def get(
         self, digest: str, size: int, fetch: Callable[[], Iterable[bytes]], *, patient: bool = True
