@@ -24,6 +24,9 @@ class Endpoint:
     url: str
     token: str = field(repr=False)
     """Not in the repr: a token must not get into a log by way of a traceback."""
+    owner: int | None = None
+    """The user whose process must answer, where that can be asked: on loopback, with the token of a home.
+    After a crash any local user can listen on the port that the home remembers."""
 
     @classmethod
     def find(cls, home: Home | None = None) -> Endpoint:
@@ -35,8 +38,22 @@ class Endpoint:
             if not os.environ.get("LOOM_TOKEN") and not is_loopback(url):
                 # The token of this host's home opens everything here; it must not go to somebody else.
                 raise NotAllowed("LOOM_ADDRESS is another host and LOOM_TOKEN is not set", hint="set it")
-            return cls(url, read_token(where))
-        return cls(local_url(where), read_token(where))
+            own = owner_of(where) if is_loopback(url) and not os.environ.get("LOOM_TOKEN") else None
+            return cls(url, read_token(where), own)
+        return cls.of_home(where)
+
+    @classmethod
+    def of_home(cls, home: Home) -> Endpoint:
+        """The stack that was started for this home, proven to be its owner's before the token is sent."""
+        return cls(local_url(home), read_token(home), owner_of(home))
+
+
+def owner_of(home: Home) -> int:
+    """The user that a home and its stack belong to."""
+    try:
+        return home.root.stat().st_uid
+    except OSError:
+        return os.geteuid()
 
 
 def with_scheme(address: str) -> str:

@@ -10,6 +10,7 @@ import http.client
 import json
 import os
 import pwd
+import socket
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
@@ -180,9 +181,28 @@ class Transport:
             kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
             self._connection = kind(self._host, self._port, timeout=self.timeout_s)
         self._connection.timeout = self.timeout_s
-        if self._connection.sock is not None:
-            self._connection.sock.settimeout(self.timeout_s)
+        opened: socket.socket | None = self._connection.sock
+        if opened is None:
+            self._connection.connect()
+            self._check_owner(self._connection.sock)
+        else:
+            opened.settimeout(self.timeout_s)
         return self._connection
+
+    def _check_owner(self, connection: Any) -> None:
+        """Whose process would get the token? Asked for each new connection, before its first byte."""
+        if self.endpoint.owner is None:
+            return
+        from torchloom.peer import owner_of_peer
+
+        found = owner_of_peer(connection)
+        if found != self.endpoint.owner:
+            self.close()
+            whose = "an unknown user" if found is None else f"user {found}"
+            raise NotAllowed(
+                f"A process of {whose} answers at {self.endpoint.url}, not torchloom's; no token was sent",
+                hint="start torchloom with `loom up`, on another --port if this one stays taken",
+            )
 
     def _away(self) -> NotAnswering:
         self.close()

@@ -109,7 +109,7 @@ def test_the_token_of_this_host_never_goes_to_another(home: Path, monkeypatch: p
     with pytest.raises(NotAllowed, match="LOOM_TOKEN"):
         Endpoint.find()
     monkeypatch.setenv("LOOM_ADDRESS", "127.0.0.1:8700")
-    assert Endpoint.find() == Endpoint("http://127.0.0.1:8700", "mine")
+    assert (Endpoint.find().url, Endpoint.find().token) == ("http://127.0.0.1:8700", "mine")
 
 
 def test_a_token_is_in_no_repr() -> None:

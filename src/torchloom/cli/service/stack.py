@@ -10,6 +10,7 @@ from torchloom.cli.service import parts
 from torchloom.cli.service.launch import start_supervisor
 from torchloom.cli.service.plan import DEFAULT_PORT, Plan
 from torchloom.client import Client, Endpoint, NotAnswering
+from torchloom.client.endpoint import owner_of
 from torchloom.errors import LoomError, NotAllowed, NotFound, TimedOut
 from torchloom.home import Home
 
@@ -74,7 +75,7 @@ def _answers(home: Home) -> bool:
     plan = Plan.read(home)
     if plan is None:
         return False
-    api = Client(Endpoint(plan.url, ""), timeout_s=2.0)
+    api = Client(Endpoint(plan.url, "", owner_of(home)), timeout_s=2.0)
     try:
         return bool(api.health()["ready"])
     except (LoomError, TypeError, KeyError):

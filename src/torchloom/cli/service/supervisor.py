@@ -195,7 +195,8 @@ class Supervisor:
         weaver = self._parts["weaver"]
         if weaver.process is None:
             return False
-        api = Client(Endpoint(self._plan.url, self._home.token_file.read_text().strip()), timeout_s)
+        token = self._home.token_file.read_text().strip()
+        api = Client(Endpoint(self._plan.url, token, os.geteuid()), timeout_s)
         try:
             return question(api)
         except LoomError:
