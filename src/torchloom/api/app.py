@@ -65,7 +65,15 @@ def create_app(
 
     @router.get("/health", operation_id="health", tags=["fleet"])
     async def health() -> Health:
-        return Health(version=version, ready=control.ready, active=control.active)
+        troubles = control.troubles()
+        return Health(
+            status="trouble" if troubles else "ok",
+            version=version,
+            ready=control.ready,
+            active=control.active,
+            troubles=troubles,
+            stuck_s=control.stuck_s(),
+        )
 
     router.include_router(access.routes(tokens))
     for part in (

@@ -36,6 +36,14 @@ class Control(Protocol):
         """Whether it is connected and has caught up with the stream."""
         ...
 
+    def troubles(self) -> list[str]:
+        """What keeps the control plane from acting, in sentences; none when all is well."""
+        ...
+
+    def stuck_s(self) -> float:
+        """For how long the bus has answered but stored nothing."""
+        ...
+
     def pulse(self, job: str) -> dict[int, WorkerPulse]:
         """The newest telemetry by rank, of the current generation only."""
         ...

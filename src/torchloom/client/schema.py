@@ -260,10 +260,12 @@ class FindingView(TypedDict):
 
 
 class Health(TypedDict):
-    status: Literal["ok"]
+    status: Literal["ok", "trouble"]
     version: str
     ready: bool
     active: bool
+    troubles: list[str]
+    stuck_s: float
 
 
 class HistoryView(TypedDict):

@@ -55,6 +55,7 @@ from torchloom.weaver.requests.injection import Injecting
 from torchloom.weaver.requests.nodes import Nodes
 from torchloom.weaver.requests.scaling import Scaling
 from torchloom.weaver.requests.steering import Steering
+from torchloom.weaver.trouble import Troubles
 from torchloom.wire import codec, subjects
 
 log = logging.getLogger(__name__)
@@ -96,6 +97,7 @@ class Weaver:
         self._lease = bus.lease(LEADER, self.name, LEASE_TTL_S)
         self._snapshot_seq = 0
         self._joined: set[str] = set()
+        self._troubles = Troubles()
         self._feed = Feed()
         self._nodes = Nodes(bus, self._stream, self._live, self._lease)
         steering = Steering(bus, self._stream, self._live, self._catalogues)
@@ -123,6 +125,20 @@ class Weaver:
     @property
     def ready(self) -> bool:
         return self._stream.ready
+
+    def troubles(self) -> list[str]:
+        """What keeps this service from acting, in sentences; none when all is well."""
+        now_s = asyncio.get_running_loop().time()
+        if self._bus.connected:
+            self._troubles.end("bus")
+        else:
+            self._troubles.begin("bus", "The message bus cannot be reached", now_s)
+        return self._troubles.sentences(now_s)
+
+    def stuck_s(self) -> float:
+        """For how long the bus has answered but stored nothing: what only its restart ends."""
+        lasts_s = self._troubles.lasts_s("lease", asyncio.get_running_loop().time())
+        return lasts_s if self._bus.connected else 0.0
 
     def pulse(self, job: str) -> dict[int, WorkerPulse]:
         return self._live.pulses(self.fleet, job)
@@ -296,10 +312,15 @@ class Weaver:
                     if epoch is not None:
                         self._stream.epoch = epoch
                         self._live.expect(self.fleet, asyncio.get_running_loop().time())
-                        await self._stream.say("lease", LeaseTaken(weaver=self.name, epoch=epoch))
-                        log.info("%s leads with epoch %d", self.name, epoch)
-                        self._wake.set()
+                if self.fleet.epoch < self._stream.epoch:
+                    # Also if it could not be stored the first time, on a disk that was full for instance.
+                    await self._stream.say("lease", LeaseTaken(weaver=self.name, epoch=self._stream.epoch))
+                    log.info("%s leads with epoch %d", self.name, self._stream.epoch)
+                    self._wake.set()
+                self._troubles.end("lease")
             except (BusUnavailable, TimedOut) as error:
+                now_s = asyncio.get_running_loop().time()
+                self._troubles.begin("lease", f"The lease cannot be written: {error.message}", now_s)
                 if self._stream.epoch and self._lease.expired:
                     self._step_down(f"the bus is unreachable: {error}")
             await asyncio.sleep(LEASE_TTL_S / 4)

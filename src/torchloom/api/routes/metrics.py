@@ -41,6 +41,8 @@ def lines(control: Control, version: str, now_ns: int) -> Iterator[str]:
     yield from _gauge("loom_build_info", "Version of the control service.", [({"version": version}, 1)])
     yield from _gauge("loom_weaver_active", "Whether this service leads.", [({}, control.active)])
     yield from _gauge("loom_weaver_ready", "Whether it is connected and caught up.", [({}, control.ready)])
+    troubles: list[tuple[dict[str, str], float]] = [({}, len(control.troubles()))]
+    yield from _gauge("loom_weaver_troubles", "What keeps it from acting, see /health.", troubles)
     yield from _counter("loom_events_total", "Events of the stream applied here.", [({}, fleet.seq)])
     yield from _gauge(
         "loom_effects_open", "Effects that no agent has answered yet.", [({}, len(fleet.outbox))]

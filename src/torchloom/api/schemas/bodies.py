@@ -202,12 +202,16 @@ class TokenMade(TokenView):
 
 
 class Health(BaseModel):
-    status: Literal["ok"] = "ok"
+    status: Literal["ok", "trouble"] = "ok"
     version: str
     ready: bool
     """Connected and caught up: what this service says is the present."""
     active: bool
     """Holds the lease; of several services one does."""
+    troubles: list[str] = []
+    """What keeps the service from acting, in sentences."""
+    stuck_s: float = 0.0
+    """For how long the message bus has answered but stored nothing."""
 
 
 class DeviceView(BaseModel):

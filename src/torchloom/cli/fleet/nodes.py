@@ -25,6 +25,7 @@ def command(watch: WatchOption = False, as_json: JsonOption = False) -> None:
         output.show_json(client.nodes())
     else:
         _table(client.nodes())
+        output.show_troubles(client)
 
 
 def _table(nodes: list[NodeView]) -> None:

@@ -56,6 +56,7 @@ def command(
         output.show_json(read())
     else:
         show(read())
+        output.show_troubles(client)
 
 
 def _table(jobs: list[JobSummary]) -> None:

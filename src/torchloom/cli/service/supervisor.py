@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from torchloom.bus.embedded import EmbeddedNats
 from torchloom.cli.service import cleanup, parts
@@ -32,8 +34,18 @@ from torchloom.client import Client, Endpoint
 from torchloom.errors import LoomError, StoreInUse, TimedOut
 from torchloom.home import Home
 
+if TYPE_CHECKING:
+    from torchloom.client.schema import Health
+
 LOOK_EVERY_S = 0.1
 """How often a stack without a holder asks whether a job is active."""
+HEALTH_EVERY_S, HEALTH_WITHIN_S = 5.0, 3.0
+HUNG_AFTER_S = 60.0
+"""A weaver that lives and has not answered for so long is killed and started again; no job notices."""
+STUCK_AFTER_S = 5.0
+ROOM_BYTES = 4 << 20
+RESTART_APART_S = 15.0
+"""nats-server does not store again after a full disk until it is restarted; not more often than this."""
 START_TRIES = 4
 """So often may a part die before the stack has ever answered."""
 
@@ -48,6 +60,9 @@ class Supervisor:
         self._socket: socket.socket | None = None
         self._plan = Plan(port)
         self._ending = False
+        self._health_due_s = 0.0
+        self._answered_s = 0.0
+        """When the API answered last, on the monotonic clock; 0 before it ever did."""
         self._settled = False
         """Whether the API has answered once, or parts were adopted: there is something to keep alive. Before
         that, a part that cannot start is an error to tell, and the end."""
@@ -170,6 +185,8 @@ class Supervisor:
             if how:
                 failure = parts.take_failure(self._home, watched.name)
                 self._failed(watched, failure[0] if failure else how, failure[1] if failure else 0)
+        if self._settled:
+            self._look_after(time.monotonic())
         if not self._settled:
             self._settled = self._answers()
         elif not parts.stays(self._home) and not parts.holders(self._home):
@@ -183,6 +200,35 @@ class Supervisor:
         if not self._settled and (exit_code or watched.failures >= START_TRIES):
             raise _Fatal(why, exit_code or TimedOut.exit_code)
         say(f"{watched.name}: {why}; next try in {max(0.0, watched.due_s - time.monotonic()):.1f} s")
+
+    def _look_after(self, now_s: float) -> None:
+        """Restart what lives and does not work: a bus that stores nothing although the disk has room, and a
+        weaver that has not answered for a long time."""
+        if now_s < self._health_due_s or self._ending:
+            return
+        self._health_due_s = now_s + HEALTH_EVERY_S
+        weaver, nats = self._parts["weaver"], self._parts.get("nats")
+        found: list[Health] = []
+
+        def ask(api: Client) -> bool:
+            found.append(api.health())
+            return True
+
+        if self._ask(ask, timeout_s=HEALTH_WITHIN_S):
+            self._answered_s = now_s
+        elif weaver.process is None or not self._answered_s or now_s - weaver.started_s < HUNG_AFTER_S:
+            return
+        elif now_s - self._answered_s > HUNG_AFTER_S:
+            say(f"weaver: has not answered for {now_s - self._answered_s:.0f} s; it is restarted")
+            self._answered_s = now_s
+            weaver.process.signal_group(signal.SIGKILL)
+        stuck_s = found[0].get("stuck_s", 0.0) if found else 0.0
+        if nats is None or nats.process is None or stuck_s < STUCK_AFTER_S:
+            return
+        free = shutil.disk_usage(self._home.nats_dir).free
+        if free >= ROOM_BYTES and now_s - nats.started_s >= RESTART_APART_S:
+            say(f"nats: has stored nothing for {stuck_s:.0f} s with {free >> 20} MiB free; it is restarted")
+            nats.process.signal_group(signal.SIGTERM)
 
     def _answers(self) -> bool:
         return self._ask(lambda api: bool(api.health()["ready"]), timeout_s=0.5)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torchloom.cli.show.layout import Layout
+    from torchloom.client import Client
     from torchloom.client.schema import JobDetail, JobSummary
 
 STATE_STYLES = {
@@ -38,6 +39,17 @@ def show_json(value: object) -> None:
     """Pure JSON on stdout."""
     json.dump(value, sys.stdout, indent=2, ensure_ascii=False)
     sys.stdout.write("\n")
+
+
+def show_troubles(client: Client) -> None:
+    """On stderr what keeps the control plane from acting: what stdout shows may be old then."""
+    from torchloom.errors import LoomError
+
+    try:
+        for sentence in client.health().get("troubles", []):
+            print(f"loom: {sentence}", file=sys.stderr)
+    except LoomError:
+        pass  # what was asked for is shown already
 
 
 def show_line(value: object) -> None:

@@ -204,10 +204,12 @@ export interface FindingView {
 }
 
 export interface Health {
-  status: "ok";
+  status: "ok" | "trouble";
   version: string;
   ready: boolean;
   active: boolean;
+  troubles: Array<string>;
+  stuck_s: number;
 }
 
 export interface HistoryView {

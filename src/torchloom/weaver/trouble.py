@@ -1,0 +1,40 @@
+"""What keeps the control plane from acting, in sentences: no bus, a bus that cannot store, nobody who leads.
+
+Owns since when each lasts. Decides nothing: `/health`, `loom ps`, `loom nodes` and the metrics show it, and
+the supervisor restarts a message bus that still stores nothing although the disk has room again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+SHOWN_AFTER_S = 1.0
+"""Shorter trouble is a reconnect, and over before anybody could read about it."""
+
+
+@dataclass
+class Troubles:
+    """Time comes as an argument so that tests need no clock."""
+
+    _since_s: dict[str, float] = field(default_factory=dict)
+    _words: dict[str, str] = field(default_factory=dict)
+
+    def begin(self, kind: str, words: str, now_s: float) -> None:
+        self._since_s.setdefault(kind, now_s)
+        self._words[kind] = words
+
+    def end(self, kind: str) -> None:
+        self._since_s.pop(kind, None)
+        self._words.pop(kind, None)
+
+    def lasts_s(self, kind: str, now_s: float) -> float:
+        """For how long there has been trouble of this kind; 0 if there is none."""
+        since_s = self._since_s.get(kind)
+        return 0.0 if since_s is None else now_s - since_s
+
+    def sentences(self, now_s: float) -> list[str]:
+        return [
+            f"{self._words[kind]} (for {now_s - since_s:.0f} s)"
+            for kind, since_s in sorted(self._since_s.items(), key=lambda one: one[1])
+            if now_s - since_s >= SHOWN_AFTER_S
+        ]
