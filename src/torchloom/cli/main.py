@@ -11,6 +11,7 @@ import errno
 import os
 import sys
 
+from torchloom import terminal
 from torchloom.cli.verbs import module_of
 from torchloom.errors import LoomError, UsageError
 
@@ -59,6 +60,7 @@ def drop_stdout() -> None:
 
 
 def _run(argv: list[str]) -> int:
+    terminal.in_use = (sys.stdout.isatty() or sys.stderr.isatty()) and os.environ.get("LOOM_RAW") != "1"
     argv = place_behind_verb(argv)
     if argv and argv[0] in PLAIN:
         return int(module_of(argv[0]).main(argv[1:]))

@@ -16,8 +16,10 @@ import urllib.parse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from torchloom import terminal
 from torchloom.client.endpoint import Endpoint
 from torchloom.errors import Conflict, LoomError, NotAllowed, NotFound, TimedOut, UsageError
+from torchloom.terminal import all_visible, visible
 
 PREFIX = "/api/v1"
 TIMEOUT_S = 20.0
@@ -114,7 +116,8 @@ class Transport:
         try:
             if response.status >= 400:
                 raise problem_error(response.status, response.read())
-            yield from read_events(response)
+            for kind, id, body in read_events(response):
+                yield kind, id, self._as_shown(body)
         except (OSError, http.client.HTTPException) as error:
             raise self._away() from error
 
@@ -137,8 +140,12 @@ class Transport:
         if not data:
             return None
         if "json" not in response.headers.get("Content-Type", ""):
-            return data.decode(errors="replace")
-        return json.loads(data)
+            return self._as_shown(data.decode(errors="replace"))
+        return self._as_shown(json.loads(data))
+
+    def _as_shown(self, value: Any) -> Any:
+        """In a program that shows it on a terminal, control characters do nothing there."""
+        return all_visible(value) if terminal.in_use else value
 
     def _send(
         self,
@@ -248,7 +255,7 @@ def problem_error(status: int, data: bytes, retry_after: str = "") -> LoomError:
         kind, detail = str(found["type"]).rpartition(":")[2], str(found["detail"])
     except (ValueError, KeyError, TypeError):
         return LoomError(f"torchloom answered with HTTP status {status} and no reason.")
-    error = _KINDS.get(kind, LoomError)(detail)
+    error = _KINDS.get(kind, LoomError)(visible(detail) if terminal.in_use else detail)
     if isinstance(error, UsageError):
         error.field = str(found.get("field", ""))
     if isinstance(error, Unavailable) and retry_after.isdecimal():

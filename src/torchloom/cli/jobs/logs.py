@@ -34,11 +34,16 @@ def command(
         str,
         typer.Option("--since", metavar="TIME", help="Only newer lines: 10m, 2h, or 2026-03-01T12:00:00Z."),
     ] = "",
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Leave control characters as the script wrote them.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show the newest lines of a job's logs, or follow them. With --since, all lines from then on."""
+    from torchloom import terminal
     from torchloom.cli.show import output
 
+    terminal.in_use = terminal.in_use and not raw
     client = api()
     if follow:
         _follow(client, job, rank, tail, grep, since, as_json)
