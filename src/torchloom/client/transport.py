@@ -253,7 +253,7 @@ def problem_error(status: int, data: bytes, retry_after: str = "") -> LoomError:
     try:
         found = json.loads(data)
         kind, detail = str(found["type"]).rpartition(":")[2], str(found["detail"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return LoomError(f"torchloom answered with HTTP status {status} and no reason.")
     error = _KINDS.get(kind, LoomError)(visible(detail) if terminal.in_use else detail)
     if isinstance(error, UsageError):

@@ -18,6 +18,8 @@ from torchloom.checkpoint.store.names import FILE, CheckpointName, parse_name
 from torchloom.errors import CheckpointDamaged
 
 FORMAT = 1
+MOST_RANKS = 2**24
+"""More than any job has; a larger number in a manifest is damage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,7 @@ def decode_manifest(data: bytes, job: str, name: CheckpointName) -> Manifest:
             step=_count(body["step"]),
             generation=_count(body["generation"]),
             branch=_count(body.get("branch", 0)),
-            world=_count(body["world"]),
+            world=_world(body["world"]),
             created_s=_time(body["created_s"]),
             files=_files(body["files"]),
             facts=Facts(
@@ -151,8 +153,6 @@ def decode_manifest(data: bytes, job: str, name: CheckpointName) -> Manifest:
         )
         if (manifest.job, manifest.name) != (job, name):
             raise ValueError(f"it is that of {manifest.job}/{manifest.name}")
-        if manifest.world < 1:
-            raise ValueError("a world has at least one rank")
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise CheckpointDamaged(f"{what} makes no sense ({error})") from error
     return manifest
@@ -210,6 +210,14 @@ def _time(value: object) -> float:
 
 
 def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise TypeError(f"{value!r} is not a count")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+        raise TypeError("a number in it is not a count")
     return value
+
+
+def _world(value: object) -> int:
+    """A checkpoint is of at least one rank, and of no more than there are in the world."""
+    found = _count(value)
+    if not 1 <= found <= MOST_RANKS:
+        raise ValueError(f"{found} is not a number of ranks")
+    return found

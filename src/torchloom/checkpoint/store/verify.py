@@ -1,13 +1,14 @@
 """Checksums: made while files are written, compared before anything of them is used.
 
 Owns the algorithm and the reading of files in checked form. `load` and `load_into` return only what was
-compared; nothing is unpickled from a file that was not.
+compared. Nothing is ever unpickled.
 
 The algorithm is CRC-32 from zlib. It has to keep up with a memory copy and must not hold the GIL: beside
 each other on one busy machine crc32 made 1.4 GB/s, adler32 0.9, sha256 and sha1 0.5, blake2b 0.3, md5 0.2;
 all release the GIL for large buffers. It is there to find damage (each burst of up to 32 bits surely,
 anything else but for one in four thousand million); it does not, and no checksum kept beside the data
-could, protect against somebody who may write to the store. Against that stands the restricted unpickler.
+could, protect against somebody who may write to the store. They can change the weights, but run no code:
+`state/tree.py` reads a fixed list of types, and no pickle.
 The algorithm's name is part of the value, so a later one can be told apart.
 """
 

@@ -23,7 +23,12 @@ class Watched:
         self.due_s = 0.0
         """Monotonic time of the next try."""
         self._child: subprocess.Popen[bytes] | None = None
-        self.started_s = 0.0
+        self._started_s = 0.0
+
+    @property
+    def started_s(self) -> float:
+        """When it was started or adopted, on the monotonic clock."""
+        return self._started_s
 
     @property
     def pid(self) -> int:
@@ -33,12 +38,12 @@ class Watched:
         # A child cannot be recycled before we wait for it, so the pidfd is surely its own.
         self._child = child
         self.process = Process.open(record.pid, record.start_ticks)
-        self.started_s = time.monotonic()
+        self._started_s = time.monotonic()
 
     def adopt(self, record: Record) -> bool:
         self._child = None
         self.process = record.hold()
-        self.started_s = time.monotonic()
+        self._started_s = time.monotonic()
         return self.process is not None
 
     def ended(self) -> str:
@@ -55,7 +60,7 @@ class Watched:
 
     def failed(self, now_s: float) -> None:
         """Set the time of the next try: at once after a proven life, ever later after short ones."""
-        if self.started_s and now_s - self.started_s >= PROVEN_S:
+        if self._started_s and now_s - self._started_s >= PROVEN_S:
             self.failures = 0
         delay_s = 0.0 if self.failures == 0 else FIRST_DELAY_S * 2 ** (self.failures - 1)
         self.failures += 1

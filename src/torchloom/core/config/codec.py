@@ -188,7 +188,7 @@ def unpack_schedule(text: str | bytes) -> Schedule:
         return ()
     try:
         return tuple(_entry(row) for row in json.loads(text))
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise ValueError(f"this is no schedule: {error!r}") from error
 
 

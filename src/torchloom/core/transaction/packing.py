@@ -67,7 +67,7 @@ def _unpack(data: bytes, read: Callable[[dict[str, Any]], T]) -> tuple[T, ...]:
     try:
         rows = json.loads(data)
         return tuple(read(row) for row in rows)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise ValueError(f"this is no mail of a transaction: {error!r}") from error
 
 
