@@ -26,7 +26,7 @@ IMPURE_CALLS = frozenset({"open", "print", "input", "exec", "eval", "hash", "id"
 """`hash` differs between processes and `id` between objects: a decision that used them would not replay."""
 
 SERVICE_TOPS = {
-    "agent/observe/guarded.py",  # a box is written inside the user's process: anything may be in it
+    "agent/observe/guarded.py": "a box is written inside the user's process: anything may be in it",
     "agent/commands.py": "an agent reports any failure of a command",
     "agent/tasks.py": "the top of each of the agent's tasks",
     "weaver/service.py": "one bad event must not stop all jobs",
