@@ -393,3 +393,18 @@ def test_the_disk_shrinks_after_objects_were_deleted(server: EmbeddedNats) -> No
 async def objects(bus: NatsBus) -> dict[str, int]:
     info = await nats_stream.api(bus._link, f"STREAM.INFO.OBJ_{OBJECT_BUCKET}", None, 5.0)
     return dict(info["state"])
+
+
+@pytest.mark.parametrize(
+    "name", ["with space", "accént ünd ß", 'quo"te', "back\\slash", "it's", "🚀 $HOME ${x}"]
+)
+def test_a_home_may_be_called_anything(tmp_path: Path, name: str) -> None:
+    server = EmbeddedNats(tmp_path / name / "nats", "n1")
+    server.start()
+    try:
+        server.wait_ready(120)
+        assert with_bus(server.address("weaver"), append_one) == 1
+        assert (server.directory / "jetstream" / "jetstream").is_dir(), "the store is where it should be"
+        assert server.pid() is not None
+    finally:
+        server.stop()

@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torchloom.core.steering.schedule_codec import unpack_schedule
-from torchloom.core.steering.settings_codec import unpack_settings
 
 from torchloom.bus.nats_lease import parse_entry
 from torchloom.bus.protocol import Record
@@ -31,6 +29,8 @@ from torchloom.checkpoint.store.manifest import (
 )
 from torchloom.checkpoint.store.names import CheckpointName
 from torchloom.client.transport import problem_error, read_events
+from torchloom.core.config.schedule_codec import unpack_schedule
+from torchloom.core.config.settings_codec import unpack_settings
 from torchloom.core.transaction.packing import unpack_answers, unpack_mail
 from torchloom.errors import CheckpointDamaged, LoomError
 from torchloom.model.fleet import Fleet
