@@ -7,14 +7,11 @@ import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
+from torchloom.cli.service import own_logs
 from torchloom.cli.service.plan import HOST
 from torchloom.errors import HomeUnusable, PortTaken, UsageError
 from torchloom.home import Home
-
-LOG_LIMIT_BYTES = 8 * 1024 * 1024
-"""A larger log is set aside when its part is started; one older log is kept."""
 
 PYTHON = (sys.executable, "-P", "-m")
 """-P: a module in the directory where `loom` was typed must not stand in for one of ours."""
@@ -66,7 +63,7 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     log = home.logs_dir / f"{name}.log"
     try:
-        _set_aside(log)
+        own_logs.rotate(home.logs_dir)
         output = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise HomeUnusable(f"{log} cannot be written ({error.strerror}).") from error
@@ -91,8 +88,3 @@ def _from_anywhere(env: dict[str, str]) -> dict[str, str]:
     if not path:
         return env
     return env | {"PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in path.split(os.pathsep))}
-
-
-def _set_aside(log: Path) -> None:
-    if log.exists() and log.stat().st_size > LOG_LIMIT_BYTES:
-        log.replace(log.with_name(f"{log.name}.1"))

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from torchloom.cli.service import parts
+from torchloom.cli.service.own_logs import Throttle
 from torchloom.errors import LoomError
 from torchloom.home import Home
 
@@ -27,6 +28,8 @@ def run_part(name: str, supervised: bool, serve: Callable[[], Awaitable[None]]) 
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(Throttle())  # a neighbour who makes one line of ours a thousand times fills no disk
     home = Home.default()
     if supervised:
         parts.Record.of(name, os.getpid()).write(home)

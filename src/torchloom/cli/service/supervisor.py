@@ -25,7 +25,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from torchloom.bus.embedded import EmbeddedNats
-from torchloom.cli.service import cleanup, parts
+from torchloom.cli.service import cleanup, own_logs, parts
 from torchloom.cli.service.launch import open_port, start_part
 from torchloom.cli.service.parts import PARTS, Record
 from torchloom.cli.service.plan import Plan, external_bus, make_token, node_name
@@ -207,6 +207,7 @@ class Supervisor:
         if now_s < self._health_due_s or self._ending:
             return
         self._health_due_s = now_s + HEALTH_EVERY_S
+        own_logs.rotate(self._home.logs_dir)
         weaver, nats = self._parts["weaver"], self._parts.get("nats")
         found: list[Health] = []
 

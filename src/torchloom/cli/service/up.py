@@ -13,6 +13,7 @@ import typer
 EXAMPLES = (
     ("loom up", "on 127.0.0.1:8700"),
     ("loom up --port 0 --home ~/second", "a second one beside it, on any free port"),
+    ("loom up --systemd > ~/.config/systemd/user/torchloom.service", "a unit for systemd"),
     ("loom up --nats nats://bus:4222", "with a NATS server that runs already"),
 )
 
@@ -31,21 +32,31 @@ def command(
         ),
     ] = "",
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay here and log here.")] = False,
+    systemd: Annotated[
+        bool, typer.Option("--systemd", help="Print a systemd unit that does this, and do nothing.")
+    ] = False,
 ) -> None:
     """Start everything here: message bus, weaver, agent. Restarts what dies; adopts what still runs."""
     from torchloom.cli.access.open import page_line
     from torchloom.cli.service import parts, stack
-    from torchloom.cli.service.plan import DEFAULT_PORT
+    from torchloom.cli.service.plan import DEFAULT_PORT, Plan
     from torchloom.errors import LoomError
     from torchloom.home import Home
 
     began = time.monotonic()
     where = Home.default()
+    if systemd:
+        from torchloom.cli.service.systemd import unit
+
+        print(unit(where.root, port), end="")
+        return
     where.prepare()
     if nats:
         os.environ["LOOM_NATS_URL"] = nats
     parts.stay(where)
-    wanted = DEFAULT_PORT if port is None else port
+    # A plan is left over only by a crash: whoever knows the old address finds the new stack there, too.
+    left = Plan.read(where) if port is None else None
+    wanted = port if port is not None else left.port if left is not None else DEFAULT_PORT
     if foreground:
         _foreground(where.root, wanted)
     start = stack.Start(where, wanted, any_port=False).begin()

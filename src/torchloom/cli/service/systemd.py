@@ -1,0 +1,36 @@
+"""The systemd unit of `loom up`, as text. Installs nothing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+
+def unit(home: Path, port: int | None) -> str:
+    """A user's unit. Workers outlive a restart of the unit, as they do any death of the supervisor."""
+    loom = Path(sys.executable).parent / "loom"
+    words = ["up", "--foreground", *(["--port", str(port)] if port is not None else [])]
+    return f"""[Unit]
+Description=torchloom ({_escaped(str(home))})
+After=network-online.target
+
+[Service]
+Type=exec
+Environment="LOOM_HOME={_escaped(str(home))}"
+ExecStart="{_escaped(str(loom))}" {" ".join(words)}
+Restart=on-failure
+RestartSec=2
+# Only the supervisor is stopped; workers train on and are adopted by the next one.
+KillMode=process
+TimeoutStopSec=60
+NoNewPrivileges=yes
+UMask=0077
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def _escaped(text: str) -> str:
+    """As systemd reads a quoted word: backslash, quote, and % and $ doubled."""
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
