@@ -32,7 +32,7 @@ def rotate(directory: Path, limit: int = LIMIT_BYTES) -> None:
 
 
 class Throttle(logging.Filter):
-    """Lets through a bounded number of records of one kind a minute: of one logger, level and line of code."""
+    """Lets through a bounded number of records of one kind a minute: of one logger, level and line."""
 
     def __init__(self) -> None:
         super().__init__()
