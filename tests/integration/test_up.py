@@ -63,7 +63,7 @@ def test_of_two_at_once_one_wins(bare: LoomHome) -> None:
     said = [process.communicate(timeout=240) for process in both]
     assert [process.returncode for process in both] == [0, 0], said
     assert sum("already" in out for out, _ in said) == 1, said
-    supervisors = [command for command in bare.processes() if "cli.supervisor" in command]
+    supervisors = [command for command in bare.processes() if "cli.service.supervisor" in command]
     assert len(supervisors) == 1
 
 
