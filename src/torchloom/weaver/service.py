@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 import uuid
 from weakref import WeakValueDictionary
 
@@ -128,7 +129,7 @@ class Weaver:
 
     def troubles(self) -> list[str]:
         """What keeps this service from acting, in sentences; none when all is well."""
-        now_s = asyncio.get_running_loop().time()
+        now_s = time.monotonic()
         if self._bus.connected:
             self._troubles.end("bus")
         else:
@@ -137,7 +138,7 @@ class Weaver:
 
     def stuck_s(self) -> float:
         """For how long the bus has answered but stored nothing: what only its restart ends."""
-        lasts_s = self._troubles.lasts_s("lease", asyncio.get_running_loop().time())
+        lasts_s = self._troubles.lasts_s("lease", time.monotonic())
         return lasts_s if self._bus.connected else 0.0
 
     def pulse(self, job: str) -> dict[int, WorkerPulse]:
@@ -319,7 +320,7 @@ class Weaver:
                     self._wake.set()
                 self._troubles.end("lease")
             except (BusUnavailable, TimedOut) as error:
-                now_s = asyncio.get_running_loop().time()
+                now_s = time.monotonic()
                 self._troubles.begin("lease", f"The lease cannot be written: {error.message}", now_s)
                 if self._stream.epoch and self._lease.expired:
                     self._step_down(f"the bus is unreachable: {error}")
