@@ -29,8 +29,7 @@ from torchloom.checkpoint.store.manifest import (
 )
 from torchloom.checkpoint.store.names import CheckpointName
 from torchloom.client.transport import problem_error, read_events
-from torchloom.core.config.schedule_codec import unpack_schedule
-from torchloom.core.config.settings_codec import unpack_settings
+from torchloom.core.config.codec import unpack_schedule, unpack_settings
 from torchloom.core.transaction.packing import unpack_answers, unpack_mail
 from torchloom.errors import CheckpointDamaged, LoomError
 from torchloom.model.fleet import Fleet
