@@ -100,8 +100,11 @@ def test_the_device_that_comes_late_does_not_wait(seen: list[dict[str, Any]]) ->
 def test_nothing_is_held_longer_than_its_user_holds_it(seen: list[dict[str, Any]]) -> None:
     for rank in seen:
         holds = rank["holds"]
-        assert holds["alive"] == holds["dead"] == [True] * 4
-        assert holds["sources"] == [Source.DEVICE_EVENT] * 4
+        assert holds["alive"] == holds["dead"] == [True] * 5
+        assert holds["standing"] == [0] * 6, (
+            "one that was dropped and never awaited says nothing of the others"
+        )
+        assert holds["sources"] == [Source.DEVICE_EVENT] * 5
 
 
 def test_a_work_that_failed_is_recorded_as_failed(seen: list[dict[str, Any]]) -> None:

@@ -129,16 +129,18 @@ def waits(box: Box) -> dict[str, Any]:
 
 def holds(box: Box) -> dict[str, Any]:
     """What the program drops is gone, though the device has not come to it."""
-    tensors = [ones(1024) for _ in range(4)]
+    tensors = [ones(1024) for _ in range(5)]
     torch.accelerator.synchronize()
     gone = [weakref.ref(tensor) for tensor in tensors]
+    box.fresh()
     accelerator.stick()
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     looks = box.view.progress(bb.Progress.DEVICE_LOOKS)
     until(lambda: box.view.progress(bb.Progress.DEVICE_LOOKS) > looks + 3, "nobody looks")
     alive = [ref() is not None for ref in gone]
-    for work in works[:3]:
-        work.wait()
+    for number, work in enumerate(works):
+        if number != 3:
+            work.wait()
     del work
     works.clear()
     tensors.clear()
@@ -147,14 +149,12 @@ def holds(box: Box) -> dict[str, Any]:
     gc.collect()
     dead = [ref() is None for ref in gone]
     records = box.fresh()
+    looks = box.view.progress(bb.Progress.DEVICE_LOOKS)
+    until(lambda: box.view.progress(bb.Progress.DEVICE_LOOKS) > looks + 3, "nobody looks")
+    standing = [r.finished_ns for r in box.again(records)]
     accelerator.release()
-    over = box.finished([records[0], records[1], records[2], records[-1]])
-    return {
-        "alive": alive,
-        "dead": dead,
-        "sources": [r.source for r in over],
-        "never awaited": box.again(records)[3].source,
-    }
+    over = box.finished([*records[:3], *records[4:]])
+    return {"alive": alive, "dead": dead, "standing": standing, "sources": [r.source for r in over]}
 
 
 def failure(box: Box) -> dict[str, Any]:

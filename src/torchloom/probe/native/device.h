@@ -267,6 +267,8 @@ class Watch {
       if (box == nullptr || !stream) continue;
       if (!relaxed) {
         relaxed = true;
+        // Or calls that set the device for a moment would make a context on the first one when they set it back.
+        if (const auto* impl = guard_of(stream->device_type())) impl->uncheckedSetDevice(stream->device());
         int mode = kRelaxed;
         if (auto exchange = exchange_of(stream->device_type())) exchange(&mode);
         put(box->progress(layout::PROGRESS_DEVICE_EVERY), every_);
@@ -350,7 +352,8 @@ class Watch {
       const size_t last = queue.size() > 4 ? queue.size() / 2 : 0;
       size_t until = last;
       End end = end_of(*queue[until]);
-      if (end == End::NO && until > 0) end = end_of(*queue[until = 0]);
+      // One that was dropped unawaited says nothing of those before it.
+      if ((end == End::NO || end == End::UNKNOWN) && until > 0) end = end_of(*queue[until = 0]);
       if (end == End::NO) break;
       for (size_t i = 0; i <= until; ++i) {
         // One that was passed over is over, too; whether it failed nobody knows.
