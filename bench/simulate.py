@@ -5,6 +5,11 @@ windows run, re-implemented, the rules of other tools: a fixed watchdog of 600 s
 a score below 0.75 and more than twice the median. The last table is the CPU time of judging. Run it with
 
     python bench/simulate.py [--runs 20] [--benign 20] [--sizes 64,1024,4096] [--tuning] [--json]
+                             [--ranks 1024] [--no-roles] [--two] [--stale 0.3]
+
+`--ranks` makes all jobs of the first table so large, `--no-roles` lets the scripts tell no role, `--two`
+gives a second rank the same fault at the same step, `--stale` makes this share of the windows a look old.
+Windows are made by the code that agents use.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ import random
 import statistics
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import get_args
 
 import msgspec
@@ -25,6 +30,7 @@ from torchloom.chaos.scenario import (
     EXPECTED,
     FOUND_BY_PROBES,
     NAMES_A_RANK,
+    PIPELINES,
     Benign,
     Fault,
     FaultKind,
@@ -96,7 +102,7 @@ def _take(
     pair: bool,
 ) -> None:
     kinds = EXPECTED[fault.kind] if fault is not None and began is not None else set()
-    named = fault is None or fault.kind not in NAMES_A_RANK or f.ranks == (fault.rank,)
+    named = fault is None or fault.kind not in NAMES_A_RANK or f.ranks == fault.ranks
     if fault is not None and pair and fault.kind in ("desync", "diverge"):
         named = fault.rank in f.ranks and len(f.ranks) == 2  # of two that differ nobody can say who is wrong
     if f.kind in kinds and named:
@@ -112,8 +118,18 @@ def _take(
 
 
 # -- tables -------------------------------------------------------------------------------------
+def _shape(chance: random.Random, kind: FaultKind, ranks: int) -> Shape:
+    """Of so many ranks (0: any); with stages where the fault is one of a pipeline."""
+    while True:
+        found = shapes(chance, ranks or 64)
+        if ranks:
+            found = replace(found, dp=max(2, ranks // (found.pp * found.tp)))
+        if found.pp > 1 or kind not in PIPELINES:
+            return found
+
+
 def accuracy(
-    kinds: Iterable[FaultKind], runs: int, base: int, noise: float, verbose: bool
+    kinds: Iterable[FaultKind], runs: int, base: int, noise: float, verbose: bool, how: argparse.Namespace
 ) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for kind in kinds:
@@ -121,9 +137,13 @@ def accuracy(
         peers = dict.fromkeys(PEERS, 0)
         for i in range(runs):
             chance = random.Random(f"{kind} {base + i}")
-            shape = shapes(chance)
+            shape = _shape(chance, kind, how.ranks)
             fault = faults(kind, shape, chance)
-            sim = Simulation(shape, base + i, fault, Benign(noise=noise))
+            if how.two:
+                also = (fault.rank + 1 + chance.randrange(shape.world - 1)) % shape.world
+                fault = replace(fault, also=also)
+            benign = Benign(noise=noise)
+            sim = Simulation(shape, base + i, fault, benign, roles=not how.no_roles, stale=how.stale)
             out = run(sim, HORIZON_S.get(kind, USUAL_HORIZON_S), fault)
             hits += out.detected_s is not None
             wrong += bool(out.wrong)
@@ -225,6 +245,10 @@ def main() -> None:
     parser.add_argument("--noise", type=float, default=0.02)
     parser.add_argument("--sizes", default="64,1024")
     parser.add_argument("--kinds", default=",".join(get_args(FaultKind)))
+    parser.add_argument("--ranks", type=int, default=0, help="of the jobs with faults; 0: 8 to 64")
+    parser.add_argument("--no-roles", action="store_true", help="scripts tell no role")
+    parser.add_argument("--two", action="store_true", help="two ranks have the fault at once")
+    parser.add_argument("--stale", type=float, default=0.0, help="share of windows that are a look old")
     parser.add_argument("--tuning", action="store_true", help="seeds the rules were tuned on")
     parser.add_argument("--verbose", action="store_true", help="tell what else was said in a run")
     parser.add_argument("--json", action="store_true")
@@ -232,9 +256,16 @@ def main() -> None:
     base = TUNING if args.tuning else REPORTING
     seeds = "tuning" if args.tuning else "reporting"
     kinds = [k for k in get_args(FaultKind) if k in args.kinds.split(",")]
-    notes = [f"{seeds} seeds; 8–64 ranks; one look a second; where a rank is to blame it must be right"]
+    size = f"{args.ranks:,} ranks" if args.ranks else "8–64 ranks"
+    told = "roles not told" if args.no_roles else "roles told"
+    notes = [f"{seeds} seeds; {size}, {told}; one look a second; where a rank is to blame it must be right"]
     if args.runs:
-        emit("simulate: faults", accuracy(kinds, args.runs, base, args.noise, args.verbose), notes, args.json)
+        emit(
+            "simulate: faults",
+            accuracy(kinds, args.runs, base, args.noise, args.verbose, args),
+            notes,
+            args.json,
+        )
     if args.benign:
         told = "a pause of 3–60 s on one rank is told and not acted on; only other findings are false alarms"
         emit("simulate: benign", calm(args.benign, base), [told], args.json)

@@ -34,6 +34,10 @@ class Case:
     """What is usual must be known first, and curves are looked at twice a second."""
     args: tuple[str, ...] = ()
     """Of the workload; `{rank}` is the culprit."""
+    act_s: float | None = None
+    """The job's own limit for acting."""
+    harmless: bool = False
+    """It ends by itself or is at work: it is listened to until the end, and a restart is wrong."""
 
 
 def _case(name: str, fault: str, *expected: str, **more: Any) -> Case:
@@ -48,6 +52,12 @@ _NETWORK: dict[str, Any] = {
 }
 """Slow transfers are told first, then the ranks are asked to measure whose they are. They want gradients that
 take time: of a few kB the kernel paces nothing."""
+
+
+def _odd(name: str, *expected: str, **more: Any) -> Case:
+    """What the workload does to itself (workloads/odd.py), once it has trained for a while."""
+    return Case(name, "", expected, args=("--odd", name, "--odd-rank", "{rank}"), **more)
+
 
 _OF_DEMAND: dict[str, Any] = {"horizon_s": 60, "busy": True, "of_demand": True}
 
@@ -97,6 +107,19 @@ CASES = {
             args=("--uneven", "--step-ms", "150"),
         ),
         _case("never-starts", "", "no-progress", horizon_s=100, args=("--never-starts", "{rank}")),
+        _odd("late-init", "no-progress", horizon_s=60),
+        _odd("leaves", "crash"),
+        _odd("max", "divergence", names_from=3),
+        _odd("root", "divergence", names_from=3),
+        _odd("loader", "hang"),
+        _odd("tenth", "compute-slow", horizon_s=60),
+        # What another process ends after 30 s, or what is at work: told, and never restarted.
+        _odd("semaphore", "hang", horizon_s=50, harmless=True),
+        _odd("fifo", "hang", horizon_s=50, harmless=True),
+        _odd("flock", "hang", horizon_s=50, harmless=True),
+        _odd("traced", "hang", horizon_s=50, harmless=True),
+        _odd("busy", "hang", horizon_s=50, harmless=True, act_s=10.0),
+        _odd("prints", "hang", horizon_s=50, harmless=True, act_s=10.0),
     )
 }
 

@@ -52,7 +52,8 @@ def run(client: Client, listener: Listener, case: Case, size: int, seed: int, st
     busy = min(0.5, 1 / size)
     if case.busy:
         args += ["--busy", str(busy)]
-    job = submit(client, size, *args)
+    limits = {} if case.act_s is None else {"limits": {"hang_act_s": case.act_s}}
+    job = submit(client, size, *args, **limits)
     heard = listener.begin(job)
     try:
         if case.fault:
@@ -93,7 +94,7 @@ def _listen(client: Client, job: str, case: Case, result: Result, heard: Heard, 
     known: dict[str, tuple[object, object]] = {}
     told: dict[str, dict[str, Any]] = {}
     right = result.get("between", [result["rank"]])
-    while time.monotonic() < until and result["right_s"] is None:
+    while time.monotonic() < until and (result["right_s"] is None or case.harmless):
         time.sleep(0.1)
         for incident in client.incidents(job=job):
             said = incident["kind"], incident["culprit"]
@@ -112,6 +113,8 @@ def _listen(client: Client, job: str, case: Case, result: Result, heard: Heard, 
             if result["class_s"] is None:
                 result["class_s"] = at_s
             # Two that disagree are both named; nobody can know more.
+            if result["right_s"] is not None:
+                continue
             if result["size"] < case.names_from or named == right or culprit == result["rank"]:
                 result["right_s"] = at_s
                 limit = finding["inputs"].get("report_s") if finding else None
@@ -120,6 +123,7 @@ def _listen(client: Client, job: str, case: Case, result: Result, heard: Heard, 
                 break
     result["told"] = list(told.values())
     result["restarts"] = client.job(job)["restarts"]
+    result["false_restart"] = case.harmless and result["restarts"] > 0
     result["peers"] = {name: [at - began, list(ranks)] for name, (at, ranks) in heard.first.items()}
 
 

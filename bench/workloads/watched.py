@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 
+import odd
 import torch
 import torch.distributed as dist
 from pauses import KINDS
@@ -39,6 +40,8 @@ parser.add_argument("--uneven", action="store_true")
 parser.add_argument("--housekeeping", action="store_true")
 parser.add_argument("--wide", type=int, default=64, help="of the hidden layer: 8192 is 1 MB of gradients")
 parser.add_argument("--never-starts", type=int, default=-1, metavar="RANK")
+parser.add_argument("--odd", default="", help="a kind of odd.py, on --odd-rank")
+parser.add_argument("--odd-rank", type=int, default=-1)
 parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()
 
@@ -48,6 +51,8 @@ class Samples(Dataset):
         return 1 << 30
 
     def __getitem__(self, index: int) -> torch.Tensor:
+        if mine:
+            odd.in_loader(args.odd, index)
         return torch.full((32,), (index % 97) / 97)
 
 
@@ -88,6 +93,9 @@ def keep_house(step: int) -> None:
         group["lr"] = 1e-3 * 0.1 ** (step // 400 % 3)
 
 
+first_life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+mine = first_life and int(os.environ["RANK"]) == args.odd_rank
+odd.before_init(args.odd, mine)
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(args.seed)
@@ -96,12 +104,14 @@ if rank == args.never_starts:
 layers = torch.nn.Sequential(torch.nn.Linear(32, args.wide), torch.nn.ReLU(), torch.nn.Linear(args.wide, 1))
 model = DistributedDataParallel(layers)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-loader = DataLoader(Samples(), batch_size=64)
+loader = DataLoader(Samples(), batch_size=64, num_workers=int(args.odd == "loader"))
 ckpt = loom.Checkpoint(model=model, optimizer=optimizer, every=100) if args.housekeeping else None
 chance = random.Random(args.seed)
 for step, batch in enumerate(loader, start=1):
     if args.pauses:
         pause(step)
+    if args.odd:
+        odd.in_step(args.odd, mine, step, args.step_ms / 1000)
     if args.housekeeping:
         keep_house(step)
     luck = random.Random(f"{args.seed} {rank} {step}")

@@ -91,7 +91,7 @@ def rank_program(rank: int, shape: Shape, fault: Fault | None, benign: Benign, s
     """The endless life of one rank."""
     chance = random.Random(seed * 1_000_003 + rank)
     d, p, t = shape.place(rank)
-    mine = fault if fault is not None and fault.rank == rank else None
+    mine = fault if fault is not None and rank in fault.ranks else None
     micro = 2 * shape.pp if shape.pp > 1 else 1
     dp, tp = f"dp.{p}.{t}", f"tp.{d}.{p}"
     before = shape.rank(d, p - 1, t) if p > 0 else -1

@@ -106,6 +106,12 @@ class Fault:
     stuck: Stuck = "lock"
     peer: int = 0
     """The other end of a slow link."""
+    also: int = -1
+    """A second rank with the same fault at the same step; -1: none."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted({self.rank, self.also} - {-1}))
 
 
 @dataclass(frozen=True)

@@ -44,9 +44,18 @@ class Simulation:
     """One job. `run_until` moves it on, `windows` is what agents would report at that moment."""
 
     def __init__(
-        self, shape: Shape, seed: int, fault: Fault | None = None, benign: Benign | None = None
+        self,
+        shape: Shape,
+        seed: int,
+        fault: Fault | None = None,
+        benign: Benign | None = None,
+        *,
+        roles: bool = True,
+        stale: float = 0.0,
     ) -> None:
-        self.shape, self.seed, self.fault = shape, seed, fault
+        """Without `roles` the script tells none; `stale` is the share of windows that are a look old."""
+        self.shape, self.seed, self.fault, self.roles = shape, seed, fault, roles
+        self._stale, self._before = stale, tuple[RankWindow, ...]()
         self.benign = benign or Benign()
         self.now = 0.0
         self._chance = random.Random(seed)
@@ -242,7 +251,13 @@ class Simulation:
             self.ranks[rank].asked_since = min(self.ranks[rank].asked_since, self.now)
 
     def windows(self) -> tuple[RankWindow, ...]:
-        return tuple(self._window(r) for r in self.ranks)
+        now = tuple(self._window(r) for r in self.ranks)
+        before, self._before = self._before, now
+        if not self._stale or not before:
+            return now
+        return tuple(
+            old if self._chance.random() < self._stale else new for old, new in zip(before, now, strict=True)
+        )
 
     def _shown(self, me: Rank, r: Record) -> Collective:
         # What ends later is decided already and not visible yet.
@@ -285,7 +300,7 @@ class Simulation:
             rank=me.rank,
             node=me.node,
             device=device,
-            role=f"stage {p}",
+            role=f"stage {p}" if self.roles else "",
             taken_ns=clock(self.now),
             started_ns=clock(0.0),
             last_activity_ns=clock(max(me.active, 0.0)),
