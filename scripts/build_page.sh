@@ -8,5 +8,6 @@ if ! command -v npm >/dev/null || ! node -e 'process.exit(Number(process.version
   exit 0
 fi
 echo "building the page…"
-npm ci --silent --no-audit --no-fund
+# Not `npm ci`: it wants every optional binary of every platform in the lock file, and registries may lack some.
+npm install --silent --no-save --no-audit --no-fund
 npm run --silent build -- --logLevel warn
