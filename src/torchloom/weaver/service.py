@@ -128,18 +128,10 @@ class Weaver:
         return self._stream.ready
 
     def troubles(self) -> list[str]:
-        """What keeps this service from acting, in sentences; none when all is well."""
-        now_s = time.monotonic()
-        if self._bus.connected:
-            self._troubles.end("bus")
-        else:
-            self._troubles.begin("bus", "The message bus cannot be reached", now_s)
-        return self._troubles.sentences(now_s)
+        return self._troubles.look(self._bus.connected, time.monotonic())
 
     def stuck_s(self) -> float:
-        """For how long the bus has answered but stored nothing: what only its restart ends."""
-        lasts_s = self._troubles.lasts_s("lease", time.monotonic())
-        return lasts_s if self._bus.connected else 0.0
+        return self._troubles.stuck_s(self._bus.connected, time.monotonic())
 
     def pulse(self, job: str) -> dict[int, WorkerPulse]:
         return self._live.pulses(self.fleet, job)

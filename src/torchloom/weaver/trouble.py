@@ -32,6 +32,18 @@ class Troubles:
         since_s = self._since_s.get(kind)
         return 0.0 if since_s is None else now_s - since_s
 
+    def look(self, connected: bool, now_s: float) -> list[str]:
+        """What keeps the service from acting, in sentences; none when all is well."""
+        if connected:
+            self.end("bus")
+        else:
+            self.begin("bus", "The message bus cannot be reached", now_s)
+        return self.sentences(now_s)
+
+    def stuck_s(self, connected: bool, now_s: float) -> float:
+        """For how long the bus has answered but stored nothing: what only its restart ends."""
+        return self.lasts_s("lease", now_s) if connected else 0.0
+
     def sentences(self, now_s: float) -> list[str]:
         return [
             f"{self._words[kind]} (for {now_s - since_s:.0f} s)"
