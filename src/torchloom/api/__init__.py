@@ -1,1 +1,1 @@
-"""The HTTP API: what people and programs see of the fleet, and the few things they may ask for."""
+"""The HTTP API: what people and programs can read about the fleet, and the few requests they can make."""

@@ -35,9 +35,9 @@ PREFIXES = (PREFIX, "")
 
 
 class Gate:
-    """Lets nobody in until the service has caught up once: what it does not know yet is not missing.
+    """Refuses requests until the service has caught up once: a job it has not read yet is not a missing job.
 
-    Later a lost bus does not close it, because a state that was true a moment ago is better than none.
+    Losing the bus later does not close it: a state that is a moment old is better than none.
     """
 
     def __init__(self, control: Control) -> None:

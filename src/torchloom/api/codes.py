@@ -1,6 +1,6 @@
-"""One-time codes that sign a browser in. Owns who may use which code until when; nothing of it is stored.
+"""One-time codes that sign a browser in. Owns who may use which code until when; stores nothing on disk.
 
-A code stands for the identity that asked for it and opens one session, once. It travels in a link's
+A code belongs to the identity that asked for it and opens one session, once. It travels in a link's
 fragment, which no browser sends to a server, and the page exchanges it at once and removes it from its
 address. A service that was restarted knows no codes: `loom open` makes a new one.
 """
@@ -15,7 +15,7 @@ from torchloom.api.schemas.bodies import Identity
 
 CODE_S = 15 * 60
 MOST = 256
-"""Codes that wait to be used; the oldest gives way."""
+"""Most codes that wait to be used; a new one replaces the oldest."""
 
 
 class Codes:
@@ -30,7 +30,7 @@ class Codes:
         return code
 
     def take(self, code: str, now_s: float) -> Identity | None:
-        """Whom the code stands for, the first time and in time; None otherwise."""
+        """The identity the code belongs to; None if the code was used before or has expired."""
         who, until_s = self._waiting.pop(_hash(code), (None, 0.0))
         return who if until_s >= now_s else None
 

@@ -1,8 +1,8 @@
 """Bounds what connections cost before a request is read: time for its headers, and how many there may be.
 
-uvicorn waits for ever for the first request of a connection, and asyncio logs each connection that it cannot
-accept for want of a file. A neighbour who opens connections and sends nothing could stop the API and fill its
-log so. When there are too many, the oldest connection without a request under way makes room for the new one.
+uvicorn waits forever for the first request of a connection, and asyncio logs each connection that it cannot
+accept for want of a file descriptor. A client that opens connections and sends nothing could so stop the API
+and fill its log. At the limit, the oldest connection without a request in progress is closed for the new one.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ HEADERS_WITHIN_S = 10.0
 """How long a new connection may take for the headers of its first request."""
 MOST = 1024
 FILES_KEPT = 96
-"""Files that the service needs besides connections: bus, logs, the catalogues of checkpoints."""
+"""File descriptors that the service needs besides connections: bus, logs, checkpoint catalogues."""
 LEAST = 32
 
 
 def most_connections() -> int:
-    """So many that the service never runs out of files."""
+    """The most connections with which the service never runs out of file descriptors."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(LEAST, min(MOST, soft - FILES_KEPT)) if soft > 0 else MOST
 
@@ -41,7 +41,7 @@ class BoundedProtocol(H11Protocol):
 
     @property
     def _cycle(self) -> Any:
-        """The request under way; None before the first, which uvicorn's types do not say."""
+        """The request in progress; None before the first, which uvicorn's types omit."""
         return self.cycle
 
     def connection_made(self, transport: Any) -> None:

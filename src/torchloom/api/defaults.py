@@ -1,7 +1,7 @@
 """Settings of the service's own environment that are defaults for every job (mission J6). Pure.
 
-WORLD_SIZE, MAX_RESTARTS, HEARTBEAT_TIMEOUT, CHECKPOINT_DIR, CHECKPOINT_EVERY, MAX_STEPS and JOB_ID stand in
-for what a request leaves out; all but the first and the last reach the workers too, as do SLEEP_SEC,
+WORLD_SIZE, MAX_RESTARTS, HEARTBEAT_TIMEOUT, CHECKPOINT_DIR, CHECKPOINT_EVERY, MAX_STEPS and JOB_ID replace
+what a request leaves out; all but the first and the last reach the workers too, as do SLEEP_SEC,
 DATASET_DIR, USE_S3 and S3_*. CHECKPOINT_EVERY may be a time or `auto` too. Values go only into a job's
 environment, never into its description.
 """
@@ -44,11 +44,11 @@ class Defaults:
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """What workers are given unless the job says otherwise. May hold secrets."""
     policy: Callable[[], Policy] = Policy
-    """What is done about findings unless the job says it; asked at every submission, as a file may change."""
+    """The policy unless the job brings its own; read at every submission, as a file may change."""
 
     @classmethod
     def read(cls, env: Mapping[str, str], policy: Callable[[], Policy] = Policy) -> Defaults:
-        """From an environment; a value that makes no sense is said at the start, not at the first job."""
+        """Read an environment. An invalid value is an error when the service starts, not at the first job."""
         job_id = env.get("JOB_ID", "")
         return cls(
             job_id=check_token(job_id, "JOB_ID") if job_id else "",
@@ -73,7 +73,7 @@ def _whole(env: Mapping[str, str], name: str, least: int, most: int) -> int | No
 
 
 def _steps(env: Mapping[str, str], name: str) -> int | None:
-    """A number of steps; None for an interval of another kind, which only the workers have to know."""
+    """A number of steps; None for an interval of another kind, which only the workers need."""
     text = env.get(name, "").strip()
     if text and not text.isdecimal():
         parse_every(text)
@@ -82,7 +82,7 @@ def _steps(env: Mapping[str, str], name: str) -> int | None:
 
 
 def seconds(env: Mapping[str, str], name: str) -> float | None:
-    """A variable that is a span of time. Raises UsageError if it is set and is none."""
+    """A variable that holds a span of time. Raises UsageError if it is set to anything else."""
     text = env.get(name, "").strip()
     if not text:
         return None

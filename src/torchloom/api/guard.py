@@ -27,11 +27,11 @@ MAX_BODY_BYTES = 768 * 1024
 """A job's environment travels in one NATS message of at most 1 MiB; this leaves room around it."""
 
 BODY_WITHIN_S = 30.0
-"""How long the next piece of a body is waited for."""
+"""How long to wait for the next piece of a body."""
 
 PREFIX = "/api/v1"
 OPEN_PATHS = frozenset({"/health", "/login"})
-"""Paths that need no token: they tell nothing but that we live, or take the token themselves."""
+"""Paths that need no token: they report only that the service is alive, or take the token themselves."""
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 COOKIE = "loom_session"
 
@@ -52,7 +52,7 @@ HEADERS = (
 
 
 class AccessGuard:
-    """Refuse what has the wrong Host, no valid token or too large a body, before any route sees it."""
+    """Refuse a request with a wrong Host, no valid token or too large a body, before any route sees it."""
 
     def __init__(self, app: ASGIApp, tokens: Tokens, hosts: frozenset[str]) -> None:
         self._app = app
@@ -75,7 +75,7 @@ class AccessGuard:
             await self._app(scope, _Bounded(receive), self._while_allowed(scope, send))
 
     def _while_allowed(self, scope: Scope, send: Send) -> Send:
-        """End an answer that lasts, a stream, when its caller's token or session has ended meanwhile."""
+        """End a long-lived answer (a stream) once its caller's token or session has ended."""
         if "loom.caller" not in scope:
             return send
         headers, looked_s = Headers(scope=scope), time.monotonic()
@@ -128,7 +128,7 @@ class AccessGuard:
         return None
 
     def _who(self, headers: Headers) -> Identity | None:
-        """Whose token or session this is. A token that is given and wrong is wrong, cookie or not."""
+        """Whose token or session this is. A wrong token is refused even if a valid cookie comes with it."""
         given = headers.get("authorization")
         return self._session(headers) if given is None else self._bearer(given)
 
@@ -180,7 +180,7 @@ def _with_headers(send: Send) -> Send:
 
 
 class _Bounded:
-    """Cut off a body that has no honest content-length, or that does not come."""
+    """Cut off a body that is too large, whatever its content-length says, or that does not arrive."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -189,7 +189,7 @@ class _Bounded:
 
     async def __call__(self) -> Message:
         try:
-            # Once the body is there, only the client's end is waited for: as long as a stream lasts.
+            # Once the body is complete, wait only for the client to disconnect, as long as a stream lasts.
             async with asyncio.timeout(None if self._whole else BODY_WITHIN_S):
                 message = await self._receive()
         except TimeoutError:

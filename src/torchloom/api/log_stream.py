@@ -1,7 +1,7 @@
 """Follows the logs of some ranks of one job to their end. Owns no route.
 
-The next piece of a rank is asked for while the one before is on its way to the client, because the way to the
-agent and back is what a stream would otherwise spend most of its time on.
+It requests the next piece of a rank's log while the previous one is on its way to the client; otherwise a
+stream would spend most of its time on round trips to the agent.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from torchloom.model.messages import LogPiece
 PIECE_BYTES = 960 * 1024
 """The most an agent gives at once."""
 PART_BYTES = 8 * 1024
-"""A piece is told in events about so long, each with its place: only whole events count for a client that
-comes back, and through a connection that is cut again and again a long one would never get."""
+"""A piece is sent in events of about this size, each with its place: a client that reconnects resumes after
+the last whole event, and a long event would never get through a connection that is cut again and again."""
 AHEAD_FROM_BYTES = PIECE_BYTES // 4
-"""A piece at least so long is followed by more, so more is asked for ahead."""
+"""After a piece of at least this size more is likely, so the next piece is requested ahead."""
 POLL_S = 0.05
 IDLE_POLL_S = 0.4
-"""A rank that prints nothing is asked ever less often, down to this."""
+"""A rank that prints nothing is polled less and less often, down to this interval."""
 AT_ONCE = 16
 LAST_WORDS_WITHIN_S = 30.0
-"""How long after the end of a job a node that cannot be asked is waited for."""
+"""How long after the end of a job to wait for a node that does not answer."""
 
 _ID = re.compile(r"[0-9]{1,5}:[0-9]{1,15}(,[0-9]{1,5}:[0-9]{1,15})*")
 
@@ -46,12 +46,12 @@ def format_id(places: dict[int, int]) -> str:
 
 
 def matching(text: str, grep: str) -> str:
-    """The lines that contain a text. Not a pattern: a pattern could be made to take for ever."""
+    """The lines that contain a text. Not a pattern: a hostile pattern could run forever."""
     return "".join(line for line in text.splitlines(keepends=True) if grep in line)
 
 
 def parts(data: bytes, most: int, whole_lines: bool) -> Iterator[bytes]:
-    """Cut a piece at line ends; a line that is too long also between characters, if that may be."""
+    """Cut a piece at line ends; unless `whole_lines`, cut a line that is too long between characters."""
     start = 0
     while len(data) - start > most:
         end = data.rfind(b"\n", start, start + most) + 1
@@ -84,14 +84,14 @@ class LogStream:
         self._places = places
         self._grep = grep
         self._since_ns = since_ns or {}
-        """By rank, until its first piece has come and its place is known."""
+        """By rank, until its first piece has arrived and its place is known."""
         self._pause = dict.fromkeys(places, 0.0)
         self._due = dict.fromkeys(places, 0.0)
         self._skip_first = set(places) if from_end else set()
-        """Ranks whose past is not wanted: their first piece only tells where the end is."""
+        """Ranks whose past is not wanted: their first piece only shows where the log ends."""
         self._ahead: dict[int, asyncio.Task[LogPiece | None]] = {}
         self._unread: set[int] = set()
-        """Ranks whose node could not be asked the last time."""
+        """Ranks whose node did not answer the last time."""
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         try:
@@ -106,7 +106,7 @@ class LogStream:
         spoke, give_up = loop.time(), 0.0
         yield b": torchloom logs\nretry: 500\n\n"
         while True:
-            # Read the state first: what was printed before the end was seen is then surely read below.
+            # Read the state first: everything printed before the job ended is then read below.
             seq = self._control.fleet.seq
             found = self._control.fleet.jobs.get(self._job)
             ended = found is None or found.ended
@@ -139,7 +139,7 @@ class LogStream:
                 await self._control.changed(seq, pause_s)
 
     def _id(self) -> str:
-        """Without the ranks whose place only `since` tells: a client that comes back asks by that again."""
+        """Omits ranks whose place is only given by `since`: a client that reconnects sends `since` again."""
         return format_id({rank: at for rank, at in self._places.items() if rank not in self._since_ns})
 
     async def _next(self, rank: int) -> LogPiece | None:
@@ -154,7 +154,7 @@ class LogStream:
             self._unread.discard(rank)
             return None
         except LoomError:
-            # The node cannot be asked now. Its log is on its disk: the next try reads the same place.
+            # The node does not answer now. Its log is on its disk: the next try reads the same place.
             self._unread.add(rank)
             return None
         self._unread.discard(rank)

@@ -18,7 +18,7 @@ KEY_DIGITS, REQUEST_DIGITS = 8, 4
 
 
 def operation_id(job: Job, by: str, key: str | None, body: BaseModel, name: str) -> str:
-    """The id that the key stands for; empty without a key. UsageError if it stood for another request."""
+    """The operation id made from the key; empty without a key. UsageError if the key is another request's."""
     if key is None:
         return ""
     start = _digest(f"{job.id}\n{by}\n{key}")[:KEY_DIGITS]

@@ -29,7 +29,7 @@ _ERRORS = {
 
 
 def complete(app: FastAPI) -> None:
-    """Make app.openapi() tell everything."""
+    """Make app.openapi() return the complete document."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:

@@ -23,7 +23,7 @@ from torchloom.model.windows import RankWindow
 class Control(Protocol):
     @property
     def fleet(self) -> Fleet:
-        """The current state. Read only: whoever changes it breaks replay."""
+        """The current state. Read only: changing it breaks replay."""
         ...
 
     @property
@@ -53,7 +53,7 @@ class Control(Protocol):
         ...
 
     async def history(self, job: str) -> History:
-        """What is kept of a job over time; empty if nothing is."""
+        """A job's recorded history; empty if nothing is recorded."""
         ...
 
     def node_seen(self, node: str) -> float | None:
@@ -71,7 +71,7 @@ class Control(Protocol):
         digest: str = "",
         queue: bool | None = None,
     ) -> Accepted:
-        """Accept a job, or tell which one the same `key` made before."""
+        """Accept a job, or return the one that the same `key` made before."""
         ...
 
     async def stop(self, job: str, by: str, kill: bool = False, grace_s: float | None = None) -> None: ...
@@ -89,16 +89,16 @@ class Control(Protocol):
         ...
 
     async def checkpoints(self, job: str, verb: CheckpointVerb, which: str = "") -> CheckpointAnswer:
-        """Ask the store of a job's checkpoints; all but `list` is done to one of them."""
+        """Query or change the store of a job's checkpoints; every action but `list` names one checkpoint."""
         ...
 
     async def restore(
         self, job: str, step: int, by: str, *, config: ConfigChoice | None = None, operation: str = ""
     ) -> CheckpointEntry:
-        """Go back to the state of a step, if it is there and whole; which one that is.
+        """Go back to the checkpoint of a step, if it exists and is complete; returns that checkpoint.
 
         `config` must be chosen when settings were changed after that step. `operation` names the operation by
-        which a running job goes back without a restart; there is none where it goes by a restart.
+        which a running job goes back without a restart; a job that has to restart has none.
         """
         ...
 
@@ -118,7 +118,7 @@ class Control(Protocol):
         dry_run: bool = False,
         operation: str = "",
     ) -> ChangePlan:
-        """Check a change and ask for it; `at_step` is a training step where the script tells it."""
+        """Check a change and request it; `at_step` is a training step if the script reports them."""
         ...
 
     async def revert(
@@ -131,7 +131,7 @@ class Control(Protocol):
         dry_run: bool = False,
         operation: str = "",
     ) -> ChangePlan:
-        """Ask for the change that brings back what held with a version; None: with the last but one."""
+        """Request the change that restores the settings of a version; None: of the last but one."""
         ...
 
     async def pause(self, job: str, by: str, why: str = "", operation: str = "") -> str:
@@ -143,22 +143,22 @@ class Control(Protocol):
     async def checkpoint_now(self, job: str, by: str, why: str = "", operation: str = "") -> str: ...
 
     async def probe(self, job: str, by: str, *, within_s: float, why: str = "", operation: str = "") -> str:
-        """Let all ranks measure their links at one step, for at most so long."""
+        """Let all ranks measure their links at one step, for at most the given time."""
         ...
 
     async def cancel_change(self, job: str, operation: str, by: str) -> None: ...
 
     async def scale(self, job: str, workers: int, by: str, *, dry_run: bool = False) -> None:
-        """Go on with another number of workers, by a restart at a step boundary; Conflict if it cannot be."""
+        """Continue with another number of workers, by a restart at a step boundary; Conflict if it cannot."""
         ...
 
     async def node_gone(self, node: str, by: str) -> None:
-        """Take a person's word that the host of a silent node is gone; Conflict while the node is heard."""
+        """Record a person's word that the host of a node is gone; Conflict while the node is reachable."""
         ...
 
     async def node_drained(self, node: str, by: str, why: str, *, keep: bool, force: bool) -> None:
-        """Place no new workers on a node. What runs there moves, saved before; with `keep` nothing does, with
-        `force` also what cannot be saved."""
+        """Place no new workers on a node. Its workers are saved and moved; with `keep` none move, with
+        `force` also those that cannot be saved."""
         ...
 
     async def node_opened(self, node: str, by: str) -> None:
@@ -168,7 +168,7 @@ class Control(Protocol):
     async def inject(
         self, job: str, ranks: tuple[int, ...], fault: Fault, by: str
     ) -> tuple[str, tuple[int, ...]]:
-        """Make something go wrong in these workers (none: all); the injection's name and whom it hits."""
+        """Inject a fault into these workers (none: all); returns the injection's name and its targets."""
         ...
 
     async def changed(self, after_seq: int, timeout_s: float) -> int:
@@ -176,9 +176,9 @@ class Control(Protocol):
         ...
 
     def notices(self, after_seq: int, most: int) -> list[Notice] | None:
-        """What happened after a place in the stream, oldest first; None when that is not at hand."""
+        """Notices after a place in the stream, oldest first; None when they are not in memory."""
         ...
 
     async def reach_back(self, after_seq: int) -> bool:
-        """Make `notices` able to answer for that place; False when nobody can any more."""
+        """Load what `notices` needs to answer for that place; False if the stream no longer holds it."""
         ...

@@ -32,7 +32,7 @@ _STATUS: tuple[tuple[type[LoomError], int, str], ...] = (
     (StorageFailed, 502, "store-failed"),
     (LoomError, 500, "failed"),
 )
-"""First match wins, so a class stands before its parent."""
+"""First match wins, so a class comes before its parent."""
 
 _WORDS = {
     "less_than_equal": "must be at most {le}",
@@ -50,7 +50,7 @@ _WORDS = {
     "bool_type": "is neither true nor false",
     "string_type": "is not a text",
 }
-"""What is wrong with a field, by pydantic's name of it; others keep its own words."""
+"""What is wrong with a field, by pydantic's error type; other types keep pydantic's message."""
 
 _PLAIN = {400: "usage", 401: "not-allowed", 403: "not-allowed", 404: "not-found", 405: "usage", 413: "usage"}
 
@@ -58,7 +58,7 @@ _PLAIN = {400: "usage", 401: "not-allowed", 403: "not-allowed", 404: "not-found"
 def problem(
     status: int, kind: str, detail: str, headers: dict[str, str] | None = None, field: str = ""
 ) -> JSONResponse:
-    """One sentence as a problem document. `type` tells the client which error class to raise."""
+    """One sentence as a problem document. `type` names the error class for the client to raise."""
     body: dict[str, object] = {
         "type": f"urn:torchloom:{kind}",
         "title": kind,

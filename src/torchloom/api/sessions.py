@@ -34,7 +34,7 @@ class EndedSessions:
             try:
                 self._until = msgspec.json.decode(self._path.read_bytes(), type=dict[str, int])
             except (OSError, msgspec.DecodeError) as error:
-                # Whether a session was ended is not known: none is let in.
+                # Whether a session was ended is unknown: refuse all of them.
                 self._stamp = None
                 raise HomeUnusable(f"{self._path.name} cannot be read ({type(error).__name__}).") from error
         return self._until

@@ -1,8 +1,8 @@
-"""Server-sent events: their format, and a response that does not wait for ever for a client that sleeps.
+"""Server-sent events: their format, and a response that gives up on a client that stopped reading.
 
 Nothing is queued for a client: the source is asked for more only when the socket has taken what came before,
-so a slow client costs one socket buffer, and one that takes nothing at all is cut off. It comes back with
-Last-Event-ID and goes on where it was.
+so a slow client costs one socket buffer, and one that takes nothing at all is cut off. It reconnects with
+Last-Event-ID and resumes where it was.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 KEEP_ALIVE_S = 10.0
-"""A comment now and then, so that a client knows that silence is not a dead connection."""
+"""Interval of comments in an idle stream, so that a client can tell it from a dead connection."""
 TAKEN_WITHIN_S = 30.0
-"""A client that does not take a single piece for so long is gone or asleep."""
+"""A client that reads nothing for this long is gone or suspended."""
 
 COMMENT = b": still here\n\n"
 encode = msgspec.json.Encoder().encode

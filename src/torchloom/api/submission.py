@@ -52,7 +52,7 @@ def spec_of(body: JobRequest, env: Mapping[str, str], defaults: Defaults, fleet:
         restarts=RestartLimits(
             max_restarts=most,
             max_restarts_per_worker=most,
-            # Whoever says how many restarts there may be means it, also for a job that gets nowhere.
+            # An explicit number of restarts also holds for a job that makes no progress.
             max_fruitless=_first(body.max_fruitless, body.max_restarts, RestartLimits().max_fruitless),
         ),
         pin_cores=body.pin_cores,
@@ -157,7 +157,7 @@ def env_of(body: JobRequest, defaults: Defaults) -> dict[str, str]:
 
 
 def digest_of(body: JobRequest) -> str:
-    """Tells two requests apart, but for the values of the environment: they are compared where they are."""
+    """Distinguishes two requests, except by values of the environment: those are compared where stored."""
     return hashlib.sha256(body.model_dump_json(exclude={"env"}).encode()).hexdigest()
 
 

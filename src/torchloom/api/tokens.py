@@ -1,7 +1,7 @@
-"""Named tokens: who may speak to the API and what for. Owns LOOM_HOME/tokens.json (0600, hashes only).
+"""Named tokens: who may call the API, and with which role. Owns LOOM_HOME/tokens.json (0600, hashes only).
 
 A token is 256 bits of chance, so a plain SHA-256 of it cannot be turned back. Sessions of browsers are signed
-with the hash of their token: they need no memory, survive a restart and end with the token.
+with the hash of their token: they need no storage, survive a restart and end with the token.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Tokens:
         self._load()
 
     def who(self, token: str) -> Identity | None:
-        """Whose token it is. Every entry is compared, so that the time tells nothing."""
+        """Whose token it is. Every entry is compared, so that the timing reveals nothing."""
         self._load()
         given, found = _hash(token), None
         for entry in self._entries.values():
@@ -120,7 +120,7 @@ class Tokens:
             try:
                 found = msgspec.json.decode(self._path.read_bytes(), type=list[TokenEntry])
             except (OSError, msgspec.DecodeError) as error:
-                # Nobody but the first token gets in: a damaged file must not open the door.
+                # Accept only the first token: a damaged file must not grant access.
                 self._entries, self._stamp = {FIRST: self._first}, stamp
                 raise HomeUnusable(f"{self._path.name} cannot be read ({type(error).__name__}).") from error
             self._stamp = stamp

@@ -1,4 +1,4 @@
-"""Where a torchloom service is and by which token one speaks to it. Opens no connection."""
+"""Where a torchloom service is and which token to send to it. Opens no connection."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Endpoint:
         if chosen:
             url = with_scheme(chosen)
             if not os.environ.get("LOOM_TOKEN") and not is_loopback(url):
-                # The token of this host's home opens everything here; it must not go to somebody else.
+                # The token of this home gives full access to this host; never send it to another one.
                 raise NotAllowed("LOOM_ADDRESS is another host and LOOM_TOKEN is not set", hint="set it")
             own = owner_of(where) if is_loopback(url) and not os.environ.get("LOOM_TOKEN") else None
             return cls(url, read_token(where), own)

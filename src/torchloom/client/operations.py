@@ -81,7 +81,7 @@ class Operations(Transport):
         return found
 
     def logout(self) -> None:
-        """End the session: its cookie is worth nothing from now on, wherever it was copied to."""
+        """End the session: its cookie is invalid from now on, wherever it was copied to."""
         self.request("POST", "/logout")
 
     def whoami(self) -> Identity:
@@ -200,7 +200,7 @@ class Operations(Transport):
         return found
 
     def job(self, job: str, *, after: int | None = None, wait_s: float | None = None) -> JobDetail:
-        """With `after`, wait up to `wait_s` for a state of the fleet newer than that."""
+        """One job. With `after`, wait up to `wait_s` for a state of the fleet newer than that."""
         found: JobDetail = self.request(
             "GET", f"/jobs/{quote(job, safe='')}", {"after": after, "wait_s": wait_s}
         )
@@ -214,10 +214,11 @@ class Operations(Transport):
         keep_logs: bool | None = None,
         keep_checkpoints: bool | None = None,
     ) -> None:
-        """Forget an ended job and its logs. `force` kills one that runs first.
+        """Delete an ended job and its logs. `force` kills a running job first.
 
-        Checkpoints stay unless `keep_checkpoints=false`; then all go, also pinned ones, and a job whose
-        checkpoints cannot be removed is not forgotten.
+        Checkpoints stay unless `keep_checkpoints=false`; then all are deleted, also pinned ones, and a
+        job
+        whose checkpoints cannot be deleted stays.
         """
         self.request(
             "DELETE",
@@ -231,7 +232,7 @@ class Operations(Transport):
         return found
 
     def stop(self, job: str, body: StopRequest | None = None) -> JobCreated:
-        """At a step boundary if it trains, then SIGTERM, then after the grace SIGKILL."""
+        """Stop a job: at a step boundary if it trains, then by SIGTERM, then after the grace by SIGKILL."""
         found: JobCreated = self.request("POST", f"/jobs/{quote(job, safe='')}/stop", body=body)
         return found
 
@@ -276,7 +277,7 @@ class Operations(Transport):
         since: str | None = None,
         last_event_id: str | None = None,
     ) -> Iterator[Event]:
-        """Server-sent events `log` and finally `end`; `tail` or `since` say how far back it begins."""
+        """Server-sent events `log` and finally `end`; `tail` or `since` set how far back it starts."""
         return self.stream(
             f"/jobs/{quote(job, safe='')}/logs/stream",
             last_event_id,
@@ -287,19 +288,19 @@ class Operations(Transport):
         )
 
     def checkpoints(self, job: str) -> CheckpointList:
-        """Newest first. The store itself is asked, so this may take as long as a listing of it."""
+        """List checkpoints, newest first. This reads the store, so it may take as long as a listing there."""
         found: CheckpointList = self.request("GET", f"/jobs/{quote(job, safe='')}/checkpoints")
         return found
 
     def verify_checkpoint(self, job: str, name: str) -> CheckpointView:
-        """Compare all checksums, however long it takes. What is damaged is marked and not resumed from."""
+        """Verify all checksums, however long it takes. A damaged one is marked and never used again."""
         found: CheckpointView = self.request(
             "POST", f"/jobs/{quote(job, safe='')}/checkpoints/{quote(name, safe='')}/verify"
         )
         return found
 
     def pin_checkpoint(self, job: str, name: str) -> CheckpointView:
-        """Keep it, whatever the keep rules say."""
+        """Keep this checkpoint, whatever the keep rules say."""
         found: CheckpointView = self.request(
             "POST", f"/jobs/{quote(job, safe='')}/checkpoints/{quote(name, safe='')}/pin"
         )
@@ -313,28 +314,28 @@ class Operations(Transport):
         return found
 
     def delete_checkpoint(self, job: str, name: str) -> None:
-        """Refused for one that is pinned and for the one a restart would take."""
+        """Delete a checkpoint. Refused for a pinned one and for the one that a restart would use."""
         self.request("DELETE", f"/jobs/{quote(job, safe='')}/checkpoints/{quote(name, safe='')}")
 
     def restore(self, job: str, body: RestoreRequest) -> RestoreAccepted:
-        """Go on from an earlier step: a job that has ended begins again; one that runs goes back on all
-        ranks
-        at one step, or is stopped first where its script cannot.
+        """Resume from an earlier step: a job that has ended starts again; a running job goes back on all
+        ranks at one step, or is restarted if its script cannot do that.
 
-        Refused, before anything is stopped, when that step is not there or damaged.
+        Refused, before anything is stopped, if the checkpoint of that step is missing or damaged.
         """
         found: RestoreAccepted = self.request("POST", f"/jobs/{quote(job, safe='')}/restore", body=body)
         return found
 
     def config(self, job: str) -> ConfigView:
-        """Every setting with its type and its value in every place, what rules it, and the schedule."""
+        """Every setting with its type, its value in every place and what controls it; and the schedule."""
         found: ConfigView = self.request("GET", f"/jobs/{quote(job, safe='')}/config")
         return found
 
     def change(self, job: str, body: ChangeRequest, *, idempotency_key: str | None = None) -> ChangePlanView:
-        """Change settings on all ranks at one step, or on none; 202. A `dry_run` only tells, with 200.
+        """Change settings on all ranks at one step, or on none; 202. A `dry_run` returns the plan, with
+        200.
 
-        What is not allowed is refused before any rank hears of it. A retry with the same `Idempotency-
+        An invalid change is refused before any rank receives it. A retry with the same `Idempotency-
         Key`
         returns the operation it made before.
         """
@@ -390,8 +391,8 @@ class Operations(Transport):
     def checkpoint_now(
         self, job: str, body: ReasonRequest | None = None, *, idempotency_key: str | None = None
     ) -> OperationAccepted:
-        """Save the state after one step on all ranks. Applied means taken; it is written beside the
-        training, and the operation's `saved` or `unsaved` tells how that ended.
+        """Save the state after one step on all ranks. `applied` means taken; it is written while training
+        continues, and the operation's `saved` or `unsaved` reports how that ended.
         """
         found: OperationAccepted = self.request(
             "POST",
@@ -402,7 +403,7 @@ class Operations(Transport):
         return found
 
     def operations(self, job: str, *, active: bool | None = None) -> list[OperationView]:
-        """Oldest first; the newest 256 are kept. `active`: only what has not ended."""
+        """Operations of a job, oldest first; the newest 256 are kept. `active`: only those in progress."""
         found: list[OperationView] = self.request(
             "GET", f"/jobs/{quote(job, safe='')}/operations", {"active": active}
         )
@@ -417,7 +418,7 @@ class Operations(Transport):
         state: Literal["waiting", "preparing", "arming", "confirmed", "applied", "not applied", "diverged"]
         | None = None,
     ) -> OperationView:
-        """With `wait_s`, wait until it has ended; with `state` too, as long as it is in that state."""
+        """One operation. With `wait_s`, wait until it ends; with `state` too, until it leaves that state."""
         found: OperationView = self.request(
             "GET",
             f"/jobs/{quote(job, safe='')}/operations/{quote(operation, safe='')}",
@@ -426,9 +427,9 @@ class Operations(Transport):
         return found
 
     def cancel_operation(self, job: str, operation: str) -> OperationAccepted:
-        """Give up an operation that is under way. Once every rank is armed the ranks decide, and the
-        outcome
-        tells what they did.
+        """Cancel an operation in progress. Once every rank is armed the ranks decide, and the outcome
+        reports
+        what they did.
         """
         found: OperationAccepted = self.request(
             "DELETE", f"/jobs/{quote(job, safe='')}/operations/{quote(operation, safe='')}"
@@ -436,7 +437,7 @@ class Operations(Transport):
         return found
 
     def inject(self, job: str, body: FaultRequest) -> FaultAccepted:
-        """Make something go wrong on purpose, to see what is told and done about it. For admins only."""
+        """Inject a fault, to see how it is reported and handled. For admins only."""
         found: FaultAccepted = self.request("POST", f"/jobs/{quote(job, safe='')}/faults", body=body)
         return found
 
@@ -451,27 +452,28 @@ class Operations(Transport):
         return found
 
     def node_gone(self, node: str) -> NodeView:
-        """Say that the host of an unreachable node is really gone, so that its jobs recover elsewhere.
+        """Confirm that the host of an unreachable node is gone, so that its jobs recover elsewhere.
 
-        Refused with 409 while the node is heard. Should the host come back, what it still runs is
-        ended.
+        Refused with 409 while the node is reachable. If the host comes back, its old workers are
+        killed.
         """
         found: NodeView = self.request("POST", f"/nodes/{quote(node, safe='')}/gone")
         return found
 
     def drain_node(self, node: str, body: DrainRequest) -> NodeView:
-        """Place no new workers there until it is opened again, and let what runs there go on elsewhere:
-        saved, ended at a step boundary, begun again from there, at no cost to its restarts.
+        """Place no new workers on this node until it is opened again, and move its jobs elsewhere: each is
+        saved, stopped at a step boundary and resumed from there. That does not count against its
+        restarts.
 
-        What has no room elsewhere or cannot be saved stays and trains on; `leaving` says why. `force`
-        moves
-        also what cannot be saved; `keep` moves nothing.
+        A job that has no room elsewhere or cannot be saved stays and keeps training; `leaving` says
+        why.
+        `force` also moves jobs that cannot be saved; `keep` moves none.
         """
         found: NodeView = self.request("POST", f"/nodes/{quote(node, safe='')}/drain", body=body)
         return found
 
     def open_node(self, node: str) -> NodeView:
-        """Allow workers on a node that was drained, and to jobs that a policy moved away from it."""
+        """Allow workers on a drained node again, also those of jobs that a policy moved away from it."""
         found: NodeView = self.request("POST", f"/nodes/{quote(node, safe='')}/open")
         return found
 
@@ -486,9 +488,8 @@ class Operations(Transport):
         return found
 
     def scale(self, job: str, body: ScaleRequest) -> ScaleAccepted:
-        """Go on with another number of workers: the job ends at a step boundary and begins again from its
-        newest checkpoint. Within its min_workers and max_workers, and only while there is room; else
-        409.
+        """Continue with another number of workers: the job stops at a step boundary and restarts from its
+        newest checkpoint. 409 outside its min_workers and max_workers, or if there is no room.
         """
         found: ScaleAccepted = self.request("POST", f"/jobs/{quote(job, safe='')}/scale", body=body)
         return found
@@ -496,8 +497,8 @@ class Operations(Transport):
     def probe(
         self, job: str, body: ProbeRequest | None = None, *, idempotency_key: str | None = None
     ) -> OperationAccepted:
-        """All ranks measure their links pair by pair at one step. Applied means measured; `GET
-        /jobs/{job}/links` has the result.
+        """Let all ranks measure their links pair by pair at one step. `applied` means measured; `GET
+        /jobs/{job}/links` returns the result.
         """
         found: OperationAccepted = self.request(
             "POST",
@@ -508,7 +509,7 @@ class Operations(Transport):
         return found
 
     def links(self, job: str) -> LinksView:
-        """The delay matrix as it was measured last. 404 if it never was."""
+        """The newest delay matrix. 404 if the links were never measured."""
         found: LinksView = self.request("GET", f"/jobs/{quote(job, safe='')}/links")
         return found
 
@@ -543,10 +544,9 @@ class Operations(Transport):
         columns: int | None = None,
         rows: int | None = None,
     ) -> RankSeries:
-        """Every rank over time: own time of a step, waiting for others, waiting for data, or what it was
-        at.
+        """Every rank over time: own time of a step, waiting for others, waiting for data, or its phase.
 
-        With more ranks than `rows`, a row stands for several ranks and shows the highest of them.
+        With more ranks than `rows`, a row covers several ranks and shows the highest of them.
         """
         found: RankSeries = self.request(
             "GET",

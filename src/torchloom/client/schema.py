@@ -34,9 +34,8 @@ class ChangeRequest(TypedDict):
 
     A value is a number, true or false, a text, a list, an object or null, as the setting's type
     says; a text
-    is read as on a command line, so `"1e-4"` is a number for `lr`. `{"own": true}` ends what is
-    held: the
-    script's own value is back.
+    is read as on a command line, so `"1e-4"` is a number for `lr`. `{"own": true}` releases a held
+    setting: the script's own value applies again.
     """
 
     values: dict[str, Any]
@@ -269,7 +268,7 @@ class Health(TypedDict):
 
 
 class HistoryView(TypedDict):
-    """A change of the config that was asked for: who, when, why, and what came of it."""
+    """A requested change of the config: who, when, why, and its outcome."""
 
     version: int
     operation: str
@@ -606,7 +605,7 @@ class OperationAccepted(TypedDict):
 
 
 class OperationView(TypedDict):
-    """One change that was asked for, and what became of it. It always ends in a told outcome."""
+    """One requested change and its outcome. Every operation ends with a recorded outcome."""
 
     id: str
     job: str
@@ -644,7 +643,7 @@ class PlaceView(TypedDict):
 
 
 class PolicyBody(TypedDict):
-    """What is done about findings, by kind and by how sure they are; the rest follows the defaults."""
+    """What to do about findings, by kind and by confidence; the rest follows the defaults."""
 
     dry_run: NotRequired[bool]
     restarts_per_hour: NotRequired[int]
@@ -699,7 +698,7 @@ class ProgramBody(TypedDict):
 
 
 class PurgeRequest(TypedDict):
-    """Which ended jobs go. All that is given must hold."""
+    """Which ended jobs to delete: those that match every given condition."""
 
     states: NotRequired[list[Literal["completed", "failed", "stopped"]]]
     older_than_s: NotRequired[float]
@@ -795,9 +794,7 @@ class ReplicaView(TypedDict):
 
 
 class ResetView(TypedDict):
-    """The data of a `reset` event: what came before cannot be told any more, so look at everything
-    anew.
-    """
+    """The data of a `reset` event: earlier events are no longer kept, so read everything again."""
 
     seq: int
     reason: str

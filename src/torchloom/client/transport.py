@@ -24,21 +24,21 @@ from torchloom.terminal import all_visible, visible
 PREFIX = "/api/v1"
 TIMEOUT_S = 20.0
 PATIENCE_S = 5.0
-"""How long a service that is still catching up is asked again."""
+"""How long to retry while the service is still catching up."""
 FIRST_PAUSE_S = 0.025
 RETRY_AFTER_S, LONGEST_PAUSE_S = 1.0, 2.0
-"""Between two questions to a service that says nothing about it, and at most."""
+"""Between two tries if the service names no interval, and the longest interval."""
 
 
 class NotAnswering(TimedOut):
-    """Nobody is there, or the connection broke; the same request may be tried again."""
+    """The service is unreachable, or the connection broke; the same request may be tried again."""
 
 
 class Unavailable(TimedOut):
-    """The service is there and cannot say now: it is catching up, or without its bus."""
+    """The service is reachable but cannot answer now: it is catching up, or has lost its bus."""
 
     retry_after_s: float = RETRY_AFTER_S
-    """When it wants to be asked again."""
+    """When the service wants the next try."""
 
 
 _KINDS: dict[str, type[LoomError]] = {
@@ -72,7 +72,7 @@ class Transport:
         self._base = parts.path.rstrip("/") + PREFIX
         self._connection: http.client.HTTPConnection | None = None
         self.next_cursor = ""
-        """Where the list that was asked for last goes on; empty when that was all of it."""
+        """The cursor of the next page of the last list; empty if that was the last page."""
 
     def close(self) -> None:
         if self._connection is not None:
@@ -87,7 +87,7 @@ class Transport:
         body: object = None,
         headers: Mapping[str, str | None] | None = None,
     ) -> Any:
-        """One answer, decoded. What only reads is asked again while the service is catching up."""
+        """One answer, decoded. Requests that only read are retried while the service is catching up."""
         deadline = time.monotonic() + min(self.timeout_s, PATIENCE_S)
         pause_s = FIRST_PAUSE_S
         while True:
@@ -96,8 +96,8 @@ class Transport:
             except Unavailable as error:
                 if method != "GET" or time.monotonic() > deadline:
                     raise
-                # Soon at first, as most services are back in a moment; then as seldom as this one asks for.
-                # By chance, as everybody else who was sent away waits too.
+                # Soon at first, as most services are back in a moment; then at the interval it asks for.
+                # With jitter, because other refused clients wait too.
                 pause_s = min(pause_s * 2, error.retry_after_s)
             from random import uniform  # here: it takes a while to import, and most commands never wait
 

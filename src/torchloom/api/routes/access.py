@@ -53,7 +53,7 @@ def routes(tokens: Tokens) -> APIRouter:
 
     @router.post("/logout", status_code=204, operation_id="logout")
     async def logout(request: Request, response: Response) -> None:
-        """End the session: its cookie is worth nothing from now on, wherever it was copied to."""
+        """End the session: its cookie is invalid from now on, wherever it was copied to."""
         tokens.end_session(session_of(request.headers), time.time())
         response.delete_cookie(COOKIE, httponly=True, samesite="strict")
 

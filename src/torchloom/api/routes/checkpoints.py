@@ -29,14 +29,14 @@ class CheckpointView(BaseModel):
     generation: int
     where: str
     whole: bool
-    """All files are there with their sizes, and none was found damaged."""
+    """All files exist with the right size, and none was found damaged."""
     why: str
     """Why it is not whole."""
     verified_ns: int
-    """When its checksums were last compared and right; 0: never."""
+    """When its checksums were last verified; 0: never."""
     pinned: bool
     resumable: bool
-    """On the line of states a restart chooses from; else on a branch that was left."""
+    """A restart may choose it; false: it is on a branch that the job went back from."""
     newest: bool
     """A restart would take this one."""
     created_ns: int
@@ -46,7 +46,7 @@ class CheckpointView(BaseModel):
     config_version: int
     parent: str
     finite: bool
-    """False: the loss or the parameters were known not to be finite numbers any more."""
+    """False: the loss or the parameters were known to be NaN or infinite."""
     metrics: dict[str, float]
     lineage: dict[str, str]
 
@@ -54,39 +54,39 @@ class CheckpointView(BaseModel):
 class CheckpointList(BaseModel):
     job: str
     store: str
-    """Where they are; empty when the job has told of none."""
+    """Where the checkpoints are; empty if the job has reported none."""
     name: str
-    """What the job is called there."""
+    """The job's name in that store."""
     node: str
     restored: str
-    """What the newest generation began from; empty: from nothing."""
+    """The checkpoint that the newest generation started from; empty: from scratch."""
     restored_from: str
     restored_generation: int
     interval: int
     """Steps between two saves, as chosen last; 0: not known."""
     memory_interval: int
-    """Steps between two states in memory; 0: off, or not known."""
+    """Steps between two in-memory checkpoints; 0: off, or not known."""
     failing: str
     """The open incident about saving, if saves fail."""
     left_out: int
-    """Older checkpoints that are there and not in this list."""
+    """Older checkpoints that exist but are not in this list."""
     checkpoints: list[CheckpointView]
 
 
 class RestoreRequest(Strict):
     step: int = Field(ge=0, le=2**62)
     config: Choice | None = None
-    """Settings that were changed after that step: as they are today, or as they were then. Needed if there
-    are such."""
+    """Whether settings that were changed after that step keep today's values or return to those of then.
+    Required if there are any."""
 
 
 class RestoreAccepted(BaseModel):
     job: str
     step: int
     checkpoint: str
-    """The state it will begin from. It is pinned, so that no keep rule removes it before."""
+    """The checkpoint it will start from. It is pinned, so that no keep rule removes it before."""
     operation: str
-    """What to follow, if it goes back without a restart; empty: by a restart."""
+    """The operation to follow, if the job goes back without a restart; empty: it restarts."""
 
 
 def routes(control: Control) -> APIRouter:
@@ -94,7 +94,7 @@ def routes(control: Control) -> APIRouter:
 
     @router.get("/jobs/{job}/checkpoints", operation_id="checkpoints")
     async def listed(job: str) -> CheckpointList:
-        """Newest first. The store itself is asked, so this may take as long as a listing of it."""
+        """List checkpoints, newest first. This reads the store, so it may take as long as a listing there."""
         found = job_of(control, job)
         if found.checkpoints is None:
             return _list(found, CheckpointAnswer())
@@ -110,12 +110,12 @@ def routes(control: Control) -> APIRouter:
 
     @router.post("/jobs/{job}/checkpoints/{name}/verify", operation_id="verify_checkpoint")
     async def verify(job: str, name: Name) -> CheckpointView:
-        """Compare all checksums, however long it takes. What is damaged is marked and not resumed from."""
+        """Verify all checksums, however long it takes. A damaged one is marked and never used again."""
         return await do(job, "verify", name)
 
     @router.post("/jobs/{job}/checkpoints/{name}/pin", operation_id="pin_checkpoint")
     async def pin(job: str, name: Name) -> CheckpointView:
-        """Keep it, whatever the keep rules say."""
+        """Keep this checkpoint, whatever the keep rules say."""
         return await do(job, "pin", name)
 
     @router.post("/jobs/{job}/checkpoints/{name}/unpin", operation_id="unpin_checkpoint")
@@ -124,16 +124,16 @@ def routes(control: Control) -> APIRouter:
 
     @router.delete("/jobs/{job}/checkpoints/{name}", status_code=204, operation_id="delete_checkpoint")
     async def delete(job: str, name: Name) -> None:
-        """Refused for one that is pinned and for the one a restart would take."""
+        """Delete a checkpoint. Refused for a pinned one and for the one that a restart would use."""
         job_of(control, job)
         await control.checkpoints(job, "delete", name)
 
     @router.post("/jobs/{job}/restore", status_code=202, operation_id="restore")
     async def restore(job: str, body: RestoreRequest, request: Request) -> RestoreAccepted:
-        """Go on from an earlier step: a job that has ended begins again; one that runs goes back on all ranks
-        at one step, or is stopped first where its script cannot.
+        """Resume from an earlier step: a job that has ended starts again; a running job goes back on all
+        ranks at one step, or is restarted if its script cannot do that.
 
-        Refused, before anything is stopped, when that step is not there or damaged.
+        Refused, before anything is stopped, if the checkpoint of that step is missing or damaged.
         """
         job_of(control, job)
         mine = uuid.uuid4().hex[:12]

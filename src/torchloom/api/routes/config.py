@@ -1,4 +1,4 @@
-"""Routes of a job's config: what can be set, what holds, changing it, its history, taking changes back."""
+"""Routes of a job's config: settings and their values, changes, history, undoing changes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def routes(control: Control) -> APIRouter:
 
     @router.get("/jobs/{job}/config", operation_id="config")
     async def config(job: str) -> ConfigView:
-        """Every setting with its type and its value in every place, what rules it, and the schedule."""
+        """Every setting with its type, its value in every place and what controls it; and the schedule."""
         return steering.config_view(job_of(control, job), control.config(job), control.pulse(job))
 
     @router.get("/jobs/{job}/config/history", operation_id="config_history")
@@ -41,9 +41,9 @@ def routes(control: Control) -> APIRouter:
     async def change(
         job: str, body: ChangeRequest, request: Request, response: Response, idempotency_key: Key = None
     ) -> ChangePlanView:
-        """Change settings on all ranks at one step, or on none; 202. A `dry_run` only tells, with 200.
+        """Change settings on all ranks at one step, or on none; 202. A `dry_run` returns the plan, with 200.
 
-        What is not allowed is refused before any rank hears of it. A retry with the same `Idempotency-Key`
+        An invalid change is refused before any rank receives it. A retry with the same `Idempotency-Key`
         returns the operation it made before.
         """
         found = job_of(control, job)

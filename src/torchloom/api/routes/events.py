@@ -1,8 +1,8 @@
 """The route of the one event stream: everything that happens to jobs, workers, incidents, nodes and devices.
 
-The id of an event is its place in the durable stream, so a client that comes back with Last-Event-ID misses
-nothing, whichever service it asks. What cannot be told any more is announced by `reset`: look at everything
-anew, then follow on.
+The id of an event is its place in the durable stream, so a client that reconnects with Last-Event-ID misses
+nothing, whichever service it asks. If events are no longer kept, the stream sends `reset`: read everything
+again, then continue with the stream.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PLACE = r"^[0-9]{1,15}$"
 
 
 class Renderer:
-    """Each notice is put into bytes once, however many follow."""
+    """Each notice is encoded once, however many clients follow."""
 
     def __init__(self) -> None:
         self._made: OrderedDict[int, tuple[Notice, bytes]] = OrderedDict()
@@ -111,7 +111,7 @@ async def _follow(
     while True:
         notices = control.notices(place, AT_ONCE)
         if notices is None:
-            # It took less than came. Whoever only sleeps too long between two reads comes back and goes on.
+            # The client reads slower than events arrive. One that only paused between two reads reconnects.
             if not await control.reach_back(place):
                 place = control.fleet.seq
                 yield _reset(place, "this client was too slow; the events it missed are no longer kept")

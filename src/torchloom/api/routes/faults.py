@@ -20,7 +20,7 @@ class FaultRequest(Strict):
     duration_s: float = Field(default=0.0, ge=0, le=86400)
     """0: until the worker ends, or once."""
     at_step: int | None = Field(default=None, ge=1, le=2**62)
-    """Before which step of the present generation; null: as soon as it is heard of."""
+    """Before which step of the present generation; null: as soon as the worker receives it."""
     where: FaultPlace = "step"
     seed: int = Field(default=0, ge=0, le=2**32)
     peer: int | None = Field(default=None, ge=0, le=2**31)
@@ -30,7 +30,7 @@ class FaultRequest(Strict):
 class FaultAccepted(BaseModel):
     job: str
     name: str
-    """Of the injection, as the event about it has it."""
+    """Name of the injection, as in its event."""
     kind: str
     ranks: list[int]
 
@@ -40,7 +40,7 @@ def routes(control: Control) -> APIRouter:
 
     @router.post("/jobs/{job}/faults", status_code=202, operation_id="inject")
     async def inject(job: JobId, body: FaultRequest, request: Request) -> FaultAccepted:
-        """Make something go wrong on purpose, to see what is told and done about it. For admins only."""
+        """Inject a fault, to see how it is reported and handled. For admins only."""
         fault = Fault(
             kind=body.kind,
             amount=body.amount,

@@ -28,27 +28,27 @@ def routes(control: Control) -> APIRouter:
 
     @router.post("/nodes/{node}/gone", operation_id="nodeGone")
     async def node_gone(node: str, request: Request) -> NodeView:
-        """Say that the host of an unreachable node is really gone, so that its jobs recover elsewhere.
+        """Confirm that the host of an unreachable node is gone, so that its jobs recover elsewhere.
 
-        Refused with 409 while the node is heard. Should the host come back, what it still runs is ended.
+        Refused with 409 while the node is reachable. If the host comes back, its old workers are killed.
         """
         await control.node_gone(node, caller(request))
         return jobs.node_view(control.fleet, control.fleet.nodes[node], control.node_seen(node))
 
     @router.post("/nodes/{node}/drain", operation_id="drainNode")
     async def drain_node(node: str, body: DrainRequest, request: Request) -> NodeView:
-        """Place no new workers there until it is opened again, and let what runs there go on elsewhere:
-        saved, ended at a step boundary, begun again from there, at no cost to its restarts.
+        """Place no new workers on this node until it is opened again, and move its jobs elsewhere: each is
+        saved, stopped at a step boundary and resumed from there. That does not count against its restarts.
 
-        What has no room elsewhere or cannot be saved stays and trains on; `leaving` says why. `force` moves
-        also what cannot be saved; `keep` moves nothing.
+        A job that has no room elsewhere or cannot be saved stays and keeps training; `leaving` says why.
+        `force` also moves jobs that cannot be saved; `keep` moves none.
         """
         await control.node_drained(node, caller(request), body.why, keep=body.keep, force=body.force)
         return jobs.node_view(control.fleet, control.fleet.nodes[node], control.node_seen(node))
 
     @router.post("/nodes/{node}/open", operation_id="openNode")
     async def open_node(node: str, request: Request) -> NodeView:
-        """Allow workers on a node that was drained, and to jobs that a policy moved away from it."""
+        """Allow workers on a drained node again, also those of jobs that a policy moved away from it."""
         await control.node_opened(node, caller(request))
         return jobs.node_view(control.fleet, control.fleet.nodes[node], control.node_seen(node))
 

@@ -33,7 +33,7 @@ from torchloom.model.fleet import Job
 MAX_WAIT_S = 30.0
 FORCED_WITHIN_S = 15.0
 AT_ONCE = 32
-"""Agent queries under way at the same time for one request."""
+"""Concurrent agent queries for one request."""
 PAGE = 1000
 
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_S)]
@@ -113,7 +113,7 @@ def routes(control: Control, defaults: Defaults) -> APIRouter:
                 except LoomError as error:
                     if how.keep_checkpoints:
                         raise
-                    kept[job] = str(error)  # one store that is away does not keep the others
+                    kept[job] = str(error)  # one unreachable store does not block the other jobs
                     continue
             done.append(job)
         return PurgeResult(jobs=done, kept=kept, dry_run=how.dry_run)
@@ -122,7 +122,7 @@ def routes(control: Control, defaults: Defaults) -> APIRouter:
     async def detail(
         job: str, after: Annotated[int | None, Query(ge=-1, le=2**53)] = None, wait_s: Wait = 0.0
     ) -> JobDetail:
-        """With `after`, wait up to `wait_s` for a state of the fleet newer than that."""
+        """One job. With `after`, wait up to `wait_s` for a state of the fleet newer than that."""
         job_of(control, job)
         if after is not None and wait_s > 0:
             await control.changed(after, wait_s)
@@ -134,7 +134,7 @@ def routes(control: Control, defaults: Defaults) -> APIRouter:
 
     @router.post("/jobs/{job}/stop", status_code=202, operation_id="stop")
     async def stop(job: str, request: Request, body: StopRequest | None = None) -> JobCreated:
-        """At a step boundary if it trains, then SIGTERM, then after the grace SIGKILL."""
+        """Stop a job: at a step boundary if it trains, then by SIGTERM, then after the grace by SIGKILL."""
         job_of(control, job)
         how = body or StopRequest()
         await control.stop(job, caller(request), how.kill, how.grace_s)
@@ -148,10 +148,10 @@ def routes(control: Control, defaults: Defaults) -> APIRouter:
         keep_logs: bool = False,
         keep_checkpoints: bool = True,
     ) -> None:
-        """Forget an ended job and its logs. `force` kills one that runs first.
+        """Delete an ended job and its logs. `force` kills a running job first.
 
-        Checkpoints stay unless `keep_checkpoints=false`; then all go, also pinned ones, and a job whose
-        checkpoints cannot be removed is not forgotten.
+        Checkpoints stay unless `keep_checkpoints=false`; then all are deleted, also pinned ones, and a job
+        whose checkpoints cannot be deleted stays.
         """
         if not job_of(control, job).ended:
             if not force:
@@ -209,7 +209,7 @@ async def _kill(control: Control, job: str, by: str) -> None:
 
 
 async def _box(control: Control, job: str, rank: int, newest: int) -> BoxView:
-    """One worker's black box; a worker that cannot be asked must not hide the others."""
+    """One worker's black box; an unreachable worker must not hide the others."""
     try:
         reading = await control.read_box(job, rank, newest)
     except LoomError as error:

@@ -18,7 +18,7 @@ from torchloom.errors import NotFound
 
 class ProbeRequest(ReasonRequest):
     within_s: float = Field(default=1.0, ge=SHORTEST_PROBE_S, le=LONGEST_PROBE_S)
-    """The longest that ranks may measure; training stands still meanwhile."""
+    """The longest that ranks may measure; training is paused meanwhile."""
 
 
 class LinksView(BaseModel):
@@ -37,8 +37,8 @@ def routes(control: Control) -> APIRouter:
         body: ProbeRequest | None = None,
         idempotency_key: Key = None,
     ) -> OperationAccepted:
-        """All ranks measure their links pair by pair at one step. Applied means measured; `GET
-        /jobs/{job}/links` has the result."""
+        """Let all ranks measure their links pair by pair at one step. `applied` means measured; `GET
+        /jobs/{job}/links` returns the result."""
         how, by = body or ProbeRequest(), caller(request)
         known = once.operation_id(job_of(control, job), by, idempotency_key, how, "probe")
         made = await control.probe(job, by, within_s=how.within_s, why=how.why, operation=known)
@@ -47,7 +47,7 @@ def routes(control: Control) -> APIRouter:
 
     @router.get("/jobs/{job}/links", operation_id="links")
     async def links(job: str) -> LinksView:
-        """The delay matrix as it was measured last. 404 if it never was."""
+        """The newest delay matrix. 404 if the links were never measured."""
         found = job_of(control, job).links
         if found is None:
             raise NotFound(

@@ -1,6 +1,6 @@
 """Routes of worker logs: a piece of them, or a live stream that resumes where it was cut.
 
-The id of a streamed event is the place in every rank's log, `0:1234,1:456`, so a client that comes back with
+The id of a streamed event is the place in every rank's log, `0:1234,1:456`, so a client that reconnects with
 `Last-Event-ID` loses nothing and sees nothing twice.
 """
 
@@ -84,7 +84,7 @@ def routes(control: Control) -> APIRouter:
         since: Since = "",
         last_event_id: Annotated[str | None, Header(max_length=65_536)] = None,
     ) -> EventStream:
-        """Server-sent events `log` and finally `end`; `tail` or `since` say how far back it begins."""
+        """Server-sent events `log` and finally `end`; `tail` or `since` set how far back it starts."""
         ranks = ranks_of(job_of(control, job), rank)
         since_ns = parse_since(since, time.time_ns())
         places = dict.fromkeys(ranks, -tail if tail else 0)

@@ -58,13 +58,13 @@ def routes(control: Control) -> APIRouter:
         "checkpoint",
         "checkpoint_now",
         lambda *what, **how: control.checkpoint_now(*what, **how),
-        "Save the state after one step on all ranks. Applied means taken; it is written beside the training, "
-        "and the operation's `saved` or `unsaved` tells how that ended.",
+        "Save the state after one step on all ranks. `applied` means taken; it is written while training "
+        "continues, and the operation's `saved` or `unsaved` reports how that ended.",
     )
 
     @router.get("/jobs/{job}/operations", operation_id="operations")
     async def listed(job: str, active: bool = False) -> list[OperationView]:
-        """Oldest first; the newest 256 are kept. `active`: only what has not ended."""
+        """Operations of a job, oldest first; the newest 256 are kept. `active`: only those in progress."""
         found = job_of(control, job)
         records = [record for record in found.operations.values() if not (active and record.ended)]
         return [operation_view(found, record) for record in records]
@@ -73,7 +73,7 @@ def routes(control: Control) -> APIRouter:
     async def one(
         job: str, operation: Id, wait_s: Wait = 0.0, state: OperationState | None = None
     ) -> OperationView:
-        """With `wait_s`, wait until it has ended; with `state` too, as long as it is in that state."""
+        """One operation. With `wait_s`, wait until it ends; with `state` too, until it leaves that state."""
         deadline = time.monotonic() + wait_s
         while True:
             seq, found = control.fleet.seq, _find(control, job, operation)
@@ -84,8 +84,8 @@ def routes(control: Control) -> APIRouter:
 
     @router.delete("/jobs/{job}/operations/{operation}", status_code=202, operation_id="cancel_operation")
     async def cancel(job: str, operation: Id, request: Request) -> OperationAccepted:
-        """Give up an operation that is under way. Once every rank is armed the ranks decide, and the outcome
-        tells what they did."""
+        """Cancel an operation in progress. Once every rank is armed the ranks decide, and the outcome reports
+        what they did."""
         _find(control, job, operation)
         await control.cancel_change(job, operation, caller(request))
         return OperationAccepted(job=job, operation=operation)

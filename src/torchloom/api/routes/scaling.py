@@ -22,7 +22,7 @@ class ScaleAccepted(BaseModel):
     job: str
     workers: int
     generation: int
-    """The one that is being ended; a later one has so many workers."""
+    """The generation that is being ended; a later one has the new number of workers."""
 
 
 def routes(control: Control) -> APIRouter:
@@ -30,8 +30,8 @@ def routes(control: Control) -> APIRouter:
 
     @router.post("/jobs/{job}/scale", status_code=202, operation_id="scale")
     async def scale(job: str, body: ScaleRequest, request: Request) -> ScaleAccepted:
-        """Go on with another number of workers: the job ends at a step boundary and begins again from its
-        newest checkpoint. Within its min_workers and max_workers, and only while there is room; else 409."""
+        """Continue with another number of workers: the job stops at a step boundary and restarts from its
+        newest checkpoint. 409 outside its min_workers and max_workers, or if there is no room."""
         generation = job_of(control, job).generation
         await control.scale(job, body.workers, caller(request), dry_run=body.dry_run)
         return ScaleAccepted(job=job, workers=body.workers, generation=generation)

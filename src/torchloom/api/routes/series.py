@@ -21,7 +21,7 @@ from torchloom.core.history.series import Lanes
 
 What = Literal["own", "wait", "data", "phase"]
 FRESH_S = 0.5
-"""How long the ranks of now serve several pages."""
+"""How long one computed view of all ranks is reused for several pages."""
 
 Since = Annotated[float, Query(ge=0, le=1e9)]
 
@@ -44,7 +44,7 @@ class JobSeries(BaseModel):
     job: str
     as_of_ns: int
     names: list[str]
-    """All that there are."""
+    """Names of all series of this job."""
     series: list[SeriesView]
 
 
@@ -132,9 +132,9 @@ def routes(control: Control) -> APIRouter:
         columns: Annotated[int, Query(ge=2, le=400)] = 120,
         rows: Annotated[int, Query(ge=1, le=2048)] = 512,
     ) -> RankSeries:
-        """Every rank over time: own time of a step, waiting for others, waiting for data, or what it was at.
+        """Every rank over time: own time of a step, waiting for others, waiting for data, or its phase.
 
-        With more ranks than `rows`, a row stands for several ranks and shows the highest of them.
+        With more ranks than `rows`, a row covers several ranks and shows the highest of them.
         """
         job_of(control, job)
         history, now_s = await control.history(job), time.time()
@@ -190,7 +190,7 @@ def routes(control: Control) -> APIRouter:
 
 
 class _Costs:
-    """What every rank costs, made once for all pages that look at about the same time."""
+    """What every rank costs, computed once for all pages that ask at about the same time."""
 
     def __init__(self, control: Control) -> None:
         self._control = control

@@ -1,4 +1,4 @@
-"""The route that tells what every rank costs its job, live."""
+"""The route that shows what every rank costs its job, live."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ class RankCostView(BaseModel):
     own_s: float
     """Of a step, without waiting for other ranks."""
     peers_s: float | None
-    """The same of the others of the role; null when there are none."""
+    """The same for the other ranks of the role; null when there are none."""
     data_s: float
     waits_s: float
     lost_steps_per_s: float
     """What the job would gain if this rank were as fast as the slowest of the others."""
     lost_share: float
-    """Of the speed that the job would then have."""
+    """The same as a share of the speed that the job would then have."""
 
 
 class Stragglers(BaseModel):
     job: str
     generation: int
     steps_per_s: float | None
-    """Null while no steps of all ranks are known. Of the newest steps, also when the job stands."""
+    """From the newest steps, also while the job is stalled. Null until steps of all ranks are known."""
     stands: str
-    """The open incident because of which no rank gets on; empty: they do."""
+    """The open incident that stalls all ranks; empty: none does."""
     missing: list[int]
-    """Running ranks of which nothing was heard in the last two seconds."""
+    """Running ranks without telemetry in the last two seconds."""
     ranks: list[RankCostView]
 
 

@@ -24,11 +24,11 @@ State = Literal[
 ]
 EndState = Literal["completed", "failed", "stopped"]
 Number = float | Literal["nan", "inf", "-inf"]
-"""What a script tells of itself: JSON has no NaN and no infinity, so they come by their names."""
+"""A number that the script logged: JSON has no NaN and no infinity, so those are sent by name."""
 
 
 class Strict(BaseModel):
-    """A request: an unknown field, or a number in quotes, is the caller's mistake, not to be guessed at."""
+    """A request: an unknown field, or a number in quotes, is an error; the service does not guess."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -100,25 +100,25 @@ class JobRequest(Strict):
     spawn: Literal["warm", "cold"] = "warm"
     preload: list[Text] = []
     max_restarts: int | None = Field(default=None, ge=0, le=100_000)
-    """Restarts in the life of the job, 10 if it is left out."""
+    """Restarts in the life of the job; 10 by default."""
     max_fruitless: int | None = Field(default=None, ge=0, le=100_000)
-    """Restarts in a row without progress (20 steps or a minute), after which the job fails. Left out: as many
-    as `max_restarts`, and 3 if that is left out as well."""
+    """Restarts in a row without progress (20 steps or a minute), after which the job fails. By default as
+    many as `max_restarts`, or 3 if that is missing too."""
     stop_grace_s: float | None = Field(default=None, ge=0, le=86_400)
     pin_cores: bool = False
     max_steps: int | None = Field(default=None, ge=1, le=2**53)
-    """Where the job shall end; its workers find it as MAX_STEPS."""
+    """The step after which the job ends; its workers read it as MAX_STEPS."""
     expected_steps: int | None = Field(default=None, ge=1, le=2**53)
     """Known end of the job, for ETA and progress only."""
     limits: LimitsBody = LimitsBody()
     policy: PolicyBody | None = None
-    """What is done about findings; if it is missing, what the service's own policy file says."""
+    """What to do about findings; if it is missing, the service's own policy file applies."""
     checkpoint: CheckpointBody = CheckpointBody()
     env: dict[str, Text] = {}
     """Kept apart from the job's description and never shown again."""
     labels: dict[Label, LabelValue] = Field(default={}, max_length=64)
     queue: bool | None = None
-    """Wait for room: true always, false never; if it is missing, when the nodes could hold the job."""
+    """Wait for room: true always, false never; if it is missing, only when the nodes could hold the job."""
 
 
 class StopRequest(Strict):
@@ -133,11 +133,11 @@ class JobCreated(BaseModel):
 
 
 class PurgeRequest(Strict):
-    """Which ended jobs go. All that is given must hold."""
+    """Which ended jobs to delete: those that match every given condition."""
 
     states: list[EndState] = ["completed", "failed", "stopped"]
     older_than_s: float = Field(default=7 * 86_400.0, ge=0, le=1e10)
-    """Seconds since the job ended; a week unless said otherwise."""
+    """Seconds since the job ended; a week by default."""
     labels: dict[Label, LabelValue] = {}
     keep_logs: bool = False
     keep_checkpoints: bool = True
@@ -160,7 +160,7 @@ class Problem(BaseModel):
     status: int
     detail: str
     field: str | None = None
-    """The part of the request that is at fault."""
+    """The part of the request that is wrong."""
 
 
 class LoginRequest(Strict):
@@ -175,7 +175,7 @@ class LoginLink(BaseModel):
     code: str
     valid_s: float
     page: bool
-    """Whether this service has the page; without it the code serves nothing."""
+    """Whether this service has the page; without it the code is of no use."""
 
 
 Role = Literal["admin", "operator", "read"]
@@ -205,7 +205,7 @@ class Health(BaseModel):
     status: Literal["ok", "trouble"] = "ok"
     version: str
     ready: bool
-    """Connected and caught up: what this service says is the present."""
+    """Connected and caught up: this service reports the current state."""
     active: bool
     """Holds the lease; of several services one does."""
     troubles: list[str] = []
@@ -252,7 +252,7 @@ class TimelineView(BaseModel):
 
     fault_ns: int
     first_sign_ns: int
-    """When peers began to wait, or whatever else a detector saw first."""
+    """When peers began to wait, or the first sign that a detector saw."""
     detected_ns: int
     decided_ns: int
     stopped_ns: int
@@ -268,24 +268,24 @@ class IncidentView(BaseModel):
     kind: str
     verdict: str
     decision: str
-    """What is done about it and why, in a sentence made of the three fields below."""
+    """The action and its reason, as a sentence made of the three fields below."""
     action: str
     """What is or would be done: report, pause, restart, rollback, evict, promote, drain, or fail, wait,
     continue, restore; empty while nothing is decided."""
     outcome: str
-    """How far that got: reported, dry-run, refused, pending or done; empty while nothing is decided."""
+    """Progress of the action: reported, dry-run, refused, pending or done; empty while nothing is decided."""
     reason: str
     culprit: int | None
     open: bool
     lost_steps: int | None
     recovery_s: float | None
-    """From the fault to the first step after it; None while that has not come."""
+    """From the fault to the first step after it; None until that step."""
     resolution: str
     """How it ended without a recovery, if it did."""
     ended_by: str
-    """What ended it then: itself, rollback, generation or job."""
+    """What ended it in that case: itself, rollback, generation or job."""
     confidence: float | None
-    """Between 0 and 1; None when it was seen and not concluded."""
+    """Confidence between 0 and 1; None for a fault that was observed directly."""
     timeline: TimelineView
 
 
@@ -332,19 +332,19 @@ class JobSummary(BaseModel):
     restarts: int
     max_restarts: int
     fruitless: int
-    """Restarts in a row that brought no progress."""
+    """Restarts in a row without progress."""
     max_fruitless: int
-    """As many may be in a row; the failure after that ends the job."""
+    """The most restarts in a row without progress; the next failure ends the job."""
     world_size: int
     """Ranks of the present generation."""
     wanted_workers: int
     """How many it should have; more than `world_size` when it had to start with fewer."""
     standby: int
     spares: list[str]
-    """Nodes that keep a place free for it: as many as `standby`, or as there could be found."""
+    """Nodes that keep a place free for it: `standby` of them, or as many as were found."""
     running_workers: int
     step: int
-    """The training step if the script tells it, else completed steps of this generation."""
+    """The training step if the script reports it, else completed steps of this generation."""
     step_is_training: bool
     total_steps: int | None
     steps_per_s: float
@@ -363,27 +363,27 @@ class JobSummary(BaseModel):
     progress: float | None
     """Share of the known end that is done, 0 to 1."""
     samples_per_s: float | None
-    """As the script tells it with loom.log(samples_per_s=…), over all ranks."""
+    """As the script reports it with loom.log(samples_per_s=…), summed over all ranks."""
     last_loss: Number | None
-    """As the script tells it with loom.log(loss=…), mean over the ranks."""
+    """As the script reports it with loom.log(loss=…), mean over the ranks."""
     replicas: list[ReplicaView]
     checkpoint_step: int | None
-    """Training step of the newest checkpoint that is whole in its store; none was told of: null."""
+    """Training step of the newest complete checkpoint; null if none was reported."""
     checkpoint_interval: int | None
     """Steps between two saves, as chosen last."""
     restoring: int | None
-    """The step that a restore under way goes back to."""
+    """The step that a restore in progress goes back to."""
     paused: bool
-    """All ranks stand at one step boundary, because somebody asked for it."""
+    """All ranks are paused at one step boundary, on request."""
     config_version: int
-    """Of the settings in force; 0: none was ever changed."""
+    """Version of the settings in force; 0: none was ever changed."""
     operation: str
-    """The operation under way, to be followed; empty: none."""
+    """Id of the operation in progress; empty: none."""
 
 
 class JobDetail(JobSummary):
     seq: int
-    """State of the fleet this answer shows; give it back as `after` to wait for a newer one."""
+    """State of the fleet that this answer shows; send it as `after` to wait for a newer one."""
     spawn: str
     interpreter: str
     cwd: str
@@ -416,7 +416,7 @@ class LogEnd(BaseModel):
 
     state: str
     unread_ranks: list[int]
-    """Ranks whose node could not be asked for the rest."""
+    """Ranks whose node did not answer, so that the rest of their log is missing."""
 
 
 class JobLogs(BaseModel):
@@ -480,9 +480,9 @@ class LeavingView(BaseModel):
 
     job: str
     note: str
-    """How far that is, or why it cannot leave."""
+    """How far the move is, or why the job cannot leave."""
     stays: bool
-    """It cannot leave as things are."""
+    """The job cannot leave at present."""
 
 
 class NodeView(BaseModel):
@@ -494,9 +494,9 @@ class NodeView(BaseModel):
     max_workers: int
     workers: int
     drained: str
-    """Who wants no new workers there, and why; empty: they may be placed there."""
+    """Who drained the node, and why; empty: it takes new workers."""
     leaving: list[LeavingView]
-    """Jobs that still have workers there and are to leave."""
+    """Jobs that still have workers there and are about to move."""
     spare: dict[str, int]
     """Slots that are kept free, by the job they are on standby for."""
     devices: list[DeviceView]
@@ -509,9 +509,9 @@ class DrainRequest(BaseModel):
 
     why: str = Field(default="", max_length=500)
     keep: bool = False
-    """What runs there goes on where it is."""
+    """Leave running workers where they are."""
     force: bool = False
-    """Move also what cannot be saved first: it resumes from its newest checkpoint."""
+    """Also move jobs that cannot be saved first: they resume from their newest checkpoint."""
 
 
 class JobChangeView(BaseModel):
@@ -550,7 +550,7 @@ class EventView(BaseModel):
 
 
 class ResetView(BaseModel):
-    """The data of a `reset` event: what came before cannot be told any more, so look at everything anew."""
+    """The data of a `reset` event: earlier events are no longer kept, so read everything again."""
 
     seq: int
     reason: str

@@ -17,12 +17,12 @@ class FactView(BaseModel):
 
 class FindingView(BaseModel):
     ranks: list[int]
-    """Who is to blame; empty when the evidence names nobody."""
+    """The ranks to blame; empty when the evidence names none."""
     node: str
     confidence: float
     certain: bool
     certainty: str
-    """Why it is certain, or what is missing for it."""
+    """Why it is certain, or what evidence is missing."""
     lasting_s: float
     waiting: list[int]
     """Ranks held up by it."""
@@ -57,6 +57,6 @@ class IncidentDetail(IncidentView):
     finding: FindingView | None
     evidence: list[RankEvidenceView]
     links: LinkMatrixView | None
-    """What was measured between the ranks because of it."""
+    """The link measurement that it triggered."""
     goodput_before: float | None
     goodput_after: float | None

@@ -9,12 +9,12 @@ from torchloom.model.policy import Action, Level
 
 
 class PolicyBody(BaseModel):
-    """What is done about findings, by kind and by how sure they are; the rest follows the defaults."""
+    """What to do about findings, by kind and by confidence; the rest follows the defaults."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     dry_run: bool = False
-    """Only note what would have been done."""
+    """Only record the action that would have been taken."""
     restarts_per_hour: int = Field(default=6, ge=0, le=10_000)
     """Restarts and moves because of findings; restarts after a crash have the job's own budget."""
     rollbacks_per_hour: int = Field(default=2, ge=0, le=10_000)
@@ -24,11 +24,11 @@ class PolicyBody(BaseModel):
     skip_batches: int = Field(default=3, ge=0, le=10_000)
     """Global batches that a rollback leaves out at least."""
     self_fence_s: float | None = Field(default=None, ge=5, le=86_400)
-    """A host that has lost the control plane for so long ends this job's workers; if missing, never."""
+    """A host that has lost the control plane for this long kills this job's workers; if missing, never."""
     restart_cost_s: float | None = Field(default=None, ge=0, le=86_400)
-    """What a restart costs, to weigh slowness against; if it is missing, what was seen in the job."""
+    """What a restart costs, to weigh slowness against; if missing, as measured in the job."""
     probe_links: bool = True
     """Measure the links between the ranks when transfers have become slow."""
     probe_every_s: float = Field(default=600.0, ge=0, le=86_400)
-    """At most once in so long."""
+    """At most once within this time."""
     rules: dict[FindingKind, dict[Level, Action]] = {}

@@ -24,8 +24,8 @@ class ChangeRequest(Strict):
     """New values for settings of a job: all of them, on all ranks, at one step, or none.
 
     A value is a number, true or false, a text, a list, an object or null, as the setting's type says; a text
-    is read as on a command line, so `"1e-4"` is a number for `lr`. `{"own": true}` ends what is held: the
-    script's own value is back.
+    is read as on a command line, so `"1e-4"` is a number for `lr`. `{"own": true}` releases a held
+    setting: the script's own value applies again.
     """
 
     model_config = ConfigDict(
@@ -42,7 +42,7 @@ class ChangeRequest(Strict):
 
     values: dict[Address, Any] = Field(min_length=1, max_length=64)
     at_step: TrainingStep | None = None
-    """The first training step that shall use them; if it is missing, as soon as all ranks can."""
+    """The first training step that uses them; if it is missing, as soon as all ranks can."""
     mode: Mode = "hold"
     """`hold`: the value stays, whatever a schedule in the script does. `scale`: the script's own value times
     this, so that its schedule keeps its shape."""
@@ -54,7 +54,7 @@ class ChangeRequest(Strict):
 
 class RevertRequest(Strict):
     version: int | None = Field(default=None, ge=0, le=2**53)
-    """Back to what was in force with this version, 0 for none; without one the last change is undone."""
+    """Return to the settings of this version, 0 for the original ones; if missing, undo the last change."""
     why: Why = ""
     dry_run: bool = False
 
@@ -75,13 +75,13 @@ class DifferenceView(BaseModel):
 class ChangePlanView(BaseModel):
     job: str
     operation: str
-    """What to follow; empty after a dry run."""
+    """The operation to follow; empty after a dry run."""
     dry_run: bool
     differences: list[DifferenceView]
-    """Every place that is set, with its value now. Ranks tell in the end what was there before."""
+    """Every place that is set, with its present value. The ranks report the exact old values when it ends."""
     at_step: int | None
     notes: list[str]
-    """What a person should know about it."""
+    """Warnings for the person who asked."""
 
 
 class OperationAccepted(BaseModel):
@@ -90,7 +90,7 @@ class OperationAccepted(BaseModel):
 
 
 class OperationView(BaseModel):
-    """One change that was asked for, and what became of it. It always ends in a told outcome."""
+    """One requested change and its outcome. Every operation ends with a recorded outcome."""
 
     id: str
     job: str
@@ -100,7 +100,7 @@ class OperationView(BaseModel):
     state: OperationState
     ended: bool
     reason: str
-    """Where it stands, or how it ended, in a sentence."""
+    """Its progress, or how it ended, in a sentence."""
     values: dict[str, Any]
     by: str
     why: str
@@ -113,20 +113,20 @@ class OperationView(BaseModel):
     """The same in the script's own count, if that is known."""
     attempts: int
     changed: list[DifferenceView]
-    """What the ranks told that was there before and after; where they differ, those of the lowest rank."""
+    """Values before and after, as the ranks reported them; where they differ, those of the lowest rank."""
     differing: dict[str, list[DifferenceView]]
-    """By rank, only where ranks told different things."""
+    """By rank, only where a rank reported other values."""
     trouble: dict[str, str]
-    """By rank the traceback of what went wrong there."""
+    """By rank, the traceback of its failure."""
     unheard: list[int]
-    """Ranks that have not reported. What they do is the same; it was not seen."""
+    """Ranks that have not reported. They do the same as the others; only their report is missing."""
     reverts: int | None
     """The version that this went back to."""
     saved: str
-    """Of a checkpoint that was asked for: its name, once it is whole in the store. It is written beside the
-    training, after all ranks have taken it (`applied`)."""
+    """Of a requested checkpoint: its name, once it is complete in the store. It is written while training
+    continues, after all ranks have taken it (`applied`)."""
     unsaved: str
-    """Why it will not be, as far as is known."""
+    """Why the checkpoint will not be saved, if known."""
 
 
 class PlaceView(BaseModel):
@@ -135,9 +135,9 @@ class PlaceView(BaseModel):
     address: str
     value: Any
     mode: Mode | None
-    """How a change rules a param group; null: what the script sets there is in force."""
+    """How a change controls a param group; null: the script's own value is in force."""
     own: Any
-    """What the script itself would use, where a change rules."""
+    """The value that the script itself would use, where a change controls it."""
     version: int | None
     """The change that set it last; null: none did."""
 
@@ -148,7 +148,7 @@ class SettingView(BaseModel):
     name: str
     type: str
     allowed: str
-    """What one may give, in words."""
+    """The allowed values, in words."""
     optional: bool
     """Null is a value of it."""
     minimum: float | None
@@ -170,12 +170,12 @@ class EntryView(BaseModel):
     """The first training step that uses it."""
     values: dict[str, Any]
     before: dict[str, Any]
-    """What every single place held until then."""
+    """The value of every place before that."""
     by: str
     why: str
     at_ns: int
     in_force: bool
-    """False: it is still to come."""
+    """False: it is scheduled for a later step."""
     superseded_by: int | None
     """The newer version because of which it has no effect; null: none."""
 
@@ -183,23 +183,23 @@ class EntryView(BaseModel):
 class ConfigView(BaseModel):
     job: str
     version: int
-    """In force now; 0: nothing was ever changed."""
+    """Version in force now; 0: nothing was ever changed."""
     paused: bool
     known: bool
-    """Whether the workers have told their settings yet."""
+    """Whether the workers have reported their settings yet."""
     settings: list[SettingView]
     schedule: list[EntryView]
     """By step: also what is still to come, and what comes again after a restart from an earlier state."""
     operations: list[OperationView]
-    """What is under way."""
+    """Operations in progress."""
 
 
 class HistoryView(BaseModel):
-    """A change of the config that was asked for: who, when, why, and what came of it."""
+    """A requested change of the config: who, when, why, and its outcome."""
 
     version: int
     operation: str
-    """Empty when it is too old to be told in detail."""
+    """Empty when the operation is too old to be kept."""
     state: OperationState
     reason: str
     step: int | None

@@ -38,7 +38,7 @@ from torchloom.model.worker import DeviceUse
 Pulses = dict[int, WorkerPulse]
 _STANDS_S = 5.0
 _STANDS_STEPS = 10
-"""A job of which no rank shows a sign of progress for so long, and for so many steps, has no pace."""
+"""A job in which no rank makes progress for this long, and for this many step times, has no pace."""
 
 _WORST_FIRST: tuple[tuple[WorkerState, Literal["running", "starting", "stopping", "exited"]], ...] = (
     (WorkerState.EXITED, "exited"),
@@ -113,8 +113,8 @@ def job_summary(fleet: Fleet, job: Job, pulses: Pulses, now_ns: int) -> JobSumma
 
 
 def _progress(job: Job, pulses: Pulses) -> tuple[int, bool, int | None]:
-    """What all ranks have reached, whether that is the script's own number, and the known end."""
-    # A worker that has ended sends no pulse any more; its exit told how far it came.
+    """The step that all ranks have reached, whether that is the script's own number, and the known end."""
+    # A worker that has ended sends no more pulses; its exit reported its last step.
     exits = {w.ref.rank: w.training_step for w in job.workers if w.ref.rank not in pulses}
     found = (*exits.values(), *(p.training_step for p in pulses.values()))
     told = [step for step in found if step is not None]
@@ -131,13 +131,13 @@ def _progress(job: Job, pulses: Pulses) -> tuple[int, bool, int | None]:
 
 
 def _max_steps(job: Job) -> int | None:
-    """Where the job shall end: as somebody set it last, else as it was submitted."""
+    """The step at which the job ends: as set last, else as submitted."""
     found = merge(job.schedule).get(MAX_STEPS.name, job.spec.max_steps)
     return found if isinstance(found, int) else None
 
 
 def _steps_per_s(job: Job, pulses: Pulses) -> float:
-    """The slowest rank sets the pace; a job that is paused, or in which nothing moves any more, has none."""
+    """The slowest rank sets the pace; a paused or stalled job has none."""
     slowest = max((p.step_s for p in pulses.values()), default=0.0)
     if slowest <= 0 or job.ended or job.paused:
         return 0.0
@@ -146,7 +146,7 @@ def _steps_per_s(job: Job, pulses: Pulses) -> float:
 
 
 def _open_note(fleet: Fleet, job: Job) -> str:
-    """What is wrong with a job all of whose workers run: its state does not tell."""
+    """What is wrong with a job whose workers all run: its state does not show it."""
     if job.state is not JobState.RUNNING:
         return ""
     found = [fleet.incidents[id] for id in job.incidents if id in fleet.incidents]
@@ -164,7 +164,7 @@ def _samples_per_s(job: Job, pulses: Pulses) -> float | None:
 
 
 def _loss(pulses: Iterable[WorkerPulse]) -> Number | None:
-    """Mean over the ranks; not a number as soon as one rank's is none."""
+    """Mean over the ranks; NaN if one rank's loss is NaN."""
     told = [p.metrics["loss"] for p in pulses if "loss" in p.metrics]
     return _number(sum(told) / len(told)) if told else None
 
@@ -177,7 +177,7 @@ def _number(value: float) -> Number:
 
 
 def config_version(job: Job, pulses: Pulses) -> int:
-    """That of the step they are about to make; where no training step is told, as the workers tell it."""
+    """The version for the next step; if no training step is reported, the version that the workers report."""
     if (step := next_step(pulses)) is not None:
         return version_at(job.schedule, step)
     told = [p.config_version for p in pulses.values()]
@@ -185,7 +185,7 @@ def config_version(job: Job, pulses: Pulses) -> int:
 
 
 def next_step(pulses: Pulses) -> int | None:
-    """The training step that the job is about to make; None when it does not tell."""
+    """The next training step of the job; None if the script does not report its step."""
     told = [p.training_step for p in pulses.values() if p.training_step is not None]
     return max(told) + 1 if told else None
 

@@ -1,7 +1,7 @@
 """Filters, sorts and cuts lists of jobs into pages. Pure.
 
-A cursor is the place of the last job shown in the order asked for, so jobs that come or go meanwhile neither
-repeat nor hide others.
+A cursor is the place of the last job shown in the order asked for, so jobs that are added or removed
+meanwhile neither repeat nor hide others.
 """
 
 from __future__ import annotations

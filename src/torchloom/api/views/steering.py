@@ -115,7 +115,7 @@ def _setting(
 
 
 def _set_by(address: str, in_force: Schedule) -> int | None:
-    """The version that a place has its value from, as far as a change gave it one."""
+    """The version that set the value of a place, if a change set it."""
     place, found = parse_address(address), None
     for entry in sorted(in_force, key=lambda entry: entry.version):
         for text, word in entry.values.items():
@@ -139,8 +139,8 @@ def entry_view(entry: Entry, in_force: bool, superseded: Mapping[int, int]) -> E
 
 
 def history(job: Job) -> list[HistoryView]:
-    """Every change of settings that is known, by version: from its operation, or if that is too old to be
-    kept, from the schedule."""
+    """Every known change of settings, by version: from its operation, or from the schedule if the operation
+    is too old to be kept."""
     records = {r.version: r for r in job.operations.values() if r.kind is Kind.SET and r.version}
     entries = {entry.version: entry for entry in job.schedule}
     void = schedule.superseded(job.schedule)
