@@ -20,6 +20,7 @@ from stack import HANG_S, Stack
 
 ROOT = Path(__file__).parents[2]
 AXE = ROOT / "src" / "torchloom" / "web" / "node_modules" / "axe-core" / "axe.min.js"
+ARGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
 expect.set_options(timeout=HANG_S * 1000)
 
 
@@ -39,7 +40,7 @@ def browser() -> Iterator[Browser]:
     if why:
         pytest.skip(why)
     with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        launched = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=ARGS)
         yield launched
         launched.close()
 
@@ -105,6 +106,7 @@ class Looker:
 @pytest.fixture
 def looker(browser: Browser) -> Iterator[Looker]:
     context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
+    context.set_default_timeout(HANG_S * 1000)  # a busy machine may not draw for a while
     made = Looker(context)
     yield made
     context.close()

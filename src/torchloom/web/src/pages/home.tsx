@@ -72,9 +72,10 @@ function Jobs({ jobs, open }: { jobs: JobSummary[]; open: IncidentView[] }) {
   const found = useMemo(() => {
     const wanted = text.toLowerCase().split(/\s+/).filter(Boolean);
     const shown = jobs.filter((job) => wanted.every((word) => words(job).includes(word)));
-    return shown.sort((a, b) => Number(a.ended) - Number(b.ended) || b.submitted_at_ns - a.submitted_at_ns);
+    return shown.sort((a, b) => b.submitted_at_ns - a.submitted_at_ns);
   }, [jobs, text]);
-  const [rows, more] = useSome(found, 100);
+  const [living, moreLiving] = useSome(found.filter((job) => !job.ended), 100);
+  const [ended, moreEnded] = useSome(found.filter((job) => job.ended), living.length > 8 ? 5 : 12);
   return (
     <Section
       id="jobs"
@@ -100,9 +101,10 @@ function Jobs({ jobs, open }: { jobs: JobSummary[]; open: IncidentView[] }) {
                 <th>State</th><th>Job</th><th class="n">Step</th><th>Progress</th><th class="n">Pace</th><th class="n">Left</th><th class="n">Goodput</th><th class="n">Workers</th><th class="n">Incidents</th><th class="n">Submitted</th>
               </tr>
             </thead>
-            <tbody>{rows.map((job) => <Row key={job.id} job={job} open={open.filter((one) => one.job === job.id).length} />)}</tbody>
+            <tbody>{[...living, ...ended].map((job) => <Row key={job.id} job={job} open={open.filter((one) => one.job === job.id).length} />)}</tbody>
           </table>
-          {more}
+          {moreLiving}
+          {moreEnded && <p class="dim">Ended: {moreEnded}</p>}
         </div>
       )}
     </Section>

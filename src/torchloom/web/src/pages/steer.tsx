@@ -3,7 +3,7 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 import type { ChangePlanView, CheckpointList, ConfigView, HistoryView, JobSummary, OperationView, SettingView } from "../api";
 import { count, plural, value } from "../format";
-import { ofJob, useQuery } from "../live";
+import { Cell, ofJob, useCell, useQuery } from "../live";
 import { ask, Refused } from "../net";
 import { useMayAct } from "../parts/actions";
 import { Ask, Nothing, Section, Time, Trouble, type Question } from "../parts/bits";
@@ -70,8 +70,18 @@ function Progress({ operation, world }: { operation: OperationView; world: numbe
   );
 }
 
+/** What was typed and not applied yet, by job: a look at the logs must not lose it. */
+const drafts = new Map<string, Cell<Record<string, string>>>();
+
+function draftOf(job: string): Cell<Record<string, string>> {
+  const known = drafts.get(job) ?? new Cell<Record<string, string>>({});
+  drafts.set(job, known);
+  return known;
+}
+
 function Settings({ job, config, done }: { job: JobSummary; config?: ConfigView; done: (operation: string) => void }) {
-  const [edits, setEdits] = useState<Record<string, string>>({});
+  const draft = draftOf(job.id);
+  const edits = useCell(draft);
   const [why, setWhy] = useState("");
   const [atStep, setAtStep] = useState("");
   const [mode, setMode] = useState<"hold" | "scale">("hold");
@@ -103,7 +113,7 @@ function Settings({ job, config, done }: { job: JobSummary; config?: ConfigView;
                   <tr key={row.address} class="setting">
                     <td><span class="mono">{row.address}</span>{row.first && setting.description && <span class="sub">{setting.description}</span>}</td>
                     <td class="mono">{value(row.value)}{row.ruled && <span class="sub">{row.ruled}</span>}</td>
-                    {act && <td><input aria-label={`New value of ${row.address}`} value={edits[row.address] ?? ""} placeholder="unchanged" onInput={(e) => (setEdits({ ...edits, [row.address]: e.currentTarget.value }), setPlan(null))} /></td>}
+                    {act && <td><input aria-label={`New value of ${row.address}`} value={edits[row.address] ?? ""} placeholder="unchanged" onInput={(e) => ((draft.value = { ...draft.value, [row.address]: e.currentTarget.value }), setPlan(null))} /></td>}
                     <td class="dim">{row.first ? setting.allowed : ""}</td>
                   </tr>
                 )))}
@@ -126,7 +136,7 @@ function Settings({ job, config, done }: { job: JobSummary; config?: ConfigView;
             setError(null);
             try {
               const made = await ask<ChangePlanView>("PATCH", `${jobPath(job.id)}/config`, body);
-              setEdits({});
+              draft.value = {};
               setWhy("");
               setPlan(null);
               done(made.operation);
