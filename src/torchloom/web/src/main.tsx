@@ -27,7 +27,6 @@ function App() {
   }, [state]);
   useEffect(() => {
     document.title = [...title(place), "torchloom"].join(" · ");
-    document.getElementById("main")?.focus({ preventScroll: true });
   }, [place.parts.join("/")]);
   const signedOut = me === null && state === "signed-out";
   return (

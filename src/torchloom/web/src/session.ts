@@ -1,5 +1,5 @@
 // Who looks at the page, and where in it: session, role, theme, address.
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import type { Identity } from "./api";
 import { Cell } from "./live";
 
@@ -42,11 +42,18 @@ function decode(text: string): string {
 
 export function usePlace(): Place {
   const [place, setPlace] = useState(read);
+  const shown = useRef(place.parts.join("/"));
   useEffect(() => {
     const moved = () => setPlace(read());
-    addEventListener("hashchange", moved);
+    const walked = () => {
+      // At once and not after drawing: later it would take the focus from a field that somebody types into.
+      if (read().parts.join("/") !== shown.current) document.getElementById("main")?.focus({ preventScroll: true });
+      shown.current = read().parts.join("/");
+      moved();
+    };
+    addEventListener("hashchange", walked);
     moved(); // it may have changed before anybody listened
-    return () => removeEventListener("hashchange", moved);
+    return () => removeEventListener("hashchange", walked);
   }, []);
   return place;
 }
