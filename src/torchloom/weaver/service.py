@@ -87,11 +87,7 @@ class Weaver:
             before=lambda job, step: self._catalogues.before(self.fleet, job, step),
         )
         self._histories = Histories(
-            bus,
-            fleet=lambda: self.fleet,
-            leads=lambda: self._stream.leads,
-            pulses=self.pulse,
-            windows=self.windows,
+            bus, lambda: self.fleet, lambda: self._stream.leads, self.pulse, self.windows
         )
         self._wake = asyncio.Event()
         self._dispatcher = Dispatcher(bus, self.name, self._environments, self._wake)
