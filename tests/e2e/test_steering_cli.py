@@ -115,7 +115,7 @@ def test_settings_change_on_all_ranks_at_the_printed_step(stack: Stack, job: str
     history = [one for one in stack.json("config", job, "--history") if one["state"] == "applied"]
     assert history[0]["step"] == step and history[0]["why"] == "a test" and history[0]["by"] == "admin"
     back = stack.steer("revert", job, "0").stdout
-    assert "taken back on all ranks" in back and "0.3 → 0.1" in back
+    assert "reverted on all ranks" in back and "0.3 → 0.1" in back
     made(out, step_in(back) + 2)
     last = rows(out, 0)[-1]
     assert last[2] == 0.1 and last[1][1] == pytest.approx(2 * last[1][0]), "the scheduler went on underneath"

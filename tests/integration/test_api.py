@@ -197,4 +197,4 @@ def test_stop_ends_a_job_and_delete_forgets_it(loom: LoomHome) -> None:
 
 def test_more_nodes_than_are_connected_is_said_at_once(loom: LoomHome) -> None:
     said = loom.loom("submit", "--nnodes", "2", "--no-python", "sleep", "1", code=2).stderr
-    assert "2 nodes were asked for and 1 are connected" in said
+    assert "the job needs 2 nodes, but only 1 are connected" in said

@@ -382,7 +382,7 @@ def test_the_command_line_sets_shows_and_reverts(server: ApiServer, job: str, tm
     assert "  dropout  0.1 → 0.5\n" in shown
     history = loom(server, tmp_path, "config", job, "--history").stdout
     assert "dropout 0.1 → 0.5 · “flat”" in history and "admin" in history
-    assert "taken back on all ranks" in loom(server, tmp_path, "revert", job).stdout
+    assert "reverted on all ranks" in loom(server, tmp_path, "revert", job).stdout
     assert "dropout" in loom(server, tmp_path, "config", job).stdout
     assert "is paused: all ranks wait before step" in loom(server, tmp_path, "pause", job).stdout
     assert "running, paused" in loom(server, tmp_path, "status", job).stdout

@@ -1,1 +1,1 @@
-"""The command line: one file per verb. `main.py` finds the verb; the rest is imported when it is needed."""
+"""The command line: one file per verb. `main.py` finds the verb and imports the rest only when needed."""

@@ -1,4 +1,4 @@
-"""`python -m torchloom.cli`: the same as `loom`, for whoever has no script on its PATH (our own parts)."""
+"""`python -m torchloom.cli`: the same as `loom`, for callers without `loom` on PATH (our own parts)."""
 
 from torchloom.cli.main import main
 

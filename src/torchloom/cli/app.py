@@ -1,4 +1,4 @@
-"""The verbs with a typer command each. Imports only the one that was typed; all of them for `loom --help`."""
+"""The verbs that are typer commands. Imports only the verb that was typed; all of them for `loom --help`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchloom.cli.options import ContextOption, HomeOption, with_place
 from torchloom.cli.verbs import VERBS, module_of
 
 LOCAL_VERBS = frozenset({"up", "down", "demo", "context", "completion"})
-"""Verbs that concern this host only, so that no cluster can be chosen."""
+"""Verbs that act on this host only and take no --context."""
 
 
 def root(
@@ -23,7 +23,7 @@ def root(
 ) -> None:
     """Watch and steer distributed PyTorch training while it runs.
 
-    Every verb that reads takes --json; `loom VERB --help` has examples.
+    Every verb that shows something takes --json; `loom VERB --help` has examples.
     """
     if version:
         typer.echo(f"torchloom {__version__}")
@@ -51,7 +51,7 @@ def build(verbs: tuple[str, ...]) -> typer.Typer:
     app.callback(invoke_without_command=True)(root)
     for name in verbs:
         if name in PLAIN:
-            # Only for the list in `loom --help`: these verbs are found before typer is asked.
+            # Only for the list in `loom --help`: main.py finds these verbs before typer runs.
             app.command(name, help=PLAIN[name])(_found_before)
             continue
         module = module_of(name)
@@ -67,14 +67,14 @@ def build(verbs: tuple[str, ...]) -> typer.Typer:
 
 
 def examples(module: ModuleType) -> str:
-    """The module's EXAMPLES as the end of its help; \\b keeps the lines apart."""
+    """The module's EXAMPLES, as the last section of its help; \\b keeps each on its own line."""
     width = max(len(line) for line, _ in module.EXAMPLES)
     rows = (f"  {line:<{width}}  {said}" for line, said in module.EXAMPLES)
     return "\b\nExamples:\n" + "\n".join(rows)
 
 
 def run_typer(argv: list[str]) -> int:
-    """Do what the command line says; the exit code. LoomErrors pass through."""
+    """Run the command line and return the exit code. LoomErrors pass through."""
     app = build((argv[0],) if argv and argv[0] in VERBS else VERBS)
     try:
         app(argv, prog_name="loom")
@@ -84,4 +84,4 @@ def run_typer(argv: list[str]) -> int:
 
 
 def _found_before() -> None:
-    """Stands for a verb that parses its own options."""
+    """Placeholder for a verb that parses its own options."""

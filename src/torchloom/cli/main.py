@@ -2,7 +2,7 @@
 
 Modules are imported when their verb is used. Verbs on the way to a job's first step (`run`, `submit`, and the
 parts themselves) have `main(argv)` and parse their options without typer, because importing it takes as long
-as all the rest of them; `run` must also take options exactly as torchrun does.
+as everything else they do; `run` must also parse options exactly as torchrun does.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def run(argv: list[str]) -> int:
-    """Do what the command line says; the exit code."""
+    """Run the command line and return the exit code."""
     try:
         return _run(argv)
     except LoomError as error:
@@ -55,7 +55,7 @@ def run(argv: list[str]) -> int:
 
 
 def drop_stdout() -> None:
-    """Whoever reads stdout has had enough: nothing more may be written there, not even at exit."""
+    """The reader of stdout has closed the pipe: write nothing more there, not even at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -74,7 +74,7 @@ def _run(argv: list[str]) -> int:
 
 
 def place_behind_verb(argv: list[str]) -> list[str]:
-    """`loom --context prod ps` is `loom ps --context prod`: people write both."""
+    """`loom --context prod ps` means `loom ps --context prod`: people write both."""
     ahead: list[str] = []
     rest = list(argv)
     while rest and rest[0].partition("=")[0] in _BEFORE_THE_VERB:
@@ -85,6 +85,6 @@ def place_behind_verb(argv: list[str]) -> list[str]:
             raise UsageError(f"{rest[0]} needs a value.")
         ahead += rest[:2]
         del rest[:2]
-    # Behind the verb, and of two-word verbs behind the second.
+    # After the verb; for two-word verbs, after the second word.
     at = 2 if rest[:1] in (["context"], ["token"]) and len(rest) > 1 else 1
     return rest[:at] + ahead + rest[at:]

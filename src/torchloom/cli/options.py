@@ -33,11 +33,11 @@ ContextOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
-WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Show it again whenever it changes.")]
+WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Redraw whenever something changes.")]
 
 
 def _job_ids(given: list[str]) -> list[str]:
-    """What cannot be an id is a mistake of the command line, and told before anybody is asked."""
+    """Reports a malformed id as a usage error before any request is sent."""
     from torchloom.model.ids import check_token
 
     return [check_token(job, "job id") for job in given]
@@ -51,7 +51,7 @@ JobArgument = Annotated[
     str, typer.Argument(metavar="JOB", help="Id of the job, see `loom ps`.", callback=_job_id)
 ]
 AnyJobArgument = Annotated[
-    str | None, typer.Argument(metavar="JOB", help="Only of this job.", callback=_job_id)
+    str | None, typer.Argument(metavar="JOB", help="Show only this job.", callback=_job_id)
 ]
 JobsArgument = Annotated[
     list[str], typer.Argument(metavar="JOB", help="Ids of jobs, see `loom ps`.", callback=_job_ids)
@@ -75,7 +75,7 @@ def with_place(command: Callable[..., Any], local_only: bool = False) -> Callabl
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
         except BrokenPipeError:
-            # Typer would end with 1: a reader that has had enough, `loom ps | head -1`, is no failure.
+            # Typer would exit with 1, but a closed pipe (`loom ps | head -1`) is not a failure.
             drop_stdout()
             raise typer.Exit(0) from None
 
@@ -93,7 +93,7 @@ def with_place(command: Callable[..., Any], local_only: bool = False) -> Callabl
 
 
 def use_place(home: str | Path | None, context: str | None, local_only: bool = False) -> None:
-    """Make home and context hold for this process and its children, by the environment."""
+    """Set home and context for this process and its children, through the environment."""
     from torchloom.cli.access.contexts import choose
 
     if home is not None:
@@ -103,7 +103,7 @@ def use_place(home: str | Path | None, context: str | None, local_only: bool = F
 
 
 def api() -> Client:
-    """A client of the cluster that was chosen."""
+    """A client of the chosen cluster."""
     from torchloom.client import Client, Endpoint
 
     return Client(Endpoint.find())

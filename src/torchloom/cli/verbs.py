@@ -1,4 +1,4 @@
-"""Which verbs there are, in the order of `loom --help`, and the module of each. Imports none of them."""
+"""All verbs in the order of `loom --help`, and the module of each. Imports none of them."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ REDUCE = "all_reduce #44 of group default"
     [
         ({}, REDUCE),
         ({"in_collective_s": 23.0, "idle_s": 23.0}, f"{REDUCE} for 23 s"),
-        ({"idle_s": 23.0}, f"code of its own for 23 s, after {REDUCE}"),
+        ({"idle_s": 23.0}, f"outside collectives for 23 s, after {REDUCE}"),
         ({"idle_s": 23.0, "phase": "control-wait"}, REDUCE),
         ({"idle_s": 23.0, "phase": "paused"}, "paused until the job is resumed"),
         ({"idle_s": 23.0, "collective": ""}, ""),

@@ -120,7 +120,7 @@ def test_places_that_change_alike_are_one_row() -> None:
     [
         ({"state": "waiting", "training_step": 900}, "waiting for step 900"),
         ({"state": "waiting", "training_step": None, "at_step": None}, "waiting for earlier operations"),
-        ({"state": "preparing"}, "preparing: every rank is asked whether it can"),
+        ({"state": "preparing"}, "preparing: asking every rank whether it can apply this"),
         ({"state": "arming", "training_step": None}, "arming for step 12 of generation 2"),
         ({"state": "confirmed"}, "armed on all ranks for step 412"),
         ({"state": "applied"}, "applied at step 412"),
@@ -184,10 +184,10 @@ def test_places_that_are_alike_are_one_row_and_others_are_not() -> None:
         (
             "optimizer0.lr@0",
             "0.05",
-            "scaled by version 3; the script's own is 0.1",
+            "scaled by version 3; the script's own value is 0.1",
             "a number, at least 0 – how fast",
         ),
-        ("optimizer0.lr@1", "0.2", "held; the script's own is 0.1", ""),
+        ("optimizer0.lr@1", "0.2", "held; the script's own value is 0.1", ""),
     ]
     assert config.rows(setting("dropout", place("dropout", 0.3, version=4)))[0][2] == "set by version 4"
     assert config.rows(setting("eps")) == [("eps", "–", "–", "a number, at least 0")]
@@ -208,8 +208,8 @@ def test_the_config_tells_what_is_to_come_and_under_way(capsys: pytest.CaptureFi
     config.show(view)
     shown = capsys.readouterr().out
     assert shown.startswith("j: version 7, paused\n")
-    assert "under way: lr=0.0001 · waiting for step 2000 · asked by alice (41d0c2a9e7f3)" in shown
-    assert "to come: version 8 at step 900: lr=1e-05" in shown and "version 7 at step 1" not in shown
+    assert "in progress: lr=0.0001 · waiting for step 2000 · requested by alice (41d0c2a9e7f3)" in shown
+    assert "scheduled: version 8 at step 900: lr=1e-05" in shown and "version 7 at step 1" not in shown
     config.show({**view, "settings": [], "known": False})
     assert "at their first step" in capsys.readouterr().out
 

@@ -1,1 +1,1 @@
-"""Verbs that look at everything: incidents, stragglers, links (probe), events, devices, nodes; and inject."""
+"""Verbs about the fleet: incidents, stragglers, links (probe), events, devices, nodes; and inject."""

@@ -1,4 +1,4 @@
-"""`loom devices`: which worker runs on which device, and the other way round."""
+"""`loom devices`: which worker runs on which device, and which device each worker uses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ EXAMPLES = (("loom devices", "device ↔ replica ↔ worker, both ways"),)
 
 
 def command(as_json: JsonOption = False) -> None:
-    """Show devices with their workers and replicas, and workers with their devices."""
+    """Show which workers and replicas each device runs, and which devices each worker uses."""
     from torchloom.cli.show import output
 
     found = api().devices()

@@ -1,4 +1,4 @@
-"""`loom events`: what happened, and what happens."""
+"""`loom events`: past events, and new ones as they happen."""
 
 from __future__ import annotations
 
@@ -30,19 +30,22 @@ def command(
         typer.Option(
             "--topic",
             metavar="TOPIC",
-            help="job, worker, incident, node, device, config or system; repeatable.",
+            help="Only job, worker, incident, node, device, config or system; repeatable.",
         ),
     ] = None,
     kind: Annotated[
-        list[str] | None, typer.Option("--kind", metavar="KIND", help="Such as worker-exited; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--kind", metavar="KIND", help="Only this kind of event, such as worker-exited; repeatable."
+        ),
     ] = None,
-    tail: Annotated[int, typer.Option("--tail", min=0, help="How many of the past.")] = 50,
+    tail: Annotated[int, typer.Option("--tail", min=0, help="Number of past events to show.")] = 50,
     since: Annotated[
-        str | None, typer.Option("--since", metavar="SPAN", help="Only the past 30s, 10m, 2h.")
+        str | None, typer.Option("--since", metavar="SPAN", help="Only events of the past 30s, 10m, 2h.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what happened to jobs, workers, nodes and devices, or follow it."""
+    """Show events of jobs, workers, nodes and devices, or follow them."""
     from torchloom.cli.show import output
     from torchloom.cli.show.states import Topic, check
     from torchloom.durations import parse_span
@@ -70,7 +73,7 @@ def command(
 
 
 def _follow(client: Client, place: str, wanted: dict[str, Any], as_json: bool) -> None:
-    """For ever. A stream that breaks is taken up where it was."""
+    """Follow without end. A broken stream resumes where it broke."""
     import sys
 
     from torchloom.client import NotAnswering, Unavailable
@@ -93,7 +96,7 @@ def _follow(client: Client, place: str, wanted: dict[str, Any], as_json: bool) -
 
 
 def show(body: dict[str, Any], as_json: bool) -> None:
-    """One event with what it changed."""
+    """Print one event and what it changed."""
     from torchloom.cli.show import output
 
     if as_json:
@@ -105,7 +108,7 @@ def show(body: dict[str, Any], as_json: bool) -> None:
 
 
 def consequences(body: dict[str, Any]) -> list[str]:
-    """What became of jobs and incidents, one sentence each."""
+    """The new states of jobs and incidents, one sentence each."""
     from torchloom.cli.fleet.incidents import sentence
 
     found = []

@@ -1,4 +1,4 @@
-"""`loom incident`: one incident with its timeline, what every rank was at, every exit and last words."""
+"""`loom incident`: one incident: its timeline, what every rank was doing, every exit and the last output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXAMPLES = (
     ("loom incident train-3f9a.1 --json", "the same, with all recorded collectives of every rank"),
 )
 _SHOWN = 8
-"""Collectives of a rank that is blamed: the newest tell the story, `--json` has all."""
+"""How many collectives of a blamed rank to show: the newest matter most, `--json` has all."""
 
 
 def command(
@@ -45,7 +45,7 @@ def command(
         before, after = output.percent(found["goodput_before"]), output.percent(found["goodput_after"])
         print(f"goodput    {before} before, {after} after")
     blamed = found["finding"]["ranks"] if found["finding"] is not None else []
-    # Those that are blamed first: they are what one is looking for.
+    # Blamed ranks first: the user is looking for them.
     for one in sorted(found["evidence"], key=lambda e: (e["rank"] not in blamed, e["rank"])):
         _show_rank(one, one["rank"] in blamed)
     if found["links"] is not None:
@@ -61,7 +61,7 @@ def _confidence(finding: FindingView) -> str:
 
 
 def _show_rank(one: RankEvidenceView, blamed: bool) -> None:
-    """Where a rank was, and for those that are blamed everything that is known."""
+    """Where a rank was; for blamed ranks, everything that is known."""
     print()
     print(
         f"rank {one['rank']} on {one['node']} at step {one['steps']}, process state {one['state'] or '?'}"
@@ -80,7 +80,7 @@ def _show_rank(one: RankEvidenceView, blamed: bool) -> None:
 
 
 def timeline(line: TimelineView) -> str:
-    """`21:14:03 fault → +0.004 s detected → …`; phases that were not reached are left out."""
+    """`21:14:03 fault → +0.004 s detected → …`, without phases that were not reached."""
     from torchloom.cli.show import output
 
     start = line["fault_ns"] or line["detected_ns"]

@@ -1,4 +1,4 @@
-"""`loom incidents`: what went wrong, of all jobs or of one."""
+"""`loom incidents`: the incidents of all jobs or of one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def command(
     watch: WatchOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List incidents with verdict, decision and time to recover."""
+    """List incidents: verdict, decision, and time to recover."""
     from torchloom.cli.show import output
 
     client = api()
@@ -56,15 +56,15 @@ def show(found: list[IncidentView]) -> None:
 
 
 def sentence(incident: IncidentView) -> str:
-    """What happened and what follows."""
+    """The verdict and the decision, in one sentence."""
     said = (incident["verdict"], incident["resolution"] or incident["decision"])
     return "; ".join(text.rstrip(".") for text in said if text)
 
 
 def is_news(incident: IncidentView | IncidentChangeView) -> bool:
-    """Whether a decision about an incident that was shown before is worth showing: something is being done.
+    """Whether to show a new decision about an incident that was shown before: only if it leads to an action.
 
-    What is only reported is shown once; that it still lasts is in `loom incidents`.
+    An incident that is only reported appears once; `loom incidents` shows that it is still open.
     """
     return incident["outcome"] in ("pending", "done")
 

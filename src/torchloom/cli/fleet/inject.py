@@ -1,4 +1,4 @@
-"""`loom inject`: make something go wrong in a running job on purpose."""
+"""`loom inject`: cause a fault in a running job on purpose."""
 
 from __future__ import annotations
 
@@ -10,48 +10,51 @@ from torchloom.cli.options import JsonOption, api
 
 EXAMPLES = (
     ("loom inject train-3f9a kill --rank 1", "SIGKILL, as the kernel would when memory is short"),
-    ("loom inject train-3f9a stop --rank 0", "a worker that stops and says nothing"),
+    ("loom inject train-3f9a stop --rank 0", "SIGSTOP: a worker that freezes silently"),
     ("loom inject train-3f9a slow --rank 2 --amount 1.5 --for 60s", "a straggler for a minute"),
-    ("loom inject train-3f9a hang --rank 1 --where data", "waits for a batch that never comes"),
+    ("loom inject train-3f9a hang --rank 1 --where data", "wait for a batch that never comes"),
     ("loom inject train-3f9a slow-link --rank 1 --peer 2 --amount 5", "5 MB/s from rank 1 to rank 2"),
     ("loom inject train-3f9a random --seed 7 --for 10m --every 60s", "a series of faults, repeatable"),
-    ("loom inject --list", "all faults, and what their numbers mean"),
+    ("loom inject --list", "all faults and the meaning of --amount"),
 )
 
 
 def command(
     job: Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.")] = "",
     fault: Annotated[
-        str, typer.Argument(metavar="FAULT", help="What goes wrong; see --list. Or `random`.")
+        str, typer.Argument(metavar="FAULT", help="The fault, see --list; or `random` for a series.")
     ] = "",
     ranks: Annotated[
         list[int] | None,
-        typer.Option("--rank", metavar="N", help="Whom it hits, again for more; else all."),
+        typer.Option("--rank", metavar="N", help="Rank to hit; repeatable. Default: all."),
     ] = None,
     amount: Annotated[
-        float | None, typer.Option("--amount", metavar="X", help="A factor, a code, a size: see --list.")
+        float | None, typer.Option("--amount", metavar="X", help="Factor, exit code or size: see --list.")
     ] = None,
     lasting: Annotated[
         str,
-        typer.Option("--for", metavar="TIME", help="How long, as 30s or 2m; else to its end."),
+        typer.Option("--for", metavar="TIME", help="Duration: 30s, 2m. Default: no end; 5m for a series."),
     ] = "",
     at_step: Annotated[
-        int | None, typer.Option("--at-step", metavar="N", help="Before this step of the present generation.")
+        int | None,
+        typer.Option("--at-step", metavar="N", help="Inject before this step of the current generation."),
     ] = None,
     where: Annotated[
-        str, typer.Option("--where", metavar="PLACE", help="Of a hang: step, data or backward.")
+        str, typer.Option("--where", metavar="PLACE", help="Place of a hang: step, data or backward.")
     ] = "step",
-    seed: Annotated[int, typer.Option("--seed", help="Chooses what a bit-flip hits, or the series.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", help="Seed for the bit that a bit-flip hits, or for a series.")
+    ] = 0,
     every: Annotated[
-        str, typer.Option("--every", metavar="TIME", help="Of a series: how often something happens.")
+        str, typer.Option("--every", metavar="TIME", help="Mean time between the faults of a series.")
     ] = "30s",
     peer: Annotated[
-        int | None, typer.Option("--peer", metavar="N", help="Of a slow link: the rank at its other end.")
+        int | None, typer.Option("--peer", metavar="N", help="Receiving rank of a slow link.")
     ] = None,
-    show: Annotated[bool, typer.Option("--list", help="Show the faults there are.")] = False,
+    show: Annotated[bool, typer.Option("--list", help="List all faults.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Cause a fault on purpose, to see what is reported and done about it. Needs an admin token."""
+    """Inject a fault, to see how torchloom reports it and reacts. Needs an admin token."""
     from torchloom.cli.show import output
     from torchloom.cli.show.states import check
     from torchloom.core.injection import KINDS, LONGEST_S, kind_of
@@ -94,7 +97,7 @@ def command(
 
 
 def _series(job: str, seed: int, lasting_s: float, every_s: float, as_json: bool) -> None:
-    """One fault after another. One that is refused, as its rank is just being replaced, is passed over."""
+    """Inject one fault after another. Skips a fault that is refused because its rank is being replaced."""
     import time
 
     from torchloom.chaos.injections import series

@@ -1,4 +1,4 @@
-"""`loom node`: a person's word about one host. `loom nodes` lists them."""
+"""`loom node`: drain a host, reopen it, or confirm that it is gone. `loom nodes` lists hosts."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ if TYPE_CHECKING:
     from torchloom.client import Client
     from torchloom.client.schema import NodeView
 
-HELP = "Tell torchloom about a host: drain, open, gone."
+HELP = "Drain a host, reopen it, or confirm that it is gone."
 EXAMPLES = (
-    ("loom nodes", "which are unreachable"),
-    ("loom node drain worker-7 --why 'fan broken'", "save and move what runs there, and place nothing new"),
+    ("loom nodes", "list nodes; shows which are unreachable"),
+    ("loom node drain worker-7 --why 'fan broken'", "save the jobs there, move them, and place nothing new"),
     ("loom node drain worker-7 --keep", "place nothing new; jobs there continue"),
     ("loom node open worker-7", "workers may be placed there again"),
     ("loom node gone worker-7", "its host is off or destroyed: replace its workers on other nodes"),
 )
 
 EMPTY_WITHIN_S = 1800.0
-"""A large state takes its time to be written."""
+"""Writing a large state takes time."""
 LOOK_EVERY_S = 0.2
 
 NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node, as in `loom nodes`.")]
 
 
 def gone(node: NodeArgument, as_json: JsonOption = False) -> None:
-    """Confirm that the host of an unreachable node is really gone.
+    """Confirm that the host of an unreachable node is gone for good.
 
-    Its workers count as dead from then on, and their jobs recover on other nodes. Refused while the node is
-    heard. Should it come back, workers that it still runs are ended, so say it only when you know.
+    From then on its workers count as dead, and their jobs recover on other nodes. Refused while the node is
+    reachable. If the node comes back, torchloom kills the workers that still run there: confirm only what
+    you know.
     """
     from torchloom.cli.show import output
 
@@ -51,12 +52,12 @@ def gone(node: NodeArgument, as_json: JsonOption = False) -> None:
             print(f"{job['id']} {job['state']}: {job['reason']}")
 
 
-WhyOption = Annotated[str, typer.Option("--why", metavar="TEXT", help="Shown with the node.")]
+WhyOption = Annotated[str, typer.Option("--why", metavar="TEXT", help="Reason, shown in `loom nodes`.")]
 
 
-KeepOption = Annotated[bool, typer.Option("--keep", help="Leave the jobs that run there alone.")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Move also what cannot be saved before.")]
-WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="Return when the node is empty.")]
+KeepOption = Annotated[bool, typer.Option("--keep", help="Let running jobs stay on the node.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Also move jobs that cannot save first.")]
+WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="Return once the node is empty.")]
 
 
 def drain(
@@ -67,17 +68,18 @@ def drain(
     wait: WaitOption = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Take the jobs off a node, and place no new workers there.
+    """Move the jobs off a node, and place no new workers there.
 
-    Each job is saved, ended at a step boundary and begun again elsewhere; that costs none of its restarts.
-    One that has no room elsewhere or cannot be saved stays and trains on: it is named, the exit status is 5.
+    Each job saves, stops at a step boundary and resumes elsewhere; this does not count as a restart. A job
+    that cannot save, or for which no other node has room, stays and keeps training: the output names it and
+    the exit code is 5.
     A policy may drain a node too (docs/detection.md).
     """
     from torchloom.cli.show import output
     from torchloom.errors import Conflict
 
     if keep and force:
-        raise UsageError("--keep moves nothing, so there is nothing to force.")
+        raise UsageError("--keep moves no job, so --force has no effect: use one of the two.")
     client = api()
     view = client.drain_node(node, {"why": why, "keep": keep, "force": force})
     if wait and not keep:
@@ -86,7 +88,7 @@ def drain(
         output.show_json(view)
     elif keep or not view["workers"]:
         here = f"{view['workers']} workers there continue" if view["workers"] else "nothing runs there"
-        print(f"{node} is drained; {here}. `loom node open {node}` allows new ones again")
+        print(f"{node} is drained; {here}. `loom node open {node}` reopens it")
     elif not wait:
         for one in view["leaving"]:
             print(f"{one['job']} {'stays' if one['stays'] else 'leaves'}: {one['note']}")
@@ -97,7 +99,7 @@ def drain(
 
 
 def _wait_empty(client: Client, node: str, quiet: bool) -> NodeView:
-    """Until every job has left, or cannot."""
+    """Wait until every job has left the node or has turned out unable to leave."""
     from torchloom.cli.show.screen import Screen
     from torchloom.errors import TimedOut
 
@@ -113,11 +115,11 @@ def _wait_empty(client: Client, node: str, quiet: bool) -> NodeView:
             time.sleep(LOOK_EVERY_S)
     finally:
         screen.close()
-    raise TimedOut(f"{node} is not empty yet", hint="see `loom nodes`; it continues by itself")
+    raise TimedOut(f"{node} is not empty yet", hint="see `loom nodes`; draining continues in the background")
 
 
 def open_again(node: NodeArgument, as_json: JsonOption = False) -> None:
-    """Allow workers on a node that was drained, by a person or by a policy."""
+    """Reopen a drained node for workers, whether a person or a policy drained it."""
     from torchloom.cli.show import output
 
     view = api().open_node(node)

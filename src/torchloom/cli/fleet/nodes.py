@@ -9,11 +9,11 @@ from torchloom.cli.options import JsonOption, WatchOption, api
 if TYPE_CHECKING:
     from torchloom.client.schema import NodeView
 
-EXAMPLES = (("loom nodes", "hosts, how full they are, and when they were last seen"),)
+EXAMPLES = (("loom nodes", "all hosts, their free slots, and when each was last seen"),)
 
 
 def command(watch: WatchOption = False, as_json: JsonOption = False) -> None:
-    """List nodes with state, workers and when each was last seen."""
+    """List nodes: state, workers, and when each node was last seen."""
     from torchloom.cli.show import output
 
     client = api()

@@ -1,4 +1,4 @@
-"""`loom probe`: measure the links between a job's ranks, and show what stands out."""
+"""`loom probe`: measure the links between a job's ranks and show the slow ones."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ if TYPE_CHECKING:
     from torchloom.client.schema import LinkDelayView, LinkMatrixView
 
 EXAMPLES = (
-    ("loom probe train-3f9a", "all pairs of ranks, at the next step; training waits meanwhile"),
-    ("loom probe train-3f9a --within 3s", "more time: less noise on a busy network"),
-    ("loom probe train-3f9a --last", "what was measured last, without measuring again"),
+    ("loom probe train-3f9a", "measure all pairs of ranks at the next step; training waits meanwhile"),
+    ("loom probe train-3f9a --within 3s", "measure longer: less noise on a busy network"),
+    ("loom probe train-3f9a --last", "show the last measurement, do not measure again"),
 )
 MOST_COLUMNS = 12
-"""Ranks of which the whole matrix is readable."""
+"""Largest number of ranks for which the whole matrix is readable."""
 MOST_ROWS = 12
 STANDS_OUT = 3.0
-"""Times the median from which on a cell is marked."""
+"""A cell above this multiple of the median is marked."""
 
 
 def command(
     job: JobArgument,
     within: Annotated[
-        str, typer.Option("--within", metavar="SPAN", help="The longest that ranks may measure.")
+        str, typer.Option("--within", metavar="SPAN", help="Upper limit on the time the ranks measure.")
     ] = "1s",
-    last: Annotated[bool, typer.Option("--last", help="Show what was measured last.")] = False,
+    last: Annotated[bool, typer.Option("--last", help="Show the last measurement.")] = False,
     why: WhyOption = "",
     timeout: TimeoutOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure the links between all ranks at one step: which link, sender or receiver is slow.
+    """Measure the links between all ranks and find slow links, senders and receivers.
 
-    All ranks do it at the same step or none does; then training continues. It measures the network
-    between the hosts over connections of its own.
+    All ranks measure at the same step, or none does; then training continues. The probe measures the network
+    between the hosts over its own connections.
     """
     from torchloom.cli.show import output
     from torchloom.cli.steer import changes
@@ -112,7 +112,7 @@ def _slowest(delays: list[LinkDelayView], usual_s: float) -> list[tuple[str, ...
 
 
 def span(seconds: float) -> str:
-    """A short time with two digits that tell something."""
+    """A short duration with two significant digits."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} µs"
     return f"{seconds * 1e3:.1f} ms" if seconds < 0.01 else f"{seconds * 1e3:.0f} ms"

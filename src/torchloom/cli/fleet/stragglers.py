@@ -1,4 +1,4 @@
-"""`loom stragglers`: what every rank costs its job now."""
+"""`loom stragglers`: how much each rank currently slows its job down."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from torchloom.client.schema import RankCostView, Stragglers
 
 EXAMPLES = (
-    ("loom stragglers train-3f9a", "who delays the others, and what that costs"),
-    ("loom stragglers train-3f9a --watch", "again every second"),
+    ("loom stragglers train-3f9a", "which ranks delay the others, and by how much"),
+    ("loom stragglers train-3f9a --watch", "refresh every second"),
     ("loom stragglers train-3f9a --json | jq '.ranks[] | {rank, lost_share}'", "for a script"),
 )
 
 
 def command(job: JobArgument, watch: WatchOption = False, as_json: JsonOption = False) -> None:
-    """Show what every rank costs the job: lost steps per second, and the share of its speed."""
+    """Show how much each rank slows the job down: lost steps per second, and the share of the job's speed."""
     from torchloom.cli.show import output
 
     client = api()
@@ -38,7 +38,7 @@ def _show(found: Stragglers) -> None:
     rate = found["steps_per_s"]
     if found["stands"]:
         print(
-            f"{found['job']} is stalled: see `loom incident {found['stands']}`; below are steps before it\n"
+            f"{found['job']} is stalled: see `loom incident {found['stands']}`; below: the steps before it\n"
         )
     elif rate is not None:
         print(f"{found['job']}: {output.rate(rate)}; {_worst(ranks, rate)}\n")
@@ -47,10 +47,10 @@ def _show(found: Stragglers) -> None:
     output.table(
         columns[:shown],
         (_row(one)[:shown] for one in ranks),
-        nothing=f"no steps of {found['job']} are known yet; see `loom status {found['job']}`",
+        nothing=f"{found['job']} has reported no steps yet; see `loom status {found['job']}`",
     )
     if ranks:
-        print(f"\nmedians a step, over the newest {max(one['steps'] for one in ranks)}")
+        print(f"\nmedians per step, over the newest {max(one['steps'] for one in ranks)} steps")
     if found["missing"]:
         print(f"no current data: rank {', '.join(map(str, found['missing']))}")
 

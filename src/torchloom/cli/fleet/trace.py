@@ -1,4 +1,4 @@
-"""`loom trace`: what every rank did lately, as a file that Perfetto opens."""
+"""`loom trace`: the recent steps and collectives of every rank, as a file for Perfetto."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ EXAMPLES = (
 
 def command(
     job: JobArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write it.")] = Path(
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="File to write.")] = Path(
         "trace.json"
     ),
     last: Annotated[
-        str, typer.Option("--last", metavar="TIME", help="Only the newest, as 5s; else all that is kept.")
+        str,
+        typer.Option("--last", metavar="TIME", help="Only the last 5s, 30s …; default: everything recorded."),
     ] = "",
 ) -> None:
-    """Write the newest steps and collectives of all ranks as a trace, clocks of hosts aligned.
+    """Write the newest steps and collectives of all ranks to a trace file, with host clocks aligned.
 
     The black boxes keep the newest 256 steps and collectives of every rank.
     """
@@ -44,7 +45,9 @@ def command(
         if box["found"]
     ]
     if not ranks:
-        raise NotFound(f"No black box of {job} can be read", hint="is it running? see `loom status`")
+        raise NotFound(
+            f"No black box of {job} is readable", hint="check with `loom status` whether the job is running"
+        )
     made = events(job, ranks, client.incidents(job=job), last_s)
     output.write_text(json.dumps({"traceEvents": made, "displayTimeUnit": "ms"}))
     shifted = sorted(abs(ns) / 1e6 for ns in offsets_ns(ranks).values())[-1]

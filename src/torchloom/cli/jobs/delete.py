@@ -1,4 +1,4 @@
-"""`loom delete`: forget jobs that have ended."""
+"""`loom delete`: delete jobs that have ended."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import typer
 from torchloom.cli.options import JobsArgument, JsonOption, api
 
 EXAMPLES = (
-    ("loom delete train-3f9a", "forget one job and its logs"),
-    ("loom delete train-3f9a --force", "kill it first, if it runs"),
-    ("loom delete train-3f9a --checkpoints", "and all that it has saved"),
+    ("loom delete train-3f9a", "delete one job and its logs"),
+    ("loom delete train-3f9a --force", "kill it first if it is running"),
+    ("loom delete train-3f9a --checkpoints", "delete its checkpoints too"),
 )
 
 REMOVE_WITHIN_S = 330.0
@@ -20,14 +20,14 @@ REMOVE_WITHIN_S = 330.0
 
 def command(
     jobs: JobsArgument,
-    force: Annotated[bool, typer.Option("--force", help="Kill a job that still runs.")] = False,
-    keep_logs: Annotated[bool, typer.Option("--keep-logs", help="Leave its log files on the nodes.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Kill the job first if it is running.")] = False,
+    keep_logs: Annotated[bool, typer.Option("--keep-logs", help="Keep its log files on the nodes.")] = False,
     checkpoints: Annotated[
-        bool, typer.Option("--checkpoints", help="Remove its checkpoints too, also pinned ones.")
+        bool, typer.Option("--checkpoints", help="Delete its checkpoints too, even pinned ones.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete ended jobs with their logs. Checkpoints stay unless --checkpoints."""
+    """Delete ended jobs and their logs. Keeps checkpoints unless --checkpoints is given."""
     from torchloom.cli.show import output
 
     client = api()

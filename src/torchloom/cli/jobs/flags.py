@@ -1,8 +1,8 @@
 """The flags of `loom run` and `loom submit`: torchrun's, and a few of our own. Owns parsing and defaults.
 
-torchrun's flags are all accepted, with hyphens or underscores, so that a command line can be taken over word
-for word. Those that ask for something torchloom does in another way are named in one note. Everything after
-the script belongs to the script.
+Accepts all of torchrun's flags, with hyphens or underscores, so that a torchrun command line works unchanged.
+One note names the flags whose job torchloom does in another way. Everything after the script belongs to the
+script.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from torchloom.errors import UsageError
 
 _QUIET = ("--standalone", "--run-path")
-"""Switches of torchrun that change nothing here."""
+"""Switches of torchrun that have no effect here."""
 _QUIET_VALUES = (
     "--rdzv-backend",
     "--rdzv-id",
@@ -29,7 +29,7 @@ _QUIET_VALUES = (
     "--logs-specs",
     "--signals-to-handle",
 )
-"""Options of torchrun with a value that change nothing a script can see."""
+"""Options of torchrun with a value, without an effect that a script can see."""
 _NOTED = {
     "--rdzv-endpoint": "workers meet at a store of their own for each generation",
     "--master-addr": "workers meet at a store of their own for each generation",
@@ -43,7 +43,7 @@ _NOTED = {
     "--duplicate-stderr-filters": "all output is shown, see `loom logs`",
     "--numa-binding": "use --pin-cores",
 }
-"""Options of torchrun that ask for something done in another way here; the words say in which."""
+"""Options of torchrun whose job torchloom does in another way, and that way in words."""
 _NOTED_SWITCHES = {"--virtual-local-rank": "LOCAL_RANK is the rank on the host"}
 
 
@@ -77,12 +77,18 @@ def parser(verb: str) -> argparse.ArgumentParser:
         help="restarts in a row without 20 steps or a minute of progress (3, or --max-restarts if given)",
     )
     job.add_argument("-m", "--module", action="store_true", help="the script is a module, as with python -m")
-    _add(job, "--no-python", action="store_true", help="the script is a program of its own")
+    _add(job, "--no-python", action="store_true", help="the script is an executable, not a Python file")
     _add(job, "--local-ranks-filter", metavar="RANKS", help="show the output of these ranks only: 0,1")
     _add(job, "--shutdown-timeout", metavar="S", type=float, help="seconds between SIGTERM and SIGKILL")
     ours = made.add_argument_group("torchloom")
-    _add(ours, "--min-workers", metavar="N", type=int, help="start with this few if there is no room for all")
-    _add(ours, "--max-workers", metavar="N", type=int, help="upper limit of `loom scale`")
+    _add(
+        ours,
+        "--min-workers",
+        metavar="N",
+        type=int,
+        help="smallest number of workers to start with if there is no room for all",
+    )
+    _add(ours, "--max-workers", metavar="N", type=int, help="upper limit for `loom scale`")
     ours.add_argument(
         "--standby",
         metavar="N",
@@ -90,30 +96,35 @@ def parser(verb: str) -> argparse.ArgumentParser:
         default=0,
         help="spare nodes to keep free and warm (0)",
     )
-    ours.add_argument("--name", help="id of the job (default: made from the script's name; JOB_ID)")
+    ours.add_argument("--name", help="id of the job (default: JOB_ID, else made from the script's name)")
     ours.add_argument("--preload", metavar="MODULES", action="append", default=[], help="import ahead")
     ours.add_argument(
-        "--spawn", choices=("warm", "cold"), default="warm", help="fork a process with torch loaded, or not"
+        "--spawn",
+        choices=("warm", "cold"),
+        default="warm",
+        help="fork workers from a process that has torch loaded, or start each afresh",
     )
     _add(ours, "--pin-cores", action="store_true", help="give each worker its own share of the cores")
-    _add(ours, "--expect-steps", metavar="N", type=int, help="steps the job will take, for the ETA")
-    _add(ours, "--max-steps", metavar="N", type=int, help="last step; workers see MAX_STEPS")
-    ours.add_argument("--policy", metavar="FILE", help="what to do about findings (LOOM_HOME/policy.toml)")
+    _add(ours, "--expect-steps", metavar="N", type=int, help="total steps of the job, for the ETA")
+    _add(ours, "--max-steps", metavar="N", type=int, help="last step; workers read it as MAX_STEPS")
+    ours.add_argument(
+        "--policy", metavar="FILE", help="policy file: how to react to findings (LOOM_HOME/policy.toml)"
+    )
     _add(ours, "--hang-report", metavar="S", type=float, help="report a hang after this long")
     _add(ours, "--hang-act", metavar="S", type=float, help="act on an uncertain hang after this long")
     ours.add_argument("--label", "-l", metavar="KEY=VALUE", action="append", default=[], help="repeatable")
     ours.add_argument(
         "--queue",
         action=argparse.BooleanOptionalAction,
-        help="wait for room: always, or never; by default when the nodes could hold the job",
+        help="wait for room: always, or never; default: wait if the nodes are large enough for the job",
     )
-    ours.add_argument("--python", metavar="PATH", help="interpreter of the job")
+    ours.add_argument("--python", metavar="PATH", help="Python interpreter for the workers")
     if verb == "run":
         ours.add_argument("--detach", action="store_true", help="return at once, as `loom submit` does")
     ours.add_argument("--json", action="store_true", help="print only JSON on stdout")
     ours.add_argument("--home", metavar="DIR", help="directory of torchloom's state (LOOM_HOME)")
     ours.add_argument("--context", metavar="NAME", help="cluster to talk to, see `loom context`")
-    rest = made.add_argument_group("accepted because torchrun has them")
+    rest = made.add_argument_group("accepted for compatibility with torchrun")
     for flag in (*_QUIET, *_NOTED_SWITCHES):
         _add(rest, flag, action="store_true", help=argparse.SUPPRESS)
     for flag in (*_QUIET_VALUES, *_NOTED):
@@ -126,7 +137,7 @@ def parser(verb: str) -> argparse.ArgumentParser:
 
 
 def _add(group: argparse._ArgumentGroup, *flags: str, **how: Any) -> None:
-    """Add a flag in both of torchrun's spellings; only the one with hyphens is shown."""
+    """Add a flag in both of torchrun's spellings; the help shows only the one with hyphens."""
     group.add_argument(*flags, **how)
     long = flags[-1]
     if "-" in long[2:]:
@@ -137,7 +148,7 @@ def _add(group: argparse._ArgumentGroup, *flags: str, **how: Any) -> None:
 
 
 def notes(options: argparse.Namespace) -> list[str]:
-    """One sentence for each given flag that is done in another way here."""
+    """One sentence for each given flag whose job torchloom does in another way."""
     found = []
     for flag, instead in (_NOTED | _NOTED_SWITCHES).items():
         value = getattr(options, flag[2:].replace("-", "_"))
@@ -147,7 +158,7 @@ def notes(options: argparse.Namespace) -> list[str]:
 
 
 def worker_count(options: argparse.Namespace, env: Mapping[str, str]) -> int:
-    """Workers on each host: --nproc-per-node, else PET_NPROC_PER_NODE as torchrun, else WORLD_SIZE."""
+    """Workers per host: --nproc-per-node, else PET_NPROC_PER_NODE like torchrun, else WORLD_SIZE."""
     given = options.nproc_per_node or env.get("PET_NPROC_PER_NODE") or env.get("WORLD_SIZE") or "1"
     match given:
         case "cpu":
@@ -155,7 +166,7 @@ def worker_count(options: argparse.Namespace, env: Mapping[str, str]) -> int:
         case "gpu":
             found = _visible_gpus(env)
             if not found:
-                raise UsageError("--nproc-per-node gpu was given and no GPU is visible here.")
+                raise UsageError("--nproc-per-node gpu needs a GPU, but none is visible here.")
             return found
         case "auto":
             return _visible_gpus(env) or os.cpu_count() or 1
@@ -183,12 +194,13 @@ def _visible_gpus(env: Mapping[str, str]) -> int:
 
 
 def node_count(options: argparse.Namespace, env: Mapping[str, str]) -> int:
-    """Hosts that are wanted: the end of a range."""
+    """Number of hosts wanted: the upper end of a range."""
     return _node_range(options, env)[1]
 
 
 def least_workers(options: argparse.Namespace, env: Mapping[str, str]) -> int | None:
-    """The smallest world that will do: --min-workers, else the begin of a range of hosts; None: no other."""
+    """The smallest acceptable world: --min-workers, else the lower end of a range of hosts; None: only the
+    full one."""
     least, most = _node_range(options, env)
     if options.min_workers is not None:
         given: int = options.min_workers
@@ -233,18 +245,18 @@ def fruitless(options: argparse.Namespace) -> int | None:
 
 
 def shown_ranks(options: argparse.Namespace) -> frozenset[int] | None:
-    """Ranks whose output is wanted; None for all."""
+    """Ranks whose output to show; None for all."""
     given: str | None = options.local_ranks_filter
     if not given:
         return None
     try:
         return frozenset(int(part) for part in given.split(","))
     except ValueError:
-        raise UsageError(f"--local-ranks-filter takes ranks such as 0,1 and not {given!r}.") from None
+        raise UsageError(f"--local-ranks-filter takes ranks such as 0,1, not {given!r}.") from None
 
 
 def script_at(made: argparse.ArgumentParser, argv: Sequence[str]) -> int:
-    """Where the script stands: the first word that is neither a flag of ours nor the value of one."""
+    """Index of the script: the first word that is neither one of our flags nor the value of one."""
     known = made._option_string_actions  # argparse has no public list of its flags
     at = 0
     while at < len(argv):
@@ -269,14 +281,14 @@ def script_at(made: argparse.ArgumentParser, argv: Sequence[str]) -> int:
 
 
 def _hidden(script: Sequence[str]) -> list[str]:
-    """A word in place of the script, whatever that is called; nothing if there is none."""
+    """A placeholder for the script, whatever its name; empty if there is none."""
     return ["script"] if script else []
 
 
 def parse(verb: str, argv: Sequence[str]) -> argparse.Namespace:
     made = parser(verb)
     at = script_at(made, argv)
-    # argparse would look for flags in the script's own arguments, too: it is shown the script alone.
+    # argparse would look for flags in the script's own arguments too, so it gets a placeholder alone.
     options = made.parse_args([*(word for word in argv[:at] if word != "--"), *_hidden(argv[at : at + 1])])
     options.script, options.script_args = argv[at], list(argv[at + 1 :])
     if options.module and options.no_python:

@@ -1,6 +1,6 @@
 """Follows one job to its end: its logs, its state, its incidents; stops it on Ctrl-C. Owns the exit code.
 
-Two threads read (logs, state) and put what they got into one queue; the main thread alone writes to the
+Two threads (logs, state) read and put their results into one queue; only the main thread writes to the
 terminal and reacts to signals.
 """
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 LOOK_LIVE_S = 0.25
 LOOK_QUIET_S = 2.0
 LAST_WORDS_WITHIN_S = 10.0
-"""How long the end waits for the rest of the logs."""
+"""How long to wait for the rest of the logs after the job has ended."""
 AGAIN_AFTER_S = 0.2
 START_MARK = "[loom] generation "
-"""The agent's line in a log where a new process begins; here the same is told in sentences."""
+"""The agent's log line at the start of a new process; `loom run` prints its own sentence instead."""
 
 Item = tuple[str, Any]
-"""What a reader has got: `log`, `job`, `say`, … and what belongs to it."""
+"""A reader's result: its kind (`log`, `job`, `say`, …) and content."""
 
 
 class Follower:
@@ -45,7 +45,7 @@ class Follower:
         self._endpoint = endpoint
         self._job = job
         self._home = home
-        """Where a stack of our own lives, to be mended if it is gone; None for one elsewhere."""
+        """Home of our own stack, to restart it if it is gone; None for a stack elsewhere."""
         self._shown = shown
         self._quiet = quiet
         self._queue: SimpleQueue[Item] = SimpleQueue()
@@ -56,7 +56,7 @@ class Follower:
         self._story = story.Story(job)
 
     def run(self) -> int:
-        """Until the job has ended and its logs are shown; the exit code."""
+        """Run until the job has ended and its logs are shown. Returns the exit code."""
         readers = [threading.Thread(target=self._read_state, daemon=True)]
         if not self._quiet:
             readers.append(threading.Thread(target=self._read_logs, daemon=True))
@@ -86,7 +86,7 @@ class Follower:
                 kind, body = self._queue.get(timeout=0.1)
             except Empty:
                 if last is not None and time.monotonic() > give_up:
-                    break  # what has come is shown, however late it is
+                    break  # show what has arrived, however late
                 continue
             match kind:
                 case "log":
@@ -137,7 +137,7 @@ class Follower:
                 signal.signal(number, handler)
 
     def _act_on_interrupt(self) -> None:
-        """Once: stop at a step boundary. Twice: kill."""
+        """First Ctrl-C: stop at a step boundary. Second: kill."""
         if self._interrupts <= self._acted or self._acted >= 2:
             return
         kill = self._interrupts > 1
@@ -147,7 +147,7 @@ class Follower:
         threading.Thread(target=self._stop, args=(kill,), daemon=True).start()
 
     def _stop(self, kill: bool) -> None:
-        """Ask until it is heard: the control service may be just being restarted."""
+        """Repeat the request until the control service accepts it: it may be restarting."""
         while not self._over.is_set():
             try:
                 Client(self._endpoint).stop(self._job, {"kill": kill})
@@ -186,13 +186,13 @@ class Follower:
                 return
 
     def _mend(self) -> None:
-        """A stack of our own whose supervisor is gone has nobody else who would start a new one."""
+        """Restart the supervisor of our own stack if it is gone: nobody else would."""
         if self._home is not None:
             from torchloom.cli.service import stack
 
             with contextlib.suppress(LoomError, OSError):
                 stack.begin(self._home)
-                # Where every part had died, the new ones may have another port.
+                # If every part had died, the new ones may listen on another port.
                 self._endpoint = Endpoint.find(self._home)
 
     def _read_logs(self) -> None:
@@ -207,7 +207,7 @@ class Follower:
                         return
                     self._queue.put(("log", body))
             except LoomError:
-                pass  # the other reader says so
+                pass  # the other reader reports it
             api.close()
             time.sleep(AGAIN_AFTER_S)
 

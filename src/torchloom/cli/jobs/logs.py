@@ -1,4 +1,4 @@
-"""`loom logs`: what workers printed, and what they print."""
+"""`loom logs`: the output of workers, past and live."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from torchloom.client.schema import LogView
 
 MOST_SHOWN = 96 << 20
-"""Bytes of one rank; more than an agent keeps, and the end of a log that grows faster than it is read."""
+"""Most bytes to read of one rank: more than an agent keeps. Ends the read of a log that outgrows it."""
 EXAMPLES = (
     ("loom logs train-3f9a", "the newest 100 lines of every rank"),
     ("loom logs train-3f9a -f --rank 1", "follow until the job ends"),
     ("loom logs train-3f9a --grep loss --tail 5", "the newest 5 lines with this text"),
-    ("loom logs train-3f9a --since 10m", "all that was printed in the last ten minutes"),
+    ("loom logs train-3f9a --since 10m", "all output of the last ten minutes"),
 )
 
 
 def command(
     job: JobArgument,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until the job ends.")] = False,
     rank: Annotated[int | None, typer.Option("--rank", help="Only this rank.")] = None,
     tail: Annotated[int | None, typer.Option("--tail", help="Lines per rank.", show_default="100")] = None,
     grep: Annotated[str, typer.Option("--grep", metavar="TEXT", help="Only lines with this text.")] = "",
@@ -39,7 +39,7 @@ def command(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the newest lines of a job's logs, or follow them. With --since, all lines from then on."""
+    """Show the newest lines of a job's logs, or follow them. With --since, all lines since then."""
     from torchloom import terminal
     from torchloom.cli.show import output
 
@@ -66,7 +66,7 @@ def command(
 
 
 def _complete(client: Client, job: str, log: LogView) -> None:
-    """Read on to the end of what is there now: one answer holds less than a MiB of a rank."""
+    """Read to the current end of the log: one response holds less than a MiB per rank."""
     text = [log["text"]]
     while log["next_offset"] - log["offset"] < MOST_SHOWN:
         more = client.logs(job, rank=log["rank"], offset=log["next_offset"])["logs"][0]
@@ -80,7 +80,7 @@ def _complete(client: Client, job: str, log: LogView) -> None:
 def _follow(
     client: Client, job: str, rank: int | None, tail: int | None, grep: str, since: str, as_json: bool
 ) -> None:
-    """Until the stream says `end`. A stream that breaks is taken up where it was, for as long as it takes."""
+    """Follow until the stream sends `end`. A broken stream resumes where it broke; retries have no limit."""
     from torchloom.cli.show import output
     from torchloom.cli.show.screen import Screen
     from torchloom.client import NotAnswering

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torchloom.model.policy import Policy
 
 FILE = "policy.toml"
-"""In LOOM_HOME: the policy of jobs that bring none."""
+"""In LOOM_HOME: the policy of jobs without one of their own."""
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def line_of(text: str, word: str, within: str) -> int:
-    """Where a key stands, or the section it would be in; 0 when it cannot be found (an inline table)."""
+    """Line of a key, or of the section it would be in; 0 if it cannot be found (an inline table)."""
     section, begins = "", 0
     for number, line in enumerate(text.splitlines(), 1):
         head = re.match(r"\s*\[\s*([^\]]+?)\s*\]", line)

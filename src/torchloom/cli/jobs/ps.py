@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     ("loom ps", "all jobs"),
-    ("loom ps --active --watch", "what runs, always up to date"),
+    ("loom ps --active --watch", "live view of active jobs"),
     ("loom ps --state failed,stopped -l team=vision", "by state and label"),
     ("loom ps --active -q | xargs loom stop", "ids only"),
 )
@@ -22,17 +22,18 @@ EXAMPLES = (
 def command(
     active: Annotated[bool, typer.Option("--active", help="Only jobs that have not ended.")] = False,
     state: Annotated[
-        list[str] | None, typer.Option("--state", metavar="STATE", help="Only in this state; repeatable.")
+        list[str] | None,
+        typer.Option("--state", metavar="STATE", help="Only jobs in this state; repeatable."),
     ] = None,
     label: LabelOption = None,
     sort: Annotated[
         str, typer.Option("--sort", metavar="BY", help="submitted, ended, id or state; -BY for the reverse.")
     ] = "submitted",
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the ids.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the ids.")] = False,
     watch: WatchOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List jobs with state, progress and restarts."""
+    """List jobs: state, progress and restarts."""
     from torchloom.cli.show import output
     from torchloom.cli.show.states import Sort, State, check
 
@@ -63,7 +64,7 @@ def _table(jobs: list[JobSummary]) -> None:
     from torchloom.cli.show import output
 
     columns = ("JOB", "STATE", "WORKERS", "STEP", "SPEED", "LOSS", "ETA", "RESTARTS", "GOODPUT", "TIME")
-    # Most jobs are never changed: then there is nothing to tell.
+    # Most jobs are never changed: then there is nothing to show.
     changed = any(job["config_version"] for job in jobs)
     output.table(
         (*columns, *(("CONFIG",) if changed else ()), "REASON"),

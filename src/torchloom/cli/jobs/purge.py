@@ -1,4 +1,4 @@
-"""`loom purge`: forget ended jobs by age, state and label."""
+"""`loom purge`: delete ended jobs by age, state and label."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torchloom.client.schema import PurgeRequest
 
 EXAMPLES = (
-    ("loom purge --dry-run", "what would go: ended more than a week ago"),
+    ("loom purge --dry-run", "list jobs that ended more than a week ago"),
     ("loom purge --older-than 1d --state failed", "failed jobs, a day after they ended"),
     ("loom purge --older-than 0 -l team=vision --keep-logs", "all ended jobs of a team"),
 )
@@ -21,24 +21,26 @@ EXAMPLES = (
 
 def command(
     older_than: Annotated[
-        str, typer.Option("--older-than", metavar="SPAN", help="Time since the job ended: 2h, 7d.")
+        str, typer.Option("--older-than", metavar="SPAN", help="Minimum time since the job ended: 2h, 7d.")
     ] = "7d",
     state: Annotated[
         list[str] | None,
-        typer.Option("--state", metavar="STATE", help="completed, failed or stopped; repeatable."),
+        typer.Option("--state", metavar="STATE", help="Only completed, failed or stopped jobs; repeatable."),
     ] = None,
     label: Annotated[
         list[str] | None,
         typer.Option("--label", "-l", metavar="KEY=VALUE", help="Only jobs with this label; repeatable."),
     ] = None,
-    keep_logs: Annotated[bool, typer.Option("--keep-logs", help="Leave log files on the nodes.")] = False,
-    checkpoints: Annotated[
-        bool, typer.Option("--checkpoints", help="Remove their checkpoints too, also pinned ones.")
+    keep_logs: Annotated[
+        bool, typer.Option("--keep-logs", help="Keep their log files on the nodes.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which jobs.")] = False,
+    checkpoints: Annotated[
+        bool, typer.Option("--checkpoints", help="Delete their checkpoints too, even pinned ones.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the jobs, delete nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete ended jobs by age, state and label. Checkpoints stay unless --checkpoints."""
+    """Delete ended jobs by age, state and label. Keeps checkpoints unless --checkpoints is given."""
     from torchloom.cli.show import output
     from torchloom.cli.show.states import EndState, check, pairs
     from torchloom.durations import parse_span
@@ -62,6 +64,6 @@ def command(
     for job in found["jobs"]:
         print(f"{job} would be deleted" if dry_run else f"{job} deleted")
     for job, why in found["kept"].items():
-        print(f"{job} stays: {why}")
+        print(f"{job} kept: {why}")
     if not found["jobs"] and not found["kept"]:
-        print("no job fits")
+        print("no matching jobs")

@@ -1,4 +1,4 @@
-"""From a command line to the body of POST /jobs. Owns what of the caller's surroundings a job is given."""
+"""Turns a command line into the body of POST /jobs. Owns what a job gets of the caller's environment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NOT_FOR_JOBS = ("LOOM_TOKEN", "LOOM_ADDRESS", "LOOM_NATS_")
 
 
 def job_request(options: argparse.Namespace, env: Mapping[str, str], cwd: str) -> JobRequest:
-    """The whole request. Raises with one sentence for what cannot work."""
+    """The whole request. Raises with one sentence for a mistake."""
     kind: Literal["script", "module", "command"]
     kind = "module" if options.module else "command" if options.no_python else "script"
     if "LOOM_ADDRESS" not in env:
@@ -70,8 +70,8 @@ def job_request(options: argparse.Namespace, env: Mapping[str, str], cwd: str) -
 
 
 def settings(env: Mapping[str, str]) -> JobRequest:
-    """What HEARTBEAT_TIMEOUT, CHECKPOINT_DIR and CHECKPOINT_EVERY say to the control service; the workers see
-    the variables themselves. An interval that is no number of steps is for the workers alone."""
+    """What HEARTBEAT_TIMEOUT, CHECKPOINT_DIR and CHECKPOINT_EVERY mean for the control service; workers read
+    the variables themselves. Only the workers use an interval that is not a number of steps."""
     found: JobRequest = {}
     if env.get("HEARTBEAT_TIMEOUT", "").strip():
         from torchloom.api.defaults import seconds
@@ -85,7 +85,7 @@ def settings(env: Mapping[str, str]) -> JobRequest:
 
 
 def choose_place(options: argparse.Namespace) -> None:
-    """Make --home and --context hold for this process."""
+    """Apply --home and --context to this process."""
     from torchloom.cli.access.contexts import choose
 
     if options.home:
@@ -98,9 +98,9 @@ def script_args(options: argparse.Namespace) -> list[str]:
 
 
 def job_name(options: argparse.Namespace, env: Mapping[str, str]) -> str:
-    """--name, else JOB_ID, else the script's name with a tail that makes it unique.
+    """--name, else JOB_ID, else the script's name with a unique suffix.
 
-    Always chosen here, so that a request that was sent twice is recognised as the same one.
+    Always chosen here, so that the service recognises a repeated request.
     """
     given = options.name or env.get("JOB_ID")
     if given:

@@ -1,6 +1,6 @@
-"""`loom run`: run a script under supervision, follow it, and end with its status.
+"""`loom run`: run a script under supervision, follow it, and exit with its status.
 
-If no stack runs for this home, one is started in the background for this job and ends with it.
+If no stack runs for this home, `loom run` starts one in the background, which ends with the job.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _with_stack(home: Home, options: Namespace, body: JobRequest, shown: frozenset[int] | None) -> int:
-    """Hold a stack of this home while the job runs. Without `loom up` it ends with its last holder."""
+    """Keep a stack of this home alive while the job runs. Without `loom up` it ends with its last holder."""
     from torchloom.cli.service import parts, stack
 
     if options.spawn == "cold":
@@ -44,7 +44,7 @@ def _with_stack(home: Home, options: Namespace, body: JobRequest, shown: frozens
     holder = parts.hold(home)
     try:
         start = stack.Start(home).begin()
-        # The supervisor is on its way: what is imported from here on costs no time.
+        # The supervisor is starting: imports from here on cost no extra time.
         from torchloom.cli.jobs import follow  # noqa: F401
 
         start.wait()
@@ -67,7 +67,7 @@ def _follow(
 
 
 def let_go(home: Home) -> None:
-    """Wait until a stack that nobody needs any more has ended, so that nothing is left when we return."""
+    """Wait until a stack without holders has ended, so that nothing is left when we return."""
     from torchloom.cli.service import cleanup, parts
     from torchloom.client import Client, Endpoint
     from torchloom.errors import LoomError

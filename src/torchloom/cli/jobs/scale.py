@@ -1,4 +1,4 @@
-"""`loom scale`: go on with more or fewer workers."""
+"""`loom scale`: continue with more or fewer workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     ("loom scale train-3f9a 8", "save, then continue with 8 workers"),
-    ("loom scale train-3f9a 4 --no-save --no-wait", "from what was saved last, and return at once"),
+    ("loom scale train-3f9a 4 --no-save --no-wait", "from the last save, and return at once"),
 )
 
 SCALED_WITHIN_S = 300.0
@@ -23,15 +23,17 @@ SCALED_WITHIN_S = 300.0
 
 def command(
     job: JobArgument,
-    workers: Annotated[int, typer.Argument(metavar="N", help="Workers it shall have.", min=1)],
-    save: Annotated[bool, typer.Option("--save/--no-save", help="Save first, if the script can.")] = True,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when all of them run.")] = True,
+    workers: Annotated[int, typer.Argument(metavar="N", help="New number of workers.", min=1)],
+    save: Annotated[
+        bool, typer.Option("--save/--no-save", help="Save first, if the script supports it.")
+    ] = True,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return once all workers run.")] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Continue with N workers: saves, ends the job at a step boundary, resumes from the newest save.
+    """Change the number of workers: save, stop at a step boundary, resume with N workers.
 
-    Within the --min-workers and --max-workers it was submitted with; refused when there is no room, before
-    anything is stopped. Costs nothing of the restart budget.
+    N must lie within the job's --min-workers and --max-workers. If there is no room, the request is refused
+    before anything is stopped. Does not count against the restart budget.
     """
     from torchloom.cli.show import output
     from torchloom.cli.show.screen import Screen
@@ -39,7 +41,7 @@ def command(
 
     client = api()
     if save:
-        client.scale(job, {"workers": workers, "dry_run": True})  # refused before anything is done for it
+        client.scale(job, {"workers": workers, "dry_run": True})  # refused before anything happens
         _save(client, job, workers, quiet=as_json)
     accepted = client.scale(job, {"workers": workers})
     if not wait:
@@ -60,7 +62,7 @@ def command(
                 raise JobFailed(f"{job} ended before it had {workers} workers: {view['reason']}")
             screen.status(f"{job} {view['state']} · {view['reason']}")
         else:
-            raise TimedOut(f"{job} has not {workers} workers yet", hint=f"see `loom status {job}`")
+            raise TimedOut(f"{job} does not have {workers} workers yet", hint=f"see `loom status {job}`")
     finally:
         screen.close()
     if as_json:
@@ -70,10 +72,10 @@ def command(
 
 
 def _save(client: Client, job: str, workers: int, quiet: bool) -> None:
-    """What would be trained again is saved before; a script that cannot goes on from what it saved itself.
+    """Save first, so that no steps are repeated; a script without loom.Checkpoint resumes from its own save.
 
-    A job that is not running has nothing to save, and one that has so many workers already stays as it is. If
-    it can save and could not, nothing is stopped: its store may hang, and then it could not restore either.
+    A job that is not running has nothing to save, and one that already has this many workers stays as it is.
+    If a save fails, nothing is stopped: the store may hang, and then the job could not restore either.
     """
     from torchloom.cli.steer import changes
     from torchloom.cli.steer.checkpoint import wait_committed
@@ -87,11 +89,11 @@ def _save(client: Client, job: str, workers: int, quiet: bool) -> None:
         view = changes.follow(client, job, asked["operation"], None, quiet)
         why_not = changes.failure(view)
         if why_not is not None and any(text.startswith("Traceback") for text in view["trouble"].values()):
-            hint = "it trains on as it was; --no-save scales it from what it saved last"
+            hint = "it keeps training with the same workers; --no-save scales it from its last save"
             raise JobFailed(f"{job} was not scaled: {why_not.message}", hint=hint)
     except Conflict as refused:
         why_not = refused
     if why_not is None:
         wait_committed(client, view, quiet)
     elif not quiet:
-        print(f"loom: not saved before: {why_not.message}", file=sys.stderr)
+        print(f"loom: no save before scaling: {why_not.message}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`loom status`: one job with its workers and what went wrong."""
+"""`loom status`: one job with its workers and incidents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXAMPLES = (
 )
 
 _IDLE_S = 5.0
-"""A rank without a sign of progress for so long, and in no collective, is somewhere else."""
+"""A rank without progress for this long, and in no collective, is stuck in other code."""
 
 
 def command(
@@ -24,7 +24,7 @@ def command(
     watch: WatchOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a job: state, progress, every worker, incidents."""
+    """Show one job: state, progress, every worker, incidents."""
     from torchloom.cli.show import output
 
     client = api()
@@ -85,7 +85,7 @@ def _facts(view: JobDetail) -> list[tuple[str, str]]:
     if view["config_version"]:
         facts.append(("config", f"version {view['config_version']}; see `loom config {view['id']}`"))
     if view["operation"]:
-        facts.append(("under way", f"see `loom operations {view['id']} {view['operation']}`"))
+        facts.append(("in progress", f"see `loom operations {view['id']} {view['operation']}`"))
     if view["checkpoint_step"] is not None:
         every = view["checkpoint_interval"]
         rhythm = f", every {every} steps" if every else ""
@@ -100,7 +100,7 @@ def _facts(view: JobDetail) -> list[tuple[str, str]]:
 
 
 def _restarts(view: JobDetail) -> str:
-    """How many there were, and what ends the job."""
+    """The number of restarts so far, and the limits that fail the job."""
     text = f"{view['restarts']} of {view['max_restarts']}, generation {view['generation']}"
     if view["fruitless"]:
         text += (
@@ -126,7 +126,7 @@ def _worker(worker: WorkerView) -> tuple[str, ...]:
 
 
 def doing(worker: WorkerView) -> str:
-    """What a worker is at: how it ended, what it waits in, or that it is in no collective."""
+    """What a worker is doing: how it ended, which collective it waits in, or that it is in none."""
     from torchloom.cli.show import output
 
     if worker["blind"]:
@@ -139,6 +139,6 @@ def doing(worker: WorkerView) -> str:
     if worker["in_collective_s"] > 1:
         return f"{last} for {output.seconds(worker['in_collective_s'])}"
     if last and worker["idle_s"] > _IDLE_S and worker["phase"] != "control-wait":
-        # What it did last is over, and whoever looks at a hang wants to know who is not in it.
-        return f"code of its own for {output.seconds(worker['idle_s'])}, after {last}"
+        # Its last collective is over; somebody who looks at a hang wants to know which ranks are not in one.
+        return f"outside collectives for {output.seconds(worker['idle_s'])}, after {last}"
     return last

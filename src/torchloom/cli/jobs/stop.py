@@ -1,4 +1,4 @@
-"""`loom stop`: end a job at a step boundary, or at once, and wait until it has ended."""
+"""`loom stop`: stop a job at a step boundary, or at once, and wait until it has ended."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torchloom.client.schema import JobDetail
 
 EXAMPLES = (
-    ("loom stop train-3f9a", "at the next step boundary, and wait for it"),
-    ("loom stop train-3f9a --grace 5", "SIGKILL what has not ended 5 s after SIGTERM"),
+    ("loom stop train-3f9a", "stop at the next step boundary, and wait"),
+    ("loom stop train-3f9a --grace 5", "SIGKILL workers that still run 5 s after SIGTERM"),
     ("loom stop train-3f9a --kill", "at once"),
 )
 
@@ -25,11 +25,13 @@ STOP_WITHIN_S = 300.0
 
 def command(
     jobs: JobsArgument,
-    kill: Annotated[bool, typer.Option("--kill", help="SIGKILL at once, no step boundary.")] = False,
+    kill: Annotated[
+        bool, typer.Option("--kill", help="SIGKILL at once, without waiting for a step boundary.")
+    ] = False,
     grace: Annotated[
         float | None, typer.Option("--grace", help="Seconds between SIGTERM and SIGKILL.", metavar="S")
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when it has ended.")] = True,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return once the job has ended.")] = True,
     as_json: JsonOption = False,
 ) -> None:
     """Stop jobs at their next step boundary and wait until they have ended."""
@@ -51,7 +53,7 @@ def command(
 
 
 def wait_ended(client: Client, job: str, quiet: bool) -> JobDetail:
-    """The job as it is when it has ended; tells on a terminal what it waits for."""
+    """The job once it has ended. Shows progress on a terminal."""
     from torchloom.cli.show.screen import Screen
     from torchloom.errors import TimedOut
 

@@ -1,4 +1,4 @@
-"""`loom submit`: start a job like `loom run` and return with its id."""
+"""`loom submit`: start a job like `loom run` and return its id."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def submit(options: Namespace, body: JobRequest) -> int:
-    """Send the job to a stack that stays, started if there is none."""
+    """Send the job to a stack that stays up; start one if there is none."""
     from torchloom.cli.service import parts, stack
     from torchloom.errors import LoomError
 
     home = Home.default()
     if "LOOM_ADDRESS" not in os.environ:
         home.prepare()
-        # A job that nobody follows needs a stack that lives until `loom down`.
+        # Nobody follows this job, so its stack must live until `loom down`.
         stayed = parts.stays(home)
         parts.stay(home)
         try:
@@ -45,14 +45,14 @@ def submit(options: Namespace, body: JobRequest) -> int:
                 parts.end_stay(home)
             raise
         if not stayed:
-            print("loom: torchloom stays up in the background; `loom down` ends it.", file=sys.stderr)
+            print("loom: torchloom stays up in the background; `loom down` stops it.", file=sys.stderr)
     job = send(home, body)
     print(json.dumps({"job": job}) if options.json else job)
     return 0
 
 
 def send(home: Home, body: JobRequest) -> str:
-    """Submit once, also if the connection breaks meanwhile: the key tells that it is the same request."""
+    """Submit exactly once, even if the connection breaks: the key identifies a repeated request."""
     import secrets
     import time
 
@@ -75,7 +75,7 @@ def send(home: Home, body: JobRequest) -> str:
 
 
 def check_nodes(api: Client, body: JobRequest) -> None:
-    """More hosts than are connected would wait for ever: say so now."""
+    """A job that asks for more hosts than are connected would wait forever: refuse it now."""
     from torchloom.errors import UsageError
 
     wanted = int(body["nodes"] or 1)
@@ -83,6 +83,6 @@ def check_nodes(api: Client, body: JobRequest) -> None:
         ready = sum(node["state"] == "ready" for node in api.nodes())
         if ready < wanted:
             raise UsageError(
-                f"{wanted} nodes were asked for and {ready} are connected",
+                f"the job needs {wanted} nodes, but only {ready} are connected",
                 hint="start `loom agent` on the others, or use --nnodes 1",
             )

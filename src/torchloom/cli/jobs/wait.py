@@ -1,4 +1,4 @@
-"""`loom wait`: return when jobs have come to some point, or say that they never will."""
+"""`loom wait`: return once jobs have reached a state or step, or report that they never will."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from torchloom.client.schema import JobDetail
 
 EXAMPLES = (
-    ("loom wait train-3f9a", "exit code 0 if it completes, 1 if it ends in another way"),
+    ("loom wait train-3f9a", "exit code 0 if it completes, 1 if it ends otherwise"),
     ("loom wait train-3f9a --for running --timeout 2m", "exit code 6 if it takes longer"),
-    ("loom wait a b --for step=1000", "until both are there"),
+    ("loom wait a b --for step=1000", "until both have reached it"),
 )
 
 AGAIN_AFTER_S = 0.5
 NAMED = ("completed", "failed", "stopped", "running", "ended", "deleted")
-"""Points by name; `state=NAME` and `step=N` are the others."""
+"""Points with a name; the others are `state=NAME` and `step=N`."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """Something a job may come to."""
+    """A state or step that a job may reach."""
 
     kind: Literal["state", "ended", "deleted", "step"]
     state: str = ""
@@ -60,7 +60,7 @@ class Point:
                 return False
 
     def impossible(self, view: JobDetail) -> bool:
-        """Whether the job can never come there any more."""
+        """Whether the job can no longer reach the point."""
         return view["ended"] and self.kind in ("state", "step") and not self.reached(view)
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ def command(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Wait until jobs are completed, or have reached another state or step."""
+    """Wait until jobs have completed, or have reached another state or step."""
     from torchloom.cli.show import output
     from torchloom.durations import parse_span
 
@@ -96,7 +96,7 @@ def command(
 
 
 def wait_for(client: Client, job: str, point: Point, deadline: float | None) -> JobDetail | None:
-    """The job as it is there; None if it was waited for its deletion. Raises if it cannot come there."""
+    """The job once it has reached the point; None if the point is its deletion. Raises if it cannot."""
     from torchloom.client import NotAnswering, Unavailable
     from torchloom.errors import JobFailed, NotFound, TimedOut
 
@@ -105,7 +105,7 @@ def wait_for(client: Client, job: str, point: Point, deadline: float | None) -> 
         left_s = None if deadline is None else deadline - time.monotonic()
         try:
             after = view["seq"] if view is not None else None
-            # Steps come by telemetry and change nothing in the fleet: they have to be looked at.
+            # Steps arrive by telemetry and raise no fleet event, so they need polling.
             longest_s = AGAIN_AFTER_S if point.kind == "step" else 5.0
             wait_s = max(0.0, longest_s if left_s is None else min(longest_s, left_s))
             view = client.job(job, after=after, wait_s=wait_s if after is not None else None)
@@ -114,7 +114,7 @@ def wait_for(client: Client, job: str, point: Point, deadline: float | None) -> 
                 return None
             raise
         except (NotAnswering, Unavailable):
-            # A control service may be restarted at any time; one that was never there is another matter.
+            # A control service may restart at any time; one that never answered is an error.
             if view is None:
                 raise
             time.sleep(AGAIN_AFTER_S)

@@ -1,7 +1,7 @@
-"""Follows an operation on a job to its told outcome and says how it went. Asks for none itself.
+"""Follows an operation on a job to its outcome and reports it. Starts no operation itself.
 
-A control service that is restarted meanwhile is waited for: what was asked for is durable. Whoever
-interrupts the waiting is told that the operation goes on.
+If the control service restarts meanwhile, this waits for it: a request is durable. A user who interrupts
+the wait sees that the operation continues.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from torchloom.client import Client
     from torchloom.client.schema import DifferenceView, OperationView
 
-WhyOption = Annotated[str, typer.Option("--why", metavar="TEXT", help="For the history.", show_default=False)]
+WhyOption = Annotated[
+    str, typer.Option("--why", metavar="TEXT", help="Reason, kept in the history.", show_default=False)
+]
 WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="Return when the outcome is known.")]
 
 
 def _span(given: str | None) -> str | None:
-    """A mistake in it is told before anything is asked for."""
+    """Reports a mistake in the duration before any request is sent."""
     from torchloom.durations import parse_span
 
     if given is not None:
@@ -37,7 +39,7 @@ TimeoutOption = Annotated[
     typer.Option(
         "--timeout",
         metavar="SPAN",
-        help="Wait no longer than: 30s, 10m.",
+        help="Stop waiting after this long: 30s, 10m.",
         show_default=False,
         callback=_span,
     ),
@@ -46,13 +48,13 @@ TimeoutOption = Annotated[
 LOOK_EVERY_S = 1.0
 AGAIN_AFTER_S = 0.3
 PATIENCE_S = 120.0
-"""How long an operation is waited for that names no step: all phases of it are bounded by less."""
+"""How long to wait for an operation that names no step: its phases together are bounded by less."""
 
 
 def follow(
     client: Client, job: str, operation: str, timeout: str | None, quiet: bool, patient: bool = False
 ) -> OperationView:
-    """The operation once it has ended; tells its phases on a terminal. `patient`: without a limit of ours."""
+    """The operation once it has ended. Shows its phases on a terminal. `patient`: wait without a limit."""
     from torchloom.cli.show.screen import Screen
     from torchloom.client import NotAnswering, Unavailable
     from torchloom.durations import parse_span
@@ -92,7 +94,7 @@ def follow(
 
 
 def _distance(client: Client, view: OperationView) -> str:
-    """How far away the step is that an operation waits for."""
+    """How far away the step is for which an operation waits."""
     from torchloom.cli.show import output
 
     if view["state"] != "waiting" or view["training_step"] is None:
@@ -100,18 +102,20 @@ def _distance(client: Client, view: OperationView) -> str:
     job = client.summary(view["job"])
     left, rate = max(0, view["training_step"] - job["step"]), job["steps_per_s"]
     if job["paused"]:
-        return f"; it is paused at step {job['step']}"
-    return f"; it is at step {job['step']}" + (f", {output.time_left(left / rate)} left" if rate > 0 else "")
+        return f"; the job is paused at step {job['step']}"
+    return f"; the job has reached step {job['step']}" + (
+        f", {output.time_left(left / rate)} left" if rate > 0 else ""
+    )
 
 
 def phase(view: OperationView) -> str:
-    """Where an operation stands."""
+    """The phase of an operation."""
     step = at(view)
     match view["state"]:
         case "waiting":
             words = f"waiting for {step}" if step else "waiting for earlier operations"
         case "preparing":
-            words = "preparing: every rank is asked whether it can"
+            words = "preparing: asking every rank whether it can apply this"
         case "arming":
             words = f"arming for {step}" if step else "arming"
         case "confirmed":
@@ -122,20 +126,20 @@ def phase(view: OperationView) -> str:
 
 
 def at(view: OperationView) -> str:
-    """`step 412`; nothing before it has one."""
+    """`step 412`; empty until the operation has a step."""
     step = step_of(view)
     return f"step {step}" if step else ""
 
 
 def step_of(view: OperationView) -> str:
-    """In the script's own count where that is known; nothing before it has one."""
+    """The step in the script's own count if known; empty until the operation has a step."""
     if view["training_step"] is not None:
         return f"{view['training_step']}"
     return f"{view['at_step']} of generation {view['generation']}" if view["at_step"] else ""
 
 
 def conclude(view: OperationView, headline: str, as_json: bool) -> None:
-    """Tell how it ended. Raises, or with JSON exits with the same code, if that is not what was wanted."""
+    """Report the outcome. Raises, or with JSON exits with the same code, if it is not the wanted one."""
     from torchloom.cli.show import output
 
     error = failure(view)
@@ -158,7 +162,7 @@ def conclude(view: OperationView, headline: str, as_json: bool) -> None:
 
 
 def answer(found: object, text: str, as_json: bool) -> None:
-    """What came back, for programs or for people."""
+    """Print the response, as JSON or as text."""
     from torchloom.cli.show import output
 
     if as_json:
@@ -185,7 +189,7 @@ def what(view: OperationView) -> str:
 
 
 def show_trouble(view: OperationView) -> None:
-    """Tracebacks of the ranks, those that are the same once; who only tells of others says nothing new."""
+    """Tracebacks of the ranks, equal ones once; a rank that only repeats another rank's error is left out."""
     traced = {rank: text for rank, text in view["trouble"].items() if text.startswith("Traceback")}
     by_text: dict[str, list[str]] = {}
     for rank, text in (traced or view["trouble"]).items():
@@ -206,7 +210,7 @@ def show_differences(changed: list[DifferenceView], indent: str = "  ") -> None:
 
 
 def grouped(changed: list[DifferenceView]) -> list[tuple[str, str]]:
-    """Places with what changes there; places of one setting that change alike are one row."""
+    """Places and what changes there; places of one setting with the same change share a row."""
     found: dict[tuple[str, str], list[str]] = {}
     for one in changed:
         text = f"{value(one['before'])} → {value(one['after'])}"
@@ -228,7 +232,7 @@ def setting_of(address: str) -> str:
 
 
 def value(given: Any) -> str:
-    """A value as one would type it."""
+    """A value as a user would type it."""
     match given:
         case None:
             return "none"

@@ -21,7 +21,7 @@ EXAMPLES = (
 )
 
 COMMITTED_WITHIN_S = 600.0
-"""Between the step and the commit lies the writing of the state."""
+"""Writing the state, from the end of the step to the commit."""
 LOOK_EVERY_S = 0.2
 
 
@@ -32,7 +32,7 @@ def command(
     timeout: TimeoutOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Save a checkpoint now, whatever the rhythm; needs loom.Checkpoint in the script."""
+    """Save a checkpoint now, besides the regular ones. The script must use loom.Checkpoint."""
     from torchloom.cli.show import output
     from torchloom.cli.steer import changes
     from torchloom.cli.steer.checkpoints import size
@@ -52,14 +52,14 @@ def command(
     if as_json:
         output.show_json(saved or {"name": name, "job": job})
     elif saved is None:
-        print(f"{name} is committed, {took} after it was asked for")
+        print(f"{name} is committed, {took} after the request")
     else:
-        print(f"{name} is committed: {size(saved['size'])}, {took} after it was asked for")
+        print(f"{name} is committed: {size(saved['size'])}, {took} after the request")
         print(f"  in {saved['where']}")
 
 
 def wait_committed(client: Client, view: OperationView, quiet: bool, timeout: str | None = None) -> str:
-    """The name of the checkpoint, once it is whole in its store. The job trains on meanwhile."""
+    """The name of the checkpoint, once the store holds all of it. The job keeps training meanwhile."""
     from torchloom.cli.show.screen import Screen
     from torchloom.client import NotAnswering, Unavailable
     from torchloom.durations import parse_span
@@ -77,20 +77,20 @@ def wait_committed(client: Client, view: OperationView, quiet: bool, timeout: st
             if view["saved"]:
                 return view["saved"]
             if view["unsaved"]:
-                hint = f"it trains on; see `loom checkpoints {job}`"
+                hint = f"it keeps training; see `loom checkpoints {job}`"
                 raise JobFailed(f"{job} could not save {state}: {view['unsaved']}", hint=hint)
             screen.status(f"{job} · all ranks hold {state}; it is being written")
             time.sleep(LOOK_EVERY_S)
     finally:
         screen.close()
     raise TimedOut(
-        f"{job} trains on, but {state} was not in the store within {within_s:g} s",
+        f"{job} keeps training, but {state} was not in the store within {within_s:g} s",
         hint=f"it is still being written; see `loom checkpoints {job}`",
     )
 
 
 def _entry(client: Client, job: str, name: str) -> CheckpointView | None:
-    """What the catalogue says of it; None if the store does not answer just now."""
+    """The checkpoint's catalogue entry; None if the store does not answer at the moment."""
     from torchloom.errors import LoomError
 
     with suppress(LoomError):
@@ -99,5 +99,5 @@ def _entry(client: Client, job: str, name: str) -> CheckpointView | None:
 
 
 def saved_step(view: OperationView) -> int | None:
-    """The step whose state was taken: the last one before the boundary; None when it is not known."""
+    """The step whose state was saved: the last one before the boundary; None if unknown."""
     return None if view["training_step"] is None else view["training_step"] - 1

@@ -1,4 +1,4 @@
-"""`loom checkpoints`: what a job has saved, whether it can be used, and which of it is kept."""
+"""`loom checkpoints`: a job's checkpoints, whether each is usable, and which ones are kept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torchloom.client.schema import CheckpointList, CheckpointView
 
 EXAMPLES = (
-    ("loom checkpoints train-3f9a", "what was saved, newest first"),
+    ("loom checkpoints train-3f9a", "all checkpoints, newest first"),
     ("loom checkpoints train-3f9a --verify", "compare the checksums of all of them"),
     ("loom checkpoints train-3f9a --verify step-200.g1", "of one"),
     ("loom checkpoints train-3f9a --pin step-200.g1", "keep it, whatever the keep rules say"),
@@ -26,15 +26,24 @@ VERIFY_WITHIN_S = 660.0
 def command(
     job: JobArgument,
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="One checkpoint, as listed; for --verify.")
+        str | None, typer.Argument(metavar="[NAME]", help="Name of one checkpoint, as listed; for --verify.")
     ] = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Compare checksums: of NAME, or of all.")] = False,
-    pin: Annotated[str | None, typer.Option("--pin", metavar="NAME", help="Keep this one.")] = None,
-    unpin: Annotated[str | None, typer.Option("--unpin", metavar="NAME", help="Keep it no longer.")] = None,
-    delete: Annotated[str | None, typer.Option("--delete", metavar="NAME", help="Remove this one.")] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Compare the checksums of NAME, or of all.")
+    ] = False,
+    pin: Annotated[
+        str | None,
+        typer.Option("--pin", metavar="NAME", help="Keep this checkpoint, whatever the keep rules say."),
+    ] = None,
+    unpin: Annotated[
+        str | None, typer.Option("--unpin", metavar="NAME", help="Remove the pin of this checkpoint.")
+    ] = None,
+    delete: Annotated[
+        str | None, typer.Option("--delete", metavar="NAME", help="Delete this checkpoint.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List, verify, pin or delete what a job has saved."""
+    """List, verify, pin or delete a job's checkpoints."""
     from torchloom.cli.show import output
     from torchloom.errors import UsageError
 
@@ -42,7 +51,7 @@ def command(
     if sum(asked) > 1:
         raise UsageError("Only one of --verify, --pin, --unpin and --delete at a time.")
     if name is not None and not verify:
-        raise UsageError("A NAME alone means nothing", hint="say --verify, --pin, --unpin or --delete")
+        raise UsageError("NAME needs an action", hint="add --verify, --pin, --unpin or --delete")
     client = api()
     if verify:
         _verify(client, job, name, as_json)
@@ -93,7 +102,7 @@ def show(found: CheckpointList) -> None:
 
 
 def head(found: CheckpointList) -> str:
-    """Where they are, how often they come, and whether saving goes well."""
+    """Where the checkpoints are, how often they are saved, and whether saving works."""
     parts = [f"in {found['store']}"]
     if "://" not in found["store"]:
         parts[0] += f" on {found['node']}"
@@ -109,17 +118,17 @@ def head(found: CheckpointList) -> str:
 
 
 def state(one: CheckpointView) -> str:
-    """What a person should know of one before using it."""
+    """What a user should know about a checkpoint before using it."""
     if not one["whole"]:
         return f"damaged: {one['why']}"
-    words = ["newest" if one["newest"] else "" if one["resumable"] else "on a branch that was left"]
+    words = ["newest" if one["newest"] else "" if one["resumable"] else "on an abandoned branch"]
     words.append("pinned" if one["pinned"] else "")
-    words.append("" if one["finite"] else "its numbers are not finite")
+    words.append("" if one["finite"] else "contains NaN or infinite values")
     return ", ".join(word for word in words if word) or "whole"
 
 
 def size(count: int) -> str:
-    """Bytes as a person says them."""
+    """A number of bytes with a readable unit."""
     value = float(count)
     for unit in ("B", "kB", "MB", "GB"):
         if value < 1000:
@@ -129,7 +138,7 @@ def size(count: int) -> str:
 
 
 def _verify(client: Client, job: str, name: str | None, as_json: bool) -> None:
-    """Exit code 1 if one is damaged, be it only that a file of it is gone or its manifest cannot be read."""
+    """Exit code 1 if a checkpoint is damaged, also if a file is missing or its manifest is unreadable."""
     from torchloom.cli.show import output
 
     client.timeout_s = VERIFY_WITHIN_S
@@ -144,7 +153,7 @@ def _verify(client: Client, job: str, name: str | None, as_json: bool) -> None:
         if as_json:
             output.show_line(found)
         else:
-            print(f"{each} is whole" if found["whole"] else f"{each} is damaged: {found['why']}", flush=True)
+            print(f"{each} is intact" if found["whole"] else f"{each} is damaged: {found['why']}", flush=True)
     if not names and not as_json:
         print("no checkpoints")
     if damaged:
@@ -161,10 +170,12 @@ def _tell(found: CheckpointView, what: str, as_json: bool) -> None:
 
 
 def _checked(name: str) -> str:
-    """A mistake of the command line is told before anybody is asked."""
+    """Reports a mistake on the command line before any request is sent."""
     from torchloom.checkpoint.store.names import parse_name
     from torchloom.errors import UsageError
 
     if parse_name(name) is None:
-        raise UsageError(f"{name!r} is not a checkpoint's name", hint="use a name as listed")
+        raise UsageError(
+            f"{name!r} is not a checkpoint's name", hint="use a name from `loom checkpoints JOB`"
+        )
     return name

@@ -1,4 +1,4 @@
-"""`loom config`: the settings of a job with their values, what rules them, and how they came to be."""
+"""`loom config`: a job's settings, their values, who controls each one, and the history of changes."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     ("loom config train-3f9a", "settings, values, what is allowed"),
-    ("loom config train-3f9a --history", "who changed what, when, why, and from which step on"),
+    ("loom config train-3f9a --history", "who changed what, when, why, and as of which step"),
     ("loom config train-3f9a --json | jq .version", "one number"),
 )
 
 
 def command(
     job: JobArgument,
-    history: Annotated[bool, typer.Option("--history", help="All changes instead, oldest first.")] = False,
+    history: Annotated[
+        bool, typer.Option("--history", help="List all changes instead, oldest first.")
+    ] = False,
     watch: WatchOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what can be set in a job, or the history of its changes."""
+    """Show a job's settings, their values and limits, or the history of changes."""
     from torchloom.cli.show import live, output
 
     client = api()
@@ -50,16 +52,16 @@ def show(view: ConfigView) -> None:
     from torchloom.cli.show import output
     from torchloom.cli.steer import changes
 
-    said = f"version {view['version']}" if view["version"] else "nothing was changed yet"
+    said = f"version {view['version']}" if view["version"] else "no changes yet"
     print(f"{view['job']}: {said}{', paused' if view['paused'] else ''}")
     for one in view["operations"]:
         told = changes.assignments(one["values"]) or one["kind"]
-        print(f"  under way: {told} · {changes.phase(one)} · asked by {one['by']} ({one['id']})")
+        print(f"  in progress: {told} · {changes.phase(one)} · requested by {one['by']} ({one['id']})")
     for entry in view["schedule"]:
         if not entry["in_force"]:
             by = entry["superseded_by"]
             print(
-                f"  {'to come' if by is None else f'superseded by version {by}'}: "
+                f"  {'scheduled' if by is None else f'superseded by version {by}'}: "
                 f"version {entry['version']} at step {entry['step']}: "
                 f"{changes.assignments(entry['values'])}"
             )
@@ -69,12 +71,12 @@ def show(view: ConfigView) -> None:
         (row for setting in view["settings"] for row in rows(setting)),
         nothing="no settings"
         if view["known"]
-        else "its workers have reported no settings yet; they do at their first step",
+        else "the workers have not reported their settings yet; they do so at their first step",
     )
 
 
 def rows(setting: SettingView) -> list[tuple[str, ...]]:
-    """One row for all places that are alike, else one for each."""
+    """One row if all places have the same value, otherwise one row per place."""
     from torchloom.cli.steer import changes
 
     allowed = setting["allowed"]
@@ -93,15 +95,15 @@ def rows(setting: SettingView) -> list[tuple[str, ...]]:
 
 
 def ruled(place: PlaceView) -> str:
-    """Whether the script or a change has its way, and what the script would do."""
+    """Whether the script or a change controls the value, and the script's own value if a change does."""
     from torchloom.cli.steer import changes
 
     by = f" by version {place['version']}" if place["version"] is not None else ""
     match place["mode"]:
         case "hold":
-            return f"held{by}; the script's own is {changes.value(place['own'])}"
+            return f"held{by}; the script's own value is {changes.value(place['own'])}"
         case "scale":
-            return f"scaled{by}; the script's own is {changes.value(place['own'])}"
+            return f"scaled{by}; the script's own value is {changes.value(place['own'])}"
         case None:
             return f"set{by}" if by else "the script"
 
@@ -122,7 +124,7 @@ def show_history(versions: list[HistoryView]) -> None:
             )
             for one in versions
         ),
-        nothing="nothing was ever changed",
+        nothing="no changes",
     )
 
 
@@ -136,14 +138,14 @@ def became(one: HistoryView) -> str:
 
 
 def change(one: HistoryView) -> str:
-    """What it did, and why."""
+    """What the change did, and why."""
     from torchloom.cli.steer import changes
     from torchloom.core.config.overrides import HOLD, mode_of
 
     done = "; ".join(f"{place} {text}" for place, text in changes.grouped(one["changed"]))
     parts = [done or changes.assignments(one["values"])]
     how = {name: given for name, given in one["values"].items() if mode_of(given) != HOLD}
-    if done and how:  # the number alone does not tell what holds from then on
+    if done and how:  # a number alone does not say whether the value is held or scaled
         parts.append(changes.assignments(how))
     if one["state"] not in ("applied",):
         parts.append(one["reason"])

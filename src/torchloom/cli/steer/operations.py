@@ -1,4 +1,4 @@
-"""`loom operations`: what was asked of a job while it ran, and what became of it."""
+"""`loom operations`: the operations requested on a running job, and their outcomes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from torchloom.client.schema import OperationView
 
 EXAMPLES = (
-    ("loom operations train-3f9a", "all of them, newest last"),
-    ("loom operations train-3f9a 41d0c2a9e7f3", "one, with the tracebacks of ranks"),
+    ("loom operations train-3f9a", "all operations, newest last"),
+    ("loom operations train-3f9a 41d0c2a9e7f3", "one operation, with the ranks' tracebacks"),
     ("loom operations train-3f9a --cancel 41d0c2a9e7f3", "cancel one in progress"),
 )
 
@@ -21,11 +21,11 @@ EXAMPLES = (
 def command(
     job: JobArgument,
     operation: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="One operation, as listed.", show_default=False)
+        str | None, typer.Argument(metavar="[ID]", help="Id of one operation, as listed.", show_default=False)
     ] = None,
     active: Annotated[bool, typer.Option("--active", help="Only operations in progress.")] = False,
     cancel: Annotated[
-        str | None, typer.Option("--cancel", metavar="ID", help="Give this one up.", show_default=False)
+        str | None, typer.Option("--cancel", metavar="ID", help="Cancel this operation.", show_default=False)
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -80,7 +80,7 @@ def _table(listed: list[OperationView]) -> None:
 
 
 def _reason(view: OperationView) -> str:
-    """Why it is where it is; that it was applied, and at which step, is said beside it."""
+    """Why the operation is in its state. Other columns say whether and at which step it was applied."""
     return "" if view["state"] == "applied" and not view["unheard"] else view["reason"]
 
 

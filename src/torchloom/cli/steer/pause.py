@@ -1,4 +1,4 @@
-"""`loom pause`: let all ranks of a job stand at one step boundary."""
+"""`loom pause`: hold all ranks of a job at the same step boundary."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from torchloom.cli.steer.changes import TimeoutOption, WaitOption, WhyOption
 
 EXAMPLES = (
     ("loom pause train-3f9a", "hold all ranks before the same step"),
-    ("loom pause train-3f9a --why 'look at the data'", "the reason is kept"),
-    ("loom resume train-3f9a", "go on"),
+    ("loom pause train-3f9a --why 'look at the data'", "the history keeps the reason"),
+    ("loom resume train-3f9a", "continue"),
 )
 
 
@@ -19,9 +19,9 @@ def command(
     timeout: TimeoutOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Hold all ranks at one step boundary; memory, devices and connections are kept.
+    """Hold all ranks at the same step boundary; they keep their memory, devices and connections.
 
-    Settings can be changed while it is paused. It stays so when the control service is restarted.
+    Settings can be changed while the job is paused. It stays paused if the control service restarts.
     """
     from torchloom.cli.steer import changes
 

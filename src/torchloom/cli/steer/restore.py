@@ -1,4 +1,4 @@
-"""`loom restore`: let a job go on from an earlier step."""
+"""`loom restore`: continue a job from an earlier step."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from torchloom.client.schema import RestoreAccepted, RestoreRequest
 
 EXAMPLES = (
-    ("loom checkpoints train-3f9a", "which steps there are"),
+    ("loom checkpoints train-3f9a", "list the steps to choose from"),
     ("loom restore train-3f9a --step 200", "continue after step 200"),
-    ("loom restore train-3f9a --step 200 --config revert", "with the settings of that time"),
-    ("loom restore train-3f9a --step 200 --config keep", "with the settings of today"),
+    ("loom restore train-3f9a --step 200 --config revert", "with the settings as they were then"),
+    ("loom restore train-3f9a --step 200 --config keep", "with the current settings"),
 )
 
 RESTORED_WITHIN_S = 300.0
 ANSWER_WITHIN_S = 60.0
-"""The state is looked at before the answer."""
+"""The service checks the saved state before it answers."""
 
 
 def command(
@@ -34,17 +34,19 @@ def command(
         typer.Option(
             "--config",
             metavar="keep|revert",
-            help="Settings that were changed after that step: as they are today, or as they were then.",
+            help="Settings changed after that step: keep their values, or revert them to that step.",
             show_default=False,
         ),
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when it trains from there.")] = True,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Return once the job trains from that step.")
+    ] = True,
     as_json: JsonOption = False,
 ) -> None:
     """Continue from an earlier step: without a restart if the script uses loom.Checkpoint, else with one.
 
-    A job that has ended begins again. Refused, before anything is stopped, when that step is not there or
-    damaged. Costs nothing of the restart budget.
+    A job that has ended starts again. If that step is missing or damaged, the request is refused before
+    anything is stopped. Does not count against the restart budget.
     """
     from torchloom.cli.show import output
     from torchloom.cli.show.states import ConfigChoice, check
@@ -60,7 +62,7 @@ def command(
     chosen = accepted["checkpoint"]
     asked = told(accepted, before)
     if not wait:
-        changes.answer(asked, f"{job} will begin from {chosen}", as_json)
+        changes.answer(asked, f"{job} will resume from {chosen}", as_json)
         return
     if accepted["operation"]:
         view = changes.follow(client, job, accepted["operation"], f"{RESTORED_WITHIN_S:g}s", quiet=as_json)
@@ -73,7 +75,10 @@ def command(
             changes.conclude(view, f"{job} went back to {chosen} on all ranks, without a restart", as_json)
             return
         if not as_json:
-            print(f"loom: not while it runs ({view['reason'].rstrip('.')}): by a restart.", file=sys.stderr)
+            print(
+                f"loom: cannot restore without a restart ({view['reason'].rstrip('.')}); restarting.",
+                file=sys.stderr,
+            )
     generation = wait_restored(client, job, before, chosen, quiet=as_json)
     done = {**asked, "how": "restart", "state": "applied", "generation": generation}
     text = f"{job} resumes after step {step}, from {chosen}"
@@ -81,14 +86,14 @@ def command(
 
 
 def told(accepted: RestoreAccepted, generation: int) -> dict[str, Any]:
-    """What `--json` gives however it goes: `how` is live (on all ranks, without a restart) or restart, and
-    `state` is asked, applied, or what else became of the operation."""
+    """The output of `--json` for every outcome: `how` is live (on all ranks, without a restart) or restart;
+    `state` is asked, applied, or the operation's other final state."""
     how = "live" if accepted["operation"] else "restart"
     return {**accepted, "how": how, "state": "asked", "generation": generation, "reason": ""}
 
 
 def wait_restored(client: Client, job: str, before: int, chosen: str, quiet: bool) -> int:
-    """The generation that has begun from the state; tells what it waits for."""
+    """The generation that resumed from the state. Shows progress while it waits."""
     from torchloom.cli.show.screen import Screen
     from torchloom.errors import JobFailed, TimedOut
 

@@ -1,11 +1,11 @@
-"""`loom resume`: let a paused job go on."""
+"""`loom resume`: continue a paused job."""
 
 from __future__ import annotations
 
 from torchloom.cli.options import JobArgument, JsonOption, api
 from torchloom.cli.steer.changes import TimeoutOption, WaitOption, WhyOption
 
-EXAMPLES = (("loom resume train-3f9a", "all ranks continue with the step they were paused before"),)
+EXAMPLES = (("loom resume train-3f9a", "all ranks continue with the next step"),)
 
 
 def command(

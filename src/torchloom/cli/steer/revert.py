@@ -1,4 +1,4 @@
-"""`loom revert`: take changes of a job's config back, on all ranks at one step."""
+"""`loom revert`: undo changes of a job's settings, on all ranks at the same step."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from torchloom.client.schema import RevertRequest
 
 EXAMPLES = (
-    ("loom revert train-3f9a", "undo the last change; a second time redoes it"),
-    ("loom config train-3f9a --history", "which versions there were"),
-    ("loom revert train-3f9a 3", "back to what was in force with version 3"),
-    ("loom revert train-3f9a 0 --dry-run", "what it takes to undo all of them"),
+    ("loom revert train-3f9a", "undo the last change; run it again to redo"),
+    ("loom config train-3f9a --history", "list the versions"),
+    ("loom revert train-3f9a 3", "restore the settings of version 3"),
+    ("loom revert train-3f9a 0 --dry-run", "show what undoing every change would do"),
 )
 
 
@@ -24,7 +24,11 @@ def command(
     job: JobArgument,
     version: Annotated[
         int | None,
-        typer.Argument(metavar="[VERSION]", min=0, help="As listed by `loom config JOB --history`; 0: none."),
+        typer.Argument(
+            metavar="[VERSION]",
+            min=0,
+            help="As listed by `loom config JOB --history`; 0 undoes every change.",
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
     why: WhyOption = "",
@@ -32,7 +36,7 @@ def command(
     timeout: TimeoutOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Bring settings back to what they were before the last change, or with an earlier version."""
+    """Revert settings to what they were before the last change, or to an earlier version."""
     from torchloom.cli.steer import changes
     from torchloom.cli.steer.set import only_planned
 
@@ -45,5 +49,5 @@ def command(
         return
     view = changes.follow(client, job, plan["operation"], timeout, quiet=as_json)
     changes.conclude(
-        view, f"{job}: taken back on all ranks at {changes.at(view)}, as version {view['version']}", as_json
+        view, f"{job}: reverted on all ranks at {changes.at(view)}, as version {view['version']}", as_json
     )

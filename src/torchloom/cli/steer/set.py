@@ -1,4 +1,4 @@
-"""`loom set`: give settings of a running job new values, on all ranks at one step."""
+"""`loom set`: change settings of a running job, on all ranks at the same step."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     ("loom set train-3f9a lr=1e-4", "every param group of every optimizer"),
-    ("loom set train-3f9a lr@1=1e-4 betas=0.9,0.95", "several at once: all of them or none"),
+    ("loom set train-3f9a lr@1=1e-4 betas=0.9,0.95", "several at once: all or none"),
     ("loom set train-3f9a lr=0.5 --scale", "half of the script's own schedule"),
-    ("loom set train-3f9a lr=own", "the script's own value again"),
-    ("loom set train-3f9a max_steps=5000 --why 'converged'", "end there; the reason is kept"),
-    ("loom set train-3f9a dropout=0.1 --at-step 2000", "step 2000 is the first with it"),
-    ("loom set train-3f9a lr=1e-4 --dry-run", "only what would change"),
+    ("loom set train-3f9a lr=own", "return to the script's own value"),
+    ("loom set train-3f9a max_steps=5000 --why 'converged'", "end there; the history keeps the reason"),
+    ("loom set train-3f9a dropout=0.1 --at-step 2000", "takes effect at step 2000"),
+    ("loom set train-3f9a lr=1e-4 --dry-run", "show what would change, change nothing"),
 )
 
 
@@ -31,14 +31,18 @@ def command(
     at_step: Annotated[
         int | None,
         typer.Option(
-            "--at-step", metavar="N", min=1, help="First training step to use it.", show_default=False
+            "--at-step",
+            metavar="N",
+            min=1,
+            help="First training step with the new value.",
+            show_default=False,
         ),
     ] = None,
     scale: Annotated[
         bool,
         typer.Option(
             "--scale/--hold",
-            help="Multiply the script's own value, or hold this one whatever its schedule does.",
+            help="Multiply the script's own value, or hold this value and ignore the script's schedule.",
         ),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
@@ -47,9 +51,9 @@ def command(
     timeout: TimeoutOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Change settings of a running job: on all ranks at one step, or on none.
+    """Change settings of a running job, on all ranks at the same step or on none.
 
-    Exit code 5 if it was not applied, with the ranks' tracebacks; 2 if a name or value is not allowed.
+    Exit code 5, with the ranks' tracebacks, if it was not applied; 2 if a name or value is not allowed.
     """
     from torchloom.cli.steer import changes
 
@@ -71,7 +75,7 @@ def command(
 
 
 def parse(settings: list[str], scale: bool) -> dict[str, Any]:
-    """Names and values as typed: the service knows their types. A factor is a number, whatever it scales."""
+    """Names and values as typed; the service knows their types. A factor is always a number."""
     from torchloom.errors import UsageError
 
     found: dict[str, Any] = {}
@@ -96,7 +100,7 @@ def _factor(name: str, given: str) -> float:
 
 
 def only_planned(plan: ChangePlanView, enough: bool, as_json: bool) -> bool:
-    """Tell the plan's notes and, where that is `enough`, the plan itself; whether it was."""
+    """Print the plan's notes and, if it is `enough`, the plan itself. Returns whether it was."""
     import sys
 
     from torchloom.cli.show import output
@@ -111,14 +115,12 @@ def only_planned(plan: ChangePlanView, enough: bool, as_json: bool) -> bool:
 
 
 def show_plan(plan: ChangePlanView) -> None:
-    """What would change, or what was asked for."""
+    """Print what would change, or what was requested."""
     from torchloom.cli.steer import changes
 
     when = f"at step {plan['at_step']}" if plan["at_step"] is not None else "as soon as all ranks can"
     if plan["dry_run"]:
         print(f"{plan['job']}: would be set on all ranks {when}")
     else:
-        print(
-            f"{plan['operation']} is under way, {when}; `loom operations {plan['job']} {plan['operation']}`"
-        )
+        print(f"{plan['operation']} in progress, {when}; `loom operations {plan['job']} {plan['operation']}`")
     changes.show_differences(plan["differences"])
