@@ -100,7 +100,7 @@ def test_an_outage_is_waited_out(server: S3Server, tmp_path: Path, monkeypatch: 
 def test_an_index_is_written_where_the_shards_are(tmp_path: Path) -> None:
     other = f"s3://{S3Server.bucket}/bare"
     open_source(other, os.environ).write("a.txt", b"one\ntwo\n")
-    with pytest.raises(NotFound, match=r"torchloom\.data\.index"):
+    with pytest.raises(NotFound, match=r"torchloom\.data\.shards\.index"):
         ShardedDataset(other, cache_dir=tmp_path)
     assert write_index([other]) == 0
     dataset = ShardedDataset(other, cache_dir=tmp_path, shuffle=False)
