@@ -17,7 +17,7 @@ from torchloom.errors import LoomError, UsageError
 
 PLAIN = {
     "run": "Run a training script on several workers and follow it; takes torchrun's flags.",
-    "submit": "Start a job like `run` and return at once with its id.",
+    "submit": "Start a job like `run` and return its id at once.",
     "weaver": "Run one control service (production).",
     "agent": "Run this host's agent (production).",
 }

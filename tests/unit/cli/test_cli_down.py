@@ -42,7 +42,7 @@ def test_what_can_end_is_waited_for_and_the_rest_is_named(capsys: pytest.Capture
     api = Api(near_ends_after=5)
     wait(api, "near", "far")
     assert api.looks_left <= 0
-    assert capsys.readouterr().err == "loom: asked to stop, but their nodes are unreachable: far\n"
+    assert capsys.readouterr().err == "loom: cannot stop jobs whose nodes are unreachable: far\n"
 
 
 def test_jobs_of_others_do_not_matter(capsys: pytest.CaptureFixture[str]) -> None:

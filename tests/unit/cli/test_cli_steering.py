@@ -257,7 +257,7 @@ def test_a_paused_job_is_told_as_such() -> None:
     assert output.state(view) == "running, paused" and output.state({**view, "paused": False}) == "running"
     told = story.Story("j")
     view |= {"incident_list": [], "generation": 2, "config_version": 0}
-    assert told.tell(view) == [("j is paused; `loom resume j` lets it continue", "")]
+    assert told.tell(view) == [("j is paused; `loom resume j` continues it", "")]
     assert told.tell(view) == []
     assert told.tell({**view, "paused": False, "config_version": 4}) == [
         ("j continues", ""),

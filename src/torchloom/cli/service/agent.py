@@ -22,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--address",
         default="127.0.0.1",
-        help="where other nodes reach this one (default %(default)s)",
+        help="address at which other nodes reach this one (default %(default)s)",
     )
     parser.add_argument("--part", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -57,7 +57,7 @@ async def _serve(home: Home, address: str) -> None:
     )
     bus = await unless_stopped(connecting, stop)
     if bus is None:
-        print("agent: ended before it had started", file=sys.stderr)
+        print("agent: stopped before it had started", file=sys.stderr)
         return
     try:
         await serve(

@@ -1,4 +1,4 @@
-"""Ends the parts of a home and clears away what they left. Never signals a worker.
+"""Ends the parts of a home and removes what they left behind. Never signals a worker.
 
 Used by the supervisor when it ends, and by `loom down` and `loom run` when no supervisor is left to do it.
 """
@@ -18,12 +18,12 @@ from torchloom.errors import LoomError
 from torchloom.home import Home
 
 GRACE_S = 8.0
-"""Time between SIGTERM and SIGKILL for a part of ours."""
+"""Time between SIGTERM and SIGKILL for one of our parts."""
 LOOK_EVERY_S = 0.01
 
 
 def end_parts(home: Home) -> None:
-    """End agent, weaver and nats-server, in this order: each may need the next one to say goodbye."""
+    """End agent, weaver and nats-server, in this order: each may need the next one to shut down cleanly."""
     for name in ("agent", "weaver"):
         record = parts.living(home, name)
         if record is not None:
@@ -73,12 +73,12 @@ def _end_nats(home: Home) -> None:
     try:
         EmbeddedNats(home.nats_dir, node_name()).stop()
     except LoomError:
-        # It does not end within SIGKILL's time: the next start finds the store in use and says so.
+        # It survived SIGKILL's grace: the next start finds the store in use and reports that.
         pass
 
 
 def living_workers(home: Home) -> list[str]:
-    """Workers whose process runs, told by their black boxes: `<job>/rank-<n>`."""
+    """Workers whose process runs, found by their black boxes: `<job>/rank-<n>`."""
     from torchloom.agent.observe import boxes
     from torchloom.agent.processes.process import boot_id, is_alive
     from torchloom.errors import BlackBoxDamaged
@@ -98,10 +98,10 @@ def living_workers(home: Home) -> list[str]:
 
 
 def sweep(home: Home) -> None:
-    """Remove what dead parts left: sockets of spawners, black boxes, empty directories.
+    """Remove what dead parts left behind: sockets of spawners, black boxes, empty directories.
 
-    A spawner without workers is asked to end; while any worker lives, everything is left as it is, because an
-    agent of the next `loom up` adopts by it.
+    Asks a spawner without workers to end. While any worker lives, everything stays, because the agent of the
+    next `loom up` needs it to adopt that worker.
     """
     from torchloom.agent.observe import boxes
 
@@ -119,7 +119,7 @@ def _sockets(home: Home) -> list[Path]:
 
 
 def _end_spawner(socket: Path) -> bool:
-    """Whether no spawner serves there any more."""
+    """Whether the socket's spawner is gone."""
     from torchloom.spawner.client import SpawnerClient, SpawnerGone
 
     try:

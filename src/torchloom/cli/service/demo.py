@@ -1,7 +1,7 @@
-"""`loom demo`: a real job with real faults on the way, and what became of it.
+"""`loom demo`: a real job with real faults, and a summary of how it recovered.
 
-Trains the example GPT on two workers in a home of its own, kills a worker and then the control service,
-and ends with a summary. Everything is removed afterwards.
+Trains the example GPT on two workers in a temporary home, kills a worker and then the control service,
+prints a summary, and removes everything afterwards.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ EXAMPLES = (
 def command(
     steps: Annotated[int, typer.Option(help="Steps to train.", min=60)] = 240,
     workers: Annotated[int, typer.Option(help="Workers.", min=2, max=16)] = 2,
-    faults: Annotated[bool, typer.Option(help="Kill things on the way.")] = True,
+    faults: Annotated[
+        bool, typer.Option(help="Kill a worker and the control service during training.")
+    ] = True,
 ) -> None:
-    """Train a small GPT on 2 workers, kill one of them on the way, and see what happens."""
+    """Train a small GPT on 2 workers, kill one of them, and watch the job recover."""
     from torchloom.home import Home
 
     root = Path(tempfile.mkdtemp(prefix="loom-demo-"))
@@ -83,7 +85,7 @@ def _play(home: Home, checkpoints: Path, steps: int, workers: int, faults: bool)
 
 
 def _sabotage(home: Home, endpoint: Endpoint, job: str, steps: int, over: threading.Event) -> None:
-    """Kill rank 1 after a third of the way, and the control service after two thirds."""
+    """Kill rank 1 after a third of the steps, and the control service after two thirds."""
     from torchloom.cli.service import parts
     from torchloom.client import Client
     from torchloom.errors import LoomError
@@ -113,7 +115,7 @@ def _sabotage(home: Home, endpoint: Endpoint, job: str, steps: int, over: thread
 
 
 def _summarize(api: Client, job: str) -> None:
-    """What happened, phase by phase."""
+    """Print what happened, phase by phase."""
     from torchloom.cli.show import output
 
     view = api.job(job)
@@ -149,7 +151,7 @@ def _phases(line: TimelineView) -> str:
             before = at
     total = line["first_step_ns"] - line["fault_ns"]
     if line["first_step_ns"] and line["fault_ns"]:
-        told.append(f"in all {total / 1e9:.2f} s")
+        told.append(f"{total / 1e9:.2f} s in total")
     return " → ".join(["fault", *told[:-1]]) + (f", {told[-1]}" if told else "")
 
 

@@ -1,4 +1,4 @@
-"""`loom down`: end everything this host runs for a home, and leave nothing behind."""
+"""`loom down`: stop everything this host runs for a home, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from torchloom.home import Home
 
 EXAMPLES = (
-    ("loom down", "end everything; refuses while a job runs"),
+    ("loom down", "stop everything; refuses while a job runs"),
     ("loom down --stop-jobs", "stop running jobs first"),
-    ("loom down --keep-jobs", "leave workers running; the next `loom up` takes care of them"),
+    ("loom down --keep-jobs", "leave workers running; the next `loom up` adopts them"),
 )
 
 NODES_AWAY_FOR_S = 10.0
-"""How long a node that is away is waited for, because it is needed to end a job."""
+"""How long to wait for an unreachable node that is needed to end a job."""
 LOOK_EVERY_S = 0.1
 MOST_NAMED = 6
 
@@ -31,7 +31,7 @@ def command(
         bool, typer.Option("--keep-jobs", help="Leave workers running; the next `loom up` adopts them.")
     ] = False,
 ) -> None:
-    """Stop everything here. With running jobs it wants to know what shall become of them."""
+    """Stop everything on this host. If jobs are running, choose --stop-jobs or --keep-jobs."""
     from torchloom.cli.service import parts
     from torchloom.errors import UsageError
     from torchloom.home import Home
@@ -45,11 +45,11 @@ def command(
     end_stack(where)
     print("torchloom is down" if found else f"nothing was running for {where.root}")
     if keep_jobs and found:
-        print("workers continue; `loom up` takes care of them again")
+        print("workers continue; the next `loom up` adopts them")
 
 
 def settle_jobs(home: Home, stop_jobs: bool, found: bool) -> None:
-    """Refuse while something trains, or stop it."""
+    """Refuse while jobs run, or stop them."""
     from torchloom.cli.service import stack
     from torchloom.cli.service.cleanup import living_workers
     from torchloom.client import Client
@@ -58,7 +58,7 @@ def settle_jobs(home: Home, stop_jobs: bool, found: bool) -> None:
     workers = living_workers(home)
     endpoint = stack.running(home) if found and "LOOM_ADDRESS" not in os.environ else None
     if endpoint is None and workers and stop_jobs:
-        # Parts are missing, and only a whole stack can stop a job in an orderly way.
+        # Parts are missing, and only a complete stack can stop a job cleanly.
         endpoint = stack.Start(home).begin().wait()
     if endpoint is None and not workers:
         return
@@ -68,7 +68,7 @@ def settle_jobs(home: Home, stop_jobs: bool, found: bool) -> None:
         return
     if not stop_jobs:
         names = ", ".join(jobs) or ", ".join(workers[:4])
-        raise Conflict(f"Still running: {names}", hint="say --stop-jobs or --keep-jobs")
+        raise Conflict(f"Still running: {names}", hint="add --stop-jobs or --keep-jobs")
     assert api is not None
     for job in jobs:
         api.stop(job)
@@ -76,7 +76,7 @@ def settle_jobs(home: Home, stop_jobs: bool, found: bool) -> None:
 
 
 def wait_stopped(api: Client, jobs: set[str]) -> None:
-    """Until all jobs have ended, or only those are left that nobody can end because their nodes are gone."""
+    """Wait until all jobs have ended, except those that cannot end because their nodes are gone."""
     from torchloom.cli.jobs.stop import STOP_WITHIN_S
     from torchloom.errors import TimedOut
 
@@ -86,7 +86,7 @@ def wait_stopped(api: Client, jobs: set[str]) -> None:
         if waited_s > NODES_AWAY_FOR_S:
             names = ", ".join(sorted(jobs)[:MOST_NAMED]) + (" …" if len(jobs) > MOST_NAMED else "")
             if not can_end(api, jobs):
-                print(f"loom: asked to stop, but their nodes are unreachable: {names}", file=sys.stderr)
+                print(f"loom: cannot stop jobs whose nodes are unreachable: {names}", file=sys.stderr)
                 return
             if waited_s > STOP_WITHIN_S:
                 raise TimedOut(
@@ -97,13 +97,13 @@ def wait_stopped(api: Client, jobs: set[str]) -> None:
 
 
 def can_end(api: Client, jobs: set[str]) -> bool:
-    """Whether any of the jobs has a worker on a node that can be told."""
+    """Whether any of the jobs has a worker on a reachable node."""
     ready = {node["id"] for node in api.nodes() if node["state"] == "ready"}
     return any(worker["node"] in ready for job in sorted(jobs) for worker in api.job(job)["workers"])
 
 
 def end_stack(home: Home) -> None:
-    """End the supervisor, which ends its parts; do the rest ourselves, also where there is no supervisor."""
+    """End the supervisor, which ends its parts; then end whatever is left, even without a supervisor."""
     from torchloom.cli.service import cleanup, parts
     from torchloom.cli.service.supervisor import take_lock
     from torchloom.errors import Conflict
@@ -113,7 +113,7 @@ def end_stack(home: Home) -> None:
     parts.end_stay(home)
     supervisor = parts.living(home, "supervisor")
     if supervisor is not None:
-        # It needs time for three parts of its own, each with its grace.
+        # The supervisor ends three parts, each with its own grace period.
         cleanup.end_process(supervisor, grace_s=4 * cleanup.GRACE_S)
     lock = take_lock(home, wait_s=2.0)
     if lock is None:

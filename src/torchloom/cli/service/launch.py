@@ -1,4 +1,4 @@
-"""Starts processes of ours: a part, or the supervisor. Each in its own session, with a log of its own."""
+"""Starts our processes: a part or the supervisor, each in its own session and with its own log."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torchloom.errors import HomeUnusable, PortTaken, UsageError
 from torchloom.home import Home
 
 PYTHON = (sys.executable, "-P", "-m")
-"""-P: a module in the directory where `loom` was typed must not stand in for one of ours."""
+"""-P: a module in the user's working directory must not shadow one of ours."""
 SECRET = frozenset(
     {"LOOM_TOKEN", "LOOM_ADDRESS", "LOOM_NATS_URL", "LOOM_NATS_USER", "LOOM_NATS_PASSWORD", "LOOM_NATS_INBOX"}
 )
 
 
 def open_port(port: int, any_port: bool, host: str = HOST) -> socket.socket:
-    """Listen for the weaver, so that a client meets an open port even while the weaver is being restarted."""
+    """Listen on the weaver's behalf, so that clients find an open port even while the weaver restarts."""
     if not 0 <= port < 65536:
         raise UsageError(f"{port} is not a port: use 1 to 65535, or 0 for any free one.")
     listener = socket.socket()
@@ -38,7 +38,7 @@ def open_port(port: int, any_port: bool, host: str = HOST) -> socket.socket:
             raise PortTaken(
                 f"Another program listens on {host}:{port}", hint="stop it or choose another with --port"
             ) from None
-        raise UsageError(f"{host}:{port} cannot be listened on ({error.strerror}).") from error
+        raise UsageError(f"Cannot listen on {host}:{port} ({error.strerror}).") from error
 
 
 def start_part(home: Home, name: str, listener: socket.socket | None) -> subprocess.Popen[bytes]:
@@ -48,7 +48,7 @@ def start_part(home: Home, name: str, listener: socket.socket | None) -> subproc
     if name == "weaver" and listener is not None:
         command += ["--fd", str(listener.fileno())]
         passed = (listener.fileno(),)
-    # The plan tells them the bus, a file the token: an agent's environment holds no secret of ours.
+    # Parts read the bus from the plan and the token from a file: an agent's environment holds no secret.
     env = {key: value for key, value in os.environ.items() if key not in SECRET}
     return _start(home, name, command, passed, env)
 
@@ -83,7 +83,7 @@ def _start(
 
 
 def _from_anywhere(env: dict[str, str]) -> dict[str, str]:
-    """A relative PYTHONPATH means the directory where `loom` was typed, and parts run elsewhere."""
+    """Make PYTHONPATH absolute: it is relative to the user's directory, and parts run elsewhere."""
     path = env.get("PYTHONPATH")
     if not path:
         return env

@@ -1,4 +1,4 @@
-"""The top level of a part's process: its loop, its log, and how its end is told. Knows no part by name."""
+"""The top level of a part's process: its loop, its log, and the report of its end. Knows no part by name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SETTLED_AFTER_S = 3.0
 
 
 def run_part(name: str, supervised: bool, serve: Callable[[], Awaitable[None]]) -> int:
-    """Run a service until it ends. A supervised one leaves its last sentence for the supervisor."""
+    """Run a service until it ends. A supervised service leaves its error for the supervisor."""
     logging.basicConfig(
         level=os.environ.get("LOOM_LOG", "INFO").upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
@@ -50,16 +50,16 @@ def run_part(name: str, supervised: bool, serve: Callable[[], Awaitable[None]]) 
 
 
 def _settle() -> None:
-    """What has been loaded by now stays: to look through it for garbage again and again would hold up the
-    loop for tens of milliseconds at a time, and with it whatever change is under way."""
+    """Exempt everything loaded so far from garbage collection: scanning it again and again would block the
+    loop, and any operation in progress, for tens of milliseconds each time."""
     gc.collect()
     gc.freeze()
 
 
 async def unless_stopped(work: asyncio.Task[Result], stop: asyncio.Event) -> Result | None:
-    """What the work gives; None if the part is told to end first, and then nobody waits for the work.
+    """The result of the work; None if the part must end first, and then the work is abandoned.
 
-    A part that has just been started may wait for a bus that is not there yet, and must not wait so to end.
+    A new part may be waiting for a bus that is not up yet; that wait must not delay its end.
     """
     stopping = asyncio.create_task(stop.wait(), name="stop")
     try:

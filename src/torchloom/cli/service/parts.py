@@ -1,7 +1,7 @@
-"""What runs for a home, as files that outlive whoever wrote them. Owns `parts/`; starts and ends nothing.
+"""Records what runs for a home, in files that outlive their writer. Owns `parts/`; starts and ends nothing.
 
-A part is named by pid, start time and boot, so that a recycled pid is never taken for it. Everything is
-written whole or not at all, and readable by us alone.
+A record identifies a part by pid, start time and boot, so a recycled pid is never mistaken for it. Writes are
+atomic, and only the owner can read the files.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torchloom.agent.processes.process import Process, boot_id, is_alive, start_
 from torchloom.home import Home
 
 PARTS = ("agent", "weaver", "nats")
-"""In the order in which they are started: imports take longer than the server needs to be there."""
+"""In start order: the parts' imports take longer than the server needs to come up."""
 
 
 def write_private(path: Path, value: dict[str, Any]) -> None:
-    """Replace a JSON file whole, 0600 from its first byte on."""
+    """Replace a JSON file atomically, 0600 from its first byte."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(new, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w") as file:
@@ -29,7 +29,7 @@ def write_private(path: Path, value: dict[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The file's content, or nothing when it is missing or damaged: whoever wrote it writes it again."""
+    """The file's content; empty if it is missing or damaged, because its writer writes it again."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -39,7 +39,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Record:
-    """One process of ours, as a file says."""
+    """One of our processes, as recorded in a file."""
 
     name: str
     pid: int
@@ -66,7 +66,7 @@ class Record:
         return self.boot == f"{boot_id():x}" and is_alive(self.pid, self.start_ticks)
 
     def hold(self) -> Process | None:
-        """The process by its pidfd, if exactly this one still lives."""
+        """A pidfd of the process, if exactly this process still lives."""
         return Process.open(self.pid, self.start_ticks) if self.alive else None
 
 
@@ -83,7 +83,7 @@ def forget(home: Home, name: str) -> None:
 
 
 def stay(home: Home) -> None:
-    """`loom up` was said: the stack lives until `loom down`, or until the machine is restarted."""
+    """Record that `loom up` ran: the stack lives until `loom down` or a reboot."""
     write_private(home.parts_dir / "stay", {"boot": f"{boot_id():x}"})
 
 
@@ -96,14 +96,14 @@ def end_stay(home: Home) -> None:
 
 
 def hold(home: Home) -> Record:
-    """This process needs the stack while it lives."""
+    """Record that this process needs the stack as long as it lives."""
     record = Record.of(f"holder-{os.getpid()}", os.getpid())
     record.write(home)
     return record
 
 
 def holders(home: Home) -> list[Record]:
-    """Living processes that need the stack. Forgets the dead ones."""
+    """Living processes that need the stack. Removes the records of dead ones."""
     found: list[Record] = []
     for path in home.parts_dir.glob("holder-*.json"):
         record = Record.read(home, path.stem)
@@ -122,7 +122,7 @@ def write_failure(home: Home, name: str, message: str, exit_code: int) -> None:
 
 
 def take_failure(home: Home, name: str) -> tuple[str, int] | None:
-    """The sentence a part left behind when it ended, once."""
+    """The last sentence a part left when it ended; reading removes it."""
     path = home.parts_dir / f"{name}.failure"
     found = read_json(path)
     path.unlink(missing_ok=True)

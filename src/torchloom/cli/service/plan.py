@@ -1,4 +1,4 @@
-"""How the stack of a home is set up: address, token, bus. Kept so that a new supervisor does the same.
+"""The setup of a home's stack: address, token, bus. Stored so that a new supervisor uses the same.
 
 Owns `parts/plan.json` and the token file. Secrets are in 0600 files only, never on a command line.
 """
@@ -45,7 +45,7 @@ class Plan:
 
 
 def external_bus() -> BusAddress | None:
-    """The NATS server that the environment names, with credentials from there or from the URL."""
+    """The NATS server named in the environment, with credentials from there or from the URL."""
     url = os.environ.get("LOOM_NATS_URL", "")
     if not url:
         return None
@@ -83,7 +83,7 @@ def make_token(home: Home) -> str:
         with os.fdopen(descriptor, "w") as file:
             file.write((os.environ.get("LOOM_TOKEN") or secrets.token_urlsafe(32)) + "\n")
         try:
-            # link, not rename: of two starts at once the first one's token stays.
+            # link, not rename: of two concurrent starts, the first one's token stays.
             os.link(new, home.token_file)
         except FileExistsError:
             pass

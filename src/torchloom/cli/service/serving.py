@@ -1,4 +1,4 @@
-"""Serves the API on an open socket. Apart from `weaver.py` because its imports take the longest."""
+"""Serves the API on an open socket. Separate from `weaver.py` because its imports take the longest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torchloom.api.tokens import Tokens
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are the composing process's affair: one SIGTERM ends API and weaver together."""
+        """Leaves signals to the process that runs it: one SIGTERM ends API and weaver together."""
         yield
 
 
@@ -36,7 +36,7 @@ async def serve_api(
     certificate: Path | None = None,
     key: Path | None = None,
 ) -> None:
-    """Serve until `stop` is set; open streams are cut after a second, because clients resume them."""
+    """Serve until `stop` is set; close open streams after a second, because clients resume them."""
     app = create_app(control, tokens, __version__, hosts, defaults)
     config = uvicorn.Config(
         app,

@@ -1,4 +1,4 @@
-"""Makes sure that a stack runs for a home, and waits until it answers. For `up`, `run` and `submit`."""
+"""Ensures that a stack runs for a home, and waits until it answers. For `up`, `run` and `submit`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchloom.errors import LoomError, NotAllowed, NotFound, TimedOut
 from torchloom.home import Home
 
 READY_WITHIN_S = 60.0
-"""A supervisor that gives up says so long before; this is for a host that has no time for us."""
+"""Limit for an overloaded host; a supervisor that gives up reports that much earlier."""
 LOOK_EVERY_S = 0.02
 
 
@@ -24,7 +24,7 @@ def is_supervised(home: Home) -> bool:
 
 
 def begin(home: Home, port: int = DEFAULT_PORT, any_port: bool = True) -> subprocess.Popen[bytes] | None:
-    """Start a supervisor unless one is at work; returns at once. It adopts parts that still live."""
+    """Start a supervisor unless one is running; returns at once. It adopts parts that still live."""
     if is_supervised(home):
         return None
     return start_supervisor(home, port, any_port)
@@ -32,7 +32,7 @@ def begin(home: Home, port: int = DEFAULT_PORT, any_port: bool = True) -> subpro
 
 @dataclass
 class Start:
-    """A stack on its way. `wait` says when it is there, or why it cannot be."""
+    """A stack that is starting. `wait` returns when it is up, or raises the reason why it cannot start."""
 
     home: Home
     port: int = DEFAULT_PORT
@@ -45,11 +45,11 @@ class Start:
 
     @property
     def ours(self) -> bool:
-        """Whether the supervisor at work is the one started here."""
+        """Whether the running supervisor is the one started here."""
         return self.supervisor is not None and self.supervisor.poll() is None
 
     def wait(self) -> Endpoint:
-        """Until the API answers and has caught up, or the supervisor says why that cannot be."""
+        """Wait until the API answers and has caught up, or the supervisor reports why it cannot start."""
         deadline = time.monotonic() + READY_WITHIN_S
         while time.monotonic() < deadline:
             self._check()
@@ -57,11 +57,12 @@ class Start:
                 return Endpoint.find(self.home)
             time.sleep(LOOK_EVERY_S)
         raise TimedOut(
-            f"torchloom did not answer within {READY_WITHIN_S:g} s", hint=f"look into {self.home.logs_dir}"
+            f"torchloom did not answer within {READY_WITHIN_S:g} s",
+            hint=f"see the logs in {self.home.logs_dir}",
         )
 
     def _check(self) -> None:
-        """Raise if our supervisor gave up; start one if the other's was just about to end."""
+        """Raise if our supervisor gave up; start one if the other process's was about to end."""
         from torchloom.cli.service.supervisor import ALREADY
 
         status = self.supervisor.poll() if self.supervisor is not None else ALREADY
@@ -85,7 +86,7 @@ def _answers(home: Home) -> bool:
 
 
 class _StartFailed(LoomError):
-    """What the supervisor wrote before it gave up; keeps the exit code of its own error."""
+    """The error the supervisor wrote before it gave up, with its exit code."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -97,12 +98,12 @@ def _why(home: Home, status: int) -> LoomError:
     if failure is not None:
         return _StartFailed(*failure)
     return TimedOut(
-        f"torchloom could not be started (status {status})", hint=f"look into {home.logs_dir}/supervisor.log"
+        f"torchloom could not be started (status {status})", hint=f"see {home.logs_dir}/supervisor.log"
     )
 
 
 def running(home: Home) -> Endpoint | None:
-    """The stack that answers for this home (or at LOOM_ADDRESS) now, or None."""
+    """The stack that currently answers for this home (or at LOOM_ADDRESS), or None."""
     try:
         endpoint = Endpoint.find(home)
     except (NotFound, NotAllowed):

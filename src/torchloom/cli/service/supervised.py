@@ -1,4 +1,4 @@
-"""One supervised part: its process, and when it may be tried again. Decides when, never whether."""
+"""One supervised part: its process, and the time of its next start. Decides when, never whether."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchloom.cli.service.parts import Record
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 10.0
 PROVEN_S = 5.0
-"""A part that lived so long is restarted at once; backoff is for those that die young."""
+"""A part that lived this long restarts at once; others wait for a backoff."""
 
 
 class Watched:
@@ -19,7 +19,7 @@ class Watched:
         self.name = name
         self.process: Process | None = None
         self.failures = 0
-        """Deaths in a row without having proven itself."""
+        """Deaths in a row, each before the part had lived long enough."""
         self.due_s = 0.0
         """Monotonic time of the next try."""
         self._child: subprocess.Popen[bytes] | None = None
@@ -35,7 +35,7 @@ class Watched:
         return self.process.pid if self.process else 0
 
     def started(self, record: Record, child: subprocess.Popen[bytes]) -> None:
-        # A child cannot be recycled before we wait for it, so the pidfd is surely its own.
+        # A child's pid cannot be recycled before we wait for it, so the pidfd is certainly the child's.
         self._child = child
         self.process = Process.open(record.pid, record.start_ticks)
         self._started_s = time.monotonic()
@@ -47,7 +47,7 @@ class Watched:
         return self.process is not None
 
     def ended(self) -> str:
-        """How it ended, in words, once; empty while it runs."""
+        """How the part ended, in words, once; empty while it runs."""
         if self.process is None or self.process.alive:
             return ""
         how = f"ended (pid {self.process.pid})"
@@ -59,7 +59,7 @@ class Watched:
         return how
 
     def failed(self, now_s: float) -> None:
-        """Set the time of the next try: at once after a proven life, ever later after short ones."""
+        """Set the time of the next try: at once after a long life, later and later after short ones."""
         if self._started_s and now_s - self._started_s >= PROVEN_S:
             self.failures = 0
         delay_s = 0.0 if self.failures == 0 else FIRST_DELAY_S * 2 ** (self.failures - 1)

@@ -1,9 +1,9 @@
-"""The supervisor behind `loom up`: starts nats-server, weaver and agent, and restarts the one that dies.
+"""The supervisor behind `loom up`: starts nats-server, weaver and agent, and restarts any that dies.
 
-It can die itself at any time: every part is in a session of its own and recorded in `parts/`; the next
-supervisor adopts what lives and starts what is missing. It never touches a worker. It decides nothing about
-jobs; it only asks whether one is active, because a stack that `loom run` started for itself ends with the
-last of them.
+The supervisor may die at any time: every part has its own session and a record in `parts/`; the next
+supervisor adopts the living parts and starts the missing ones. It never touches a worker and decides nothing
+about jobs; it only asks whether one is active, because a stack that `loom run` started ends with its last
+job.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ROOM_BYTES = 4 << 20
 RESTART_APART_S = 15.0
 """nats-server does not store again after a full disk until it is restarted; not more often than this."""
 START_TRIES = 4
-"""So often may a part die before the stack has ever answered."""
+"""How often a part may die before the stack has ever answered."""
 
 
 class Supervisor:
@@ -64,8 +64,8 @@ class Supervisor:
         self._answered_s = 0.0
         """When the API answered last, on the monotonic clock; 0 before it ever did."""
         self._settled = False
-        """Whether the API has answered once, or parts were adopted: there is something to keep alive. Before
-        that, a part that cannot start is an error to tell, and the end."""
+        """Whether the API has answered once, or parts were adopted: there is a stack to keep alive. Until
+        then, a part that cannot start is an error to report, and the supervisor gives up."""
 
     def run(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -94,7 +94,7 @@ class Supervisor:
     # ---- set-up ----
 
     def _set_up(self) -> None:
-        """Adopt what lives; where nothing does, choose port and bus anew."""
+        """Adopt the living parts; if there are none, choose a new port and bus."""
         make_token(self._home)
         alive = [name for name in PARTS if parts.living(self._home, name)]
         old = Plan.read(self._home)
@@ -102,20 +102,20 @@ class Supervisor:
             self._plan = old
             self._settled = True
         else:
-            # Whoever follows a job of a stack that died as a whole knows its old port.
+            # Clients that follow a job of a stack that died completely know its old port.
             port = old.port if old is not None and self._any_port else self._wanted_port
             self._socket = open_port(port, self._any_port)
             bound, bus = self._socket.getsockname()[1], external_bus()
             if bus is not None:
                 self._plan = Plan(bound, bus.servers, bus.user, bus.password)
             else:
-                # An external server that was named for this stack stays its own until `loom down`.
+                # An external server chosen for this stack stays in use until `loom down`.
                 self._plan = replace(old, port=bound) if old is not None else Plan(bound)
             self._plan.write(self._home)
         if self._plan.servers:
             del self._parts["nats"]
         elif not alive:
-            # Its address and credentials exist before it does, so that all can be started at once.
+            # The server's address and credentials exist before it runs, so all parts can start at once.
             self._nats().prepare()
         for watched in self._parts.values():
             record = parts.living(self._home, watched.name)
@@ -155,7 +155,7 @@ class Supervisor:
             record = Record.of("nats", child.pid)
             watched.started(record, child)
         except StoreInUse:
-            # One that was started just before its supervisor died, or is just about to end.
+            # It was started just before its supervisor died, or is about to end.
             pid = server.pid()
             if pid is None:
                 raise
@@ -164,7 +164,7 @@ class Supervisor:
         _note(self._home, record)
 
     def _wait(self, wake: int) -> None:
-        """Until a part ends, a signal comes, or it is time to look."""
+        """Wait until a part ends, a signal arrives, or the next check is due."""
         poll = select.poll()
         poll.register(wake, select.POLLIN)
         for watched in self._parts.values():
@@ -193,7 +193,7 @@ class Supervisor:
             self._ending = self._ending or self._no_job_active()
 
     def _failed(self, watched: Watched, why: str, exit_code: int) -> None:
-        """A part ended or could not start. Before the stack ever answered, its sentence is the user's."""
+        """A part ended or could not start. Until the stack has answered once, the user sees its error."""
         if self._ending:
             return
         watched.failed(time.monotonic())
@@ -238,7 +238,7 @@ class Supervisor:
         return self._ask(lambda api: not api.jobs(active=True), timeout_s=2.0)
 
     def _ask(self, question: Callable[[Client], bool], timeout_s: float) -> bool:
-        """Ask the API; no answer is a no."""
+        """Ask the API; no answer counts as no."""
         weaver = self._parts["weaver"]
         if weaver.process is None:
             return False
@@ -255,17 +255,17 @@ class Supervisor:
 class _Fatal(LoomError):
     def __init__(self, why: str, exit_code: int) -> None:
         super().__init__(why)
-        self.exit_code = exit_code  # type: ignore[misc] # what the part's own error had
+        self.exit_code = exit_code  # type: ignore[misc] # the exit code of the part's own error
 
 
 def say(text: str) -> None:
-    """One line in the supervisor's log. A full disk costs the line, not the supervisor."""
+    """Write one line to the supervisor's log. A full disk costs the line, not the supervisor."""
     with contextlib.suppress(OSError):
         print(time.strftime("%Y-%m-%dT%H:%M:%S"), text, file=sys.stderr, flush=True)
 
 
 def _note(home: Home, record: Record) -> None:
-    """Record a part. On a full disk it runs without, and its own lock keeps a second one away."""
+    """Record a part. On a full disk it runs unrecorded, and its own lock prevents a second one."""
     try:
         record.write(home)
     except OSError as error:
@@ -273,7 +273,7 @@ def _note(home: Home, record: Record) -> None:
 
 
 def take_lock(home: Home, wait_s: float) -> int | None:
-    """The right to supervise this home, held until the descriptor is closed; None if somebody else has it."""
+    """The lock to supervise this home, held until the descriptor closes; None if another process has it."""
     lock = os.open(home.parts_dir / "supervisor.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + wait_s
     while True:
@@ -288,7 +288,7 @@ def take_lock(home: Home, wait_s: float) -> int | None:
 
 
 ALREADY = 75
-"""Exit status of a supervisor that found another one at work."""
+"""Exit status of a supervisor that found another one running."""
 
 
 def main() -> int:
@@ -302,7 +302,7 @@ def main() -> int:
 
 
 def supervise(home: Home, port: int, any_port: bool) -> int:
-    """Supervise in this process until told to end."""
+    """Supervise in this process until a signal ends it."""
     lock = take_lock(home, wait_s=0.3)
     if lock is None:
         return ALREADY

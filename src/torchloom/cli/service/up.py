@@ -1,4 +1,4 @@
-"""`loom up`: start everything this host needs, or adopt what is left of it."""
+"""`loom up`: start everything this host needs, and adopt parts that still run."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import typer
 
 EXAMPLES = (
     ("loom up", "on 127.0.0.1:8700"),
-    ("loom up --port 0 --home ~/second", "a second one beside it, on any free port"),
+    ("loom up --port 0 --home ~/second", "a second instance, on any free port"),
     ("loom up --systemd > ~/.config/systemd/user/torchloom.service", "a unit for systemd"),
-    ("loom up --nats nats://bus:4222", "with a NATS server that runs already"),
+    ("loom up --nats nats://bus:4222", "with an existing NATS server"),
 )
 
 
@@ -31,12 +31,14 @@ def command(
             "LOOM_NATS_PASSWORD.",
         ),
     ] = "",
-    foreground: Annotated[bool, typer.Option("--foreground", help="Stay here and log here.")] = False,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Run in the foreground and log to the terminal.")
+    ] = False,
     systemd: Annotated[
         bool, typer.Option("--systemd", help="Print a systemd unit that does this, and do nothing.")
     ] = False,
 ) -> None:
-    """Start everything here: message bus, weaver, agent. Restarts what dies; adopts what still runs."""
+    """Start message bus, weaver and agent on this host. Restarts a part that dies; adopts running ones."""
     from torchloom.cli.access.open import page_line
     from torchloom.cli.service import parts, stack
     from torchloom.cli.service.plan import DEFAULT_PORT, Plan
@@ -69,7 +71,7 @@ def command(
     if not start.ours:
         print(f"torchloom is already up at {endpoint.url} (`loom open` for the page)")
         if port not in (None, 0) and not endpoint.url.endswith(f":{port}"):
-            print("loom: --port has no effect on what already runs; use `loom down` first.", file=sys.stderr)
+            print("loom: --port has no effect while torchloom is up; use `loom down` first.", file=sys.stderr)
         return
     print(f"torchloom is up at {endpoint.url} (in {time.monotonic() - began:.1f} s)")
     print(f"home   {where.root}")
@@ -86,7 +88,7 @@ def _foreground(root: Path, port: int) -> None:
     status = supervise(Home(root), port, any_port=False)
     if status == ALREADY:
         raise Conflict(f"torchloom is already up for {root}", hint="use `loom down` first")
-    parts.end_stay(Home(root))  # it was to live as long as this process
+    parts.end_stay(Home(root))  # it would have lived only as long as this process
     failure = parts.take_failure(Home(root), "supervisor")
     if failure is not None:
         print(f"loom: {failure[0]}", file=sys.stderr)

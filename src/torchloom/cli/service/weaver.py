@@ -25,13 +25,15 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--home", type=Path, help="directory of torchloom's state (LOOM_HOME)")
     parser.add_argument("--nats", metavar="URL", help="NATS server; credentials: LOOM_NATS_USER/_PASSWORD")
     parser.add_argument(
-        "--allow-host", action="append", default=[], metavar="NAME", help="a name the API is called by"
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="host name by which clients may call the API",
     )
     parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate (PEM); with --tls-key")
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="key of the certificate")
-    parser.add_argument(
-        "--insecure", action="store_true", help="listen elsewhere than on loopback without TLS"
-    )
+    parser.add_argument("--insecure", action="store_true", help="allow listening beyond loopback without TLS")
     parser.add_argument("--part", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--fd", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -47,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def check_exposure(options: argparse.Namespace) -> None:
-    """A token must not cross a network in the clear unless somebody says that he wants it so."""
+    """A token must not cross a network in the clear unless the user asks for it explicitly."""
     if bool(options.tls_cert) != bool(options.tls_key):
         raise UsageError("--tls-cert and --tls-key belong together.")
     for path in (options.tls_cert, options.tls_key):
@@ -56,7 +58,7 @@ def check_exposure(options: argparse.Namespace) -> None:
     if not (is_loopback(options.host) or options.tls_cert or options.insecure):
         raise UsageError(
             f"{options.host} is reachable from other machines and there is no TLS",
-            hint="give --tls-cert and --tls-key, or --insecure behind a proxy that does it",
+            hint="give --tls-cert and --tls-key, or --insecure behind a proxy that terminates TLS",
         )
 
 
@@ -68,7 +70,7 @@ def is_loopback(host: str) -> bool:
 
 
 def names_of(options: argparse.Namespace) -> frozenset[str]:
-    """Names under which clients may call: those allowed, and the address itself if it is one."""
+    """Host names by which clients may call: the allowed ones, and the address itself if it is one."""
     own = [] if options.host in ("", "0.0.0.0", "::") else [options.host]
     return frozenset(name.lower() for name in [*options.allow_host, *own])
 
@@ -105,7 +107,7 @@ async def _serve(home: Home, options: argparse.Namespace) -> None:
 
     bus = await unless_stopped(connecting, stop)
     if bus is None:
-        print("weaver: ended before it had started", file=sys.stderr)
+        print("weaver: stopped before it had started", file=sys.stderr)
         return
     try:
         from torchloom.weaver.service import Weaver

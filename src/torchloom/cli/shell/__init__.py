@@ -1,1 +1,1 @@
-"""`loom shell` and completion: the prompt, notices above it, and what may come next on a command line."""
+"""`loom shell` and completion: the prompt, the notices above it, and candidates for the next word."""

@@ -1,7 +1,7 @@
 """Candidates for completion that only the running service knows: ids, ranks, settings, versions.
 
-Each function is asked for one verb, with the arguments that stand before on the line (most need the job).
-What goes wrong is complete.py's matter.
+Each function serves one verb and gets the arguments that precede the word (most need the job). complete.py
+handles errors.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ ONLY_LIVING = frozenset({"stop", "scale", "set", "pause", "resume", "checkpoint"
 """Verbs for jobs that have not ended."""
 
 BOOL = "true or false"
-"""How the service calls that type."""
+"""The service's name for that type."""
 MOST_PLACES = 16
-"""Of one setting: more would hide the names."""
+"""Most values to list per setting: more would hide the names."""
 
 
 def _jobs(client: Client, verb: str, words: list[str]) -> Iterable[Candidate]:
@@ -47,7 +47,7 @@ def _silent(client: Client, verb: str, words: list[str]) -> Iterable[Candidate]:
 
 
 def _settings(client: Client, verb: str, words: list[str]) -> Iterable[Candidate]:
-    """`lr=`, where a setting has a few places, each of them, and where it has a few values, those too."""
+    """`lr=`; also each place of a setting if it has few places, and each value if it has few values."""
     given = {word.partition("=")[0] for word in words[1:]}
     for setting in client.config(words[0])["settings"]:
         names = [setting["name"]]
@@ -96,4 +96,4 @@ ASKED: dict[tuple[str, str], Callable[[Client, str, list[str]], Iterable[Candida
     ("operations", "operation"): _operations,
     ("operations", "cancel"): _under_way,
 }
-"""Values that the service knows, by verb (or any) and parameter."""
+"""Values from the service, by verb (or any verb) and parameter."""

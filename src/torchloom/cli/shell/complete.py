@@ -1,7 +1,7 @@
-"""What may come next on a command line: verbs, options, ids. For completion in shells and in `loom shell`.
+"""Candidates for the next word of a command line: verbs, options, ids. For shells and `loom shell`.
 
-Asks the verbs' own declarations, so that an option cannot be forgotten here, and the running service for ids.
-It never waits long and says nothing when it fails: a completion that cannot be had is no completion.
+Reads the verbs' own declarations, so that no option is missing, and asks the running service for ids.
+It never waits long and fails silently: without candidates there is simply no completion.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Option:
     takes_value: bool
     help: str
     about: str
-    """Name of the parameter: tells what its values are."""
+    """Name of the parameter, which determines its values."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a verb takes, however it declares it."""
+    """The arguments and options of a verb, however it declares them."""
 
     options: tuple[Option, ...] = ()
     arguments: tuple[str, ...] = ()
@@ -44,14 +44,14 @@ class Shape:
 
 
 def print_candidates(words: list[str]) -> int:
-    """For the completion scripts: one candidate a line, a tab, and what it is."""
+    """For the completion scripts: one line per candidate, with a tab and its description."""
     for word, said in candidates(words):
         print(f"{word}\t{' '.join(said.split())}")
     return 0
 
 
 def candidates(words: list[str]) -> list[Candidate]:
-    """What may stand in the place of the last word, which may be empty or begun."""
+    """Candidates for the last word, which may be empty or incomplete."""
     words = words or [""]
     typed = words[-1]
     if len(words) == 1:
@@ -83,12 +83,12 @@ def _of_verb(verb: str, shape: Shape, rest: list[str], typed: str) -> list[Candi
         return []
     about = shape.arguments[min(len(before), len(shape.arguments) - 1)]
     found = [c for c in _begun(typed, _values(verb, about, place, before)) if c[0] not in before]
-    # First the names of settings, and once one is typed, its values.
+    # First the names of settings; once a name is typed, its values.
     return [c for c in found if given or not c[0].partition("=")[2]]
 
 
 def _positional(shape: Shape, rest: list[str]) -> list[str]:
-    """The words so far that are arguments, not options or their values."""
+    """The arguments so far, without options and their values."""
     found, skip = [], False
     for word in rest:
         option = shape.option(word)
@@ -120,7 +120,7 @@ def _verbs() -> list[Candidate]:
 
 
 def shape_of(verb: str, part: str = "") -> Shape:
-    """What a verb takes; nothing for one that does not exist."""
+    """The declaration of a verb; empty for a verb that does not exist."""
     if verb not in VERBS:
         return Shape()
     return _argparse_shape(verb) if verb in PLAIN else _typer_shape(verb, part)
@@ -138,7 +138,7 @@ def _argparse_shape(verb: str) -> Shape:
         for action in flags.parser(verb)._actions
         if action.option_strings and action.help != argparse.SUPPRESS
     ]
-    # The script and its arguments are files of the caller: the shell knows those best.
+    # The script and its arguments are the caller's files: the shell completes those better.
     return Shape(options=tuple(found))
 
 
@@ -187,7 +187,7 @@ def _values(verb: str, about: str, place: dict[str, str], words: list[str]) -> l
         with Client(Endpoint.find(), timeout_s=ASK_WITHIN_S) as client:
             return list(asked(client, verb, words))
     except (LoomError, OSError, LookupError, ValueError, TypeError):
-        # Also what an older or newer service answers in another form.
+        # Also covers an older or newer service with another form of answer.
         return []
 
 

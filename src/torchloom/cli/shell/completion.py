@@ -1,4 +1,4 @@
-"""`loom completion`: a script that teaches a shell to complete `loom`. The words come from `complete.py`."""
+"""`loom completion`: a script that lets a shell complete `loom`. The candidates come from `complete.py`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _loom() {
 }
 complete -o default -F _loom loom
 """
-# Without candidates bash falls back to file names (-o default), which is right for scripts.
+# Without candidates bash completes file names (-o default), which is right for scripts.
 
 _ZSH = """\
 #compdef loom
@@ -51,7 +51,7 @@ SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 def command(
     shell: Annotated[str, typer.Argument(metavar="SHELL", help="bash, zsh or fish.")],
 ) -> None:
-    """Print a completion script for bash, zsh or fish: it knows verbs, options and ids of jobs."""
+    """Print a completion script for bash, zsh or fish. It completes verbs, options and job ids."""
     from torchloom.errors import UsageError
 
     if shell not in SCRIPTS:

@@ -1,4 +1,4 @@
-"""Incidents as they happen, in sentences, for somebody who is busy with something else. Only reads."""
+"""Prints incidents as they happen, in sentences, above the prompt of a busy user. Only reads."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ AGAIN_AFTER_S = 1.0
 
 
 class Notices:
-    """Follows the incidents of all jobs from now on; says each opening, decision and end once."""
+    """Follows the incidents of all jobs from now on; reports each opening, decision and end once."""
 
     def __init__(self, endpoint: Endpoint, say: Callable[[str, str], None], over: threading.Event) -> None:
         self._endpoint = endpoint
         self._say = say
         self._over = over
         self._told: dict[str, str] = {}
-        """Incident → what was said of it last."""
+        """Incident → the last sentence about it."""
         self._place = ""
 
     def follow(self) -> None:
-        """Until it is over. A stream that breaks is taken up where it was."""
+        """Follow until the shell ends. A broken stream resumes where it broke."""
         away = False
         while not self._over.is_set():
             with Client(self._endpoint, timeout_s=30.0) as client:
@@ -48,7 +48,7 @@ class Notices:
             self._over.wait(AGAIN_AFTER_S)
 
     def take(self, body: dict[str, Any]) -> None:
-        """Say what an event changed in incidents."""
+        """Report what an event changed in incidents."""
         from torchloom.cli.fleet.incidents import is_news, sentence
 
         for change in body["incidents"]:

@@ -1,4 +1,4 @@
-"""The prompt of `loom shell`: history, completion, what runs in a line below, notices above. Runs no verb."""
+"""The prompt of `loom shell`: history, completion, active jobs below, notices above. Runs no verb."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOOK_EVERY_S = 2.0
 
 
 class Verbs(Completer):
-    """The same candidates as in a shell, asked for with Tab."""
+    """The same candidates as in a shell, on Tab."""
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
         from torchloom.cli.shell.complete import candidates
@@ -52,11 +52,11 @@ class Monitor:
         self._speaking = threading.Lock()
         self._at_prompt = False
         self._unsaid: list[str] = []
-        """Notices that came while a command was writing: they wait for the next prompt."""
+        """Notices that arrived while a command was printing; the next prompt shows them."""
         self._colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
     def run(self) -> int:
-        """Until exit or Ctrl-D; the code of the last command."""
+        """Run until exit or Ctrl-D. Returns the exit code of the last command."""
         session: PromptSession[str] = PromptSession(
             history=FileHistory(str(_history_file(Home.default()))),
             completer=Verbs(),
@@ -66,7 +66,7 @@ class Monitor:
             bottom_toolbar=lambda: self._below,
             refresh_interval=1.0,
         )
-        print(f"torchloom {__version__} at {self._endpoint.url}. Tab completes, `help` lists, Ctrl-D leaves.")
+        print(f"torchloom {__version__} at {self._endpoint.url}. Tab completes, `help` lists, Ctrl-D exits.")
         threads = [
             threading.Thread(target=self._look, daemon=True),
             threading.Thread(target=Notices(self._endpoint, self.say, self._over).follow, daemon=True),
@@ -99,7 +99,7 @@ class Monitor:
                     self._at_prompt = False
 
     def say(self, text: str, mark: str) -> None:
-        """A notice, above the line that is being typed. Called by another thread."""
+        """Print a notice above the input line. Called by another thread."""
         code = {"bad": 31, "good": 32}.get(mark, 36)
         line = f"\x1b[{code}m●\x1b[0m {text}" if self._colour else f"* {text}"
         with self._speaking:
@@ -135,7 +135,7 @@ def _summary(jobs: list[tuple[str, str, int]]) -> str:
 
 
 def _history_file(home: Home) -> Path:
-    """Private from the start: command lines tell what somebody works on."""
+    """Create the history file private from the start: command lines reveal what a user works on."""
     with contextlib.suppress(LoomError):
         private_directory(home.root)
     path = home.root / "shell_history"

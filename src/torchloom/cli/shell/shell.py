@@ -1,7 +1,7 @@
-"""`loom shell`: the verbs at a prompt, or from a pipe. Owns reading lines and running them, no verb.
+"""`loom shell`: runs verbs from a prompt or a pipe. Owns reading and running lines; implements no verb.
 
-On a terminal there are history, completion and live notices; in a pipe it reads one command a line, and the
-exit code is that of the last one, as with a shell.
+On a terminal it has history, completion and live notices. From a pipe it reads one command per line and exits
+with the code of the last one, like a shell.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ EXAMPLES = (
 )
 
 NOT_HERE = frozenset({"shell", "weaver", "agent", main.COMPLETE})
-"""Verbs that would take over the process."""
+"""Verbs that need a process of their own."""
 WORDS = ("help", "exit", "quit")
-"""What the shell understands besides the verbs."""
+"""Commands of the shell besides the verbs."""
 
 
 def command() -> None:
-    """An interactive monitor: the same verbs, history, completion, incidents while you type."""
+    """Open an interactive shell: all verbs, history, completion, and incidents as they happen."""
     if sys.stdin.isatty() and sys.stdout.isatty():
         from torchloom.cli.shell.prompt import Monitor
 
@@ -39,11 +39,11 @@ def command() -> None:
 
 
 class Leave(Exception):
-    """The user has had enough."""
+    """The user wants to leave the shell."""
 
 
 def from_pipe(read: Callable[[], str], run: Callable[[str], int]) -> int:
-    """Run every line until the end; the code of the last command."""
+    """Run every line. Returns the exit code of the last command."""
     code = 0
     while line := read():
         try:
@@ -55,7 +55,7 @@ def from_pipe(read: Callable[[], str], run: Callable[[str], int]) -> int:
 
 
 def run_line(line: str) -> int:
-    """Run one command; its exit code. Raises Leave."""
+    """Run one command and return its exit code. Raises Leave."""
     try:
         words = shlex.split(line, comments=True)
     except ValueError as error:
@@ -71,9 +71,9 @@ def run_line(line: str) -> int:
         case "help" | "?":
             words = [*words[1:], "--help"]
         case verb if verb in NOT_HERE:
-            print(f"loom: `{verb}` cannot be used inside of the shell.", file=sys.stderr)
+            print(f"loom: `{verb}` cannot be used inside the shell.", file=sys.stderr)
             return 2
-    # --home and --context hold for one command only.
+    # --home and --context apply to one command only.
     before = dict(os.environ)
     try:
         return main.run(words)

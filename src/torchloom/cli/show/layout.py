@@ -1,7 +1,7 @@
-"""How a table is fitted into a terminal: which columns are left out, whether sentences go below their rows.
+"""Fits a table into a terminal: which columns to drop, and whether sentences go below their rows.
 
-Pure: texts and a width in, texts out. Ids and numbers are never cut, because half a number is a wrong one;
-what gives way are columns that tell nothing, then those that can be spared, then the place of the sentences.
+Pure: texts and a width in, texts out. Ids and numbers are never cut, because half a number is a wrong number.
+Empty columns go first, then spare columns; then the sentences move below their rows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 GAP = 3
 SENTENCE = 32
-"""A sentence in a column narrower than this is a tower of syllables: it is better off below its row."""
+"""A sentence in a column narrower than this is hard to read: it goes below its row instead."""
 NOTHING = ("", "–")
 
 
@@ -20,13 +20,13 @@ class Layout:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     below: tuple[str, ...] = ()
-    """The sentence of each row, where they are not a column of their own."""
+    """The sentence of each row, if sentences have no column."""
 
 
 def fit(
     columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, spare: Sequence[str] = ()
 ) -> Layout:
-    """The last column holds sentences; `spare` names others in the order in which they may be left out."""
+    """The last column holds sentences; `spare` names other columns in the order in which to drop them."""
     last = len(columns) - 1
     lengths = [max(len(name), *(len(row[at]) for row in rows)) for at, name in enumerate(columns)]
     silent = [at for at in range(1, last) if all(row[at] in NOTHING for row in rows)]
@@ -35,13 +35,13 @@ def fit(
     kept = _without(range(last + 1), go, beside, width)
     if _width(kept, beside) <= width or lengths[last] < SENTENCE:
         return _layout(columns, rows, kept)
-    # Below its row a sentence has the whole width, and the columns have the room that it took.
+    # Below its row a sentence has the whole width, and the columns gain its room.
     made = _layout(columns, rows, _without(range(last), go, lengths, width))
     return Layout(made.columns, made.rows, tuple(row[last] for row in rows))
 
 
 def _without(kept: Sequence[int], go: Sequence[int], lengths: Sequence[int], width: int) -> list[int]:
-    """As many of them as there is room for; those of `go` go first, in their order."""
+    """As many columns as fit; those in `go` are dropped first, in their order."""
     left = list(kept)
     for at in go:
         if _width(left, lengths) <= width:

@@ -1,4 +1,4 @@
-"""`--watch`: shows something again whenever it changes. Owns the redrawing, nothing of what is shown."""
+"""`--watch`: redraws a view whenever it changes. Owns the redrawing, not the content."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def watch(
     lines: Callable[[Value], list[object]] | None = None,
     done: Callable[[Value], bool] = lambda _: False,
 ) -> Value:
-    """Read and show until `done`, or for ever. A service that is away is waited for once it has answered.
+    """Read and show until `done`, or without end. Waits for a service that has answered before and is away.
 
-    With `lines`, NDJSON: each object that was not among those of the time before.
+    With `lines`, prints NDJSON: each object that the previous read did not contain.
     """
     before: list[object] | None = None
     frame = Frame()
@@ -56,7 +56,7 @@ def watch(
 
 
 def drawn(show: Callable[[Value], None], value: Value) -> str:
-    """What `show` prints of it."""
+    """The text that `show` prints."""
     buffer = io.StringIO()
     with contextlib.redirect_stdout(buffer):
         show(value)
@@ -64,7 +64,7 @@ def drawn(show: Callable[[Value], None], value: Value) -> str:
 
 
 class Frame:
-    """On a terminal the newest state in place of the one before; in a pipe one after the other."""
+    """On a terminal, replace the previous state; in a pipe, print one state after the other."""
 
     def __init__(self) -> None:
         self._live = output.on_terminal()
@@ -81,12 +81,12 @@ class Frame:
         self._last = text
 
     def note(self, text: str) -> None:
-        """Say below the last state why it does not change."""
+        """Print below the last state why it does not change."""
         if self._live and self._last is not None:
             self._redraw(f"{self._last}\n{text}; waiting for it\n")
 
     def _redraw(self, text: str) -> None:
-        # One write without clearing first: a terminal that is cleared before every frame flickers.
+        # One write without clearing first: clearing before every frame makes the terminal flicker.
         rows = text.splitlines()[: max(1, shutil.get_terminal_size().lines - 1)]
         start = _CLEAR_ALL + _HOME if self._last is None else _HOME
         sys.stdout.write(start + "".join(f"{row}{_CLEAR_LINE}\n" for row in rows) + _CLEAR_BELOW)

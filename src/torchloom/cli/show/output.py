@@ -1,4 +1,4 @@
-"""How reading verbs show things: JSON as it came, or a table. Owns formats, no content."""
+"""Output of the verbs that show something: the API's JSON, or a table. Owns formats, not content."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def show_troubles(client: Client) -> None:
 
 
 def show_line(value: object) -> None:
-    """One line of NDJSON, sent at once: somebody may wait for it at the other end of a pipe."""
+    """One line of NDJSON, flushed at once: a program may wait for it at the other end of a pipe."""
     print(json.dumps(value, ensure_ascii=False), flush=True)
 
 
 def table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], nothing: str, spare: Sequence[str] = ()
 ) -> None:
-    """A table that fits the terminal, which may lack the columns of `spare`; whole where it is piped."""
+    """A table that fits the terminal, without the columns of `spare` if necessary; complete in a pipe."""
     from torchloom.cli.show import layout
 
     found = list(rows)
@@ -80,7 +80,7 @@ def table(
 
 
 def _draw(shape: Layout, width: int, seen: bool) -> list[str]:
-    """Its lines: names, a rule, and one a row unless a sentence beside it is longer."""
+    """The table's lines: names, a rule, and one per row unless its sentence needs more."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -88,13 +88,13 @@ def _draw(shape: Layout, width: int, seen: bool) -> list[str]:
 
     drawn = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for number, name in enumerate(shape.columns):
-        # The last column holds sentences and gives way first; ids and numbers must stay whole.
+        # The last column holds sentences and shrinks first; ids and numbers must not be cut.
         beside = number == len(shape.columns) - 1 and not shape.below
         drawn.add_column(name, overflow="fold", no_wrap=not beside)
     for row in shape.rows:
         cells = zip(shape.columns, row, strict=True)
         drawn.add_row(*(Text(cell, _style(name, cell)) for name, cell in cells))
-    # Not to stdout directly: rich makes an error of its own of a pipe whose reader has had enough.
+    # Not to stdout directly: rich turns a closed pipe into its own error.
     text = io.StringIO()
     Console(width=width, highlight=False, force_terminal=seen, file=text).print(drawn)
     return text.getvalue().splitlines()
@@ -105,12 +105,12 @@ def _style(column: str, cell: str) -> str:
 
 
 def on_terminal() -> bool:
-    """Whether a person looks at stdout."""
+    """Whether stdout is a terminal."""
     return sys.__stdout__ is not None and sys.__stdout__.isatty()
 
 
 def seconds(value: float | None) -> str:
-    """A duration as a person says it: 0.14 s, 12.3 s, 4 min 05 s, 2 h 03 min."""
+    """A readable duration: 0.14 s, 12.3 s, 4 min 05 s, 2 h 03 min."""
     if value is None:
         return "–"
     if value < 10:
@@ -124,7 +124,7 @@ def seconds(value: float | None) -> str:
 
 
 def time_left(value: float | None) -> str:
-    """An estimate, so no fractions."""
+    """Time left, without fractions because it is an estimate."""
     return seconds(value) if value is None or value >= 10 else f"{value:.0f} s"
 
 
@@ -144,12 +144,12 @@ def clock(at_ns: int) -> str:
 
 
 def state(summary: JobSummary | JobDetail) -> str:
-    """Its state, and whether somebody holds it there."""
+    """The job's state, and whether it is paused."""
     return f"{summary['state']}, paused" if summary.get("paused") else summary["state"]
 
 
 def steps(summary: JobSummary | JobDetail) -> str:
-    """Step and, where the end is known, how much that is."""
+    """The step and, if the total is known, the percentage done."""
     step, total = summary["step"], summary["total_steps"]
     return f"{step}/{total}" if total else f"{step}"
 
@@ -161,7 +161,7 @@ def rate(steps_per_s: float) -> str:
 
 
 def number(value: float | str | None) -> str:
-    """A metric: as many digits as tell something. What is no number comes as a word."""
+    """A metric with its significant digits; NaN and infinity as words."""
     if isinstance(value, str):
         return value
     return "–" if value is None else f"{value:.4g}"

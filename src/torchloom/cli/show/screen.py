@@ -1,7 +1,7 @@
 """Log lines that scroll and one status line that stays below them. Owns what is written to the terminal.
 
-Worker output goes to stdout; everything of ours goes to stderr, so a pipe gets only what the script printed.
-Colour is never the only sign of anything and is left out where NO_COLOR is set or no terminal is.
+Worker output goes to stdout and our own output to stderr, so a pipe gets only what the script printed.
+Colour never carries meaning alone; there is none if NO_COLOR is set or the output is not a terminal.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _colourful(stream: TextIO) -> bool:
 
 
 def lines(text: str) -> list[str]:
-    """The lines of a piece of log as a terminal would leave them: of a progress bar, its last state."""
+    """The lines of a piece of log as a terminal would show them: only the last state of a progress bar."""
     found = text.removesuffix("\n").split("\n")
     return [line.rstrip("\r").rpartition("\r")[2] for line in found]
 
@@ -34,10 +34,10 @@ class Screen:
         self._status = ""
         self._shown = False
         self._shared = live and sys.stdout.isatty()
-        """Whether stdout scrolls over the status line's terminal."""
+        """Whether stdout and the status line share a terminal."""
 
     def log(self, rank: int, line: str) -> None:
-        """One line of a worker's output, with its rank in words."""
+        """Print one line of a worker's output, prefixed with its rank."""
         prefix = f"[rank {rank}] "
         if _colourful(sys.stdout):
             prefix = f"\x1b[{_RANK_COLOURS[rank % len(_RANK_COLOURS)]}m{prefix}\x1b[0m"
@@ -46,12 +46,12 @@ class Screen:
         sys.stdout.write(f"{prefix}{line}\n")
 
     def flush(self) -> None:
-        """After a batch of lines: show them, and the status line again."""
+        """After a batch of lines: flush them and redraw the status line."""
         sys.stdout.flush()
         self._show()
 
     def say(self, text: str, mark: str = "") -> None:
-        """One sentence of ours. `mark` is `good`, `bad` or nothing."""
+        """Print one sentence of our own. `mark` is `good`, `bad` or empty."""
         sys.stdout.flush()
         self._hide()
         colour = {"good": 32, "bad": 31}.get(mark, 36)
@@ -69,7 +69,7 @@ class Screen:
         self._show()
 
     def close(self) -> None:
-        """No status line from here on."""
+        """Remove the status line for good."""
         self._hide()
         self._live = False
 
@@ -82,7 +82,7 @@ class Screen:
     def _show(self) -> None:
         if not self._live or self._shown or not self._status:
             return
-        # A line that wraps could not be cleared again.
+        # A wrapped line could not be cleared.
         width = shutil.get_terminal_size().columns - 1
         text = self._status if len(self._status) <= width else self._status[: max(0, width - 1)] + "…"
         sys.stderr.write(f"\x1b[2m{text}\x1b[0m" if _colourful(sys.stderr) else text)

@@ -1,4 +1,4 @@
-"""Words of the API that options take: states, orders, labels. Checked here: a mistake is one sentence."""
+"""Values of options that come from the API: states, orders, labels. Reports a wrong value in one sentence."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Topic = Literal["job", "worker", "incident", "node", "device", "config", "system
 
 
 def check(given: Iterable[str], kind: Any, what: str) -> list[Any]:
-    """Words that may be separated by commas, each one of a Literal's."""
+    """Comma-separated words, each of them a member of a Literal."""
     known = get_args(kind)
     found = [word for text in given for word in text.split(",") if word]
     for word in found:

@@ -1,4 +1,4 @@
-"""What happens to a job, in sentences: each said once. Pure: views of the API in, words out."""
+"""What happens to a job, in sentences, each printed once. Pure: views of the API in, text out."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
 
 
 class Story:
-    """Remembers what has been said of one job."""
+    """Remembers which sentences about one job were already printed."""
 
     def __init__(self, job: str) -> None:
         self._job = job
         self._state = ""
         self._told: dict[str, bool] = {}
-        """Incidents by id, and whether their end has been told."""
+        """Incidents by id, and whether their end was reported."""
         self._paused = False
         self._version = 0
         self._decided: dict[str, str] = {}
-        """What was decided about them when they were told last."""
+        """The decision about each incident at its last report."""
 
     def tell(self, view: JobDetail) -> list[tuple[str, str]]:
-        """The sentences that are new in this view, with a mark for each."""
+        """The sentences that are new in this view, each with its mark."""
         told = self._incidents(view["incident_list"])
         state, first = view["state"], not self._state
         if state != self._state:
@@ -34,12 +34,12 @@ class Story:
         return told + self._steering(view)
 
     def _steering(self, view: JobDetail) -> list[tuple[str, str]]:
-        """What somebody did to it from elsewhere."""
+        """Changes that somebody made from elsewhere: pauses, settings."""
         told: list[tuple[str, str]] = []
         paused, version = bool(view.get("paused")), view.get("config_version", 0)
         if paused != self._paused:
             self._paused = paused
-            hint = f"; `loom resume {self._job}` lets it continue"
+            hint = f"; `loom resume {self._job}` continues it"
             told.append((f"{self._job} is paused{hint}" if paused else f"{self._job} continues", ""))
         if version > self._version:
             told.append((f"config version {version} is in force; see `loom config {self._job}`", ""))
@@ -51,7 +51,7 @@ class Story:
             case "starting" if first:
                 return [(f"{self._job}: {_workers(view)} starting", "")]
             case "backoff" if any(_waits_for(one) for one in view["incident_list"][-1:]):
-                return []  # the incident says so, in the same words
+                return []  # the incident's sentence says the same
             case "waiting" | "backoff" | "stopping":
                 return [(f"{view['state']}: {view['reason']}", "")]
             case "running" if view["generation"] <= 1:
@@ -79,7 +79,7 @@ class Story:
 
 
 def _waits_for(incident: IncidentView) -> bool:
-    """Whether the job is started again because of this incident."""
+    """Whether the job restarts because of this incident."""
     return incident["open"] and incident["action"] in ("restart", "wait")
 
 
@@ -102,7 +102,7 @@ def status_line(view: JobDetail) -> str:
 
 
 def summary(view: JobDetail) -> str:
-    """How it ended, in one sentence with the numbers that matter."""
+    """How the job ended, in one sentence with the numbers that matter."""
     took = [i["recovery_s"] for i in view["incident_list"] if i["recovery_s"] is not None]
     parts = [f"{view['step']} steps in {output.seconds(view['elapsed_s'])}"]
     count = view["restarts"]

@@ -1,7 +1,6 @@
-"""What the service says about a field of a request, in the words of the command line.
+"""Rewrites the service's errors about request fields in terms of command-line options.
 
-Owns the table from fields to options. A field that no option made (an API that is newer, a policy file) keeps
-its own name.
+Owns the table from fields to options. A field without an option (a newer API, a policy file) keeps its name.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from torchloom.errors import LoomError, UsageError
 _OPTIONS = {
     "checkpoint.directory": "CHECKPOINT_DIR",
     "checkpoint.every": "CHECKPOINT_EVERY",
-    "cwd": "the present directory",
+    "cwd": "the current directory",
     "duration_s": "--for",
     "env": "the environment",
     "expected_steps": "--expect-steps",
@@ -44,7 +43,7 @@ _OPTIONS = {
 
 
 def sentence(error: LoomError) -> str:
-    """The error as a person at a shell reads it."""
+    """The error in the words of the command line."""
     text = str(error)
     field = error.field if isinstance(error, UsageError) else ""
     if not field or not text.startswith(field):
@@ -54,7 +53,7 @@ def sentence(error: LoomError) -> str:
 
 
 def option_of(field: str) -> str:
-    """The option that a field comes from; of `ranks.3` that of `ranks`."""
+    """The option that a field comes from; for `ranks.3` the one of `ranks`."""
     name = field
     while name:
         if name in _OPTIONS:
