@@ -1,4 +1,4 @@
-"""The daemon on each host: starts, watches and ends processes, reads black boxes, reports. Holds no opinion.
+"""The daemon on each host: starts, watches and ends processes, reads black boxes, reports. Decides nothing.
 
 main         the agent's life: assemble, adopt, join, serve, leave
 host         what runs here, and the means to act on it; journal: what must survive the agent

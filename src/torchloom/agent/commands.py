@@ -1,8 +1,8 @@
-"""Receives commands: checks the epoch, answers at once, does each effect at most once, says the result.
+"""Receives commands: checks the epoch, answers at once, performs each effect at most once, reports results.
 
-An effect that comes again while it is being done is not done twice; one that is done has its result said
-again under the same id; only the end of strays is tried again. What an effect means is in `start`, `stop` and
-`stores`.
+An effect that arrives again while in progress is not performed twice; for a finished effect, the agent
+reports its result again under the same id. Only ending stray processes is retried. `start`, `stop` and
+`stores` define what each effect does.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ _REMEMBERED = 2048
 
 @dataclass
 class _Known:
-    """An effect that was accepted, and its result once there is one."""
+    """An accepted effect, and its result once there is one."""
 
     effect: Effect
     result: Result | None = None
 
 
 def _worth_another_try(known: _Known) -> bool:
-    """Nothing else will end a worker that counts as dead, and its job does not start before."""
+    """Nothing else will end a worker that counts as dead, and its job waits for that end."""
     failed = isinstance(known.result, EffectFailed)
     return failed and isinstance(known.effect, StopWorkers) and known.effect.strays
 
@@ -82,7 +82,7 @@ class Commands:
         else:
             if command.session not in ("", self._host.session):
                 log.warning("a command for another agent of the name %s is left to it", self._host.node)
-                return  # no word: a refusal of ours might come before the answer of who is meant
+                return  # stay silent: our refusal might arrive before the addressed agent's answer
             receipt = await self._check_epoch(command) or self._accept(command)
         await self._bus.respond(message, codec.encode(receipt))
 
@@ -128,7 +128,7 @@ class Commands:
             result = await self._carry_out(effect, env)
         except LoomError as error:
             result = self._failed(effect, str(error))
-        except Exception as error:  # the weaver must hear of it, whatever it was
+        except Exception as error:  # the weaver must learn of every failure
             log.exception("effect %s failed", effect.id)
             result = self._failed(effect, f"the agent failed at it: {type(error).__name__}: {error}")
         known.result = result
@@ -163,5 +163,5 @@ class Commands:
         return EffectFailed(node=self._host.node, effect=effect.id, why=why)
 
     def _say(self, effect: Effect, result: Result) -> None:
-        """Under an id made from the effect's: said again, it is the same event."""
+        """Under an id derived from the effect's id: a repeated report is the same event."""
         self._host.reporter.say(result, f"{effect.id}.{result.__struct_config__.tag}")

@@ -1,4 +1,4 @@
-"""The agent's memory: which workers and stores run on this host, and with what it acts on them.
+"""The agent's memory: which workers and stores run on this host, and the means to act on them.
 
 Owns the tables and the inventory made from them. It starts, stops and watches nothing itself.
 """
@@ -30,13 +30,13 @@ from torchloom.wire.blackbox import Header
 
 
 def order_id(effect: EffectBase) -> str:
-    """Names what an effect started, also across two lives of a job's name or of the event stream."""
+    """Identifies what an effect started, even if a job's name or the event stream is reused."""
     return hashlib.sha256(codec.encode(effect)).hexdigest()[:12]
 
 
 @dataclass
 class ToldText:
-    """A text of the black box that is sent when it changed, and now and then."""
+    """A text of the black box, sent when it changes and from time to time."""
 
     version: int = 0
     age: int = 0
@@ -52,7 +52,7 @@ class LocalWorker:
     pid: int
     start_ticks: int
     process: Process | None
-    """None when it was gone before it could be held."""
+    """None if the process was gone before we could open a pidfd."""
     box: ReadableBox | None
     log: Path
     spawner: str
@@ -62,25 +62,25 @@ class LocalWorker:
     note: ProcessNote | None = None
     """Its journal entry, if it has no box."""
     damaged_box: Path | None = None
-    """The file of a box that cannot be read; it goes with the worker."""
+    """The file of an unreadable box; removed with the worker."""
     started_ns: int = field(default_factory=time.monotonic_ns)
     ending: bool = False
-    """Its process has been seen to end; the exit is being put into words."""
+    """Its process has ended; the exit report is being prepared."""
     told: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when its exit has been said."""
+    """Set once its exit is reported."""
     oom_kills: tuple[str, int] | None = None
-    """What the OOM killer had ended in its cgroup when that was looked at last."""
+    """The OOM kills counted in its cgroup at the last look."""
     first_step_told: bool = False
     end_seen: bool = False
-    """Its script has ended, and that was looked at."""
+    """Its script has ended, and the end record was examined."""
     device_version: int = 0
     hyper: ToldText = field(default_factory=ToldText)
     settings: ToldText = field(default_factory=ToldText)
     answers_version: int = 0
     answers: dict[AttemptId, Answer] = field(default_factory=dict)
-    """What it was seen to answer, and is said."""
+    """Answers of this worker that were seen and reported."""
     saves: Saves = field(default_factory=Saves)
-    """What has been told of its checkpoints."""
+    """What has been reported about its checkpoints."""
 
     @property
     def event_stem(self) -> str:
@@ -113,7 +113,7 @@ class Store:
 
 @dataclass(eq=False, kw_only=True)
 class Host:
-    """Everything the rooms of the agent share."""
+    """Everything the agent's modules share."""
 
     home: Home
     node: str
@@ -129,14 +129,14 @@ class Host:
     workers: dict[WorkerRef, LocalWorker] = field(default_factory=dict)
     stores: dict[RendezvousRef, Store] = field(default_factory=dict)
     starting: dict[WorkerRef, asyncio.Event] = field(default_factory=dict)
-    """Workers whose start is under way; the event is set when it is over, one way or the other."""
+    """Workers whose start is in progress; the event is set when the start has succeeded or failed."""
     mail_ns: int = 0
     """When mail was delivered or answered last, on the monotonic clock."""
     mail_came: asyncio.Event = field(default_factory=asyncio.Event)
     withdrawn: set[WorkerRef] = field(default_factory=set)
-    """Starting workers that are to be stopped already."""
+    """Workers to be stopped while they are still starting."""
     lingering: set[asyncio.Task[None]] = field(default_factory=set)
-    """Each waits for a killed process of a start that failed, which does not end."""
+    """Each task waits for a process of a failed start that was killed but has not ended."""
 
     def log_file(self, job: str, rank: int) -> Path:
         return self.home.jobs_dir / job / f"rank-{rank}.log"
@@ -145,7 +145,7 @@ class Host:
         return [worker for worker in self.workers.values() if not worker.ending]
 
     def inventory(self) -> Inventory:
-        # Also those whose exit is said: it may not be in the stream yet.
+        # Also workers whose exit is reported: the report may not be in the stream yet.
         ending = [w for w in self.workers.values() if w.ending]
         return Inventory(
             hostname=socket.gethostname(),

@@ -1,8 +1,7 @@
-"""What an agent must still know after its own death: epoch, ended incarnations, processes without a black
-box.
+"""What must survive the agent's own death: epoch, ended incarnations, processes without a black box.
 
-Owns the directory `<home>/agent` and the lock that lets only one agent per home run. The black boxes are the
-journal of running workers; here is only what they cannot hold. No environment and no secret is written.
+Owns the directory `<home>/agent` and the lock that allows only one agent per home. The black boxes are the
+journal of running workers; this one holds only what they cannot. It contains no environment and no secret.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ class Journal:
             self._lock = None
 
     def installation(self) -> str:
-        """Names this home for good, and no other; by its place on the disk where nothing can be written."""
+        """A permanent, unique id of this home; derived from its place on disk if nothing can be written."""
         path = self._directory / "id"
         try:
             if not path.exists():
@@ -101,7 +100,7 @@ class Journal:
 
     # -- ended incarnations ---------------------------------------------------------------------
     def has_ended(self, ref: WorkerRef, order: str) -> bool:
-        """Whether what this order started is over, so that the order come again must not start it again."""
+        """Whether this order's workers have ended: then a repeated order must not start them again."""
         return _ended_line(ref, order) in self._ended_of(ref.job)
 
     def keep_ended(self, ref: WorkerRef, order: str) -> None:
@@ -139,7 +138,7 @@ class Journal:
         (self._notes / note.name).unlink(missing_ok=True)
 
     def notes(self) -> list[ProcessNote]:
-        """What earlier agents left; a file that cannot be read is thrown away and said in the log."""
+        """Entries of earlier agents; removes an unreadable file and logs that."""
         found = []
         for path in sorted(self._notes.glob("*.json")):
             try:
@@ -155,7 +154,7 @@ def _ended_line(ref: WorkerRef, order: str) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file so that readers see the old or the new one, whole."""
+    """Replace a file atomically: readers see the old content or the new."""
     fresh = path.with_name(f".{path.name}.new")
     try:
         fresh.write_text(text)

@@ -1,7 +1,8 @@
-"""Mail for workers: into their mailboxes as it comes, and their answers to the stream as they appear.
+"""Delivers mail to workers' mailboxes, and reports their answers to the stream.
 
-A mailbox is state (core/transaction): what comes twice, late or out of order changes nothing. The black box
-persists, so neither an agent's end nor the bus being away loses an answer. Nothing here judges what is said.
+A mailbox is state (core/transaction): mail that arrives twice, late or out of order changes nothing. The
+black box persists, so neither a dead agent nor an unreachable bus loses an answer. This module does not
+interpret mail or answers.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from torchloom.wire.blackbox import Mailbox, View
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.003
-"""How often boxes are looked at while answers are to be expected …"""
+"""How often to poll the boxes while answers are expected …"""
 LOOK_IDLE_S = 0.25
-"""… and otherwise: a rank with slow steps, or one that an earlier agent has told something."""
+"""… and otherwise: a rank may have slow steps, or mail from an earlier agent."""
 EXPECT_FOR_NS = 5 * 10**9
 _MOST_BYTES = 300_000
-"""Of answers in one event; a message may have 1 MiB."""
+"""Most bytes of answers in one event; a message may have 1 MiB."""
 _numbers = itertools.count(1)
 
 
 def post_mail(host: Host, effect: PostMail) -> None:
-    """Merge the mail into the mailboxes of those workers that are here. Of the others the exits are said."""
+    """Merge the mail into the mailboxes of workers on this host. For the others, exits are reported."""
     mails = unpack_mail(effect.mail.encode())
     blind = []
     for ref in effect.workers:
@@ -56,7 +57,7 @@ def post_mail(host: Host, effect: PostMail) -> None:
 
 
 def put(view: View, mails: tuple[Mail, ...]) -> None:
-    """The version word is written last: it makes the worker look."""
+    """Write the version word last: a new version makes the worker read the mail."""
     held = _held(view)
     merged = reduce(post, mails, held)
     if merged == held:
@@ -69,7 +70,7 @@ def put(view: View, mails: tuple[Mail, ...]) -> None:
 
 
 def _held(view: View) -> tuple[Mail, ...]:
-    """Only agents write here; what cannot be read was left by one that died in the middle of it."""
+    """Only agents write here; unreadable content is from an agent that died while writing."""
     try:
         return unpack_mail(view.read_blob(blackbox.MAIL) or b"")
     except ValueError:
@@ -80,7 +81,7 @@ def _held(view: View) -> tuple[Mail, ...]:
 
 
 async def follow_answers(host: Host) -> None:
-    """Say what ranks answer, for ever."""
+    """Report the ranks' answers, until cancelled."""
     while True:
         if look_at_answers(host):
             host.mail_ns = time.monotonic_ns()
@@ -94,7 +95,7 @@ async def follow_answers(host: Host) -> None:
 
 
 def look_at_answers(host: Host) -> bool:
-    """Say everything new in all boxes, in one event per job if it fits. Whether there was any."""
+    """Report all new answers, in one event per job if they fit. Returns whether there were any."""
     found: dict[tuple[str, int], list[Answer]] = {}
     for worker in host.running():
         if worker.box is not None and not worker.box.closed:
@@ -135,7 +136,7 @@ def _portions(answers: list[Answer]) -> list[str]:
 
 
 def answers_text(box: ReadableBox) -> str:
-    """All that a worker had answered when it ended."""
+    """All answers a worker had given when it ended."""
     if box.closed:
         return ""
     return (box.view.read_blob(blackbox.ANSWERS) or b"").decode("utf-8", "replace")

@@ -1,6 +1,6 @@
-"""The agent's life: wire the rooms, adopt, join, serve, leave. Owns no logic of its own.
+"""The agent's life cycle: assemble the modules, adopt, join, serve, leave. Contains no other logic.
 
-The end of the agent is never the end of a worker: whoever runs goes on and is adopted by the next agent.
+The end of the agent never ends a worker: workers keep running, and the next agent adopts them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ async def serve(
     log_limit: int = DEFAULT_LIMIT,
     ready: asyncio.Event | None = None,
 ) -> None:
-    """Serve this host until `stop` is set. Cancelled instead, it drops everything as a crash would.
+    """Serve this host until `stop` is set. If cancelled instead, it drops everything as a crash would.
 
     `prewarm` starts a spawner for the agent's own interpreter and environment at once. Spawners without
     workers end with the agent unless `keep_spawners` is set by then (an agent about to be replaced).
@@ -80,7 +80,7 @@ async def serve(
         samples = Samples(host)
         windows = Windows(host, samples)
         commands, queries = Commands(host, watch, bus, tasks), Queries(host, bus, tasks, samples)
-        # Before it has joined: the first commands come as soon as that is read.
+        # Before joining: the first commands arrive as soon as the weaver reads the join.
         subscriptions.append(await _subscribe(bus, subjects.command(node), commands.receive))
         bus.on_reconnect.append(name.greet)
         await name.take(stop)
@@ -113,7 +113,7 @@ async def serve(
             host.reporter.say(NodeLeft(node=node), f"{host.session}.left")
             if not await host.reporter.drain(_GOODBYE_WITHIN_S):
                 log.warning("%d events could not be delivered before the end", host.reporter.waiting)
-        watch.look_away()  # an end that is seen while the tasks end would begin one that nobody waits for
+        watch.look_away()  # an exit seen during shutdown would start a task that nobody waits for
         await tasks.cancel()
         keep = not (clean or refused) or (keep_spawners is not None and keep_spawners.is_set())
         await host.spawners.close(quit_unused=not keep)
@@ -165,7 +165,7 @@ async def _either(*events: asyncio.Event) -> None:
 
 
 async def _adopt(host: Host, watch: ExitWatch) -> None:
-    """What is found is watched from now on; what there is to say of it waits until this node has joined."""
+    """Watch what is found from now on; reports about it wait until this node has joined."""
     workers = await adopt.find_workers(host)
     stores, lost = adopt.find_stores(host)
     host.workers.update({worker.ref: worker for worker in workers})
@@ -196,7 +196,7 @@ async def _subscribe(bus: Bus, subject: str, handler: Handler) -> Subscription:
 
 
 def _sweep(home: Home) -> None:
-    """Leave nothing behind that nobody needs."""
+    """Remove everything that nobody needs any more."""
     boxes.remove_empty_directories(home)
     with contextlib.suppress(OSError):
         home.sockets.rmdir()

@@ -1,9 +1,9 @@
-"""The agent's right to its node's name: taken before anything is served, and asked about from then on.
+"""The agent's claim to its node's name: acquired before it serves anything, and checked from then on.
 
-Two hosts with one name would both be commanded. So an agent first joins and asks a weaver whether the name is
-its own: until then it answers no query and is not heard, and a command names the agent that is meant. Where
-there is no weaver it serves at once, because nobody commands either, and goes on asking. Whose a name is, is
-decided in core/nodes/joining.py. Nothing here ends a worker.
+Two hosts with the same name would both execute each command. So an agent first joins and asks a weaver
+whether it owns the name. Until then it answers no query and sends no telemetry; and every command names the
+agent it is for. Without a weaver the agent serves at once, because nobody sends commands either, and keeps
+asking. core/nodes/joining.py decides who owns a name. Nothing here ends a worker.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torchloom.wire import codec, subjects
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 10.0
-"""A host that was rebooted may be back before its former self is found to be silent."""
+"""A rebooted host may be back before its previous agent counts as unreachable."""
 NOBODY_AFTER_S = 2.5
 ASK_EVERY_S = 5.0
 _FIRST_ANSWER_S = 0.25
@@ -32,7 +32,7 @@ _LAST_ANSWER_S = 2.0
 _AGAIN_S = 0.02
 _RETRY_S = 0.25
 _JOIN_AGAIN = 50
-"""Answers in a row by which the name is free, until the join counts as lost: it may only be under way."""
+"""Answers in a row that call the name free before the join counts as lost: it may still be in transit."""
 
 
 class Name:
@@ -42,25 +42,25 @@ class Name:
         self._numbers = itertools.count(1)
         self._ask_now = asyncio.Event()
         self.lost = asyncio.Event()
-        """Set when the name has become another's; `why` says so."""
+        """Set when another agent has taken over the name; `why` gives the reason."""
         self.why: Conflict | None = None
 
     async def greet(self) -> None:
-        """Say what is here, after everything that was said before; for whenever the bus is back."""
+        """Report the inventory, after all earlier reports; called whenever the bus is back."""
         self._host.reporter.say(self._joined(), self._event_id())
         self._ask_now.set()
 
     async def take(self, stop: asyncio.Event) -> None:
-        """Join, and return when the name is ours or nobody can tell; at once when `stop` is set.
+        """Join, and return when the name is ours or no weaver answers; at once when `stop` is set.
 
-        Raises Conflict when it is another's and stays so.
+        Raises Conflict if another agent owns the name and keeps it.
         """
         await self._join(stop)
         if not await self._settle(stop, time.monotonic() + NOBODY_AFTER_S):
             self._ask_now.set()
 
     async def keep(self) -> None:
-        """Ask again now and then, until the name has become another's."""
+        """Ask again from time to time, until another agent owns the name."""
         while not self.lost.is_set():
             try:
                 async with asyncio.timeout(ASK_EVERY_S):
@@ -96,7 +96,7 @@ class Name:
                 return True
             if found.name == "free":
                 free += 1
-                if give_up or free > _JOIN_AGAIN:  # it was another's, or our word was lost
+                if give_up or free > _JOIN_AGAIN:  # another agent had the name, or our join was lost
                     free, give_up = 0, 0.0
                     await self._join(stop)
                 await asyncio.sleep(_AGAIN_S)
@@ -122,7 +122,7 @@ class Name:
             raise NoResponder("an answer that cannot be read is nobody's") from None
 
     async def _join(self, stop: asyncio.Event) -> None:
-        """Straight to the stream, before anything that waits to be reported."""
+        """Append directly to the stream, before all queued reports."""
         event_id = self._event_id()
         while not stop.is_set():
             envelope = Envelope(
@@ -139,7 +139,7 @@ class Name:
                 return
             except (UsageError, ValueError, OverflowError) as error:
                 log.error("%s cannot join: %s", self._host.node, error)
-                return  # it would be refused every time
+                return  # every retry would be refused
             except LoomError as error:
                 log.info("the joining of %s waits: %s", self._host.node, error)
                 await asyncio.sleep(_RETRY_S)

@@ -1,4 +1,4 @@
-"""Answers questions about logs, black boxes, checkpoints and suspects. Bad questions get empty answers."""
+"""Answers queries about logs, black boxes, checkpoints and suspects. Malformed queries get empty answers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Queries:
             log.warning("a query that cannot be read: %s", error)
             await self._bus.respond(message, codec.encode(BoxReading(found=False)))
             return
-        if isinstance(query, AskCheckpoints):  # may take long, and the next question is not to wait
+        if isinstance(query, AskCheckpoints):  # may take long, and must not delay the next query
             self._tasks.start(self._ask_checkpoints(message, query), f"checkpoints of {query.job}")
         elif isinstance(query, AskEvidence):
             self._tasks.start(self._ask_evidence(message, query), "evidence")

@@ -1,7 +1,6 @@
-"""The way of events to the stream: in order, each under an id of its own, repeated until it is acknowledged.
+"""Publishes events to the stream: in order, each with its own id, retried until acknowledged.
 
-Nothing that was said is lost while the agent lives, however long the bus is away. Content is the callers'
-affair.
+No event is lost while the agent lives, however long the bus is unreachable. Callers own the content.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Reporter:
         return len(self._queue)
 
     async def run(self) -> None:
-        """Append what is queued, for ever."""
+        """Append queued events, until cancelled."""
         subject = subjects.node_event(self._node)
         while True:
             await self._more.wait()
@@ -65,11 +64,11 @@ class Reporter:
                 first = self._queue[0]
                 id = first.envelope.id
                 try:
-                    # At every try anew: it tells the stream's clock from this host's, however long it waited.
+                    # New at every try: it relates the stream's clock to this host's at that moment.
                     data = codec.encode(replace(first.envelope, sent_ns=time.time_ns()))
                     await self._bus.append(subject, data, id=id)
                 except (UsageError, ValueError, OverflowError) as error:
-                    # It would be refused every time, and everything behind it would wait for ever.
+                    # Every retry would be refused, and everything behind it would wait forever.
                     log.error("event %s cannot be stored and is dropped: %s", id, error)
                     self._done(first, False)
                     continue
@@ -87,7 +86,7 @@ class Reporter:
             item.stored.set_result(stored)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Wait until everything said so far is stored; False if that took too long."""
+        """Wait until all events so far are stored; False if that took too long."""
         waiting = [item.stored for item in self._queue]
         if not waiting:
             return True

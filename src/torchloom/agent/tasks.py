@@ -1,4 +1,4 @@
-"""Work that goes on beside the loop. One failing task is said in the log and ends nothing else.
+"""Background tasks of the agent. A task that fails is logged and ends nothing else.
 
 This is the wide `except` at the agent's top level: every task of the agent runs through here.
 """
@@ -25,12 +25,12 @@ class Tasks:
         task = asyncio.create_task(self._guard(work, name), name=name)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        # A task that is cancelled before its first turn has not begun its work, and nobody else would.
+        # A task cancelled before its first turn has not started its work, and nobody else would.
         task.add_done_callback(lambda _: work.close())
         return task
 
     def keep(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
-        """Like `start`, for work that never ends by itself: begun again a moment after it failed."""
+        """Like `start`, for work without an end: restarted a moment after a failure."""
         self.start(self._again_and_again(work, name), name)
 
     async def _again_and_again(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:

@@ -24,7 +24,7 @@ from torchloom.model.messages import AskCheckpoints, CheckpointAnswer, Checkpoin
 log = logging.getLogger(__name__)
 
 AT_ONCE = 2
-"""Verbs under way at the same time: verifying reads all of a checkpoint."""
+"""Most verbs in progress at the same time: verifying reads all of a checkpoint."""
 MOST_ENTRIES = 500
 """As many fit into one message; those beyond are the oldest."""
 

@@ -27,7 +27,7 @@ _LOOK_EVERY_S = 2.0
 
 
 def places(home: Home, job: str) -> dict[str, str]:
-    """What a worker is told about where states go; the job's own variables come first."""
+    """Environment variables that say where states go; the job's own variables take precedence."""
     told = {"LOOM_CHECKPOINT_DIR": str(home.root / "checkpoints")}
     if home.boxes != home.boxes_fallback:  # else it would be a disk
         told["LOOM_MEMORY_DIR"] = str(tier.directory(home.boxes, job))
@@ -52,7 +52,7 @@ async def keep(host: Host) -> None:
 
 
 def release_idle(host: Host, idle_since: dict[str, float], now_s: float, linger_s: float) -> None:
-    """Release what nobody has needed for that long; `idle_since` is the memory between looks."""
+    """Release tiers that have been unused for that long; `idle_since` keeps state between calls."""
     needed = {ref.job for ref in (*host.workers, *host.starting)} | {store.job for store in host.stores}
     found = dict(tier.found_in(host.home.boxes))
     for job in set(idle_since) - (set(found) - needed):

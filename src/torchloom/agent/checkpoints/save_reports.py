@@ -1,4 +1,4 @@
-"""Turns what workers tell about their checkpoints into events: not every save, but all that matters.
+"""Turns the workers' checkpoint reports into events: not every save, but everything that matters.
 
 The text comes from inside the user's process (checkpoint/report_text.py), so anything may be in it.
 Judges nothing: whether a failure is an incident is decided elsewhere.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torchloom.agent.host import Host, LocalWorker
 
 TELL_EVERY_NS = 5 * 10**9
-"""Saves are told this often at most; the newest one is told in the end."""
+"""Shortest time between two reports of saves; the newest save is always reported in the end."""
 _MOST_CHARS = 1000
 _CHECKPOINT = re.compile(r"step-(\d{1,18})\.g")
 
@@ -66,7 +66,7 @@ _decoder = msgspec.json.Decoder(_Told)
 
 @dataclass
 class Saves:
-    """What of one worker has been told already."""
+    """What has already been reported about one worker."""
 
     version: int = 0
     told: _Told | None = None

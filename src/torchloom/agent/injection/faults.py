@@ -29,7 +29,7 @@ _LOAD = (
     "import sys, time\nend = time.monotonic() + float(sys.argv[1])\nwhile time.monotonic() < end:\n    pass\n"
 )
 _LONG_S = 3600.0
-"""How long load lasts that was asked for without an end."""
+"""How long load lasts if the request gives no duration."""
 _NOTES_KEPT = 8
 _ANSWER_WITHIN_S = 0.2
 

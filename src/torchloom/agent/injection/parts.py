@@ -16,7 +16,7 @@ from torchloom.errors import Conflict
 from torchloom.home import Home
 
 ANSWER_WITHIN_S = 0.3
-"""What was asked for is said to be done before it is done: afterwards there may be nobody to say it."""
+"""The agent reports success before it acts: afterwards it may be dead."""
 
 
 def pid_of(home: Home, part: str) -> int:

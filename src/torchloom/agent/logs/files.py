@@ -29,7 +29,7 @@ _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 
 def mark_start(path: Path, text: str) -> None:
-    """Write one line of ours, on a line of its own. A full disk costs the mark, nothing else."""
+    """Write one line of our own, starting on a new line. A full disk costs this line, nothing else."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)

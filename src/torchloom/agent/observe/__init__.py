@@ -1,4 +1,4 @@
-"""What is seen of a worker from outside. Judges nobody.
+"""Observes workers from outside. Reports facts, makes no judgement.
 
 boxes         black boxes: map, read, write to the mailbox; words: what one says, for people
 pulse         regular looks: first steps, devices, telemetry

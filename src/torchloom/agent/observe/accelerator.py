@@ -1,7 +1,8 @@
-"""What the black box says of the device that a rank's collectives run on. Judges nobody.
+"""What the black box records about the device that runs a rank's collectives. Makes no judgement.
 
-On a device a collective is enqueued long before it runs, so a host that is 20 collectives ahead stands at its
-oldest unfinished one. Steps are the device's, too: the host's own say only how fast it launches.
+A collective is enqueued long before the device runs it, so the position of a host that is 20 collectives
+ahead is its oldest unfinished one. Steps are the device's too: the host's steps show only how fast it
+launches.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torchloom.wire.blackbox import DeviceState, Progress, Source, Step
 _OLDEST = 64
 """Records from the oldest unfinished one on that are looked at."""
 _OF_A_GROUP = 2
-"""A window shows so many of each group: the rank stands at the first, the next ones tell nothing more."""
+"""Most unfinished collectives per group in a window: the rank is at the first, the next ones add nothing."""
 _STEPS_A_LOOK = 32
 _STATES: dict[int, str] = {DeviceState.IDLE: "idle", DeviceState.BUSY: "busy", DeviceState.FAILED: "failed"}
 
@@ -100,5 +101,5 @@ def records(
 
 
 def leads(records: Iterable[blackbox.CollectiveRecord]) -> list[int]:
-    """How long each was enqueued before the device came to it; the last ones of a step tell most."""
+    """How long each was enqueued before the device started it; the last ones of a step matter most."""
     return [r.arrived_ns - r.entered_ns for r in records if r.arrived_ns][-1:]

@@ -155,7 +155,7 @@ class ReadableBox:
 
     @property
     def offset(self) -> int | None:
-        """Training step minus step; None when the script never told its training step."""
+        """Training step minus step; None if the script never reported its training step."""
         told = self.training_step
         return None if told is None else told - self.progress(Progress.TRAINING_STEP_AT)
 

@@ -1,4 +1,4 @@
-"""Records of the collectives ring as detectors know them, and which of them an exit tells. Judges nobody."""
+"""Converts records of the collectives ring for detectors, and selects those for exit reports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COMPLETION: dict[int, Completion] = {
 
 
 def record(c: blackbox.CollectiveRecord, group: str) -> Collective:
-    """A record of the ring as detectors know it."""
+    """A record of the ring in the detectors' form."""
     return Collective(
         op=words.op_name(c.op),
         group=group,
@@ -39,7 +39,7 @@ def record(c: blackbox.CollectiveRecord, group: str) -> Collective:
 
 
 def last_collectives(box: ReadableBox) -> tuple[Collective, ...]:
-    """Two that were not over, the oldest, and the two newest: where ranks disagree it is one of them."""
+    """The two oldest unfinished collectives and the two newest: if ranks disagree, then about one of these."""
     names = {key: words.group_name(group.name) for key, group in box.view.groups().items()}
     ring = list(box.view.collectives(64))
     not_over = [c for c in ring if not c.finished_ns or c.flags & blackbox.FLAG_FAILED][:2]

@@ -25,7 +25,7 @@ from torchloom.wire.blackbox import Progress, WorkerPhase
 
 SAMPLE_EVERY_S = 2.0
 WATCHED_FOR_S = 15.0
-"""A rank is sampled for so long after it was asked for last."""
+"""How long a rank is sampled after the last request for it."""
 _IDLE_CPU_SHARE = 0.005
 """Watchdog threads of c10d wake up now and then: less than this share of a core is no work."""
 _LIVING_CPU_SHARE = 0.02
@@ -102,7 +102,7 @@ class Sample:
 
 
 def _life(before: kernel.Tree, now: kernel.Tree, ns: int, wait: waiting.KernelWait, printed: int) -> str:
-    """A sign that it is at work, as a clause; empty when there is none."""
+    """Evidence that the process is working, as a clause; empty if there is none."""
     share = (now.cpu_ns - before.cpu_ns) / max(1, ns)
     if share >= _LIVING_CPU_SHARE:
         more = len(now.pids) - 1
@@ -136,7 +136,7 @@ class Samples:
         return self._watched.get(ref, NOTHING)
 
     async def run(self) -> None:
-        """Sample whoever is watched, for ever."""
+        """Sample the watched ranks, until cancelled."""
         while True:
             await asyncio.sleep(SAMPLE_EVERY_S)
             now_s = time.monotonic()

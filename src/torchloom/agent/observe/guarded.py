@@ -44,7 +44,7 @@ def guarded(worker: LocalWorker, read: Callable[[], T], otherwise: T) -> T:
 
 
 def _give_up(worker: LocalWorker, why: str) -> None:
-    """The worker goes on and is watched without its box."""
+    """The worker keeps running, and is watched without its box."""
     if worker.box is None:
         return
     log.warning("%s; %s rank %d is watched without it", why, worker.ref.job, worker.ref.rank)

@@ -59,7 +59,7 @@ def state_of(pid: int) -> str:
 
 @dataclass(frozen=True)
 class Tree:
-    """A process and all its children, as far as their counters tell whether anything goes on in them."""
+    """Counters of a process and all its children that show whether any of them is active."""
 
     root: int
     pids: tuple[int, ...]

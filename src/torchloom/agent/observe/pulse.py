@@ -41,7 +41,7 @@ _AGAIN_EVERY = 20
 
 
 async def follow_starts(host: Host) -> None:
-    """Say first steps, devices and scripts that failed within milliseconds, for ever."""
+    """Report first steps, devices and failed scripts within milliseconds, until cancelled."""
     while True:
         eager = False
         look_at_ends(host)
@@ -91,7 +91,7 @@ def _look_at_device(host: Host, worker: LocalWorker, box: ReadableBox) -> None:
 
 
 async def beat(host: Host, bus: Bus) -> None:
-    """Send telemetry and bound the logs, for ever."""
+    """Send telemetry and bound the logs, until cancelled."""
     while True:
         pulses = [
             found
@@ -138,7 +138,7 @@ def portions(pulses: list[WorkerPulse]) -> list[list[WorkerPulse]]:
 
 
 def pulse_of(worker: LocalWorker, now_ns: int) -> WorkerPulse:
-    """How one worker is at `now_ns`."""
+    """The state of one worker at `now_ns`."""
     box = worker.box
     if box is None or box.closed:
         alive_s = (now_ns - worker.started_ns) / 1e9

@@ -36,7 +36,7 @@ _STARTERS = (
     *("/torchloom/probe/program.py", "/torchloom/probe/worker.py"),
     *("/torchloom/spawner/", "<frozen runpy>"),
 )
-"""What runs a script: the same below every stack, and of use to nobody."""
+"""Frames that run a script: the same at the bottom of every stack, and of no use."""
 _CHILD_STARTS = ("_worker_loop", "_bootstrap", "spawn_main")
 """Frames above which a child process runs what it was started for."""
 _NICENESS = "10"
@@ -109,7 +109,7 @@ async def read(pid: int, child: bool = False) -> Stack | None:
     finally:
         if process.returncode is None:
             process.kill()
-            # Its end is waited for: after the loop is closed there would be nobody to tell of it.
+            # Wait for its end: after the loop is closed, nothing would receive it.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_ENDS_WITHIN_S):
                     await process.communicate()

@@ -1,6 +1,6 @@
 """What a blocked thread waits for, by the system call it is in: in words, and who could end it.
 
-Reads /proc and judges nobody. "Nothing outside could wake it" is claimed only where that is seen for every
+Reads /proc and makes no judgement. "Nothing outside could wake it" is claimed only if that holds for every
 thread: a lock that is private to the process, without a time limit, and no signal handler that could
 release it. A lock in shared memory, a file, a pipe, a socket or a child may be released by another process.
 """
@@ -99,7 +99,7 @@ NOTHING = KernelWait("unknown")
 
 
 def of_thread(pid: int, thread: int) -> KernelWait:
-    """What one thread waits for; `unknown` when it runs, or nobody may look."""
+    """What one thread waits for; `unknown` if it runs or we have no permission to look."""
     call = read_small(f"/proc/{pid}/task/{thread}/syscall").split()
     if len(call) < 7 or not call[0].isdigit():
         return NOTHING
@@ -131,8 +131,8 @@ def of_process(pid: int) -> KernelWait:
 def waits_on(pids: tuple[int, ...]) -> WaitsOn:
     """What the threads of these processes wait for, c10d's own excepted.
 
-    `lock` only when nothing outside of these processes could wake any of them; `timer` when one of them
-    sleeps; `outside` when one waits for something that another process can release. Else nobody can say.
+    `lock` only if nothing outside these processes could wake any of them; `timer` if one of them sleeps;
+    `outside` if one waits for something that another process can release; otherwise `unknown`.
     """
     locked = False
     for pid in pids:
@@ -153,7 +153,7 @@ def waits_on(pids: tuple[int, ...]) -> WaitsOn:
 
 
 def tracer(pid: int) -> str:
-    """`gdb (pid 4711)`: who debugs or traces this process; empty when nobody does."""
+    """`gdb (pid 4711)`: the debugger or tracer of this process; empty if there is none."""
     by = int(_status(pid, b"TracerPid:") or b"0")
     if not by:
         return ""

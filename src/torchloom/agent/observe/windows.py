@@ -1,4 +1,4 @@
-"""Takes a window of every worker, twice a second, and sends them: what detectors look at. Judges nobody.
+"""Takes a window of every worker twice a second and sends it to the detectors. Makes no judgement.
 
 Everything comes from the black box and from /proc, so nothing is asked of the worker. What is read in one
 look is bounded: of a job with very many collectives the newest steps are read and the others passed over.
@@ -48,7 +48,7 @@ WINDOW_EVERY_S = 0.5
 _STEPS_A_LOOK = 16
 _RECORDS_A_LOOK = 256
 _GROUPS_COUNTED = 8
-"""Groups of a rank of which every step tells how many collectives were made: a step is sent several times."""
+"""Most groups of a rank whose collectives are counted per step: each step is sent several times."""
 _WORKERS_A_MESSAGE = 64
 _ALL_STEPS_EVERY = 8
 """Looks after which all steps kept are sent again: a message may have been lost, or the weaver be new."""
@@ -95,7 +95,7 @@ class Windows:
         self._past: dict[WorkerRef, _Past] = {}
 
     async def send(self, bus: Bus) -> None:
-        """Take and send, for ever."""
+        """Take and send windows, until cancelled."""
         while True:
             found = self.take(time.monotonic_ns)
             for first in range(0, len(found), _WORKERS_A_MESSAGE):
@@ -197,7 +197,7 @@ class Windows:
         cpu, delay = _per_step(past.counted)
         sample = self._samples.of(worker.ref)
         return ProcessFacts(
-            state="S" if state in "XZ" else state,  # its end is told as an event, by whoever sees it
+            state="S" if state in "XZ" else state,  # the exit itself is reported as an event
             cpu_ns_per_step=cpu,
             run_delay_ns_per_step=delay,
             throttled_ns_per_step=_throttled_per_step(past.throttled),
@@ -288,8 +288,8 @@ def _read_device_steps(
 def _counts(
     box: ReadableBox, past: _Past, names: Mapping[int, str], now_ns: int
 ) -> tuple[tuple[PairCount, ...], bool]:
-    """Of a rank that stands still, and only once; of one that has sends or recvs this reads the whole ring.
-    Also whether these are all there ever were."""
+    """Counts per peer of a stalled rank, taken once; for a rank with sends or recvs this reads the whole ring.
+    Also whether the counts cover all collectives the rank ever made."""
     entered = box.progress(Progress.COLLECTIVES_ENTERED)
     if now_ns - box.progress(Progress.LAST_ACTIVITY_NS) < PEERS_AFTER_S * 1e9:
         return (), False
@@ -325,7 +325,7 @@ def _throttled_per_step(seen: Sequence[tuple[int, str, int]]) -> int:
 
 
 def _values(box: ReadableBox, past: _Past) -> dict[str, float]:
-    """What is watched, as the script tells it, and parameters that are no numbers."""
+    """The watched metrics that the script logged, and parameters that are not finite."""
     version = box.view.blob_version(blackbox.METRICS)
     if version != past.values_version:
         found = box.json(blackbox.METRICS)

@@ -94,7 +94,7 @@ async def _signed_in(box: ReadableBox) -> bool:
 
 
 def _from_damaged(host: Host, path: Path, named: tuple[WorkerRef, str], why: str) -> LocalWorker | None:
-    """A worker goes on whatever happens to its box: whoever has it mapped is that worker."""
+    """A worker survives the loss of its box: the process that has the box mapped is that worker."""
     pid = mapped_by(path)
     if pid is None:
         log.warning("%s; no process uses it, it is removed", why)

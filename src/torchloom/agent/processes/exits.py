@@ -1,4 +1,4 @@
-"""Sees workers and stores end, and says so: who, how, when, doing what.
+"""Watches workers and stores end, and reports who ended, how, when, and doing what.
 
 A pidfd is readable the moment its process ends, so nothing is polled. The status comes from the spawner's
 word, else from the kernel, else from the end record the probe wrote; else it is unknown. What follows from
@@ -38,10 +38,10 @@ T = TypeVar("T")
 
 _LOOK_EVERY_S = 0.01
 _STATUS_WITHIN_S = 0.05
-"""How long the status is looked for where the end record will do, or where nobody is left who would tell."""
+"""How long to look for the status if the end record suffices, or if no spawner is left to report it."""
 _WORD_WITHIN_S = 1.0
-"""How long a spawner that is there is waited for when nothing else tells how the process ended: on a busy
-host it may reap late, and "unknown" would be all there is to say."""
+"""How long to wait for a living spawner if nothing else shows how the process ended: on a busy host it may reap
+late, and the report could only say "unknown"."""
 
 
 class ExitWatch:
@@ -96,7 +96,7 @@ class ExitWatch:
             look_at_saves(self._host, worker, worker.box, time.monotonic_ns(), last=True)
 
     async def forget(self, worker: LocalWorker) -> None:
-        """The exit is in the stream: nothing of this incarnation is needed here any more."""
+        """The exit is in the stream: nothing of this incarnation is needed here now."""
         host = self._host
         host.journal.keep_ended(worker.ref, worker.order)  # before its box goes: one of both must be there
         if worker.box is not None:
@@ -160,7 +160,7 @@ class ExitWatch:
 
     # -- processes ------------------------------------------------------------------------------
     def _call_at_end(self, process: Process, call: Callable[[T], None], about: T) -> None:
-        """Call once when the process has ended: told by its pidfd, else found by looking."""
+        """Call once when the process has ended: signalled by its pidfd, otherwise found by polling."""
         loop = asyncio.get_running_loop()
 
         def ended() -> None:
@@ -178,14 +178,14 @@ class ExitWatch:
             self._tasks.start(look(), f"end of process {process.pid}")
 
     def look_away(self) -> None:
-        """See no end any more: whoever cleans up after this agent tells it."""
+        """Stop watching for exits: the next agent reports them."""
         loop = asyncio.get_running_loop()
         for process in self._processes():
             if process.fd >= 0:
                 loop.remove_reader(process.fd)
 
     def close(self) -> None:
-        """Let go of all processes; they go on."""
+        """Release all processes; they keep running."""
         self.look_away()
         for process in self._processes():
             process.close()

@@ -1,12 +1,12 @@
 """Self-fencing: ends the workers of jobs that allow it when this host has lost the control plane too long.
 
-A job's owner may want its workers replaced although nobody can see whether they live (`self_fence_s` of its
-policy). Then somebody must be sure that they do not: this host ends them itself. While there are such workers
-the agent asks the weaver that leads for a lease; a lease lasts from when the question was *sent*, so the
-weaver, which waits from when it was *heard* (and a little longer), never replaces one that lives. None is
-started without a lease: the command may have been under way for as long as this host was cut off. The
-deadline stands in the black box before the worker is forked, and the spawner keeps it too, and the worker at
-its step boundaries: the agent's own death changes nothing. For all other jobs nothing here happens.
+A job's owner may want workers replaced although nobody can see whether they are alive (`self_fence_s` of the
+policy). That is safe only if they are dead, so this host ends them itself. While it has such workers, the
+agent requests a lease from the leading weaver. The lease counts from when the request was *sent*; the weaver
+waits from when it *received* the request (and a little longer), so it never replaces a living worker. No
+worker starts without a lease: the command may have been in transit for as long as this host was cut off. The
+deadline is in the black box before the worker is forked; the spawner enforces it too, and the worker at its
+step boundaries, so the agent's death changes nothing. Nothing here applies to other jobs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LOOK_EVERY_S = 0.1
 
 
 async def lease(host: Host, bus: Bus, what_for: Literal["keep", "start"] = "keep") -> int:
-    """Since when the host has a lease, asked for now. Raises LoomError if there is none."""
+    """Request a lease and return when it began. Raises LoomError if there is none."""
     sent_ns = now_ns()
     ask = AskLease(session=host.session, what_for=what_for)
     await bus.request(subjects.lease(host.node), codec.encode(ask), timeout_s=ANSWER_WITHIN_S)
@@ -41,7 +41,7 @@ async def lease(host: Host, bus: Bus, what_for: Literal["keep", "start"] = "keep
 
 
 async def wait_for_lease(host: Host, bus: Bus, needed: Callable[[], bool]) -> int:
-    """The same for a start, as soon as there is one; 0 when it is not needed any more."""
+    """The same for a start: wait until there is a lease; 0 if it is no longer needed."""
     while needed():
         try:
             return await lease(host, bus, "start")
@@ -52,7 +52,7 @@ async def wait_for_lease(host: Host, bus: Bus, needed: Callable[[], bool]) -> in
 
 
 async def keep_lease(host: Host, bus: Bus) -> None:
-    """Ask for the lease while somebody needs it, for ever."""
+    """Renew the lease while a worker needs it, until cancelled."""
     while True:
         if _fenced(host):
             try:
@@ -63,7 +63,7 @@ async def keep_lease(host: Host, bus: Bus) -> None:
 
 
 async def enforce(host: Host) -> None:
-    """End whoever is past its deadline, for ever."""
+    """End workers past their deadline, until cancelled."""
     while True:
         for worker, fence_ns, until_ns in _fenced(host):
             if now_ns() > until_ns and worker.process is not None and not worker.ending:
@@ -89,7 +89,7 @@ def _fenced(host: Host) -> list[tuple[LocalWorker, int, int]]:
 
 
 def _renew(host: Host, sent_ns: int) -> None:
-    """Never back to life: a deadline that has passed stays passed."""
+    """A deadline that has passed stays passed."""
     for worker, fence_ns, until_ns in _fenced(host):
         if until_ns > now_ns() and worker.box is not None:
             worker.box.view.set_fence(fence_ns, max(until_ns, sent_ns + fence_ns))

@@ -97,7 +97,7 @@ class Process:
         return not self._closed and is_alive(self.pid, self.start_ticks)
 
     def status(self) -> Status | None:
-        """How it ended, if the kernel (still) tells: a zombie by its stat, a reaped one by its pidfd."""
+        """How it ended, if the kernel (still) knows: a zombie by its stat, a reaped process by its pidfd."""
         fields = _stat(self.pid)
         if len(fields) > 49 and int(fields[19]) == self.start_ticks:
             return _decode(int(fields[49])) if fields[0] == "Z" else None

@@ -68,7 +68,7 @@ class Stores:
         return Store(ref=ref, address=RendezvousAddress(keeper.host, keeper.port), process=process, note=note)
 
     async def stop(self, effect: StopRendezvous) -> EffectDone:
-        """End the store if it is there; a start under way is waited for."""
+        """End the store if it exists; wait for a start in progress first."""
         lock = self._locks.setdefault(effect.store, asyncio.Lock())
         async with lock:
             store = self._host.stores.get(effect.store)

@@ -1,8 +1,8 @@
-"""Says that the script of a worker has failed while its process is still ending.
+"""Reports that a worker's script has failed while its process is still ending.
 
 The probe writes the end record as the script ends. Taking down the interpreter and torch comes after it and
-takes half a second and more, and reports of the script's own may be sent meanwhile. Whoever lost a peer, or
-waits for its store, is told by its exit as ever: others are to be heard of first.
+takes half a second or more; this report need not wait for it. Workers that only lost a peer, or wait for
+their store, are reported by their exit as usual, so that the original failures come first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torchloom.wire.blackbox import Progress
 
 
 def look_at_ends(host: Host) -> None:
-    """Say what is new, the earliest first: it is the likeliest cause."""
+    """Report new failures, the earliest first: it is the likeliest cause."""
     found = [
         (end.at_ns, worker, worker.box, end)
         for worker in host.running()

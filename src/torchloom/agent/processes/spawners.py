@@ -92,7 +92,7 @@ class Spawners:
         self._watchers: set[asyncio.Task[None]] = set()
         self._closing = False
         self.exits: dict[tuple[int, int], ChildExit] = {}
-        """What spawners told of their children's ends, by pid and start time, until it is used."""
+        """Exits that spawners reported of their children, by pid and start time, until used."""
 
     # -- finding and starting -------------------------------------------------------------------
     async def reconnect(self) -> None:

@@ -1,7 +1,7 @@
-"""Carries out StartWorkers: from an order to running, watched processes, at most once.
+"""Performs StartWorkers: turns an order into running, watched processes, at most once.
 
-The black box, made by the spawner before the fork, is the journal: an order that comes again finds what it
-started before. If one worker cannot be started, those already started are ended: all or nothing.
+The black box, which the spawner makes before the fork, is the journal: a repeated order finds the workers it
+started before. If one worker cannot start, the agent ends those already started: all or nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SIGN_IN_WITHIN_S = 0.5
 """A newborn writes its pid into its box at once; a box without one after this long has no process."""
 _LEASES_A_START = 3
 _UNDO_WITHIN_S = 10.0
-"""How long a start that failed waits for its processes to end before that is told."""
+"""How long a failed start waits for its processes to end before it is reported."""
 _LOOK_AGAIN_S = 0.5
 
 log = logging.getLogger(__name__)
@@ -74,20 +74,20 @@ async def start_workers(
         workers=tuple(_started(host, launch) for launch in effect.launches),
     )
     for worker in workers:
-        # A turn later, so that the start is said before an end that has already happened.
+        # One turn later, so that the start is reported before an exit that has already happened.
         asyncio.get_running_loop().call_soon(watch.add, worker)
     return event
 
 
 def _started(host: Host, launch: Launch) -> StartedWorker:
     worker = host.workers.get(launch.ref)
-    if worker is None:  # it has ended already, and its exit was said
+    if worker is None:  # it has already ended, and its exit is reported
         return StartedWorker(launch.ref, 0)
     return StartedWorker(worker.ref, worker.pid, worker.devices, worker.blind)
 
 
 def _check(effect: StartWorkers) -> None:
-    """Say now what would otherwise be a riddle in a log file."""
+    """Report now what would otherwise be hard to find in a log file."""
     check_token(effect.job, "job name")
     if not Path(effect.cwd).is_dir():
         raise UsageError(f"the working directory {effect.cwd} does not exist on {effect.node}")
@@ -103,7 +103,7 @@ async def _start_leased(
     """Where the job wants it, only with a lease, and with a deadline from that lease on.
 
     The lease is asked for when the spawner is ready to fork, and the spawner refuses to fork after the
-    deadline: a host that stood still in between tries again.
+    deadline: a host that was suspended in between tries again.
     """
     if not effect.fence_s:
         return await _start(host, effect, order, launches, env)
@@ -157,7 +157,7 @@ async def _start(
             before_retry=lambda: _remove_unborn(orders),
         )
     except LoomError:
-        # A spawner that died in the middle may have started some, which only their boxes tell.
+        # A spawner that died midway may have started some workers, which only their boxes show.
         left = [(*what, _journalled(what[1])) for what in zip(launches, orders, strict=True)]
         await _undo(host, [_worker(host, wanted, order, *what) for what in left if what[2].pid])
         raise
@@ -231,7 +231,7 @@ def _signed(path: Path) -> tuple[int, int] | None:
 
 
 def _journalled(asked: dict[str, Any]) -> Started:
-    """What a start that was cut short left of this worker, as its box tells."""
+    """What an interrupted start left of this worker, according to its box."""
     for path in _box_paths(asked):
         if (who := _signed(path)) is not None:
             return Started(pid=who[0], start_ticks=who[1], box=str(path), already=True, error=None)
@@ -288,10 +288,10 @@ def _open_box(result: Started) -> tuple[ReadableBox | None, str]:
 
 
 async def _undo(host: Host, workers: Sequence[LocalWorker], within_s: float = _UNDO_WITHIN_S) -> None:
-    """End what was started of an order that failed; nobody has heard of these processes yet.
+    """End the processes of a failed order; they have not been reported to anybody yet.
 
-    One that does not end although it was killed (it waits in the kernel for a disk, say) keeps its box,
-    which names it to a later agent, and is cleaned up after whenever it is gone.
+    A process that does not end although it was killed (it may wait in the kernel for a disk) keeps its box,
+    by which a later agent finds it, and is cleaned up once it is gone.
     """
     for worker in workers:
         if worker.process is not None:

@@ -34,7 +34,7 @@ async def stop_workers(host: Host, effect: StopWorkers) -> EffectDone:
 
 
 async def _withdraw(host: Host, refs: Iterable[WorkerRef]) -> None:
-    """A start that is still under way ends by itself when its workers are withdrawn: wait for that."""
+    """A start still in progress ends by itself when its workers are withdrawn: wait for that."""
     waiting = [(ref, host.starting[ref]) for ref in refs if ref in host.starting]
     host.withdrawn.update(ref for ref, _ in waiting)
     for ref, over in waiting:
@@ -56,7 +56,7 @@ async def _end(workers: list[LocalWorker], effect: StopWorkers) -> None:
 
 
 async def _wait(workers: list[LocalWorker], seconds: float, kill_in_collective: bool) -> None:
-    """Until all have ended or the time is over; meanwhile whoever cannot end by itself is killed."""
+    """Wait until all have ended or time is up; meanwhile kill workers that cannot end by themselves."""
     give_up = time.monotonic() + seconds
     while (left := give_up - time.monotonic()) > 0:
         alive = [w for w in workers if not w.ending]

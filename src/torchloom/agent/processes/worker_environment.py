@@ -1,6 +1,6 @@
 """The environment and the start order of a worker: torchrun's variables, ours, and nothing secret of ours.
 
-Pure: from an effect and the job's environment to what the spawner is told.
+Pure: turns an effect and the job's environment into the spawner's start request.
 """
 
 from __future__ import annotations
