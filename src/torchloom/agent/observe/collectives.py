@@ -39,7 +39,7 @@ def record(c: blackbox.CollectiveRecord, group: str) -> Collective:
 
 
 def last_collectives(box: ReadableBox) -> tuple[Collective, ...]:
-    """The two oldest unfinished collectives and the two newest: if ranks disagree, then about one of these."""
+    """The two oldest unfinished collectives and the two newest: a disagreement is about one of these."""
     names = {key: words.group_name(group.name) for key, group in box.view.groups().items()}
     ring = list(box.view.collectives(64))
     not_over = [c for c in ring if not c.finished_ns or c.flags & blackbox.FLAG_FAILED][:2]

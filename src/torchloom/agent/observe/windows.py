@@ -288,7 +288,7 @@ def _read_device_steps(
 def _counts(
     box: ReadableBox, past: _Past, names: Mapping[int, str], now_ns: int
 ) -> tuple[tuple[PairCount, ...], bool]:
-    """Counts per peer of a stalled rank, taken once; for a rank with sends or recvs this reads the whole ring.
+    """Counts per peer of a stalled rank, taken once; if it has sends or recvs this reads the whole ring.
     Also whether the counts cover all collectives the rank ever made."""
     entered = box.progress(Progress.COLLECTIVES_ENTERED)
     if now_ns - box.progress(Progress.LAST_ACTIVITY_NS) < PEERS_AFTER_S * 1e9:

@@ -40,8 +40,8 @@ _LOOK_EVERY_S = 0.01
 _STATUS_WITHIN_S = 0.05
 """How long to look for the status if the end record suffices, or if no spawner is left to report it."""
 _WORD_WITHIN_S = 1.0
-"""How long to wait for a living spawner if nothing else shows how the process ended: on a busy host it may reap
-late, and the report could only say "unknown"."""
+"""How long to wait for a living spawner if nothing else shows how the process ended: on a busy host it may
+reap late, and the report could only say "unknown"."""
 
 
 class ExitWatch:
