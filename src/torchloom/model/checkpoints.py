@@ -1,6 +1,6 @@
-"""Checkpoints as the control plane speaks of them: where they are, what was saved, what a catalogue lists.
+"""Checkpoints as the control plane knows them: where they are, what was saved, what a catalogue lists.
 
-No behaviour, and no credentials: a place is an address, how to get in is the job's environment.
+No behaviour, and no credentials: a place is an address; the credentials are in the job's environment.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ class CheckpointPlace(Struct, frozen=True):
     """Where a job's checkpoints are."""
 
     uri: str
-    """A directory on the node that told it, or `s3://bucket/prefix`."""
+    """A directory on the node that reported it, or `s3://bucket/prefix`."""
     name: str
-    """What the job is called there."""
+    """The job's name in that store."""
 
 
 class SavedCheckpoint(Struct, frozen=True, kw_only=True):
-    """One state that is whole in its store."""
+    """One state that is complete in its store."""
 
     name: str
     step: int
@@ -30,7 +30,7 @@ class SavedCheckpoint(Struct, frozen=True, kw_only=True):
     memory_interval: int = 0
     """The same for states in memory; 0: they are off."""
     lost: str = ""
-    """The newest one before it, if this save found out that somebody had deleted what was in the store."""
+    """The newest one before it, if this save found that the store's content had been deleted."""
 
 
 class RejectedCheckpoint(Struct, frozen=True):
@@ -51,10 +51,10 @@ class CheckpointEntry(Struct, frozen=True, kw_only=True):
     why: str = ""
     """Why it is not whole."""
     verified_ns: int = 0
-    """When its checksums were last compared and right; 0: never."""
+    """When its checksums were last verified; 0: never."""
     pinned: bool = False
     resumable: bool = True
-    """On the line of states a restart chooses from; else it is on a branch that was left."""
+    """A restart may choose it; false: it is on a branch that the job went back from."""
     newest: bool = False
     """A restart would take this one."""
     created_ns: int = 0
@@ -64,6 +64,6 @@ class CheckpointEntry(Struct, frozen=True, kw_only=True):
     config_version: int = 0
     parent: str = ""
     finite: bool = True
-    """False: the loss or the parameters were known not to be finite numbers any more."""
+    """False: the loss or the parameters were known to be NaN or infinite."""
     metrics: dict[str, float] = {}
     lineage: dict[str, str] = {}

@@ -73,9 +73,9 @@ class StartWorkers(EffectBase, frozen=True, kw_only=True, tag="start-workers"):
     restore_step: int | None = None
     """Begin from the state of this step instead of the newest one."""
     paused: bool = False
-    """They stand before their first step until the job is resumed."""
+    """They stay paused before their first step until the job is resumed."""
     fence_s: float | None = None
-    """They end when this host has lost the control plane for so long."""
+    """They end when this host has lost the control plane for this long."""
     schedule: str = ""
     """The config's versions by training step (core/config/codec.py), for the black box."""
 
@@ -94,11 +94,11 @@ class StopWorkers(EffectBase, frozen=True, kw_only=True, tag="stop-workers"):
     grace_s: float = 0.0
     """Time between SIGTERM and SIGKILL; 0 means SIGKILL at once."""
     kill_in_collective: bool = False
-    """SIGKILL at once whoever is inside a collective, because the group is broken and it can only wait."""
+    """SIGKILL at once every worker inside a collective: the group is broken, so it could only wait."""
     let_end: bool = False
     """They are ending by themselves: no SIGTERM, and SIGKILL for what has not ended after `grace_s`."""
     strays: bool = False
-    """They count as dead already, or nobody knows them: no rank of their job starts before this is done."""
+    """They already count as dead, or are unknown: no rank of their job starts before this is done."""
 
 
 class RemoveJobFiles(EffectBase, frozen=True, kw_only=True, tag="remove-job-files"):
@@ -110,7 +110,7 @@ class RemoveJobFiles(EffectBase, frozen=True, kw_only=True, tag="remove-job-file
 
 
 class ReleaseMemory(EffectBase, frozen=True, kw_only=True, tag="release-memory"):
-    """Give the memory tier of a job back: it has ended, and nothing will be restored from it."""
+    """Free the memory tier of a job: it has ended, and nothing will be restored from it."""
 
     job: str
     generation: int
@@ -126,9 +126,9 @@ class WarmSpawner(EffectBase, frozen=True, kw_only=True, tag="warm-spawner"):
 
 
 class PostMail(EffectBase, frozen=True, kw_only=True, tag="post-mail"):
-    """Merge this mail into the mailboxes of these workers, as far as they are here.
+    """Merge this mail into the mailboxes of those of these workers that run here.
 
-    Nothing is said when it is done: the ranks' answers say it. The core closes it.
+    The agent does not report that it is done: the ranks' answers show it. The core closes it.
     """
 
     job: str
@@ -139,7 +139,7 @@ class PostMail(EffectBase, frozen=True, kw_only=True, tag="post-mail"):
 
 
 class InjectFault(EffectBase, frozen=True, kw_only=True, tag="inject-fault"):
-    """Make this go wrong in these workers."""
+    """Inject this fault into these workers."""
 
     fault: Fault
     name: str

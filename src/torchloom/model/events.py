@@ -33,13 +33,13 @@ class JobSubmitted(EventBase, frozen=True, kw_only=True, tag="job-submitted"):
     key: str = ""
     """The caller's Idempotency-Key: of several submissions with one key only the first makes a job."""
     digest: str = ""
-    """Of the request without the values of its environment, to tell a retry from a mistake."""
+    """Of the request without the values of its environment, to distinguish a retry from a reused key."""
     env_id: str = ""
     """Under which the values of its environment are kept; every submission has its own."""
 
 
 class WorkerProgress(Struct, frozen=True):
-    """How far a worker is, as the weaver's live view knew it: an input to a decision."""
+    """A worker's progress, as the weaver's live view knew it: an input to a decision."""
 
     rank: int
     steps: int
@@ -58,7 +58,7 @@ class StopRequested(EventBase, frozen=True, kw_only=True, tag="stop-requested"):
 
 
 class RestoreRequested(EventBase, frozen=True, kw_only=True, tag="restore-requested"):
-    """A person wants the job to go on from an earlier state, which was seen to be there and whole."""
+    """A person wants the job to resume from an earlier checkpoint, which was found complete."""
 
     job: str
     step: int
@@ -72,7 +72,7 @@ class RestoreRequested(EventBase, frozen=True, kw_only=True, tag="restore-reques
     config_version: int | None = None
     """The newest version of the config that the chosen state was made with."""
     made: int | None = None
-    """The last training step made when it was asked for, if the script reports one."""
+    """The last training step made at the time of the request, if the script reports one."""
     checkpoint: str = ""
     step_s: float = 0.0
 
@@ -92,7 +92,7 @@ class ChangeRequested(EventBase, frozen=True, kw_only=True, tag="change-requeste
 
     job: str
     operation: str
-    """Its id, chosen by whoever took the request."""
+    """Its id, chosen by the service that took the request."""
     kind: Kind
     values: dict[str, Any] = {}
     two_phase: bool = False
@@ -105,7 +105,7 @@ class ChangeRequested(EventBase, frozen=True, kw_only=True, tag="change-requeste
     step_s: float = 0.0
     """How long a step took lately, as the live view knew it; 0: unknown."""
     position: float = 0.0
-    """Steps that `generation` had made, with the share of the one under way; 0: unknown."""
+    """Steps that `generation` had made, plus the share of the one in progress; 0: unknown."""
     by: str
     why: str = ""
     reverts: int | None = None
@@ -130,7 +130,7 @@ class RanksAnswered(EventBase, frozen=True, kw_only=True, tag="ranks-answered"):
 
 
 class StepReached(EventBase, frozen=True, kw_only=True, tag="step-reached"):
-    """A step that an operation waits for is near. Said only when one does."""
+    """A step that an operation waits for is near. Published only while one waits."""
 
     job: str
     generation: int
@@ -138,7 +138,7 @@ class StepReached(EventBase, frozen=True, kw_only=True, tag="step-reached"):
     """The step that the foremost rank is about to make."""
     step_s: float = 0.0
     offset: int | None = None
-    """Training step minus step, if the ranks tell it alike."""
+    """Training step minus step, if all ranks report the same."""
 
 
 class JobDeleted(EventBase, frozen=True, kw_only=True, tag="job-deleted"):
@@ -164,9 +164,9 @@ class NodeUnreachable(EventBase, frozen=True, kw_only=True, tag="node-unreachabl
 
     node: str
     silent_s: float
-    """For how long it counts as silent: since it was heard, or since somebody has listened."""
+    """For how long it has been silent: since its last heartbeat, or since a weaver began to listen."""
     unheard_s: float | None = None
-    """How long ago the weaver that says so has heard it itself; None: never."""
+    """How long ago the reporting weaver itself received a heartbeat; None: never."""
 
 
 class NodeReachable(EventBase, frozen=True, kw_only=True, tag="node-reachable"):
@@ -176,7 +176,7 @@ class NodeReachable(EventBase, frozen=True, kw_only=True, tag="node-reachable"):
 
 
 class NodeGone(EventBase, frozen=True, kw_only=True, tag="node-gone"):
-    """A person confirmed that the host of a silent node is gone: its workers are dead, unseen by anybody."""
+    """A person confirmed that the host of a silent node is gone: its workers are dead, unobserved."""
 
     node: str
     by: str
@@ -193,9 +193,9 @@ class NodeDrained(EventBase, frozen=True, kw_only=True, tag="node-drained"):
     by: str
     why: str = ""
     move: bool = False
-    """What runs there is to go on elsewhere; otherwise it goes on where it is."""
+    """Jobs there move elsewhere; otherwise they stay where they are."""
     force: bool = False
-    """Also what cannot be saved before."""
+    """Also jobs that cannot be saved first."""
     step_s: dict[str, float] = {}
     """How long a step takes, by job with workers there, as far as it is known."""
     open: bool = False
@@ -203,7 +203,7 @@ class NodeDrained(EventBase, frozen=True, kw_only=True, tag="node-drained"):
 
 
 class NodeLeft(EventBase, frozen=True, kw_only=True, tag="node-left"):
-    """The agent ended on request. Its workers, if any, go on."""
+    """The agent ended on request. Its workers, if any, keep running."""
 
     node: str
 
@@ -216,7 +216,7 @@ class RendezvousStarted(EventBase, frozen=True, kw_only=True, tag="store-started
 
 
 class RendezvousLost(EventBase, frozen=True, kw_only=True, tag="store-lost"):
-    """A store ended that nobody stopped. Running groups do not need it; new groups would."""
+    """A store ended unexpectedly. Running groups do not need it; new groups would."""
 
     node: str
     store: RendezvousRef
@@ -238,7 +238,7 @@ class WorkersStarted(EventBase, frozen=True, kw_only=True, tag="workers-started"
 
 
 class EffectFailed(EventBase, frozen=True, kw_only=True, tag="effect-failed"):
-    """An agent could not do what it was told; nothing of the effect is left behind."""
+    """An agent could not carry out an effect; nothing of the effect is left behind."""
 
     node: str
     effect: str
@@ -246,14 +246,14 @@ class EffectFailed(EventBase, frozen=True, kw_only=True, tag="effect-failed"):
 
 
 class EffectDone(EventBase, frozen=True, kw_only=True, tag="effect-done"):
-    """An effect without a more telling result was carried out."""
+    """An effect that has no more specific result was carried out."""
 
     node: str
     effect: str
 
 
 class WorkerRegistered(EventBase, frozen=True, kw_only=True, tag="worker-registered"):
-    """A worker told which devices it really uses."""
+    """A worker reported which devices it actually uses."""
 
     node: str
     ref: WorkerRef
@@ -261,7 +261,7 @@ class WorkerRegistered(EventBase, frozen=True, kw_only=True, tag="worker-registe
 
 
 class FirstStep(EventBase, frozen=True, kw_only=True, tag="first-step"):
-    """An incarnation completed its first training step, or stands before it because its job is paused."""
+    """An incarnation completed its first training step, or waits before it because its job is paused."""
 
     node: str
     ref: WorkerRef
@@ -281,17 +281,17 @@ class WorkerExited(EventBase, frozen=True, kw_only=True, tag="worker-exited"):
     ran_s: float = 0.0
     end: EndRecord | None = None
     activity: str = ""
-    """The last thing it was recorded doing, in words."""
+    """Its last recorded activity, in words."""
     log_tail: tuple[str, ...] = ()
     answers: str = ""
     """What it had answered to proposals, as its black box holds it (core/transaction/packing.py)."""
     collectives: tuple[Collective, ...] = ()
-    """Of one that failed: its oldest collectives that were not over, and its newest ones."""
+    """Of a failed worker: its oldest unfinished collectives, and its newest ones."""
 
 
 class ScriptFailed(EventBase, frozen=True, kw_only=True, tag="script-failed"):
-    """The script ended by an exception or a code other than 0, and its process surely ends: its exit follows,
-    when the interpreter has been taken down. Said of the first sign only, never of one that lost a peer."""
+    """The script ended by an exception or a code other than 0, and its process is certain to end: its exit
+    follows once the interpreter is down. Published at the first sign only, never for one that lost a peer."""
 
     node: str
     ref: WorkerRef
@@ -311,7 +311,7 @@ class CheckpointStoreOpened(EventBase, frozen=True, kw_only=True, tag="checkpoin
     ref: WorkerRef
     place: CheckpointPlace
     restored: str = ""
-    """Name of the state it resumed from; empty: it began from nothing."""
+    """Name of the state it resumed from; empty: it started from scratch."""
     restored_from: str = ""
     """In words: memory, or the store."""
     saved_step: int | None = None
@@ -319,7 +319,7 @@ class CheckpointStoreOpened(EventBase, frozen=True, kw_only=True, tag="checkpoin
 
 
 class CheckpointSaved(EventBase, frozen=True, kw_only=True, tag="checkpoint-saved"):
-    """A state is whole in the store. Told every few seconds at most, so not every save is told."""
+    """A state is complete in the store. Published every few seconds at most, so not for every save."""
 
     node: str
     ref: WorkerRef
@@ -327,7 +327,7 @@ class CheckpointSaved(EventBase, frozen=True, kw_only=True, tag="checkpoint-save
 
 
 class CheckpointFailed(EventBase, frozen=True, kw_only=True, tag="checkpoint-failed"):
-    """A save did not succeed, for the first time since the last one that did. Training goes on."""
+    """A save failed, for the first time since the last one that succeeded. Training continues."""
 
     node: str
     ref: WorkerRef
@@ -336,7 +336,7 @@ class CheckpointFailed(EventBase, frozen=True, kw_only=True, tag="checkpoint-fai
 
 
 class CheckpointRejected(EventBase, frozen=True, kw_only=True, tag="checkpoint-rejected"):
-    """States were passed over at a restore, because they are damaged."""
+    """A restore skipped states because they are damaged."""
 
     node: str
     ref: WorkerRef
@@ -346,7 +346,7 @@ class CheckpointRejected(EventBase, frozen=True, kw_only=True, tag="checkpoint-r
 
 
 class FaultInjected(EventBase, frozen=True, kw_only=True, tag="fault-injected"):
-    """Somebody makes something go wrong on purpose. Said before it is done."""
+    """Somebody injects a fault. Published before it is done."""
 
     job: str
     generation: int
@@ -354,33 +354,33 @@ class FaultInjected(EventBase, frozen=True, kw_only=True, tag="fault-injected"):
     fault: Fault
     by: str
     name: str
-    """Of this injection, by which it can be found again."""
+    """Name of this injection, by which it can be found."""
 
 
 class FindingMade(EventBase, frozen=True, kw_only=True, tag="finding-made"):
-    """A detector concluded something, or something more about what it said before. In the stream before
-    anybody acts on it."""
+    """A detector concluded something, or more about an earlier finding. It is in the stream before anybody
+    acts on it."""
 
     job: str
     generation: int
     finding: Finding
     evidence: tuple[RankEvidence, ...] = ()
-    """Of ranks that were asked; what is missing here is as it was told before."""
+    """Of ranks that were asked; for a rank that is missing here the earlier report holds."""
     steps: int = 0
     """Steps that the generation has completed."""
     step_s: float = 0.0
     """How long one takes; 0: unknown."""
     offset: int | None = None
-    """Training step minus step, if the script tells it."""
+    """Training step minus step, if the script reports its step."""
     restore_step: int | None = None
-    """The newest checkpoint from before it, looked for only if the policy would go back to it."""
+    """The newest checkpoint from before the fault, looked up only if the policy would go back to it."""
     restore_name: str = ""
     restore_why: str = ""
     """Why there is none."""
 
 
 class FindingEnded(EventBase, frozen=True, kw_only=True, tag="finding-ended"):
-    """What a detector said is no longer so."""
+    """What a detector reported is over."""
 
     job: str
     generation: int
@@ -444,7 +444,7 @@ Event = (
 
 
 class Envelope(Struct, frozen=True):
-    """An event on its way: who says it, and under which id it is known."""
+    """An event on its way: who published it, and its id."""
 
     id: str
     source: str

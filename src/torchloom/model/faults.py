@@ -41,13 +41,13 @@ FaultPlace = Literal["step", "data", "backward"]
 
 
 class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is to go wrong. Which workers it hits is said beside it."""
+    """The fault to inject. The record that carries it names the workers."""
 
     kind: FaultKind
     amount: float | None = None
     """A factor, a code, a size …: see core/injection.py. None: the kind's own default."""
     duration_s: float = 0.0
-    """How long it lasts; 0: until the worker ends, or once where it is a matter of a moment."""
+    """How long it lasts; 0: until the worker ends, or once for a momentary fault."""
     at_step: int | None = None
     """Before which step of the present generation a worker does it to itself; None: the next one."""
     where: FaultPlace = "step"

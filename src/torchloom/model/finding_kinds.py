@@ -47,7 +47,7 @@ class Traits(Struct, frozen=True, kw_only=True):
     link: bool = False
     """Transfers between ranks are slow. All these kinds are one fault; the delay matrix says whose."""
     needs_probe: bool = False
-    """Only pairwise probes of the links can say who is to blame."""
+    """Only pairwise probes of the links can show which rank is to blame."""
     whole_job: bool = False
     """Seen against what was usual before, and not against other ranks."""
     blames_nobody: bool = False

@@ -1,7 +1,7 @@
-"""A finding: what a detector concluded, about whom, from what, and how sure it is. No behaviour.
+"""A finding: what a detector concluded, about which ranks, from what evidence, how confidently. No behaviour.
 
-A finding says; it never asks for an action. `certain` and `may_act` carry the two separate limits: a detector
-may say something long before anybody may act on it.
+A finding reports; it never asks for an action. `certain` and `may_act` carry the two separate limits: a
+detector may report something long before anybody may act on it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Evidence(Struct, frozen=True):
 
 
 class RankEvidence(Struct, frozen=True, kw_only=True):
-    """One rank as its agent saw it when somebody suspected something."""
+    """One rank as its agent saw it when a detector suspected something."""
 
     rank: int
     node: str
@@ -28,7 +28,7 @@ class RankEvidence(Struct, frozen=True, kw_only=True):
     phase: str = ""
     steps: int = 0
     doing: str = ""
-    """The last thing it was recorded doing, in words."""
+    """Its last recorded activity, in words."""
     location: str = ""
     stack: tuple[str, ...] = ()
     """Of its main thread, innermost frame first."""
@@ -44,16 +44,16 @@ class Finding(Struct, frozen=True, kw_only=True):
 
     kind: FindingKind
     ranks: tuple[int, ...]
-    """Who is to blame, ascending; empty when the evidence names nobody."""
+    """The ranks to blame, ascending; empty when the evidence names none."""
     node: str = ""
     """Where they are, when it is one node."""
     sentence: str
     confidence: float
-    """Between 0 and 1: how likely class and ranks are right."""
+    """Between 0 and 1: how likely the kind and the ranks are right."""
     certain: bool = False
     """Nothing benign looks like this."""
     certainty: str = ""
-    """Why it is certain, or what is missing for it."""
+    """Why it is certain, or what evidence is missing."""
     may_act: bool = False
     """Certain, or unchanged for so long that the job's own limit for acting has passed."""
     lasting_s: float = 0.0

@@ -22,13 +22,13 @@ from torchloom.model.worker import DeviceUse, Exit, WorkerRef
 
 class JobState(StrEnum):
     WAITING = "waiting"
-    """Cannot be placed now; the reason says why. Goes on by itself."""
+    """Cannot be placed now; the reason says why. Starts by itself once it can."""
     STARTING = "starting"
     RUNNING = "running"
     RECOVERING = "recovering"
     """A worker failed; the rest of its generation is being ended."""
     BACKOFF = "backoff"
-    """Waits before the next try, because the tries before brought no progress."""
+    """Waits before the next restart, because the restarts before made no progress."""
     STOPPING = "stopping"
     COMPLETED = "completed"
     FAILED = "failed"
@@ -50,7 +50,7 @@ class NodeState(StrEnum):
     UNREACHABLE = "unreachable"
     LEFT = "left"
     GONE = "gone"
-    """A person confirmed that its host is no more. If it comes back, what it still runs is ended."""
+    """A person confirmed that its host is gone. If it comes back, its old workers are killed."""
 
 
 class Worker(Struct, kw_only=True):
@@ -70,9 +70,9 @@ class Worker(Struct, kw_only=True):
     exited_at_ns: int = 0
     steps: int = 0
     training_step: int | None = None
-    """As its exit told, like `steps`."""
+    """As its exit reported it, like `steps`."""
     script_failed: bool = False
-    """Its script has, and its process is still ending."""
+    """Its script has failed, and its process is still ending."""
 
     @property
     def alive(self) -> bool:
@@ -89,7 +89,7 @@ class RestartPlan(Struct, frozen=True):
     progress: bool = False
     """Whether the failed generation had made real progress."""
     waits: bool = False
-    """For something outside the job: the next generation is no restart that counts."""
+    """The cause is outside the job: the next generation does not count as a restart."""
 
 
 class Act(Struct, frozen=True, array_like=True):
@@ -100,13 +100,13 @@ class Act(Struct, frozen=True, array_like=True):
 
 
 class JobCheckpoints(Struct, kw_only=True):
-    """What is known of a job's checkpoints without looking into their store."""
+    """What is known of a job's checkpoints without reading their store."""
 
     place: CheckpointPlace
     node: str
-    """Who told it; a directory is to be looked for there."""
+    """The node that reported it; a directory is on that node."""
     restored: str = ""
-    """What the newest generation resumed from; empty: from nothing."""
+    """What the newest generation resumed from; empty: it started from scratch."""
     restored_from: str = ""
     restored_generation: int = 0
     saved: SavedCheckpoint | None = None
@@ -117,12 +117,12 @@ class JobCheckpoints(Struct, kw_only=True):
     """Generation and step of the failure."""
     failed_ns: int = 0
     failed_why: str = ""
-    """When saving was reported to fail last, and why."""
+    """When a failed save was last reported, and why it failed."""
     last_failing: str = ""
     healed_ns: int = 0
-    """The incident before, and when saving went well again."""
+    """The previous incident, and when a save succeeded again."""
     rejected: dict[str, None] = field(default_factory=dict)
-    """Damaged states that an incident has told of already."""
+    """Damaged states that an incident has already reported."""
 
 
 class Restore(Struct, frozen=True, kw_only=True):
@@ -135,7 +135,7 @@ class Restore(Struct, frozen=True, kw_only=True):
 
 
 class Leaving(Struct, kw_only=True):
-    """A job that is to leave a drained node, and how far that is; kept by core.placement.drain."""
+    """A job that has to leave a drained node, and its progress; kept by core.placement.drain."""
 
     node: str
     by: str
@@ -147,13 +147,13 @@ class Leaving(Struct, kw_only=True):
     saved: str = ""
     """The checkpoint, once it is committed."""
     unsaved: str = ""
-    """Why there is none, and none is on its way."""
+    """Why there is none and none is being written."""
     tries: int = 0
     """Saves that were asked for and failed."""
     note: str = ""
-    """Where it stands, in words."""
+    """Its progress, in words."""
     stays: bool = False
-    """It cannot leave as things are."""
+    """The job cannot leave at present."""
 
 
 STEERING = ProposerLimits(resend_s=0.0, await_first_step=True)
@@ -186,7 +186,7 @@ class Job(Struct, kw_only=True):
     rendezvous_node: str = ""
     restarts: int = 0
     store_waits: int = 0
-    """Tries in a row that its checkpoint store did not answer."""
+    """Tries in a row in which its checkpoint store did not answer."""
     fruitless: int = 0
     restarts_by_rank: dict[int, int] = field(default_factory=dict)
     plan: RestartPlan | None = None
@@ -195,18 +195,18 @@ class Job(Struct, kw_only=True):
     incidents: list[str] = field(default_factory=list)
     checkpoints: JobCheckpoints | None = None
     restore: Restore | None = None
-    """Asked for and not yet carried out."""
+    """Requested and not yet carried out."""
     control: Proposer = field(default_factory=lambda: Proposer(limits=STEERING))
-    """The operation under way and those that wait; changed only by core.transaction.proposer."""
+    """The operation in progress and those that wait; changed only by core.transaction.proposer."""
     operations: dict[str, OperationRecord] = field(default_factory=dict)
     """The newest, by id, oldest first."""
     schedule: Schedule = ()
     """The versions of its config."""
     paused: bool = False
     stop_grace_s: float = 0.0
-    """While its ranks agree on the boundary at which they stop: what they get if they cannot."""
+    """While its ranks agree on the boundary at which they stop: their grace if they cannot agree."""
     lost_ns: int = 0
-    """Time in which steps were made that were lost with their generation."""
+    """Training time whose steps were lost with their generation."""
     down_ns: int = 0
     """Time without training between a fault and the first step after it, over closed incidents."""
     findings: dict[str, str] = field(default_factory=dict)
@@ -214,7 +214,7 @@ class Job(Struct, kw_only=True):
     acts: list[Act] = field(default_factory=list)
     """What findings led to, the newest ones."""
     avoid: dict[str, str] = field(default_factory=dict)
-    """Nodes that it left because of a finding, and why; used only if there is no other place."""
+    """Nodes that it left because of a finding, and why; used again only if there is no other place."""
     leaving: Leaving | None = None
     acting: Acting | None = None
     spares: list[str] = field(default_factory=list)
@@ -224,13 +224,13 @@ class Job(Struct, kw_only=True):
     resizing: int = 0
     """The generation that is being ended so that the next one has another size."""
     short_since_ns: int = 0
-    """Since when there has been room for fewer workers than wanted only; kept by core.placement.sizing."""
+    """Since when there has been room only for fewer workers than wanted; kept by core.placement.sizing."""
     silent: dict[str, str] = field(default_factory=dict)
-    """Incidents about nodes of this generation that cannot be heard, by node; kept by nodes.lost_nodes."""
+    """Incidents about unreachable nodes of this generation, by node; kept by nodes.lost_nodes."""
     links: LinkMatrix | None = None
-    """What was measured last between its ranks; kept by core.policy.link_findings."""
+    """The newest measurement of its links; kept by core.policy.link_findings."""
     probed_ns: int = 0
-    """When it was measured because of a suspicion last."""
+    """When a suspicion last led to a measurement."""
 
     @property
     def ended(self) -> bool:
@@ -264,14 +264,14 @@ class Node(Struct, kw_only=True):
     stores: dict[str, None] = field(default_factory=dict)
     """Jobs whose store is here and up; kept by core.recovery.generation_start."""
     drained: Drain | None = None
-    """Who wants no new worker here until a person opens it again; None: workers may be placed."""
+    """Who drained the node until a person opens it again; None: workers may be placed."""
     spare: dict[str, int] = field(default_factory=dict)
     """Slots that are kept free here, by the job they are kept for; kept by core.placement.standby."""
     lost: list[WorkerRef] = field(default_factory=list)
     lost_stores: list[RendezvousRef] = field(default_factory=list)
-    """What counts as dead because a person said that the host is gone; ended if it is reachable again."""
+    """Workers that count as dead because a person said that the host is gone; killed if it returns."""
     heard_ns: int = 0
-    """When it was surely heard last, once it is silent or has left; 0: unknown."""
+    """When it was certainly last reachable, once it is silent or has left; 0: unknown."""
     claims: dict[str, int] = field(default_factory=dict)
     """Hosts that wanted its name and did not get it, and since when; kept by core.nodes.joining."""
 
@@ -291,7 +291,7 @@ class Node(Struct, kw_only=True):
 
 
 class Submission(Struct, frozen=True):
-    """What an Idempotency-Key stands for."""
+    """The job that an Idempotency-Key made."""
 
     job: str
     digest: str
@@ -305,7 +305,7 @@ class PastLife(Struct, frozen=True):
 
 
 class Fleet(Struct, kw_only=True):
-    """Everything. `seq` is the last event applied, so a snapshot knows where replay goes on."""
+    """Everything. `seq` is the last event applied, so a snapshot knows where replay continues."""
 
     seq: int = 0
     now_ns: int = 0
@@ -326,7 +326,7 @@ class Fleet(Struct, kw_only=True):
     standby: dict[str, None] = field(default_factory=dict)
     """Jobs that want spare places; kept by core.jobs."""
     leaving: dict[str, None] = field(default_factory=dict)
-    """Jobs that are to leave a drained node; kept by core.placement.drain."""
+    """Jobs that have to leave a drained node; kept by core.placement.drain."""
     acting: dict[str, None] = field(default_factory=dict)
     """Jobs that are saved because a policy wants something done about them; kept by core.policy.actions."""
     waiting: dict[str, None] = field(default_factory=dict)

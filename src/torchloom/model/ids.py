@@ -35,5 +35,5 @@ def replica_id(job: str, index: int) -> str:
 
 
 def worker_id(job: str, rank: int) -> str:
-    """A worker is one rank of a job; which process it is at the moment is its incarnation."""
+    """A worker is one rank of a job; its incarnation names its present process."""
     return f"{job}/rank-{rank}"

@@ -1,7 +1,7 @@
 """Incidents: what went wrong, what was decided about it, how it ended; records and their sentences.
 
-Whoever writes an incident fills in records; nobody writes or reads a sentence. `Incident.verdict`, `decision`
-and `resolution` put the records into words, here and nowhere else.
+Code that writes an incident fills in records; no code writes or parses a sentence. `Incident.verdict`,
+`decision` and `resolution` put the records into words, here and nowhere else.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class ExitReport(Struct, frozen=True, kw_only=True):
     log_tail: tuple[str, ...] = ()
     devices: tuple[DeviceUse, ...] = ()
     after_stop: bool = False
-    """It ended because we told it to, so it cannot be the culprit."""
+    """We stopped it, so it cannot be the culprit."""
     secondary: bool = False
     collectives: tuple[Collective, ...] = ()
-    """Those that were not over, and the newest."""
+    """Unfinished ones, and the newest."""
 
 
 class Timeline(Struct, kw_only=True):
@@ -44,7 +44,7 @@ class Timeline(Struct, kw_only=True):
 
     fault_ns: int = 0
     first_sign_ns: int = 0
-    """When peers began to wait, or whatever else a detector saw first."""
+    """When peers began to wait, or the first sign that a detector saw."""
     detected_ns: int = 0
     decided_ns: int = 0
     stopped_ns: int = 0
@@ -60,13 +60,13 @@ class Verdict(Struct, frozen=True, kw_only=True):
     exit_rank: int | None = None
     """The rank whose exit is the cause, if an exit is."""
     repeats: str = ""
-    """How often it came, and in which time, if more than once."""
+    """How often it occurred, and within what time, if more than once."""
     before: str = ""
     """What was noticed before the cause."""
     then: str = ""
-    """What came of it."""
+    """Its consequence."""
     silence: str = ""
-    """A node that is not reachable, if that may have to do with it."""
+    """An unreachable node that may be related."""
     others: str = ""
     """Who else ended."""
 
@@ -85,7 +85,7 @@ class DecisionOutcome(StrEnum):
     REPORTED = "reported"
     """Nothing is to be done about it."""
     DRY_RUN = "dry-run"
-    """The policy only notes what it would have done."""
+    """The policy only records what it would have done."""
     REFUSED = "refused"
     """It was wanted and cannot be done, or must not be."""
     PENDING = "pending"
@@ -95,8 +95,8 @@ class DecisionOutcome(StrEnum):
 
 Decided = Action | Literal["fail", "wait", "continue", "restore"]
 """A policy's action, or what the core does by itself: `fail`: the job ends, its restart budget is used up.
-`wait`: start again when the checkpoint store answers. `continue`: training goes on. `restore`: a person wants
-an earlier state."""
+`wait`: start again when the checkpoint store answers. `continue`: training continues. `restore`: a person
+wants an earlier state."""
 
 DONE: dict[Decided, str] = {
     "pause": "paused",
@@ -114,7 +114,7 @@ LinkProbing = Literal["asked", "refused", "failed"]
 
 
 class Decision(Struct, frozen=True, kw_only=True):
-    """What is done about an incident, how far that got, and why."""
+    """The action for an incident, its progress, and its reason."""
 
     action: Decided
     outcome: DecisionOutcome
@@ -122,7 +122,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     way_back: bool = False
     """Later states have the fault too; a person may go back to before it."""
     links: LinkProbing | None = None
-    """What became of measuring the links between the ranks, if that was wanted."""
+    """The outcome of measuring the links between the ranks, if that was wanted."""
     links_reason: str = ""
 
     def sentence(self, job: str) -> str:
@@ -185,7 +185,7 @@ class Incident(Struct, kw_only=True):
     judged: Verdict = Verdict()
     culprit: int | None = None
     exits: list[ExitReport] = field(default_factory=list)
-    """The culprit's first, then as they came."""
+    """The culprit's first, then in order of arrival."""
     decided: Decision | None = None
     timeline: Timeline = field(default_factory=Timeline)
     lost_steps: int | None = None
@@ -194,7 +194,7 @@ class Incident(Struct, kw_only=True):
     finding: Finding | None = None
     """What a detector said last, if one did."""
     times: int = 1
-    """How often it came: one that comes back soon is the same."""
+    """How often it occurred: one that recurs soon is the same incident."""
     evidence: tuple[RankEvidence, ...] = ()
     """By rank; of the newest incidents only."""
     ending: Ending | None = None
@@ -205,7 +205,7 @@ class Incident(Struct, kw_only=True):
     node: str = ""
     """The node it is about, if it is about one."""
     links: LinkMatrix | None = None
-    """What was measured between the ranks because of it; of the newest incidents only."""
+    """The link measurement that it triggered; of the newest incidents only."""
 
     @property
     def verdict(self) -> str:

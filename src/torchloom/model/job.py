@@ -43,7 +43,7 @@ class RestartLimits(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HangLimits(Struct, frozen=True, forbid_unknown_fields=True):
-    """When silence is worth a word, and when it is acted upon. None: what the job itself teaches us."""
+    """When a hang is reported, and when it is acted upon. None: learned from the job itself."""
 
     heartbeat_timeout_s: float | None = None
     hang_report_s: float | None = None
@@ -51,7 +51,7 @@ class HangLimits(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CheckpointSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where and how often the job is asked to save; its workers find it as CHECKPOINT_DIR and _EVERY."""
+    """Where and how often the job saves; its workers read it as CHECKPOINT_DIR and CHECKPOINT_EVERY."""
 
     directory: str = ""
     every: int | None = None
@@ -82,7 +82,7 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Names of the job's environment variables. The values are kept apart and never shown."""
     labels: dict[str, str] = {}
     max_steps: int | None = None
-    """The job's workers find it as MAX_STEPS; it is the end that ETA and progress are told by."""
+    """The job's workers read it as MAX_STEPS; ETA and progress count towards it."""
     min_workers: int | None = None
     """Smallest and largest world the owner would accept; None: only the one asked for. With a smallest one
     the job starts with fewer workers when there is no room for all (core/placement/sizing.py)."""

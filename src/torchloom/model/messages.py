@@ -14,14 +14,14 @@ from torchloom.model.worker import WorkerRef
 
 
 class Command(Struct, frozen=True):
-    """An effect on its way to the agent that shall do it."""
+    """An effect on its way to the agent that carries it out."""
 
     epoch: int
     effect: Effect
     env: dict[str, str] = {}
     """The job's environment, attached at sending so that it is in no event."""
     session: str = ""
-    """Of the agent that is meant: another one under the same name does not answer."""
+    """Session of the addressed agent: another agent with the same name does not answer."""
 
 
 class Receipt(Struct, frozen=True):
@@ -33,11 +33,11 @@ class Receipt(Struct, frozen=True):
 
 
 class AskLease(Struct, frozen=True, kw_only=True):
-    """An agent asks the weaver that leads: whether it is heard, and whether the node's name is its own."""
+    """An agent asks the leading weaver whether it is reachable, and whether it owns the node's name."""
 
     session: str
     what_for: Literal["keep", "start", "name"]
-    """To keep workers that fence themselves, to start such, or to be sure of the name."""
+    """To keep workers that fence themselves, to start such workers, or to confirm the name."""
     host: HostId | None = None
     """Who asks for the name."""
 
@@ -59,7 +59,7 @@ class ReadLog(Struct, frozen=True, tag_field="ask", tag="read-log"):
     """Position to read from; negative: this many lines before the end."""
     max_bytes: int = 262144
     since_ns: int = 0
-    """Nothing that was printed earlier, as far as the agent can tell lines' times apart; 0: from any time."""
+    """Omit lines printed earlier, as precisely as the agent knows their times; 0: from any time."""
 
 
 class LogPiece(Struct, frozen=True):
@@ -82,7 +82,7 @@ class ReadBox(Struct, frozen=True, tag_field="ask", tag="read-box"):
 
 
 class BoxReading(Struct, frozen=True, kw_only=True):
-    """A black box in words: enough to show, and to judge by."""
+    """The content of a black box: enough to show it and to judge by it."""
 
     found: bool
     collectives: list[dict[str, object]] = []
@@ -94,7 +94,7 @@ class BoxReading(Struct, frozen=True, kw_only=True):
 
 
 class ReadSteps(Struct, frozen=True, tag_field="ask", tag="read-steps"):
-    """Ask how far some ranks are at this moment."""
+    """Ask for the present progress of some ranks."""
 
     refs: tuple[WorkerRef, ...]
 
@@ -185,7 +185,7 @@ class WorkerPulse(Struct, frozen=True, kw_only=True):
     collective: str = ""
     """The newest collective in words, for example `all_reduce #412 (group 0)`; empty when none."""
     in_collective_s: float = 0.0
-    """For how long the newest collective has been under way; 0 when it has finished."""
+    """For how long the newest collective has been in progress; 0 when it has finished."""
     recorder: str = "none"
     metrics: dict[str, float] = {}
     hyperparameters: str = ""
@@ -193,7 +193,7 @@ class WorkerPulse(Struct, frozen=True, kw_only=True):
     settings: str = ""
     """JSON of what can be set and what is held, as the probe wrote it; sent only when it changed."""
     offset: int | None = None
-    """Training step minus step, where the script tells its training step."""
+    """Training step minus step, if the script reports its training step."""
     config_version: int = 0
     """Of the config that its next step is made with."""
 

@@ -1,4 +1,4 @@
-"""What an agent says about its host."""
+"""What an agent reports about its host."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LiveWorker(Struct, frozen=True):
 
 
 class HostId(Struct, frozen=True):
-    """Which host an agent serves, as far as it can tell."""
+    """Which host an agent serves, as far as the agent knows."""
 
     hostname: str
     boot_id: str

@@ -30,7 +30,7 @@ class IncidentChange(Struct, frozen=True):
 
 
 class Notice(Struct, frozen=True, kw_only=True):
-    """What happened and what became of it. A pure function of the stream up to `seq`."""
+    """What happened and its outcome. A pure function of the stream up to `seq`."""
 
     seq: int
     at_ns: int

@@ -1,4 +1,4 @@
-"""What a job's owner wants done about findings: by class and by how sure they are. A record, no behaviour."""
+"""What a job's owner wants done about findings, by kind and by confidence. A record, no behaviour."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Rules that a job's owner set; what they do not name follows the defaults of core/policy/rules.py."""
 
     dry_run: bool = False
-    """Only note what would have been done."""
+    """Only record the action that would have been taken."""
     restarts_per_hour: int = 6
     """Restarts and moves because of findings; those after a crash have the job's own budget only."""
     rollbacks_per_hour: int = 2
@@ -36,7 +36,7 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     skip_batches: int = 3
     """Global batches that a rollback leaves out at least, the one at hand and those before it; 0: none."""
     self_fence_s: float | None = None
-    """A host that has lost the control plane for so long ends this job's workers itself, so that they may be
+    """A host that has lost the control plane for this long kills this job's workers, so that they may be
     replaced elsewhere without a person's word. None: never."""
     restart_cost_s: float | None = None
     """What ending a generation costs besides the work since the last checkpoint; None: as seen in this job,
@@ -44,7 +44,7 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     probe_links: bool = True
     """Measure the links between the ranks at a step when transfers have become slow."""
     probe_every_s: float = 600.0
-    """At most once in so long."""
+    """At most once within this time."""
     rules: dict[str, dict[str, Action]] = {}
     """Kind of finding → level → action."""
 
@@ -56,7 +56,7 @@ class Acting(Struct, kw_only=True):
     action: Action
     reason: str
     node: str
-    """To be left, if it is to move."""
+    """The node to leave, if the job moves."""
     generation: int
     steps: int
     step_s: float

@@ -1,4 +1,4 @@
-"""Operations on a running job as the fleet keeps them, and what the control service tells about its config.
+"""Operations on a running job as the fleet keeps them, and what the control service reports about its config.
 
 Records only; the rules are in core/steering/driver.py and core/transaction.
 """
@@ -20,7 +20,7 @@ Mode = Literal["hold", "scale"]
 
 
 class Origin(StrEnum):
-    """Who wanted an operation."""
+    """Who requested an operation."""
 
     PERSON = "person"
     POLICY = "policy"
@@ -32,7 +32,7 @@ ConfigChoice = Literal["keep", "revert"]
 
 
 class OperationRecord(Struct, kw_only=True):
-    """One change that somebody asked for: who, why, and what became of it."""
+    """One requested change: who, why, and its outcome."""
 
     id: str
     version: int
@@ -42,7 +42,7 @@ class OperationRecord(Struct, kw_only=True):
     why: str = ""
     state: OperationState = "waiting"
     reason: str = ""
-    """Where it stands, or how it ended, in a sentence."""
+    """Its progress, or how it ended, in a sentence."""
     asked_at_ns: int = 0
     ended_at_ns: int = 0
     generation: int = 0
@@ -52,14 +52,14 @@ class OperationRecord(Struct, kw_only=True):
     """The same in the script's own count, if that is known."""
     attempts: int = 0
     changed: tuple[Changed, ...] = ()
-    """Address, before, after, as the ranks told; where they differ, those of the lowest rank."""
+    """Address, before, after, as the ranks reported; where they differ, those of the lowest rank."""
     differing: dict[int, tuple[Changed, ...]] = field(default_factory=dict)
-    """By rank, only where ranks told something else than `changed`."""
+    """By rank, only where a rank reported other values than `changed`."""
     trouble: dict[int, str] = field(default_factory=dict)
-    """By rank the traceback of what went wrong."""
+    """By rank, the traceback of its failure."""
     unheard: tuple[int, ...] = ()
     cancelled: bool = False
-    """Somebody did not want it any more."""
+    """Somebody cancelled it."""
     reverts: int | None = None
     """The version that it goes back to, if it is a revert."""
     origin: Origin = Origin.PERSON
@@ -82,20 +82,20 @@ class PlannedDifference:
 
 @dataclass(frozen=True, slots=True)
 class ChangePlan:
-    """What a change will do, as far as it is known when it is asked for."""
+    """What a change will do, as far as that is known at the time of the request."""
 
     operation: str
-    """What to follow; empty for a dry run."""
+    """The operation to follow; empty for a dry run."""
     differences: tuple[PlannedDifference, ...] = ()
     at_step: int | None = None
     """The training step that the user named."""
     notes: tuple[str, ...] = ()
-    """What a person should know about it."""
+    """Warnings for the person who asked."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownSetting:
-    """One setting of a job: what may be given, and what holds at every place of it."""
+    """One setting of a job: its allowed values, and its present value in every place."""
 
     name: str
     type: str
@@ -117,7 +117,7 @@ class KnownSetting:
 
 @dataclass(frozen=True, slots=True)
 class HeldView:
-    """A place where something else holds than the script set."""
+    """A place whose value differs from the one the script set."""
 
     address: str
     value: object
@@ -135,4 +135,4 @@ class KnownConfig:
     schedule: Schedule = ()
     paused: bool = False
     live: bool = False
-    """Whether workers told it; otherwise only the schedule is known."""
+    """Whether workers reported it; otherwise only the schedule is known."""

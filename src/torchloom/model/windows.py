@@ -2,8 +2,8 @@
 
 Every time in a window is on the clock of the rank's own host, and detectors only ever subtract times of the
 same window; so clocks of different hosts need not agree, and no detector can come to depend on it. A window
-holds summaries and the collectives under way; facts from samples of the process are in it only where somebody
-asked (`Finding.ask`). What follows from a window is judged in core/detect.
+holds summaries and the collectives in progress; facts from samples of the process are in it only where a
+detector asked (`Finding.ask`). What follows from a window is judged in core/detect.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Collective(Struct, frozen=True, array_like=True):
     dtype: str
     entered_ns: int
     finished_ns: int = 0
-    """0 while it is under way."""
+    """0 while it is in progress."""
     completion: Completion = "callback"
     """How the end is (or will be) learned; with `none` nothing can be said about it."""
     waited: bool = True
-    """The caller waits for it at once. An asynchronous one may be under way while its rank computes."""
+    """The caller waits for it at once. An asynchronous one may be in progress while its rank computes."""
     peer: int | None = None
     """Rank within the group: the other side of a send or recv, the root of a rooted operation."""
     exact: bool = True
@@ -64,7 +64,7 @@ class Collective(Struct, frozen=True, array_like=True):
 
 
 class GroupPosition(Struct, frozen=True, array_like=True):
-    """How far a rank has come in one group, from the group table."""
+    """A rank's progress in one group, from the group table."""
 
     name: str
     size: int
@@ -93,7 +93,7 @@ class PairTimes(Struct, frozen=True, array_like=True):
 
 
 class PairCount(Struct, frozen=True, array_like=True):
-    """How far a rank that does not move is with one peer."""
+    """The progress of a stalled rank with one peer."""
 
     group: str
     peer: int
@@ -142,7 +142,7 @@ class ProcessFacts(Struct, frozen=True, omit_defaults=True):
     """In how many samples; 0 when nobody sampled stacks."""
     waits_on: WaitsOn = "unknown"
     """`lock` only if no thread of it or of its children waits for a file, a socket (c10d's own excepted), a
-    timer, or a lock in shared memory: then nothing outside can wake it. Who is not sure says `unknown`."""
+    timer, or a lock in shared memory: then nothing outside can wake it. `unknown` in case of doubt."""
     waits_for: str = ""
     """What its main thread waits for, as a clause: `it waits for a lock on /data/cache.lock`."""
     life: str = ""
@@ -191,7 +191,7 @@ class Broken(Struct, frozen=True, array_like=True):
     run: int
     """Counted from 1."""
     step: int
-    """Completed steps when it was told."""
+    """Completed steps when it was reported."""
     name: str
     value: str
 
@@ -203,7 +203,7 @@ class RankWindow(Struct, frozen=True, kw_only=True, omit_defaults=True):
     node: str
     device: str = ""
     role: str = ""
-    """Ranks of one role do the same work, for example those of one pipeline stage. Empty: not told."""
+    """Ranks of one role do the same work, for example those of one pipeline stage. Empty: not reported."""
     taken_ns: int
     started_ns: int = 0
     last_activity_ns: int = 0
@@ -217,19 +217,19 @@ class RankWindow(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whom it sent to and received from lately."""
     counts: tuple[PairCount, ...] = ()
     counts_whole: bool = False
-    """Of a rank that has not moved for a while: how far it is with each peer, and whether a peer that is not
-    among them surely got nothing."""
+    """Of a rank that has not moved for a while: its progress with each peer, and whether it certainly sent
+    nothing to a peer that is not listed."""
     collectives: tuple[Collective, ...] = ()
-    """Those under way, oldest first."""
+    """Those in progress, oldest first."""
     process: ProcessFacts = ProcessFacts()
     accelerator: DeviceFacts | None = None
     """None as long as no collective was given to a device."""
     work_per_step: float = 0.0
-    """Samples or tokens a step as the script tells them; 0 when it does not."""
+    """Samples or tokens per step as the script reports them; 0 when it does not."""
     values: dict[str, float] = {}
     """Newest metrics, for example loss and grad_norm."""
     values_step: int = 0
-    """Completed steps when they were told; 0: not known."""
+    """Completed steps when they were reported; 0: not known."""
     peaks: dict[str, tuple[int, float]] = {}
     """The highest of each within the last second or two, and the completed steps at it: not every value is in
     a window."""
@@ -239,7 +239,7 @@ class RankWindow(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The newest, by step."""
     broken: Broken | None = None
     left: str = ""
-    """Its process has ended well while others are at work, and how: `exited with code 0 after 41 steps`."""
+    """Its process has ended well while others still run, and how: `exited with code 0 after 41 steps`."""
     offset: int | None = None
     """Training step minus step; None when the script does not report its training step."""
 
@@ -253,11 +253,11 @@ class RankWindow(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.process.state in ("X", "Z")
 
     def waits(self) -> Collective | None:
-        """The oldest collective under way: nothing the rank entered later can end before it does."""
+        """The oldest collective in progress: nothing the rank entered later can end before it does."""
         return next((c for c in self.collectives if c.under_way), None)
 
     def age_s(self, collective: Collective) -> float:
-        """For how long the rank has stood at it: of a device's, since it or its device came to it."""
+        """For how long the rank has waited in it; on a device, since the rank or its device reached it."""
         later = (ns for ns in (collective.head_ns, collective.arrived_ns) if ns)
         since_ns = max((collective.entered_ns, *later))
         return max(0, self.taken_ns - since_ns) / 1e9

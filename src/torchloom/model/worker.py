@@ -17,7 +17,7 @@ class WorkerRef(Struct, frozen=True, order=True):
 
 
 class DeviceUse(Struct, frozen=True):
-    """A device that a worker runs on. On a host without GPUs a set of CPU cores stands in."""
+    """A device that a worker runs on. On a host without GPUs, a set of CPU cores."""
 
     device: str
     """Unique in the fleet: a GPU's UUID, or `cpu-<node>-<cores>`."""
@@ -40,11 +40,11 @@ class EndRecord(Struct, frozen=True):
     at_ns: int = 0
     """Wall-clock time of the exception, which comes before the exit of the process."""
     certain: bool = False
-    """The process surely ends with it: no thread of the script goes on."""
+    """The process is certain to end with it: no thread of the script keeps running."""
 
 
 class Exit(Struct, frozen=True):
-    """How a process ended, and from whom we know."""
+    """How a process ended, and the source of that knowledge."""
 
     code: int | None
     signal: int | None
@@ -60,7 +60,7 @@ class Exit(Struct, frozen=True):
 
     @property
     def unseen(self) -> bool:
-        """Nobody saw it end: it is only known, or believed, not to be there."""
+        """Its end was not observed: it is only known, or believed, to be gone."""
         return self.code is None and self.signal is None
 
     def describe(self) -> str:

@@ -1,9 +1,9 @@
 """The control service: receive events, let the core choose, perform what it chose.
 
 service      the loop, and what the API asks for; owns the parts below
-publisher    the fleet as applied so far, and saying events: what every part is handed
+publisher    the fleet as applied so far, and publishing events: every part is given this
 dispatch     sends effects to agents and repeats them        feed        the newest notices
 requests/    what people ask for, checked and said            detection/  detectors over the agents' windows
-live_view, knowledge     what telemetry tells                 history     a job's numbers over time
+live_view, knowledge     what telemetry shows                 history     a job's numbers over time
 snapshot, clock, environments    mechanics
 """

@@ -1,4 +1,4 @@
-"""When the fleet's timers are due, by this host's own clock, which nobody can set.
+"""When the fleet's timers are due, by this host's monotonic clock, which cannot be set.
 
 A timer names a time of the stream's clock. How long that is from now is worked out when the timer is set, so
 that a stream's clock that is set forward while it waits does not fire it at once. Fires nothing.

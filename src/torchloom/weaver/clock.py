@@ -1,10 +1,10 @@
-"""The clock that stamps the stream, as it can be told from here. Timers are set by it, so they fire by it.
+"""An estimate of the clock that stamps the stream. Timers are set by that clock, so they fire by it.
 
 It is the bus's, maybe on another host, and may differ from ours by any amount. A stamp is made before it
 arrives here, so the highest lead over this host's clock (torchloom/boottime.py) that was seen is the nearest
 to the truth. It is beyond it only where that clock was since set back by less than SET_BACK_NS, or is slower
-than ours; then timers fire early, stay set (core/reducer.py) and fire again. Until something was heard it is
-taken to be this host's wall clock.
+than ours; then timers fire early, stay set (core/reducer.py) and fire again. Until the first record arrives
+it is taken to be this host's wall clock.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 
 SET_BACK_NS = 10 * 10**9
-"""A stamp that is further behind than this was not long under way: that clock was set."""
+"""A stamp that is further behind than this was not delayed in transit: that clock was set."""
 
 
 class StreamClock:

@@ -1,7 +1,7 @@
 """Sends effects to agents: recorded first, then sent, then resent under the same id until they are closed.
 
-Mail is not recorded: what it says follows from the stream alone, whoever reads it, and of two mails about one
-attempt the later phase counts, whichever comes first. So even one that a deposed weaver sends is true.
+Mail is not recorded: its content follows from the stream alone, for every weaver, and of two mails about one
+attempt the later phase counts, whichever arrives first. So even mail from a deposed weaver is true.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Dispatcher:
         self._sending: dict[str, asyncio.Task[None]] = {}
         self._recorded: set[str] = set()
         self._delivered: set[str] = set()
-        """Mail that an agent has: it is in the mailbox for good, and only a new agent is told again."""
+        """Mail that an agent has: it stays in the mailbox, and only a new agent is sent it again."""
         self.last_decision = 0
         """Sequence of the newest decision in the stream, kept up to date by the reader of the stream."""
 
@@ -103,7 +103,7 @@ class Dispatcher:
         if isinstance(effect, StartWorkers):
             env = await self._environments.get(fleet.jobs.get(effect.job))
             if effect.job in fleet.jobs:
-                # Tells this submission from others of the same name, here or elsewhere, in a shared store.
+                # Distinguishes this submission from others of the same name, also in a shared store.
                 env = {**env, "LOOM_RUN": f"{fleet.jobs[effect.job].submitted_at_ns:x}"}
         elif isinstance(effect, StartRendezvous):
             env = await self._environments.get(fleet.jobs.get(effect.env_of))

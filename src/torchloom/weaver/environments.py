@@ -1,8 +1,8 @@
 """Environments of jobs. They may hold secrets, so they are kept apart from events and never shown.
 
-Every submission has an object of its own, named by an id that is in the event of the submission: two
-submissions of one job name can never see each other's values, whoever is first, and what was read once cannot
-become wrong. Jobs of a time before there were ids are found by their name.
+Every submission has its own object, named by an id that is in the event of the submission: two submissions of
+one job name can never see each other's values, in whatever order they arrive, and a value that was read once
+stays right. Jobs that were submitted before there were ids are found by their name.
 """
 
 from __future__ import annotations

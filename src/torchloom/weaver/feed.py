@@ -1,7 +1,7 @@
-"""The newest notices, for those who follow the fleet live or come back after a cut. A cache, never the truth.
+"""The newest notices, for clients that follow the fleet live or reconnect. A cache, never the truth.
 
-What it does not hold is told anew from the stream, once, when somebody asks for it; what the stream no longer
-tells is gone, and the asker is told so.
+Older notices are rebuilt from the stream, once, when a client asks for them; if the stream no longer holds
+their events, the client gets a `reset`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 KEPT = 8192
 """Notices that are kept, of a few hundred bytes each."""
 MOST_RETOLD = 200_000
-"""A longer history is not replayed for a follower: it would take longer than to look at everything anew."""
+"""A longer history is not replayed for a client: reading the whole fleet again is faster."""
 BREATHE_EVERY = 100
 
 
@@ -39,7 +39,7 @@ class Feed:
         self._retold = False
 
     def begin(self, seq: int) -> None:
-        """The fleet was taken from a snapshot of this place: what comes next is told from there."""
+        """The fleet was loaded from a snapshot of this place: notices begin after it."""
         self._notices, self._complete_after = [], seq
 
     def add(self, notice: Notice) -> None:
@@ -55,7 +55,7 @@ class Feed:
         return self._notices[at : at + most]
 
     async def reach_back(self, seq: int, bus: Bus) -> bool:
-        """Whether everything after `seq` can be told, if need be after reading the stream again."""
+        """Whether all notices after `seq` are available, if need be after reading the stream again."""
         if seq >= self._complete_after:
             return True
         async with self._retelling:
@@ -68,7 +68,7 @@ class Feed:
         """Replay from the first event up to where our own notices begin."""
         self._retold = True
         if await bus.first_seq() > 1:
-            return  # what happened before the first event kept would be missing in what is told
+            return  # notices from before the first kept event would be missing
         fleet, told, until = Fleet(), [], self._complete_after
         async with contextlib.aclosing(bus.read(0)) as records:
             async for record in records:
@@ -93,7 +93,7 @@ class Feed:
 
 
 def tell(fleet: Fleet, record: Record) -> Notice | None:
-    """Apply a record as the service does and say what it changed; None for what has no effect."""
+    """Apply a record as the service does and return the notice of its changes; None if it has no effect."""
     try:
         envelope = codec.decode_envelope(record.data)
     except codec.DecodeError as error:

@@ -34,7 +34,7 @@ WIDE_SAMPLE_EVERY_S = 5.0
 """Of a job with more ranks than WIDE."""
 SAVE_EVERY_S = 20.0
 KEPT_ENDED = 64
-"""Jobs that have ended of which the history is in memory; of others it is read when somebody asks."""
+"""Ended jobs whose history is in memory; that of others is read on request."""
 
 
 @dataclass
@@ -135,7 +135,7 @@ class Histories:
             return History()
 
     async def _save(self, job: str, kept: _Kept) -> None:
-        packed = kept.history.pack()  # at once, as the history goes on changing
+        packed = kept.history.pack()  # at once, because the history keeps changing
         kept.changed = False
         try:
             data = await asyncio.to_thread(lambda: zlib.compress(msgspec.msgpack.encode(packed), 1))

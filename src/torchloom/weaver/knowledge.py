@@ -1,6 +1,6 @@
-"""What the newest telemetry of a job's workers amounts to: settings, steps, and a view of the config.
+"""What follows from the newest telemetry of a job's workers: settings, steps, and a view of the config.
 
-Telemetry is lossy and a little old: it is enough to refuse what makes no sense, and the ranks check again.
+Telemetry is lossy and a little old: it is enough to refuse invalid requests, and the ranks check again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def known_of(pulses: Mapping[int, WorkerPulse]) -> KnownSettings | None:
-    """What can be set, as the lowest rank tells that told anything; the others refuse what they lack."""
+    """What can be set, from the lowest rank that has reported; the other ranks refuse what they lack."""
     for rank in sorted(pulses):
         pulse = pulses[rank]
         if not pulse.settings:
@@ -41,7 +41,7 @@ def known_of(pulses: Mapping[int, WorkerPulse]) -> KnownSettings | None:
 
 
 def before_the_start(wanted: Mapping[str, object]) -> KnownSettings:
-    """Nobody has told anything yet: param groups may be whatever is named, of known names."""
+    """No rank has reported yet: accept any param group, as long as the setting's name is known."""
     places = [parse_address(name) for name in wanted]
     optimizers = 1 + max((p.optimizer or 0 for p in places), default=0)
     groups = 1 + max((p.group or 0 for p in places), default=0)
@@ -50,7 +50,7 @@ def before_the_start(wanted: Mapping[str, object]) -> KnownSettings:
 
 
 def steps_of(job: Job, pulses: Mapping[int, WorkerPulse]) -> int | None:
-    """Steps that the foremost rank has made; None unless every rank is known to step, or to stand paused."""
+    """Steps that the foremost rank has made; None unless every rank is known to step or to be paused."""
     told = [pulses.get(rank) for rank in range(len(job.workers))]
     if not told or any(pulse is None or not (pulse.steps or pulse.phase == "paused") for pulse in told):
         return None
@@ -58,7 +58,7 @@ def steps_of(job: Job, pulses: Mapping[int, WorkerPulse]) -> int | None:
 
 
 def steps_near(fleet: Fleet, live: LiveView) -> list[StepReached]:
-    """Steps worth telling, because an operation waits for them."""
+    """Steps worth publishing, because an operation waits for them."""
     found = []
     for job in fleet.jobs.values():
         if job.control.queue and job.control.current is None and job.control.step:
@@ -74,18 +74,18 @@ def steps_near(fleet: Fleet, live: LiveView) -> list[StepReached]:
 
 
 def hears(pulses: Mapping[int, WorkerPulse]) -> bool:
-    """Whether every rank that is heard of takes part in steering: who does tells its settings."""
+    """Whether every rank with telemetry takes part in steering: a rank that does reports its settings."""
     return bool(pulses) and all(pulse.settings for pulse in pulses.values())
 
 
 def told_all(pulses: Mapping[int, WorkerPulse]) -> bool:
-    """Whether every rank of a job that steps has told its settings and those of its optimizers: the two are
-    repeated each in its own time."""
+    """Whether every rank of a stepping job has reported its settings and those of its optimizers, which
+    agents repeat at different times."""
     return hears(pulses) and all(pulse.hyperparameters for pulse in pulses.values())
 
 
 def offset_of(pulses: Mapping[int, WorkerPulse]) -> int | None:
-    """Training step minus step; None when it is not told, or not alike."""
+    """Training step minus step; None if the ranks report none, or different ones."""
     told = {pulse.offset for pulse in pulses.values()}
     return told.pop() if len(told) == 1 else None
 

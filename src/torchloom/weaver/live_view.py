@@ -1,7 +1,7 @@
-"""The live view: the newest telemetry of every worker, and when each node was heard last. Lossy.
+"""The live view: the newest telemetry of every worker, and the last heartbeat of each node. Lossy.
 
-Owns no decision. What the core decides by it (a node's silence, how far ranks are, a step that is near) is
-first said as an event with the numbers in it, so a replay decides alike.
+Owns no decision. What the core decides by it (a node's silence, the progress of ranks, a step that is near)
+is first published as an event with the numbers in it, so a replay decides the same.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ class LiveView:
     def __init__(self) -> None:
         self._pulses: dict[str, dict[int, WorkerPulse]] = {}
         self.last_heard_s: dict[str, float] = {}
-        """When a node was heard, or was not to be heard by anybody: its silence counts from then on."""
+        """Time of a node's last heartbeat, or when nobody could receive one: silence counts from then."""
         self.spoke_s: dict[str, float] = {}
-        """When it was heard, and by nobody but us."""
+        """When this weaver itself received the last heartbeat."""
         self.expected_s = 0.0
-        """Since when somebody here decides by it: what others heard before is not known."""
+        """Since when this weaver decides by it: heartbeats that others received before are not known."""
         self._listened_s = 0.0
 
     def hear(self, fleet: Fleet, telemetry: Telemetry, now_s: float) -> None:
-        """Keep what a node publishes about its own workers; about others' it has nothing to say."""
+        """Keep what a node publishes about its own workers; ignore what it says about others."""
         self.listen(now_s)
         self.note(telemetry.node, now_s)
         for pulse in telemetry.workers:
@@ -49,7 +49,7 @@ class LiveView:
             ranks[pulse.ref.rank] = pulse
 
     def note(self, node: str, now_s: float) -> None:
-        """The node was heard just now."""
+        """A heartbeat of the node arrived just now."""
         self.last_heard_s[node] = self.spoke_s[node] = now_s
 
     def pulses(self, fleet: Fleet, job: str) -> dict[int, WorkerPulse]:
@@ -69,14 +69,14 @@ class LiveView:
         )
 
     def expect(self, fleet: Fleet, now_s: float) -> None:
-        """Start the clock for nodes we have not heard yet, so that one that died unseen is noticed."""
+        """Start the clock for nodes without a heartbeat so far, so that one that died unseen is noticed."""
         self.expected_s = now_s
         for node in fleet.nodes:
             self.last_heard_s.setdefault(node, now_s)
 
     def listen(self, now_s: float) -> None:
-        """Called whenever the weaver runs. Between two calls that are far apart it stood still, or was itself
-        cut off: what was not heard meanwhile is no node's silence."""
+        """Called whenever the weaver runs. If two calls are far apart, the weaver was paused or cut off
+        itself: heartbeats missed meanwhile do not count as a node's silence."""
         missed_s, self._listened_s = now_s - self._listened_s, now_s
         if missed_s > STOOD_STILL_S:
             for node, heard_s in self.last_heard_s.items():

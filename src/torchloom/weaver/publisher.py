@@ -1,7 +1,7 @@
-"""The weaver's place in the stream: the fleet as applied so far, and how its parts say events.
+"""The weaver's place in the stream: the fleet as applied so far, and how its parts publish events.
 
-Every part of the weaver is handed this and nothing else of the weaver. Applies nothing itself: the service
-puts the fleet here and says when it has moved.
+Every part of the weaver is given this and nothing else of the weaver. Applies nothing itself: the service
+puts the fleet here and signals every change.
 """
 
 from __future__ import annotations
@@ -70,6 +70,6 @@ class Publisher:
         return self.fleet.seq
 
     async def moved(self) -> None:
-        """An event was applied: whoever waits in `changed` looks again."""
+        """An event was applied: wake every waiter in `changed`."""
         async with self._moved:
             self._moved.notify_all()

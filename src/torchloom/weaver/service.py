@@ -149,7 +149,7 @@ class Weaver:
         digest: str = "",
         queue: bool | None = None,
     ) -> Accepted:
-        """Take a job, or tell which one the same key made before."""
+        """Accept a job, or return the one that the same key made before."""
         self._stream.check_ready()
         if job is None:
             stem = token_from(spec.program.target.rsplit("/", 1)[-1].removesuffix(".py"), "job")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 SHOWN_AFTER_S = 1.0
-"""Shorter trouble is a reconnect, and over before anybody could read about it."""
+"""Shorter trouble is a reconnect, over before anybody could read about it."""
 
 
 @dataclass

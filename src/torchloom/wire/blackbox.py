@@ -64,7 +64,7 @@ class Life(IntEnum):
 
 
 class Progress(IntEnum):
-    """Word indexes relative to PROGRESS_AT. Each word stands alone."""
+    """Word indexes relative to PROGRESS_AT. Each word is valid independently of the others."""
 
     STEPS = 0
     """Steps of the anchor optimizer completed by this incarnation."""
@@ -83,7 +83,7 @@ class Progress(IntEnum):
     OTHER_STEPS = 11
     """Steps of all optimizers that are not the anchor."""
     TRAINING_STEP = 12
-    """The script's own step number + 1, or 0 when it never told (loom.step)."""
+    """The script's own step number + 1, or 0 if it never reported one (loom.step)."""
     TOTAL_STEPS = 13
     """The script's own last step, or 0 when unknown."""
     LAST_ACTIVITY_NS = 14
@@ -92,9 +92,9 @@ class Progress(IntEnum):
     COLLECTIVES_SKIPPED = 16
     """Collectives a sampling recorder passed over."""
     GUARD_TRIPS = 17
-    """Times the probe caught an error of its own and went on."""
+    """How often the probe caught one of its own errors and continued."""
     TRAINING_STEP_AT = 18
-    """Completed steps when TRAINING_STEP was told last: the difference maps one count to the other."""
+    """Completed steps when TRAINING_STEP was last reported: the difference maps one count to the other."""
     CONFIG_VERSION = 19
     """Version of the config that the next step is made with; 0 when nothing was ever changed."""
     DEVICE_OLDEST = 20
@@ -147,7 +147,7 @@ class WorkerPhase(IntEnum):
     COMPILING = 7
     ENDING = 8
     JOINING = 9
-    """In init_process_group or new_group: waiting for other ranks to come there."""
+    """In init_process_group or new_group: waiting for other ranks to arrive."""
 
 
 class Mailbox(IntEnum):
@@ -203,7 +203,7 @@ IDENTITY = Blob(_BLOBS_AT, 4096 - 24)
 """JSON of who this worker is (job, replica, rank, log paths…), written by the spawner before the fork."""
 PHASE_NAME = Blob(IDENTITY.at + 4096, 512 - 24)
 DEVICE = Blob(PHASE_NAME.at + 512, 3584 - 24)
-"""JSON of the device the worker uses, as far as the worker can tell."""
+"""JSON of the device the worker uses, as far as the worker knows."""
 HYPERPARAMETERS = Blob(DEVICE.at + 3584, 16384 - 24)
 METRICS = Blob(HYPERPARAMETERS.at + 16384, 16384 - 24)
 END = Blob(METRICS.at + 16384, 16384 - 24)
@@ -237,7 +237,7 @@ class Ring(NamedTuple):
 
 
 ROLE = Blob(PROGRESS_AT + 512, 512 - 24)
-"""What this rank does, as the script tells it (`loom.role`): ranks of one role are compared."""
+"""The role of this rank, as the script reports it (`loom.role`): ranks of one role are compared."""
 HASHES = Ring(ANSWER_AT + 128, 28, 4)
 """Hashes of parameters after a step (probe/observe/parameter_hashes.py): step, part, hash, checksum."""
 
@@ -298,7 +298,7 @@ class Source(IntEnum):
     """
 
     NONE = 0
-    """It cannot be learned: such a record is in flight for ever, which says nothing about the operation."""
+    """It cannot be learned: such a record stays in flight forever, which says nothing about the operation."""
     CALLBACK = 1
     """The work's own future, on the backend's thread."""
     HOST_WAIT = 2
@@ -483,7 +483,7 @@ class Group(NamedTuple):
 
 
 class View:
-    """Reads and writes a black box in a buffer. Cheap to make; holds no resources of its own."""
+    """Reads and writes a black box in a buffer. Cheap to make; holds no resources."""
 
     def __init__(self, buffer: memoryview) -> None:
         if len(buffer) < SIZE:
@@ -514,7 +514,7 @@ class View:
 
     # -- blobs ----------------------------------------------------------------------------------
     def write_blob(self, blob: Blob, data: bytes) -> None:
-        """Replace a blob. Too long a text is the caller's mistake: cut it before."""
+        """Replace a blob. The caller must cut a text that is too long."""
         if len(data) > blob.capacity:
             raise ValueError(f"{len(data)} bytes do not fit into a blob of {blob.capacity}")
         word = blob.at // 8
@@ -607,7 +607,7 @@ class View:
         self.words[at] = entry.step
 
     def set_fence(self, fence_ns: int, until_ns: int) -> None:
-        """The deadline first: without a limit it counts for nobody."""
+        """The deadline first: readers ignore it as long as there is no limit."""
         at = FENCE.at // 8
         self.words[at + 1] = until_ns
         self.words[at] = fence_ns

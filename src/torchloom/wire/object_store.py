@@ -1,6 +1,6 @@
 """The environment variables that lead into an object store, and what the store's client makes of them.
 
-One definition for checkpoints, data and whoever asks on a job's behalf. Everything is taken from the mapping
+One definition for checkpoints, data and agents that act for a job. Everything is taken from the mapping
 that is passed, because an agent opens a job's store with the job's variables and not with its own. Ours
 (S3_*) win over the cloud's own. Not supported by the client, and so not here: profiles of ~/.aws, and Azure's
 variables without a prefix (IDENTITY_ENDPOINT). Pure.
@@ -50,7 +50,7 @@ _TRUE = ("1", "true", "yes", "on")
 
 @dataclass(frozen=True)
 class Opening:
-    """How the client is told to get in."""
+    """How the client gets access to the store."""
 
     config: dict[str, str] = field(default_factory=dict, repr=False)
     """Options of obstore by its names, which are the variables' in small letters. Holds secrets."""
@@ -59,7 +59,7 @@ class Opening:
 
 
 def opening(url: str, env: Mapping[str, str]) -> Opening:
-    """What of an environment opens the store of a URL."""
+    """The variables of an environment that give access to the store of a URL."""
     scheme = url.partition("://")[0]
     config = {name.lower(): value for name in _KNOWN.get(scheme, ()) if (value := env.get(name, "").strip())}
     if scheme in ("s3", "s3a"):

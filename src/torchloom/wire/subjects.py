@@ -26,12 +26,12 @@ def telemetry(node: str) -> str:
 
 
 def windows(node: str) -> str:
-    """Where the agent of `node` sends what detectors look at."""
+    """Where the agent of `node` sends windows for the detectors."""
     return f"{ROOT}.window.{node}"
 
 
 def lease(node: str) -> str:
-    """Where the agent of `node` asks whether it is still heard and has its name (agent/{fencing,name}.py)."""
+    """Where the agent of `node` asks whether it is reachable and owns its name (agent/{fencing,name}.py)."""
     return f"{ROOT}.lease.{node}"
 
 
@@ -44,7 +44,7 @@ def query(node: str) -> str:
 
 
 def node_of(subject: str) -> str | None:
-    """The node an event or a telemetry message came from, told by the subject that the server enforces."""
+    """The node an event or a telemetry message came from: it is in the subject, which the server enforces."""
     parts = subject.split(".")
     if parts[:4] == ["loom", "v1", "event", "node"] and len(parts) > 5:
         return parts[4]

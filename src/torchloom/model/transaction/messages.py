@@ -1,4 +1,4 @@
-"""What the two sides of a transaction say to each other. Plain records: no behaviour, no transport.
+"""The messages between the two sides of a transaction. Plain records: no behaviour, no transport.
 
 The weaver writes *mail* to a rank (through its agent and mailbox), a rank *answers*. Both repeat themselves
 freely: any message may be lost, late, doubled or out of order, so every one of them names its attempt and
@@ -35,7 +35,7 @@ class AttemptId(NamedTuple):
     """One try to carry out one operation. Ordered by time: by generation and attempt, not by version,
     because an operation that waits for a later step is overtaken by newer ones.
 
-    Every try has a key of its own in the store, because the key of a withdrawn one may already hold ABORT.
+    Every try has its own key in the store, because the key of a withdrawn one may already hold ABORT.
     """
 
     generation: int
@@ -72,9 +72,9 @@ class Proposal:
     values: Mapping[str, object] = field(default_factory=dict)
     """All that the kind needs: settings by address, the step to restore …"""
     two_phase: bool = False
-    """The ranks run it, vote, and undo it everywhere unless it went well everywhere."""
+    """The ranks run it, vote, and undo it everywhere unless it succeeded on all ranks."""
     control_timeout_ns: int = 1_000_000_000
-    """Longest time a rank stands at the boundary for the sake of a message."""
+    """Longest time a rank waits at the boundary for a message."""
     vote_timeout_ns: int = 5_000_000_000
     """Longest time a rank waits for the votes of others after its own."""
 
@@ -111,7 +111,7 @@ class Said(StrEnum):
     PREPARED = "prepared"
     ARMED = "armed"
     REFUSED = "refused"
-    """It cannot be done on this rank; nothing was."""
+    """It cannot be done on this rank; nothing was changed."""
     TOO_LATE = "too late"
     """ARM was read after at_step had been passed."""
     APPLIED = "applied"
@@ -120,7 +120,7 @@ class Said(StrEnum):
     UNDONE = "undone"
     """Committed and run, but not every rank could: the old values are back."""
     BROKEN = "broken"
-    """This rank cannot know, or cannot do, what the others do, and ends so that nobody diverges."""
+    """This rank cannot know, or cannot do, what the others do, and ends so that no rank diverges."""
     LEFT = "left"
     """The script ended before at_step."""
 
@@ -134,13 +134,13 @@ megabyte."""
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """From one rank to the weaver: the newest it has to say about an attempt."""
+    """From one rank to the weaver: its newest answer about an attempt."""
 
     attempt: AttemptId
     rank: int
     said: Said
     step: int
-    """The step it is about to make (one more than it has completed) when it said so."""
+    """Its next step (one more than it has completed) at the time of the answer."""
     held: bool = False
     """It is paused at that boundary."""
     step_ns: int = 0
@@ -150,4 +150,4 @@ class Answer:
     why: str = ""
     changed: tuple[Changed, ...] = ()
     offset: int | None = None
-    """Training step minus step, where the script tells its training step."""
+    """Training step minus step, if the script reports its training step."""

@@ -1,4 +1,4 @@
-"""What a person asks for, what becomes of it, and what the proposer hears and wants. Records only.
+"""Requests of people, their outcomes, and what the proposer receives and wants done. Records only.
 
 Plain dataclasses without unions inside, so that the proposer's state can be part of a snapshot.
 """
@@ -13,7 +13,7 @@ from torchloom.model.transaction.messages import Answer, Changed, Kind, Mail
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One change somebody asked for. `version` grows with every operation of the job and is never reused."""
+    """One requested change. `version` grows with every operation of the job and is never reused."""
 
     version: int
     kind: Kind
@@ -30,13 +30,13 @@ class Operation:
     """Of training_step it is not known yet which step of this generation it is."""
     vote_timeout_s: float = 5.0
     step_ns: int = 0
-    """How long the job's steps took when it was asked for; 0: unknown."""
+    """How long the job's steps took at the time of the request; 0: unknown."""
     position: float = 0.0
-    """Steps made, with the share of the one under way, when it was asked for; 0: unknown."""
+    """Steps made, plus the share of the one in progress, at the time of the request; 0: unknown."""
     after_step: int = 0
     """Not worth a try before this step: the job was found paused short of at_step."""
     alone: bool = False
-    """Not together with others: so tried, it failed, and it must be found out whose fault that was."""
+    """Not together with others: a combined try failed, and a separate one shows whose fault that was."""
 
 
 class How(StrEnum):
@@ -45,12 +45,12 @@ class How(StrEnum):
     APPLIED = "applied"
     NOT_APPLIED = "not applied"
     DIVERGED = "diverged"
-    """Ranks say different things. The protocol excludes it; should it ever happen, it must be told."""
+    """Ranks report different outcomes. The protocol excludes that; if it happens, it must be reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The told end of an operation: applied at one step on all ranks that reached it, or on none, and why."""
+    """The recorded end of an operation: applied at one step on all ranks that reached it or on none; why."""
 
     version: int
     how: How
@@ -61,11 +61,11 @@ class Outcome:
     """Training step minus step, if the ranks that applied it agree on it."""
     attempts: int = 0
     unheard: tuple[int, ...] = ()
-    """Ranks that have not reported: they ended, or are out of reach. What they do or did is the same."""
+    """Ranks that have not reported: they ended or are unreachable. They did or do the same as the others."""
     changed: dict[int, tuple[Changed, ...]] = field(default_factory=dict)
     """Per rank what was there before and after."""
     trouble: dict[int, str] = field(default_factory=dict)
-    """Per rank the traceback of what went wrong."""
+    """Per rank, the traceback of its failure."""
 
 
 # -- what happened ------------------------------------------------------------------------------
@@ -73,19 +73,19 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """Somebody wants this."""
+    """Somebody requested this."""
 
     operation: Operation
 
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """Somebody does not want it any more."""
+    """Somebody cancelled it."""
 
     version: int
     by: str
     why: str = ""
-    """If it was not a person's wish: what made it impossible."""
+    """If no person cancelled it: what made it impossible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class RankEnded:
-    """A worker's process is gone. Its black box outlives it: what it had answered comes along."""
+    """A worker's process is gone. Its black box outlives it, so its answers are included."""
 
     generation: int
     rank: int
@@ -154,7 +154,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """The operation has ended: record it and tell whoever asked."""
+    """The operation has ended: record it and notify the caller."""
 
     outcome: Outcome
 

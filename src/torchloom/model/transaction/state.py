@@ -17,7 +17,7 @@ class ProposerLimits:
     answer_timeout_s: float = 30.0
     """How long ranks may take to prepare and to arm; after a first report, to report."""
     resend_s: float = 0.2
-    """0: somebody else repeats what was sent."""
+    """0: another part resends messages."""
     patience_steps: int = 4
     """… or as many of the job's steps, if that is longer."""
     tries: int = 5
@@ -26,7 +26,7 @@ class ProposerLimits:
     plan_ahead_s: float = 2.0
     """… or this near in time."""
     await_first_step: bool = False
-    """Ask nobody before Progressed has told of a step: how long a start takes is not known."""
+    """Ask no rank before Progressed has reported a step: how long a start takes is not known."""
 
 
 class Round(StrEnum):
@@ -49,11 +49,11 @@ class Proposer:
     """Ranks of this generation that ended, and why."""
     step: int = 0
     offset: int | None = None
-    """Training step minus step, as the ranks told it last."""
+    """Training step minus step, as the ranks reported it last."""
     step_ns: int = 0
-    """The longest that was told lately; 0: unknown."""
+    """The longest that was reported lately; 0: unknown."""
     position: float = 0.0
-    """Steps made, with the share of the one under way, as known at `position_ns`: to foresee a step by."""
+    """Steps made, plus the share of the one in progress, as known at `position_ns`: to predict a step."""
     position_ns: int = 0
     """0: not known, or the job is paused."""
     pace_ns: int = 0
@@ -74,7 +74,7 @@ class Proposer:
     tries: int = 0
     """Attempts for the current operation."""
     guessed: int = 0
-    """Those of them that were armed at once: if they came to nothing, that says little about trips."""
+    """Those of them that were armed at once: their failure says little about message times."""
     at_step: int = 0
     withdrawn: str = ""
     """After CONFIRM: why it was withdrawn. The ranks may still commit."""
@@ -83,7 +83,7 @@ class Proposer:
     since_ns: int = 0
     sent_ns: int = 0
     reported_ns: int = 0
-    """When the first rank told the outcome; 0: none has."""
+    """When the first rank reported the outcome; 0: none has."""
 
     @property
     def attempt_id(self) -> AttemptId:
@@ -92,7 +92,7 @@ class Proposer:
 
     @property
     def reason(self) -> str:
-        """Where things stand, for people."""
+        """The present stage, in words for people."""
         if self.current is None:
             return f"{len(self.queue)} changes wait" if self.queue else "no change is in progress"
         silent = ", ".join(map(str, self.silent()))

@@ -1,8 +1,8 @@
-"""Keeps what detectors have learned of every job, so that a weaver that takes over need not learn it anew.
+"""Keeps what detectors have learned of every job, so that a weaver that takes over need not learn it again.
 
-Without it a failover would forget how long benign pauses last and how fast a job is, and would say too much
-or too late. It is no truth: what cannot be stored or read is learned again. One object for all jobs, written
-by the weaver that leads; only what is small and worth keeping is in it.
+Without it a failover would forget how long benign pauses last and how fast a job is, and would report too
+much or too late. It is only a cache: what cannot be stored or read is learned again. One object for all
+jobs, written by the weaver that leads; only what is small and worth keeping is in it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Baselines:
 
 
 def _small(one: Baseline) -> Baseline:
-    """Pace, curves and pauses; what is under way is seen again by whoever looks next."""
+    """Pace, curves and pauses; faults in progress are detected again by the next weaver."""
     memory = one.memory
     kept = replace(
         memory,

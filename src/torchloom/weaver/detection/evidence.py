@@ -19,13 +19,13 @@ log = logging.getLogger(__name__)
 MOST_SUSPECTS = 8
 MOST_RANKS = 64
 OTHER_STACKS = 2
-"""Ranks that wait whose stack is taken, too: it tells where in the script the others are."""
+"""Waiting ranks whose stack is taken too: it shows where in the script the others are."""
 
 
 async def gather(
     bus: Bus, workers: Sequence[Worker], finding: Finding, within_s: float, everybody: bool
 ) -> dict[int, RankEvidence]:
-    """What the agents know of the suspects and, the first time, of the others. The late are left out."""
+    """What the agents know of the suspects and, the first time, of the others. Late answers are left out."""
     suspects = (finding.ranks or finding.ask)[:MOST_SUSPECTS]
     others = finding.waiting[:OTHER_STACKS] if everybody else ()
     asked = _asked(workers, suspects, everybody)

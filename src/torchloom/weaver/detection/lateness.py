@@ -1,8 +1,8 @@
-"""How long a message was under way, beyond what is usual from its node: what waited in a buffer is not news.
+"""How long a message was in transit, beyond what is usual from its node: buffered windows are old.
 
 Agents stamp what they send by a clock that only runs; against ours it differs by any amount, but always by
 the same. The shortest way seen gives that amount, and whatever took longer was held up: by a connection that
-was cut, or because we stood still ourselves. Decides nothing.
+was cut, or because this process itself was paused. Decides nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torchloom.model.node import NodeClock
 
 LATE_NS = 10**9
 AGREE_AFTER_NS = 30 * 10**9
-"""A backlog is over some time. If everything seems late for this long, the clocks are to be compared anew: a
+"""A backlog is over some time. If everything seems late for this long, the clocks are compared again: a
 host that was frozen with its clock is as far behind as it was frozen for."""
 _NEVER_SET_NS = 1 << 62
 

@@ -1,9 +1,9 @@
-"""Runs the detectors: keeps the newest windows of every job, looks twice a second, says what is worth saying.
+"""Runs the detectors: keeps the newest windows of every job, judges twice a second, publishes the findings.
 
-A shell around `judge` and `choose`, which choose; this module only hears, asks and appends. It looks at a job
-only when it has a fresh window of every rank, so that a lost message or a busy agent is never taken for a
-rank that does not come. Only the weaver that leads looks; whoever takes over goes on with what it had learned
-of the jobs (baselines.py).
+A shell around `judge` and `choose`, which choose; this module only receives, asks and appends. It judges a
+job only when it has a fresh window of every rank, so that a lost message or a busy agent is never taken for a
+missing rank. Only the leading weaver judges; a weaver that takes over continues with what its predecessor had
+learned of the jobs (baselines.py).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LOOK_EVERY_S = 0.5
 FRESH_S = 2.0
 """An older window says nothing about now."""
 EVIDENCE_WITHIN_S = 1.5
-"""What is stuck is said at the latest this long after it was found, with or without evidence."""
+"""A stuck job is reported at the latest this long after detection, with or without evidence."""
 ASK_AGAIN_S = 5.0
 SAVE_EVERY_S = 15.0
 """How much of what was learned a failover may cost."""
@@ -63,7 +63,7 @@ class _Heard:
     window: RankWindow
     incarnation: int
     at_s: float
-    """When it was sent, which may be long before it came."""
+    """When it was sent, which may be long before it arrived."""
 
 
 @dataclass
@@ -76,18 +76,18 @@ class _Watched:
     fresh: set[int] = field(default_factory=set)
     """Ranks of which there is a window that was not looked at yet."""
     urgent: bool = False
-    """Something else is new than windows: evidence that was waited for."""
+    """Something other than a window is new: the evidence that was requested."""
     looked_s: float = 0.0
     faults: dict[str, Seen] = field(default_factory=dict)
     evidence: dict[int, RankEvidence] = field(default_factory=dict)
     """Of those that hold the job up, as it came in."""
     fresh_evidence: dict[int, RankEvidence] = field(default_factory=dict)
-    """The part of it that has not been said yet."""
+    """The part of it that has not been reported yet."""
     stuck_s: float | None = None
     """Since when the job has been found to be held up."""
     asked_s: float = 0.0
     all_asked_s: float = 0.0
-    """When everybody was asked last, and not only whoever is to blame …"""
+    """When all ranks were last asked, and not only those to blame …"""
     asked_about: tuple[object, ...] = ()
     """… and what was found then."""
     asking: asyncio.Task[None] | None = None
@@ -115,7 +115,7 @@ class Detection:
         self._saved_s = 0.0
         self._wake = asyncio.Event()
 
-    # -- hearing ------------------------------------------------------------------------------------
+    # -- receiving ----------------------------------------------------------------------------------
     async def hear(self, message: Message) -> None:
         """Handler of the subject of windows."""
         try:
@@ -149,10 +149,10 @@ class Detection:
             return  # its steps are worth keeping, but it says nothing about now
         watched.fresh.add(ref.rank)
         if len(watched.fresh) >= len(job.workers):
-            self._wake.set()  # nothing is gained by waiting: this is the newest of everybody
+            self._wake.set()  # no need to wait: now there is a new window of every rank
 
     def windows(self, id: str) -> list[RankWindow]:
-        """The fresh ones of a job, whether or not all ranks were heard."""
+        """The fresh windows of a job, whether or not every rank has one."""
         watched, now_s = self._jobs.get(id), asyncio.get_running_loop().time()
         job = self._fleet().jobs.get(id)
         if watched is None or job is None or job.generation != watched.generation:
@@ -170,7 +170,7 @@ class Detection:
 
     # -- looking --------------------------------------------------------------------------------------
     async def run(self) -> None:
-        """Look at all jobs, for ever."""
+        """Judge all jobs in a loop, until cancelled."""
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
@@ -190,7 +190,7 @@ class Detection:
                 self._forget(id)
 
     async def _remember(self) -> None:
-        """Begin with what another weaver had learned; store it now and then for the next one."""
+        """Start with what another weaver had learned; store it periodically for the next one."""
         now_s = asyncio.get_running_loop().time()
         if not self._led:
             self._led, self._saved_s = True, now_s
@@ -286,7 +286,7 @@ class Detection:
         first = watched.stuck_s is None
         if watched.stuck_s is None:
             watched.stuck_s = now_s
-        # A new verdict, or that it is acted on now, is told with what those who wait do now.
+        # A new verdict, or a new action on it, is reported with what the waiting ranks do now.
         case = (stuck.kind, stuck.ranks, stuck.certain, stuck.may_act)
         all_again = case != watched.asked_about and now_s - watched.all_asked_s >= ASK_AGAIN_S
         if watched.asking is None and (first or all_again or now_s - watched.asked_s >= ASK_AGAIN_S):
@@ -341,7 +341,7 @@ class Detection:
     async def _state_before(
         self, job: Job, finding: Finding, offset: int | None
     ) -> tuple[CheckpointEntry | None, str]:
-        """Looked for only where the policy would go back to it."""
+        """Looked up only if the policy would go back to it."""
         if wanted(job.spec.policy, finding) != "rollback":
             return None, ""
         span = blamed_steps(job.spec.policy, finding, offset)
@@ -353,8 +353,8 @@ class Detection:
 def limits_of(told: HangLimits) -> AllLimits:
     """The limits of the detectors, with what the job's owner set."""
     hang = StuckLimits()
-    # HEARTBEAT_TIMEOUT means silence: after so long it is said. To act upon it takes more than a number that
-    # may have come with the shell: certain evidence, or hang_act_s.
+    # HEARTBEAT_TIMEOUT means silence: after this long it is reported. Acting on it needs more than a number
+    # that may have come with the shell: certain evidence, or hang_act_s.
     said = told.heartbeat_timeout_s if told.hang_report_s is None else told.hang_report_s
     if said is not None:
         hang = replace(
@@ -371,8 +371,8 @@ def limits_of(told: HangLimits) -> AllLimits:
 
 
 def _is_due(job: Job, watched: _Watched, now_s: float) -> bool:
-    """Whether to look now: at once when there is something new of every rank or evidence has come, else now
-    and then, so that a job on many hosts is not looked at for each of them."""
+    """Whether to judge now: at once when every rank has a new window or evidence has arrived, else at
+    intervals, so that a job on many hosts is not judged for each of them."""
     if watched.urgent or len(watched.fresh) >= len(job.workers):
         return True
     return bool(watched.fresh) and now_s - watched.looked_s >= LOOK_EVERY_S

@@ -3,5 +3,5 @@
 steering, scaling, nodes, injection    one subject each
 checkpoints                            questions to agents about a job's checkpoints
 notes                                  what a person should know about a change
-position                               how far a job is at this moment
+position                               the present progress of a job
 """

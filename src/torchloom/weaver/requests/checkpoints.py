@@ -1,4 +1,4 @@
-"""Asks agents about checkpoints on behalf of the API, and looks before a restore whether it can succeed.
+"""Asks agents about checkpoints on behalf of the API, and checks before a restore whether it can succeed.
 
 Owns the choice of the agent to ask and of the variables that go with the question. Decides nothing: whether
 a job goes back to an earlier state is the core's affair once a person has asked for it.
@@ -27,7 +27,7 @@ _WITHIN_S: dict[CheckpointVerb, float] = {
     "damage": PURGE_WITHIN_S,
 }
 LOOK_WITHIN_S = 10.0
-"""How long a restore waits for checksums to be compared; the restore itself compares them in any case."""
+"""How long a request to restore waits for a verification; the restore itself verifies in any case."""
 _MOST_NAMED = 12
 
 
@@ -71,7 +71,7 @@ class Catalogues:
                 raise StorageFailed(answer.why)
 
     async def purge(self, fleet: Fleet, job: Job) -> None:
-        """Remove all checkpoints of an ended job from where its workers said they are; none told, none gone.
+        """Remove all checkpoints of an ended job from the store its workers reported; without a report, none.
 
         Raises Conflict while another job works with the same ones.
         """
@@ -103,7 +103,7 @@ class Catalogues:
     async def find(
         self, fleet: Fleet, job: Job, step: int
     ) -> tuple[CheckpointEntry, Sequence[CheckpointEntry]]:
-        """The state of a step that could be restored, and all there are. Raises Conflict or NotFound."""
+        """The state of a step that could be restored, and all existing ones. Raises Conflict or NotFound."""
         entries = (await self.ask(fleet, job, "list")).entries
         found = choose(entries, step)
         if found is None:
@@ -113,7 +113,7 @@ class Catalogues:
         return found, entries
 
     async def prepare_restore(self, fleet: Fleet, job: Job, step: int) -> CheckpointEntry:
-        """The state that a restore of `step` would take. Raises Conflict with the steps there are.
+        """The state that a restore of `step` would take. Raises Conflict with the available steps.
 
         It is pinned, because the job may save more until it stops, and its keep rules must not remove just
         this one.
@@ -145,12 +145,12 @@ def _others(entries: Sequence[CheckpointEntry]) -> str:
 
 
 def _openers(env: Mapping[str, str]) -> dict[str, str]:
-    """No more of the job's environment than is needed."""
+    """Only the variables of the job's environment that are needed."""
     return {name: value for name, value in env.items() if name.startswith(PREFIXES)}
 
 
 def _node(fleet: Fleet, job: Job) -> str:
-    """Who told of the store if he is there; for a store that all can reach, anybody who held the job."""
+    """The node that reported the store if it is ready; for a shared store, any node that held the job."""
     assert job.checkpoints is not None
     told_by = job.checkpoints.node
     near = [told_by]

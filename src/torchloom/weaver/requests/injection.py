@@ -1,7 +1,7 @@
-"""Faults on purpose, as the API asks for them: refused where nothing could follow, or an event and then done.
+"""Fault injection for the API: refused if it could have no effect, else published as an event and then done.
 
-The core sends what agents and workers do. A checkpoint is damaged where the catalogue reads it, so that
-whoever asked is told at once whether there was one.
+The core sends what agents and workers do. A checkpoint is damaged where the catalogue reads it, so that the
+caller learns at once whether there was one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What people say about nodes, and what is heard of them: said as events. Decides nothing."""
+"""What people say about nodes, and which nodes are reachable: published as events. Decides nothing."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from torchloom.wire import codec, subjects
 log = logging.getLogger(__name__)
 
 SILENT_LIMIT_S = 3.0
-"""A node that was not heard for longer is unreachable."""
+"""A node without a heartbeat for longer is unreachable."""
 
 
 class Nodes:
-    """Answers hosts, says which of them are silent, and takes a person's word about them."""
+    """Answers hosts, reports silent ones, and records what people say about them."""
 
     def __init__(self, bus: Bus, stream: Publisher, live: LiveView, lease: Lease) -> None:
         self._bus = bus
@@ -38,9 +38,9 @@ class Nodes:
         return None if heard is None else max(0.0, asyncio.get_running_loop().time() - heard)
 
     async def lease_asked(self, message: Message) -> None:
-        """A host asks whether its name is its own, which the stream tells everybody, or whether it is heard:
-        that only who leads may answer, because it is who would replace its workers. A host that counts as
-        silent is told what has to end there before it may start anything."""
+        """A host asks whether it owns its name, which every weaver knows from the stream, or whether it is
+        reachable: only the leading weaver may answer that, because it would replace the host's workers. The
+        answer to a host that counts as silent names what has to end there before it may start anything."""
         node = subjects.node_of(message.subject)
         if node is None:
             return
@@ -60,12 +60,12 @@ class Nodes:
                 await self._bus.respond(message, b"heard")
 
     def is_its_agent(self, node: str, session: str) -> bool:
-        """Whether this is the agent that has the node's name, as far as it is known: others are not heard."""
+        """Whether this agent owns the node's name, as far as that is known: others are ignored."""
         known = self._stream.fleet.nodes.get(node)
         return known is None or known.session == session
 
     async def say_silence(self, now_s: float) -> None:
-        """Nodes that fell silent or are heard again, and workers that their own hosts had to end by now."""
+        """Nodes that fell silent or are reachable again, and workers that their own hosts have killed."""
         heard_s = self._live.last_heard_s
         for silent in silent_nodes(self._stream.fleet, heard_s, now_s, SILENT_LIMIT_S):
             spoke_s = self._live.spoke_s.get(silent.node)
@@ -79,7 +79,7 @@ class Nodes:
             await self._stream.say("node", replace(gone, steps=self._steps_on(gone.node)))
 
     async def gone(self, node: str, by: str) -> None:
-        """Take it that the host of a silent node is gone; refused while the node is heard."""
+        """Record that the host of a silent node is gone; refused while the node is reachable."""
         self._stream.check_ready()
         known = self._stream.fleet.nodes.get(node)
         if known is None:
@@ -88,15 +88,17 @@ class Nodes:
             return
         seen_s = self.seen(node)
         if seen_s is not None and seen_s <= SILENT_LIMIT_S:
-            raise Conflict(f"{node} was heard {seen_s:.1f} s ago: a host that is reachable is not gone.")
+            raise Conflict(
+                f"{node}'s last heartbeat was {seen_s:.1f} s ago: a host that is reachable is not gone."
+            )
         if known.state is NodeState.READY:
-            raise Conflict(f"{node} counts as ready; wait until it is found to be silent.")
+            raise Conflict(f"{node} counts as ready; wait until it is reported as unreachable.")
         await self._stream.say("node", NodeGone(node=node, by=by, steps=self._steps_on(node)))
         if self._stream.fleet.nodes[node].state is not NodeState.GONE:
             raise Conflict(f"{node} was seen this very moment, so it is not gone.")
 
     async def drain(self, node: str, by: str, why: str, *, keep: bool, force: bool) -> None:
-        """Place no new workers on a node; what runs there goes on elsewhere unless it is to be kept."""
+        """Place no new workers on a node; its jobs move elsewhere unless `keep` is set."""
         self._check_node(node)
         event = NodeDrained(
             node=node, by=by, why=why, move=not keep, force=force, step_s=self._step_s_on(node)

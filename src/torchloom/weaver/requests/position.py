@@ -1,7 +1,7 @@
-"""How far a job is at this moment, asked of its agents: so that a change need not begin with that question.
+"""Asks agents for the present progress of a job, so that a change need not begin with that question.
 
-A guess to save a round of messages, never a ground for anything: who does not answer at once is not waited
-for, and the ranks refuse a step that is past.
+A guess that saves a round of messages; no decision depends on it: an agent that does not answer at once is
+not waited for, and the ranks refuse a step that is past.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STORING_S = 0.004
 
 
 async def position_of(bus: Bus, job: Job) -> float:
-    """Steps that the foremost rank has made, with the share of the one under way; 0 if that is not known."""
+    """Steps that the foremost rank has made, plus the share of the one in progress; 0 if unknown."""
     if job.state is not JobState.RUNNING or job.paused:
         return 0.0
     refs: dict[str, list[WorkerRef]] = {}

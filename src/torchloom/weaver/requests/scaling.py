@@ -16,7 +16,7 @@ class Scaling:
         self._live = live
 
     async def scale(self, job: str, workers: int, by: str, *, dry_run: bool = False) -> None:
-        """End the generation at a step boundary and go on with so many workers."""
+        """End the generation at a step boundary and continue with this many workers."""
         self._stream.check_ready()
         found = self._stream.job(job)
         if found.ended:

@@ -1,7 +1,7 @@
-"""Steering as the API asks for it: checks a wish with live knowledge, then says it as an event.
+"""Steering for the API: checks a request against live knowledge, then publishes it as an event.
 
-What cannot be done is refused here, naming what can; what can be done is the core's and the ranks' affair
-from then on. Nothing here sends to a worker or awaits an answer: the operation is followed in the fleet.
+An impossible request is refused here with what is possible; the core and the ranks carry out the others.
+Nothing here sends to a worker or awaits an answer: the fleet shows the progress of the operation.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ HEARD_WITHIN_S = 6.0
 
 
 class Steering:
-    """Takes wishes about running jobs."""
+    """Takes requests about running jobs."""
 
     def __init__(self, bus: Bus, stream: Publisher, live: LiveView, catalogues: Catalogues) -> None:
         self._bus = bus
@@ -200,7 +200,7 @@ class Steering:
         """Go back to the state of a step; on a running job without a restart where its script can."""
         self._stream.check_ready()
         found = self._stream.job(job)
-        # Nothing is to be chosen where nothing is.
+        # First: without that checkpoint there is no choice to make.
         state, _ = await self._catalogues.find(self._stream.fleet, found, step)
         used = state.config_version if state.world else None  # a state that cannot be read says nothing
         then = of_then(found.schedule, step + 1, used)
@@ -233,7 +233,7 @@ class Steering:
         return chosen
 
     async def _let_them_be_heard(self, job: Job) -> None:
-        """A control service that has just begun knows nothing of settings yet: agents tell them every 5 s."""
+        """A control service that has just started knows no settings yet: agents report them every 5 s."""
         clock = asyncio.get_running_loop().time
         until = clock() + HEARD_WITHIN_S
         while (
@@ -297,7 +297,7 @@ def _scaled(value: object) -> object:
 
 
 def _by_handler(address: str) -> bool:
-    """Carried out by code that may fail, so that it must be possible to take it back."""
+    """Carried out by code that may fail, so it must be possible to undo it."""
     name = parse_address(address).name
     return name not in HYPERPARAMETERS and name != MAX_STEPS.name
 
@@ -326,7 +326,8 @@ def _check_boxes(job: Job) -> None:
 
 
 def _known(job: Job, pulses: Mapping[int, WorkerPulse], wanted: Mapping[str, object]) -> KnownSettings:
-    """What can be set. Of workers that are still starting only what any of them has; the ranks look again."""
+    """What can be set. Of workers that are still starting only what is common to all scripts; the ranks
+    check again."""
     known = known_of(pulses)
     if known is None and not any(_by_handler(name) for name in wanted):
         return before_the_start(wanted)
@@ -339,8 +340,8 @@ def _known(job: Job, pulses: Mapping[int, WorkerPulse], wanted: Mapping[str, obj
 
 
 def _check_end(job: Job, end: object, pulses: Mapping[int, WorkerPulse]) -> None:
-    """An end that is past would end the job at once, which is another wish."""
-    # A script that tells no training step is ended by the count of this generation.
+    """An end that is past would end the job at once, which `loom stop` is for."""
+    # A script that reports no training step is ended by the count of this generation.
     made = max((p.steps if p.training_step is None else p.training_step for p in pulses.values()), default=0)
     if isinstance(end, int) and end < made:
         raise UsageError(
