@@ -1,4 +1,4 @@
-"""What workers tell about their checkpoints: kept with the job, and made an incident when it is bad news.
+"""What workers report about their checkpoints: kept with the job, and an incident when they fail.
 
 Nothing here stops or starts a worker: a save that fails costs at most the steps since the one before.
 """
@@ -22,7 +22,7 @@ from torchloom.model.fleet import Job, JobCheckpoints
 from torchloom.model.incidents import Decision, DecisionOutcome, Incident, Verdict
 
 SAME_TROUBLE_NS = 300 * 10**9
-"""A store that fails again this soon after it went well is the same incident, opened again."""
+"""A store that fails again this soon after it recovered is the same incident, opened again."""
 REMEMBERED_REJECTIONS = 256
 
 
@@ -81,7 +81,7 @@ def checkpoint_saved(turn: Turn, event: CheckpointSaved) -> None:
 
 
 def checkpoint_failed(turn: Turn, event: CheckpointFailed) -> None:
-    """One incident for all failures in a row, whichever ranks tell them."""
+    """One incident for all failures in a row, whichever ranks report them."""
     found = _about(turn, event)
     if found is None:
         return
@@ -115,7 +115,7 @@ def _meanwhile(known: JobCheckpoints) -> str:
 
 
 def checkpoint_rejected(turn: Turn, event: CheckpointRejected) -> None:
-    """A damaged state is told once, though every restart passes it over again."""
+    """A damaged state is reported once, though every restart skips it again."""
     found = _about(turn, event)
     if found is None:
         return
@@ -149,7 +149,7 @@ def _deleted(turn: Turn, job: Job, newest: str, decision: str) -> None:
 
 
 def stop_failing(turn: Turn, job: Job) -> None:
-    """Saving goes well again, or the job is over: close the incident about it."""
+    """Saves succeed again, or the job is over: close the incident about them."""
     known = job.checkpoints
     if known is None or not known.failing:
         return

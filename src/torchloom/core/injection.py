@@ -1,7 +1,7 @@
 """Which faults may be injected, what their numbers mean, and to whom an injection goes.
 
 Chooses and checks; the agent (signals, load) and the probe (everything inside the worker) do it. Every
-injection is an event before it happens, so that what the detectors say can be held against the truth.
+injection is an event before it happens, so that the detectors' findings can be compared with the truth.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Description:
     everybody: bool = False
     """Makes sense only on all ranks at one step."""
     lasting: bool = False
-    """Goes on until `duration_s` is over; others happen once."""
+    """Lasts until `duration_s` is over; others happen once."""
     needs_duration: bool = False
     """Nothing else would end it."""
     has_peer: bool = False
@@ -44,7 +44,7 @@ class Description:
     of_checkpoints: bool = False
     """It makes no sense for a job without them."""
     in_store: bool = False
-    """Done to what is stored, by whoever reads the catalogue; no worker hears of it."""
+    """Done to the stored data, by the agent that reads the catalogue; no worker is involved."""
 
 
 _PACE = ("MB/s", 10.0, 0.01, 100_000.0)

@@ -25,7 +25,7 @@ def broken(fleet: Fleet) -> list[str]:
 
 
 def _counts(fleet: Fleet) -> list[str]:
-    """What is counted along the way must equal what a look at everything tells."""
+    """Counters that are kept up to date must equal a full recount."""
     found = []
     waiting = {job.id for job in fleet.jobs.values() if job.state is JobState.WAITING}
     if set(fleet.waiting) != waiting:

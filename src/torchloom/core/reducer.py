@@ -191,7 +191,7 @@ def _dispatch(turn: Turn, event: Event) -> None:
             _effect_failed(turn, event)
         case EffectDone():
             if isinstance(turn.fleet.outbox.get(event.effect), StopWorkers):
-                turn.room_appeared = True  # a job may wait for the end of older workers of its own
+                turn.room_appeared = True  # a job may wait for its own older workers to end
             turn.close(event.effect)
         case WorkerRegistered():
             worker = find_worker(turn.fleet, event.ref, event.node)
@@ -252,15 +252,15 @@ def _effect_failed(turn: Turn, event: EffectFailed) -> None:
                 if job is not None and job.living:
                     turn.set_timer(TimerKind.STOP_AGAIN, job, STOP_AGAIN_S)
         case StopRendezvous():
-            pass  # the inventory of the next join tells whether it is still there
+            pass  # the inventory of the next join shows whether it is still there
         case PostMail():
             mail_failed(turn, effect, event.why)
         case InjectFault():
-            pass  # the failure is told, and a fault that did not happen hurts nobody
+            pass  # the failure is reported, and a fault that did not happen does no harm
         case WarmSpawner():
-            pass  # the place is kept all the same; a start there takes longer
+            pass  # the place is still kept; a start there takes longer
         case RemoveJobFiles() | ReleaseMemory():
-            pass  # files that cannot be removed now are not worth asking for ever
+            pass  # files that cannot be removed now are not worth retrying forever
 
 
 def _first_step(turn: Turn, event: FirstStep) -> None:

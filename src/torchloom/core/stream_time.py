@@ -1,7 +1,7 @@
 """Time as the core counts it, which never goes back although a clock may be set back.
 
-The server of the bus stamps every event with its wall clock. If that is set back by an hour, time would stand
-still for an hour for every timer: no restart after a backoff, no end of a wait. So from there on time runs at
+The server of the bus stamps every event with its wall clock. If that is set back by an hour, time would
+stop for an hour for every timer: no restart after a backoff, no end of a wait. So from there on time runs at
 half its pace until the clock has caught up; a timer is then late by its own length at most.
 """
 

@@ -50,7 +50,7 @@ class Turn:
         self.seats_changed = False
         """Slots were taken, a node went or a job ended, so that spare places are worth another look."""
         self.ended_operations: list[tuple[str, str]] = []
-        """Job and id of operations whose outcome was told in this turn."""
+        """Job and id of operations whose outcome was recorded in this turn."""
 
     @property
     def chance(self) -> float:

@@ -35,10 +35,10 @@ MOST_SETTINGS_BYTES = 32768 - 24
 
 @dataclass(frozen=True, slots=True)
 class ToldSettings:
-    """What a worker tells about its settings."""
+    """What a worker reports about its settings."""
 
     settings: tuple[Setting, ...] = ()
-    """max_steps and what the script declared; hyperparameters are told apart from these."""
+    """max_steps and what the script declared; hyperparameters are reported separately."""
     values: Mapping[str, object] = field(default_factory=dict)
     held: Mapping[str, Held] = field(default_factory=dict)
     left_out: int = 0

@@ -59,7 +59,7 @@ class Setting:
     description: str = ""
 
     def allowed(self) -> str:
-        """What one may give, for people."""
+        """The allowed values, for people."""
         text = str(self.type)
         match self.type:
             case Type.CHOICE:
@@ -81,7 +81,7 @@ class Setting:
         return ", ".join([text, *(bound for bound in bounds if bound)])
 
     def parse(self, text: str) -> object:
-        """The value that a text on the command line stands for."""
+        """The value that a text on the command line means."""
         word = text.strip()
         if self.optional and word.lower() in _NONE:
             return None

@@ -1,7 +1,7 @@
 """Why a rank, or the whole job, is slow: turns what slow.py measured into findings with a cause.
 
 A cause must explain a good part of the excess over the peers. It need not explain most of it, because a wait
-in asynchronous collectives can be counted twice (see `waited_ns`). What nothing explains is said to be so.
+in asynchronous collectives can be counted twice (see `waited_ns`). An unexplained excess is reported so.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SAME_CPU = 0.1
 SAME_CPU_IF_CROWDED = 0.25
 """… and by this much where all of them wait for a core for longer than one of them is late."""
 COUNTED = 0.85
-"""How sure a quota is that the kernel counts and that explains the excess, however much times vary."""
+"""Confidence if a CPU quota, which the kernel counts, explains the excess, however much times vary."""
 IDLE = 0.2
 """A device that has nothing to do for this much more of the time than its peers' waits for its host."""
 AHEAD = 0.5
@@ -48,7 +48,7 @@ CHANGED, SAME = 1.15, 1.1
 """A rank has changed from so much more than its own time of before, and is the same up to so much."""
 RECENT_OWN = 16
 SET_FROM = 3
-"""More late ranks than this are told as one set."""
+"""More late ranks than this are reported as one set."""
 _SHOWN = 16
 UNEVEN_SPREAD = 0.08
 UNEVEN_LOSS = 0.15
@@ -98,7 +98,7 @@ def _together(named: Sequence[Finding], peers: Sequence[RankWindow]) -> list[Fin
 
 
 def _stage(one: Finding, peers: Sequence[RankWindow]) -> Finding:
-    """Ranks of a pipeline that does not tell its roles: those that take longer may simply have more to do."""
+    """Ranks of a pipeline that does not report its roles: the slower may just have more work."""
     windows = [w for w in peers if w.rank in set(one.ranks)]
     ratio = float(one.inputs["ratio"])
     take, slow = ("takes", "it is slow") if len(windows) == 1 else ("take", "they are slow")
@@ -218,9 +218,9 @@ def _explain(window: RankWindow, late: Late, usual: _Usual, cost: Cost) -> Findi
     """None where nothing sets the rank apart but chance on a crowded host."""
     steps, calm = late.steps, usual.calm
     data = _median([s.data_wait_ns for s in window.steps[-steps:]]) - usual.data
-    # On a busy host whoever computes more waits more for a CPU, too, and long computations wait longer than
-    # the short ones of the peers: of its waiting as much belongs to the additional computation as that has of
-    # its CPU time. Contention alone does not make anybody compute more.
+    # On a busy host a rank that computes more also waits more for a CPU, and long computations wait longer
+    # than the short ones of the peers: of its waiting as much belongs to the additional computation as that
+    # has of its CPU time. Contention alone does not make anybody compute more.
     own, own_delay = window.process.cpu_ns_per_step, window.process.run_delay_ns_per_step
     calm_cpu, calm_delay = usual.cpu, usual.delay
     crowded = calm_delay >= late.excess_ns

@@ -1,7 +1,7 @@
-"""Whether a rank that others wait for will surely not come, and when uncertain evidence has lasted enough.
+"""Whether a rank that others wait for will certainly not arrive, and when uncertain evidence suffices.
 
-Certain is only what nothing benign looks like. What shows life, is debugged, or could be woken by another
-process is never certain, and whatever shows life is never acted on.
+A hang is certain only if nothing benign looks like it. A rank that shows life, is debugged, or could be woken
+by another process is never certain to hang, and a rank that shows life is never acted on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torchloom.core.detect.window import RankWindow
 
 
 def certainty(window: RankWindow, pace: Pace, limits: StuckLimits) -> tuple[bool, str]:
-    """Whether this rank will surely not come, and why (not)."""
+    """Whether this rank will certainly not arrive, and why (not)."""
     facts = window.process
     if window.left:
         return True, f"its process {window.left}"
@@ -52,8 +52,8 @@ def certainty(window: RankWindow, pace: Pace, limits: StuckLimits) -> tuple[bool
 
 
 def may_act(windows: Sequence[RankWindow], lasting_s: float, act_s: float) -> bool:
-    """Whether uncertain evidence has lasted for long enough: the limit counts from the last sign of life that
-    any of those that were sampled gave, and nobody is taken from whoever debugs him."""
+    """Whether uncertain evidence has lasted for long enough: the limit counts from the last sign of life of
+    any sampled rank, and a rank that somebody debugs is never acted on."""
     sampled = [w for w in windows if w.process.quiet_ns]
     if lasting_s < act_s or not sampled or any(w.process.tracer for w in windows):
         return False

@@ -3,8 +3,8 @@
 Such a job trains on, and from then on what the rank sends meets another step of its peers. Nothing is
 stuck and no operation differs, so nothing else sees it soon. Only groups are judged whose ranks made the
 same number of collectives by the end of each of many steps before, and only a difference that stays: ranks
-that make them at different times (threads, pipelines, uneven inputs) never come to that. Nobody is blamed
-for having made more: whoever does not count one of its steps looks like that.
+that make them at different times (threads, pipelines, uneven inputs) never come to that. No rank is
+blamed for having made more: a rank that missed counting one of its steps looks like that.
 """
 
 from __future__ import annotations

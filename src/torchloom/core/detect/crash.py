@@ -1,4 +1,4 @@
-"""Processes that are gone, and nodes that are not heard. Orders nothing by the clocks of two hosts."""
+"""Processes that are gone, and nodes that are unreachable. Orders nothing by the clocks of two hosts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torchloom.model.findings import Evidence, Finding
 
 
 def crashes(windows: Sequence[RankWindow]) -> list[Finding]:
-    """Who died by itself. Whoever died of a lost connection followed somebody, and is named only if nobody
-    else is dead: its peer may be on a node that is not heard."""
+    """Ranks that died on their own. A rank that died of a lost connection followed another one and is named
+    only if no other is dead: its peer may be on an unreachable node."""
     dead = [w for w in windows if w.dead]
     own = [w for w in dead if not w.process.connection_lost]
     if not dead:
@@ -47,7 +47,7 @@ def _first_of_each_node(dead: Sequence[RankWindow]) -> list[RankWindow]:
 
 
 def lost_nodes(unheard: Collection[str], ranks_of: dict[str, tuple[int, ...]]) -> list[Finding]:
-    """Nodes that are not heard. Unreachable is not dead, so this is never certain."""
+    """Unreachable nodes. Unreachable is not dead, so this is never certain."""
     return [
         Finding(
             kind="node-lost",

@@ -25,7 +25,7 @@ Signature = tuple[str, int, str, int, str]
 
 
 def desync(windows: Sequence[RankWindow], pace: Pace, limits: StuckLimits) -> list[Finding]:
-    """The desync that began it, if there is one: what follows from it in other groups is not told."""
+    """The first desync, if there is one: what follows from it in other groups is not reported."""
     stuck = {
         (c.group, c.group_seq)
         for w in windows

@@ -1,4 +1,4 @@
-"""Hangs on devices: everybody has enqueued a collective, and some device never comes to it.
+"""Hangs on devices: all ranks have enqueued a collective, and some device never reaches it.
 
 Enqueued is not arrived. Where some devices have reached the collective and others have not, those that have
 not hold it up: they are stuck in a kernel, or lost. Where all have reached it, it is the communication, which
@@ -20,9 +20,9 @@ _SHOWN = 32
 
 
 def behind(inside: Sequence[RankWindow]) -> list[RankWindow]:
-    """Ranks that have enqueued what they all stand at and whose device has not come to it, or failed.
+    """Ranks that have enqueued the collective all wait in, and whose device failed or has not reached it.
 
-    Nobody where no device has: then what holds them up came before, and is not known.
+    None if no device has reached it: then the cause came earlier and is not known.
     """
     failed = [w for w in inside if w.accelerator is not None and w.accelerator.state == "failed"]
     if failed:
@@ -37,7 +37,7 @@ def blame(
     wait: CollectiveWait,
     allowed: Limit,
 ) -> Finding:
-    """One finding for all devices that have not come."""
+    """One finding for all devices that have not reached it."""
     ranks = tuple(sorted(w.rank for w in culprits))
     waiting = tuple(sorted(w.rank for w in inside if w.rank not in ranks))
     broken = any(w.accelerator is not None and w.accelerator.state == "failed" for w in culprits)

@@ -16,9 +16,9 @@ from torchloom.model.windows import Collective, PairCount, PairTimes, StepTimes
 
 STEPS_KEPT = 32
 UNDER_WAY_AMONG = 64
-"""Newest records among which those under way are looked for."""
+"""Number of newest records that are searched for those in progress."""
 PEERS_AFTER_S = 1.5
-"""A rank that has not moved for so long tells how far it is with each peer."""
+"""A rank that has not moved for this long reports its progress with each peer."""
 
 _LONGEST_PERIOD = 64
 _MOST_MARKED = 8
@@ -102,7 +102,7 @@ def mark(one: Collective) -> str:
 
 
 def pair_counts(records: Iterable[Collective], whole: bool) -> tuple[PairCount, ...]:
-    """How far a rank is with each peer, from its ring, oldest first. `whole`: nothing was overwritten yet."""
+    """A rank's progress with each peer, from its ring, oldest first. `whole`: nothing was overwritten yet."""
     sent: Counter[tuple[str, int]] = Counter()
     received: Counter[tuple[str, int]] = Counter()
     ahead: dict[tuple[str, int], list[int]] = {}

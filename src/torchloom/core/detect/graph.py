@@ -17,7 +17,7 @@ Key = tuple[str, int, int, int]
 
 
 class CollectiveWait(Struct, frozen=True):
-    """Everybody who waits at one place, and everybody who has not come there."""
+    """The ranks that wait at one place, and those that have not arrived there."""
 
     collective: Collective
     ranks: tuple[int, ...]
@@ -134,7 +134,7 @@ def _wait(
         size = next((p.size for _, p in members.values()), 0)
         absent = [w.rank for w, p in members.values() if p.entered < collective.group_seq]
         if size == len(windows) > len(members):
-            # A group of everybody: whoever never used it is a member all the same.
+            # A group of all ranks: a rank that never used it is a member too.
             used = {w.rank for w, _ in members.values()}
             absent += [w.rank for w in windows if w.rank not in used]
         else:
@@ -162,7 +162,7 @@ def _absent_partner(
         done = 0 if partner[0].counts_whole else None
     else:
         done = counts.sent if collective.op == "recv" else counts.received
-    if done is None:  # nobody can say: what it has under way is all that is known
+    if done is None:  # unknown: only its operations in progress are known
         wanted = "send" if collective.op == "recv" else "recv"
         came = any(
             (r.op, r.group, r.peer) == (wanted, collective.group, me) and r.group_seq >= collective.group_seq

@@ -1,4 +1,4 @@
-"""Hangs: whom everybody waits for, a circle of waiting, or a stall inside an operation.
+"""Hangs: ranks that all others wait for, a circle of waiting, or a stall inside an operation.
 
 Follows the wait-for graph to ranks that are absent and wait for nobody. A rank that has entered is never
 blamed. What an absent rank is doing decides whether this is certain: an evaluation or a slow read on one rank
@@ -31,10 +31,10 @@ _SAID = 4
 
 
 def hangs(windows: Sequence[RankWindow], pace: Pace, limits: StuckLimits) -> list[Finding]:
-    """Everything that holds ranks up for longer than the job's own pace allows."""
+    """Everything that blocks ranks for longer than the job's own pace allows."""
     least_s = min(limits.hang_floor_s, limits.start_report_s)
     if all(w.idle_s < least_s for w in windows):
-        return []  # the usual case must cost nothing: whoever moved lately is not stuck
+        return []  # the usual case must cost nothing: a rank that moved lately is not stuck
     if all(w.process.state == "T" for w in windows):
         return _suspended(windows, pace, limits)
     graph = graphs.build(windows)
@@ -52,7 +52,7 @@ def _absent(
 ) -> list[Finding]:
     """Ranks that others wait for and that wait for nobody; one finding for all that are missed at a place.
 
-    Where some will surely not come, they are to blame, and the others are only mentioned.
+    If some will certainly not arrive, they are to blame, and the others are only mentioned.
     """
     at_place: dict[Key, list[int]] = {}
     for rank, keys in graph.awaited.items():
@@ -70,7 +70,7 @@ def _absent(
         if not culprits:
             continue
         others = [w.rank for w in windows if w not in culprits] if sure else []
-        # Whoever has entered and was stopped then holds it up as well.
+        # A rank that entered and was then stopped blocks it as well.
         inside = [by_rank[r] for r in wait.ranks if gone and ended(by_rank[r])]
         waiting = graphs.held_up_by(graph, [w.rank for w in windows])
         finding = _blame(culprits, wait, waiting, pace, limits, others, inside)
@@ -142,7 +142,7 @@ def _blame(
         confidence=0.99 if sure else 0.5 if moving or alive or not wait.proven or wait.unknown else 0.9,
         certain=sure,
         certainty=why,
-        # A rank that is seen to get on will come, however long it takes.
+        # A rank that makes progress will arrive, however long it takes.
         may_act=sure or acted,
         lasting_s=wait.longest_s,
         waiting=waiting,
@@ -164,7 +164,7 @@ def _circles(
         if lasting_s < certain_report_s(pace, limits):
             continue
         busy = sorted(circle & graph.weak)
-        # Whoever entered without waiting may be busy elsewhere: then it is the one that does not come.
+        # A rank that entered without waiting may be busy elsewhere: then it is the missing one.
         hang = bool(busy) and len(busy) < len(circle)
         left_out = [] if busy else _left_out(circle, graph, by_rank)
         ranks = tuple(busy) if hang else tuple(sorted({w.rank for w, _ in left_out} or circle))
@@ -204,8 +204,8 @@ def _circles(
 def _left_out(
     circle: Iterable[int], graph: Graph, by_rank: Mapping[int, RankWindow]
 ) -> list[tuple[RankWindow, int]]:
-    """Of ranks that wait to receive from each other: who has sent less than it usually has by then, and to
-    whom. Nobody where that is not clear."""
+    """Of ranks that wait to receive from each other: the one that has sent less than usual by then, and to
+    which rank. None if that is not clear."""
     found = []
     for rank in sorted(circle):
         wait, window = graph.waits[graph.at[rank]], by_rank[rank]
@@ -225,7 +225,7 @@ def _left_out(
 def _stalls(
     graph: Graph, by_rank: Mapping[int, RankWindow], pace: Pace, limits: StuckLimits
 ) -> tuple[list[Finding], list[Finding]]:
-    """Everybody is in, nobody is done: because of a rank that is held inside, or the operation itself."""
+    """All ranks entered and none has finished: a rank is held inside, or the operation itself stalls."""
     found: list[Finding] = []
     held_inside: list[Finding] = []
     for wait in graph.waits.values():
@@ -240,7 +240,7 @@ def _stalls(
         if wait.shortest_s < allowed.report_s:
             continue
         if any(w.dead for w in by_rank.values()):
-            continue  # a dead peer explains it; that is told as a crash
+            continue  # a dead peer explains it; that is reported as a crash
         behind = devices.behind(inside)
         if behind:
             found.append(devices.blame(behind, inside, wait, allowed))
@@ -306,8 +306,8 @@ def _held_inside(
 def _nobody_waits(windows: Sequence[RankWindow], pace: Pace, limits: StuckLimits) -> list[Finding]:
     """No rank is in a collective: stuck only if none of them moves at all.
 
-    Nobody is held up, so this is never certain by itself: a script that has trained may well sit and serve.
-    Ranks of which nothing was ever recorded may be any program, and nothing is said about them.
+    No rank waits, so this is never certain by itself: a script that has trained may well idle and serve.
+    Ranks of which nothing was ever recorded may be any program, and nothing is reported about them.
     """
     alive = [w for w in windows if not w.dead]
     if not alive or not any(w.steps_done or w.groups for w in alive):
@@ -345,7 +345,7 @@ def _nobody_waits(windows: Sequence[RankWindow], pace: Pace, limits: StuckLimits
 
 
 def _suspended(windows: Sequence[RankWindow], pace: Pace, limits: StuckLimits) -> list[Finding]:
-    """Every process of the job is stopped: more likely somebody's wish than a fault, so it is only told."""
+    """Every process of the job is stopped: more likely intended than a fault, so it is only reported."""
     lasting_s = min(w.idle_s for w in windows)
     report_s = certain_report_s(pace, limits)
     if lasting_s < report_s:

@@ -14,7 +14,7 @@ _SHOWN = 32
 
 
 def not_joined(windows: Sequence[RankWindow], pace: Pace, limits: StuckLimits) -> list[Finding]:
-    """Who has not come where others make a process group, or that nobody comes out of it."""
+    """Ranks that are missing where others make a process group, or a group that no rank finishes making."""
     here = [w for w in windows if w.phase == JOINING and not w.dead]
     lasting_s = max((_since_s(w) for w in here), default=0.0)
     if lasting_s < limits.joining_report_s:

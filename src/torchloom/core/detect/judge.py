@@ -1,7 +1,7 @@
 """All detectors in their order over one set of windows, and what must be remembered until the next set.
 
-Pure: memory in, memory and findings out. What comes first explains what follows: after a death nobody is said
-to hang, and where ranks disagree or hang nothing is said about slowness.
+Pure: memory in, memory and findings out. What comes first explains what follows: after a death no rank is
+reported to hang, and where ranks disagree or hang no slowness is reported.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from torchloom.core.detect.window import RankWindow
 from torchloom.model.findings import Finding
 
 TRAINS_S, TRAINS_STEPS = 5.0, 10.0
-"""Nobody is called slow when nobody has moved for this long, in seconds and in usual steps."""
+"""No rank is called slow when none has moved for this long, in seconds and in usual steps."""
 LOCALISE_EVERY = 4
-"""Steps between two looks for stragglers: a look costs most of all, and nobody is in a hurry."""
+"""Steps between two searches for stragglers: the search is the most expensive one, and not urgent."""
 RECENT_STEPS = 16
 """Whose median is the pace now."""
 

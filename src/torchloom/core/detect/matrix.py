@@ -36,9 +36,10 @@ class Polish(Struct, frozen=True):
 
 
 def delays_from_training(windows: Sequence[RankWindow]) -> dict[Pair, float]:
-    """What the job's own sends and receives show, in seconds a step: of a send and the recv it meets, whoever
-    came last waited for the transfer only, so the shorter one is it. A send that the kernel takes into its
-    buffer is shorter still: these are lower bounds, and nobody is blamed for what a rank computed."""
+    """What the job's own sends and receives show, in seconds a step: of a send and the recv it meets, the
+    later one waited for the transfer only, so the shorter time is the transfer's. A send that the kernel
+    takes into its buffer is shorter still: these are lower bounds, and nobody is blamed for what a rank
+    computed."""
     at = {(g.name, g.rank): w.rank for w in windows for g in w.groups}
     sent: dict[Pair, float] = {}
     got: dict[Pair, float] = {}
@@ -83,9 +84,9 @@ def judge_links(
     what: str = "a transfer",
     floor_s: float = 0.0,
 ) -> list[Finding]:
-    """Slow senders, receivers and links, worst first. Fewer than four ranks cannot tell them apart.
+    """Slow senders, receivers and links, worst first. Fewer than four ranks are not enough for it.
 
-    `what` takes the delays, and what exceeds the others' by less than `floor_s` is not worth a word.
+    `what` takes the delays, and what exceeds the others' by less than `floor_s` is not reported.
     """
     ranks = sorted({r for pair in delays for r in pair})
     known = names or {}

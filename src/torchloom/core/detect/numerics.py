@@ -34,14 +34,14 @@ class Curves(Struct, frozen=True):
 
 
 OLD_STEPS = 200
-"""A broken value of so many steps ago is no news, for one who looks for the first time."""
+"""At a first look, a broken value from this many steps ago is not reported."""
 
 
 def broken_values(
     windows: Sequence[RankWindow], runs: Mapping[int, int]
 ) -> tuple[dict[int, int], list[Finding]]:
     """NaN or Inf in any metric or parameter of any rank, at once. A run of them that began and ended between
-    two looks is told too: `runs` has, by rank, the last one that was known."""
+    two looks is reported too: `runs` has, by rank, the last known one."""
     bad: dict[int, list[str]] = {}
     steps: list[int] = []
     now = dict(runs)
@@ -61,7 +61,7 @@ def broken_values(
     if not guilty:
         return now, []
     names = sorted({name for found in bad.values() for name in found})
-    # A reduced loss is broken everywhere at once: then nobody can be named.
+    # A reduced loss is broken everywhere at once: then no rank can be named.
     everywhere = len(guilty) == len(windows) > 1
     step = min(steps)
     # Parameters are looked at now and then: which step broke them is not known, only when it was seen.

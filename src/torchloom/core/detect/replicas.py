@@ -1,10 +1,11 @@
 """Replicas that should be equal and are not: hashes of parts of their parameters after the same step.
 
-Nobody tells which ranks hold the same parameters, so it is learned: ranks that have agreed on a part, while
-it changed, are replicas of each other there. Parts on which ranks never agreed (shards, stages, adapters of
-one rank, a job that averages now and then) are never judged. Among replicas, whoever leaves a majority is
-named. Without a majority, as between two ranks, it is said only while *other* parts agree after the very
-same steps: a flipped bit stays in its part, whereas ranks that train by themselves differ everywhere.
+No script reports which ranks hold the same parameters, so it is learned: ranks that have agreed on a part,
+while it changed, are replicas of each other there. Parts on which ranks never agreed (shards, stages,
+adapters of one rank, a job that averages now and then) are never judged. Among replicas, a rank that leaves
+the majority is named. Without a majority, as between two ranks, it is reported only while *other* parts
+agree after the very same steps: a flipped bit stays in its part, whereas ranks that train by themselves
+differ everywhere.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class ReplicaMemory(Struct, frozen=True):
     parts: dict[str, Part] = {}
     """By table and part."""
     ranks: dict[str, tuple[int, ...]] = {}
-    """By table, who told of it last."""
+    """By table, the ranks that last reported it."""
     judged: dict[str, int] = {}
     """By table, the newest step that was looked at."""
 
@@ -92,7 +93,7 @@ def _table(name: str) -> str:
 def _looks(
     windows: Sequence[RankWindow], judged: Mapping[str, int]
 ) -> dict[tuple[int, int, int], dict[int, int]]:
-    """(step, table, part) → hash by rank, of new steps, where all ranks of that table have told."""
+    """(step, table, part) → hash by rank, of new steps, where all ranks of that table have reported."""
     found: dict[tuple[int, int, int], dict[int, int]] = {}
     ranks: dict[int, set[int]] = {}
     for window in windows:
@@ -225,7 +226,7 @@ def _minority(part: Part, ranks: tuple[int, ...]) -> list[int]:
 def _at_odds(
     windows: Sequence[RankWindow], odd: Sequence[tuple[str, Part]], everybody: tuple[int, ...]
 ) -> Finding | None:
-    """Replicas that differ, and nobody can tell who is right."""
+    """Replicas that differ, and nothing shows which is right."""
     for name, part in odd:
         if part.mixed < MIXED or _minority(part, everybody):
             continue

@@ -1,4 +1,4 @@
-"""Which nodes have fallen silent. A finding about the way to a node, never about its workers."""
+"""Which nodes have fallen silent. A finding about the path to a node, never about its workers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torchloom.model.fleet import Fleet, NodeState
 def silent_nodes(
     fleet: Fleet, last_heard_s: Mapping[str, float], now_s: float, limit_s: float
 ) -> list[NodeUnreachable]:
-    """Nodes that are thought ready and have not been heard for longer than `limit_s`.
+    """Nodes that count as ready and have sent no heartbeat for longer than `limit_s`.
 
-    A node that was never heard by this weaver is not judged: the weaver itself may be new.
+    A node from which this weaver never received a heartbeat is not judged: the weaver itself may be new.
     """
     return [
         NodeUnreachable(node=node.id, silent_s=now_s - last_heard_s[node.id])
@@ -42,7 +42,7 @@ FENCE_DRIFT = 0.02
 
 
 def fenced_nodes(fleet: Fleet, last_heard_s: Mapping[str, float], now_s: float) -> list[NodeGone]:
-    """Silent nodes that have ended the workers of some jobs themselves by now, because those jobs want it."""
+    """Silent nodes that must have killed the workers of some jobs by now, by their policy."""
     found = []
     for node in fleet.nodes.values():
         if node.state is not NodeState.UNREACHABLE or node.id not in last_heard_s:

@@ -3,7 +3,7 @@
 The trigger is a clipped cumulative sum over the logarithm of the job's step times, so that one long step (a
 checkpoint, an evaluation) adds little and a lasting slowdown adds up. Localising needs no trigger and no
 common clock: a rank's own time is its step without its waits, and the late rank has the most of it among the
-ranks of its role. Whether slowness has a local cause is the affair of attribute.py.
+ranks of its role. attribute.py decides whether slowness has a local cause.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ plain, because a rank's noise lasts for some steps; many see through it."""
 RECENT = 48
 """Steps since the slowdown began whose median is compared with the usual."""
 SETTLED = 20
-"""Steps of slowness after which "everybody alike" may be said: until then one rank may still stand out."""
+"""Steps of slowness after which "all ranks alike" may be reported: until then one may still stand out."""
 
 
 _ROUNDS = 4
@@ -41,7 +41,7 @@ _PERIODS = 3
 
 
 class SlowLimits(Struct, frozen=True, kw_only=True):
-    """When slowness is worth a word."""
+    """When slowness is worth reporting."""
 
     baseline_steps: int = 200
     warm_steps: int = 20
@@ -50,7 +50,7 @@ class SlowLimits(Struct, frozen=True, kw_only=True):
     alarm: float = 0.30
     alarm_sigmas: float = 8.0
     excess: float = 0.07
-    """Below this share more than usual, nothing is said."""
+    """A slowdown below this share is not reported."""
     shift_sigmas: float = 5.0
     score: float = 6.0
     often: float = 0.6
@@ -58,17 +58,17 @@ class SlowLimits(Struct, frozen=True, kw_only=True):
     matters: float = 0.03
     """What a rank takes more than its peers must be at least this share of the step."""
     throttled: float = 0.05
-    """A quota that takes this share of a step from one rank is exact evidence. It needs no more of a
-    difference in times than `matters`: where all wait for a core, those of healthy ranks differ a lot."""
+    """A quota that takes this share of a step from one rank is exact evidence. A difference in
+    times of `matters` suffices then: where all wait for a core, healthy ranks differ a lot."""
     forget_steps: int = 200
     """After so many steps a slower pace counts as the usual one …"""
     forget_s: float = 1800.0
-    """… and while it is told of only after this long, too: what is wrong does not become usual, but what was
-    told wrongly must not keep a job from being known for ever."""
+    """… but while it is reported, only after this long as well: a fault must not become usual, yet a false
+    report must not keep the baseline from learning forever."""
 
     def is_usual(self, untold: int, lasting: int, lasting_s: float) -> bool:
         """Whether something has been slower for so long that it counts as usual: so many steps in a row
-        without being told of, or so many and so long in any case."""
+        without being reported, or so many and so long in any case."""
         return untold > self.forget_steps or (lasting_s > self.forget_s and lasting > self.forget_steps)
 
     def may_be_meant(self, began_step: int, changed_step: int | None) -> bool:
@@ -89,7 +89,7 @@ class Trigger(Struct, frozen=True):
     baseline_s: float = 0.0
     now_s: float = 0.0
     unfound: int = 0
-    """Steps in a row with a positive sum and nothing to tell."""
+    """Steps in a row with a positive sum and nothing to report."""
     slow_s: float = 0.0
     """How long all steps in a row with a positive sum took."""
 
@@ -108,7 +108,7 @@ def watch(trigger: Trigger, step: int, step_s: float, limits: SlowLimits, found:
     # add up, so the upper tail counts as well.
     tail = sorted(healthy)[int(0.9 * len(healthy))] - usual
     # Spread and usual time are themselves uncertain while few steps are known, and a baseline that came out
-    # too narrow would stand still with the first alarm.
+    # too narrow would freeze with the first alarm.
     sigma = max(spread(healthy, usual), tail / 1.28) * (1 + 10 / len(healthy))
     doubt = limits.drift_sigmas + 2.5 / len(healthy) ** 0.5
     gain = min(y - usual, max(3 * sigma, 0.15))
@@ -120,7 +120,7 @@ def watch(trigger: Trigger, step: int, step_s: float, limits: SlowLimits, found:
     if total == 0.0 or limits.is_usual(unfound, trigger.above, slow_s):
         kept = healthy if total == 0.0 else trigger.excesses
         return Trigger((*kept, y)[-limits.baseline_steps :], last_step=step)
-    # The baseline stands still while the sum is positive, or it would learn the slowness.
+    # The baseline is frozen while the sum is positive, or it would learn the slowness.
     excesses = (*trigger.excesses, y)[-limits.baseline_steps :]
     recent = excesses[-RECENT:]
     now = median(recent)
@@ -159,7 +159,7 @@ class Late(Struct, frozen=True):
     ratio: float
     """Own time against the peers' median."""
     score: float | None
-    """Robust standard deviations above the peers; None where other evidence than times tells of it."""
+    """Robust standard deviations above the peers; None where other evidence than times shows it."""
     excess_ns: float
     """A step, in the median."""
     share: float
@@ -308,7 +308,7 @@ class Periodic(Struct, frozen=True):
 
 
 def periodic(windows: Sequence[RankWindow], limits: SlowLimits) -> list[Periodic]:
-    """Who is much slower than its peers in every n-th step: no median sees it, and the job pays for it."""
+    """Ranks that are much slower than their peers in every n-th step, which no median shows."""
     own = own_times(windows)
     steps = len(next(iter(own.values()), []))
     if steps < MAX_STEPS or len(own) < 2:

@@ -1,6 +1,6 @@
 """How long is too long: limits learned from the job's own steps, phases and pauses. Judges nobody.
 
-There are two limits for everything: after the first a detector *says*, after the second somebody may *act*.
+There are two limits for everything: after the first a detector *reports*, after the second we may *act*.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class StuckLimits(Struct, frozen=True, kw_only=True):
 
     hang_floor_s: float = 2.0
     hang_cap_s: float = 600.0
-    """No learned limit for saying is ever above it."""
+    """No learned limit for reporting is ever above it."""
     hang_act_s: float = 600.0
     """After this long without a sign of life, uncertain evidence suffices …"""
     act_told: bool = False
@@ -34,7 +34,7 @@ class StuckLimits(Struct, frozen=True, kw_only=True):
     start_report_s: float = 60.0
     start_act_s: float = 600.0
     quiet_report_s: float = 30.0
-    """When no rank waits for another, less silence than this is not worth a word: it may be an evaluation."""
+    """When no rank waits for another, less silence than this is not reported: it may be an evaluation."""
     joining_report_s: float = 30.0
     """For ranks that wait for others to make a process group with them."""
     announced_report_s: float = 60.0
@@ -59,7 +59,7 @@ class Pace(Struct, frozen=True):
 
 
 class Limit(Struct, frozen=True):
-    """When to say and when to act, with the reason for the first."""
+    """When to report and when to act, with the reason for the first."""
 
     report_s: float
     act_s: float
@@ -96,7 +96,7 @@ def p99_s(pace: Pace) -> float:
 
 
 def act_after_s(limits: StuckLimits, told_s: float, timeout_s: float) -> float:
-    """When uncertain evidence suffices: as told, else not before the process group itself would give up."""
+    """When uncertain evidence suffices: as set, else not before the process group itself would give up."""
     return told_s if limits.act_told else max(told_s, timeout_s or limits.default_timeout_s)
 
 
@@ -128,7 +128,7 @@ def limit(pace: Pace, limits: StuckLimits, *, phase: str, location: str, timeout
 
 
 def certain_report_s(pace: Pace, limits: StuckLimits) -> float:
-    """When to say what nothing benign looks like: no excuse and no slow start can explain it."""
+    """When to report what nothing benign looks like: no excuse and no slow start can explain it."""
     return min(max(limits.steps_factor * p99_s(pace), limits.hang_floor_s), limits.hang_cap_s)
 
 

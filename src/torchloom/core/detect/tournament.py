@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 Pair = tuple[int, int]
 SHORTEST_PROBE_S, LONGEST_PROBE_S = 0.05, 30.0
-"""What may be asked for as the time that ranks measure: training stands still meanwhile."""
+"""The allowed time for a measurement: training is paused meanwhile."""
 MOST_ROUNDS = 31
-"""Of a large job not every pair is measured: so many others per rank are enough to tell ends from links."""
+"""In a large job not every pair is measured: this many peers per rank separate ends from links."""
 
 
 def schedule(ranks: Sequence[int]) -> list[list[Pair]]:

@@ -1,9 +1,9 @@
 """Transfers that take longer than they used to, seen in themselves and not in the steps.
 
-How long a group needs once everybody is there is far steadier than a step: on a busy host steps vary by a
-half and transfers hardly. So a level of its own is kept of every group (and every pair that sends), beside
+How long a group needs once all ranks are there is far steadier than a step: on a busy host steps vary by a
+half and transfers hardly. So a separate level is kept for every group (and every pair that sends), beside
 the time that the ranks wait for a CPU: what that explains is no slow transfer. A raised level is not learned
-while it is told of, until half an hour and so many steps are over (SlowLimits).
+while it is reported, until half an hour and so many steps are over (SlowLimits).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KNOWN_STEPS = 20
 SUSPECT = 1.3
 """What is this much above the usual is not learned at once …"""
 RAISED = 1.75
-"""… and this much is worth a word …"""
+"""… and this much is worth reporting …"""
 RAISED_SHARE = 0.1
 """… if it is at least this share of a step and no wait for a CPU explains it."""
 LEARNS = 0.2
@@ -39,9 +39,9 @@ class Level(Struct, frozen=True):
     crowd: float
     """What part of a step the ranks usually waited for a CPU; more than 1 with several threads."""
     suspect: int = 0
-    """Steps in a row in which they took longer and it was not told."""
+    """Steps in a row in which they took longer and it was not reported."""
     raised: int = 0
-    """Steps in a row in which they took so much longer that it is worth a word."""
+    """Steps in a row in which they took so much longer that it is worth reporting."""
     raised_s: float = 0.0
 
     @property

@@ -1,7 +1,7 @@
-"""Ranks whose collectives end well and yet do not mean the same: another root, or another reduction.
+"""Ranks whose collectives succeed and yet do not mean the same: another root, or another reduction.
 
 Nothing is stuck and nothing fails: most backends do not compare what ranks ask for, and each rank continues
-with a result of its own. What is special about a collective is in a window (`StepTimes.marked`), so ranks
+with a different result. What is special about a collective is in a window (`StepTimes.marked`), so ranks
 can be compared at the same number of the same group.
 """
 

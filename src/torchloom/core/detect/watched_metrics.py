@@ -1,4 +1,4 @@
-"""Which of the numbers that a script tells are looked at by detectors, and by what name they go.
+"""Which of the metrics that a script logs the detectors watch, and under which names.
 
 Standard library only: the probe imports it too. Judging them is for detect/numerics.py.
 """
@@ -6,9 +6,9 @@ Standard library only: the probe imports it too. Judging them is for detect/nume
 from __future__ import annotations
 
 CURVES = ("loss", "grad_norm")
-"""Those whose spikes are told."""
+"""Those whose spikes are reported."""
 PARAMETERS = "parameters"
-"""Told beside the metrics, as NaN, while some of the parameters are no finite numbers."""
+"""Reported beside the metrics, as NaN, while some parameters are NaN or infinite."""
 
 
 def is_watched(name: str) -> bool:

@@ -41,8 +41,8 @@ def waited_ns(collectives: Iterable[Collective]) -> int:
 
     Collectives that overlap are one wait, and its length is that of the last one: a rank that is late by t is
     late by t in each of them, and summing would count t as often as a model has buckets. Asynchronous ones
-    that do not overlap are summed, though the rank may have computed meanwhile: no record tells. A collective
-    on a device counts from when the device came to it; where that is not known it is left out.
+    that do not overlap are summed, though the rank may have computed meanwhile: no record shows it. A
+    collective on a device counts from when the device came to it; where that is not known it is left out.
     """
     total = 0
     last: Collective | None = None
@@ -58,10 +58,10 @@ def waited_ns(collectives: Iterable[Collective]) -> int:
 
 
 def by_role(windows: Sequence[RankWindow]) -> dict[str, list[RankWindow]]:
-    """Ranks that may be compared with each other, by the role they told or else by the shape of their work.
+    """Ranks that may be compared with each other, by their reported role or else by the shape of their work.
 
     The shape is which sizes of groups they use and about how often a step: ranks that differ in it cannot be
-    doing the same thing. Different middle stages of a pipeline look alike, so a script should tell.
+    doing the same thing. Different middle stages of a pipeline look alike, so a script should report roles.
     """
     found: dict[str, list[RankWindow]] = {}
     shapes: list[tuple[str, _Shape]] = []

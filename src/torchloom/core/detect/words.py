@@ -16,7 +16,7 @@ _STATES = {
 
 
 def offset_of(windows: Sequence[RankWindow]) -> int:
-    """From completed steps to training steps, by which people know them; 0 if the script tells none."""
+    """From completed steps to training steps, by which people know them; 0 if the script reports none."""
     return max((w.offset for w in windows if w.offset is not None), default=0)
 
 
@@ -74,7 +74,7 @@ def operation(collective: Collective) -> str:
 
 
 def doing(window: RankWindow) -> str:
-    """What a rank outside of collectives is at, as a clause: the most telling fact first."""
+    """What a rank outside of collectives does, as a clause: the most informative fact first."""
     facts = window.process
     if window.left:
         return f"it {window.left}"
@@ -116,7 +116,7 @@ DEVICE_QUIET_S = 0.5
 
 
 def all_doing(windows: Sequence[RankWindow]) -> str:
-    """What several ranks are at: one clause where they do the same, else the first few of them."""
+    """What several ranks do: one clause where they do the same, else the first few of them."""
     by_clause: dict[str, list[int]] = {}
     for window in windows:
         by_clause.setdefault(doing(window), []).append(window.rank)
@@ -128,7 +128,7 @@ def all_doing(windows: Sequence[RankWindow]) -> str:
 
 _CLAUSES = 3
 LIVELY_NS = 10 * 10**9
-"""A sign of life within this time is told as what the rank does now."""
+"""A sign of life within this time is reported as what the rank does now."""
 
 
 def living(window: RankWindow) -> str:

@@ -42,7 +42,7 @@ PHASES = (
     "paused",
     "stalled",
 )
-"""What a rank may be at; of several within one bucket the last of these is kept."""
+"""Phases of a rank; of several within one bucket the last of these is kept."""
 STALLED_S, STALLED_STEPS = 5.0, 10
 
 
@@ -190,7 +190,7 @@ def restored(packed: PackedHistory) -> History:
 
 
 def code_of(pulse: WorkerPulse | None, stepped: bool) -> int:
-    """Place in PHASES of what a rank is at."""
+    """Index in PHASES of a rank's present phase."""
     if pulse is None:
         return 1 if stepped else 0
     if pulse.phase == "training":

@@ -67,7 +67,7 @@ class Lanes:
     count: array[int] = field(default_factory=lambda: array("H"))
     extras: list[array[float]] = field(default_factory=list)
     codes: array[int] = field(default_factory=lambda: array("B"))
-    """What a lane was at; of several the highest is kept."""
+    """The phase of a lane; of several the highest is kept."""
 
     def __post_init__(self) -> None:
         self.extras = self.extras or [array("f") for _ in range(self.extra)]
@@ -149,7 +149,7 @@ class Lanes:
         """Merge every two buckets, lane by lane at once: a thousand lanes are done in some hundredths of a
         second."""
         size = self.lanes
-        if self.first % 2:  # the first stands alone
+        if self.first % 2:  # the first has no partner
             self._put_blank_first()
         if self.buckets % 2:
             self._grow(self.buckets + 1)
@@ -235,7 +235,7 @@ class Lanes:
         return [self._joined(start, stop, lane) for start, stop in self._spans(since_s, per)]
 
     def per_point(self, since_s: float, most: int) -> int:
-        """How many buckets one of `most` points stands for."""
+        """How many buckets one of `most` points covers."""
         wanted = self.first + self.buckets - max(self.first, int(since_s // self.width_s))
         return max(1, -(-wanted // max(1, most - 1)))
 
@@ -260,7 +260,7 @@ class Lanes:
         return Bucket(start * self.width_s, one.mean[0], one.low[0], one.high[0], extras, one.codes[0])
 
     def snapshot(self) -> Lanes:
-        """A copy that does not change any more, for whoever reads it in another thread."""
+        """A copy that no longer changes, for a reader in another thread."""
         made = Lanes(self.width_s, self.limit, self.halves, self.lanes, self.extra, self.first)
         made.mean, made.low, made.high = self.mean[:], self.low[:], self.high[:]
         made.count, made.codes = self.count[:], self.codes[:]

@@ -21,7 +21,7 @@ MOST_ARROWS = 20_000
 
 
 class RankRecord(Struct, frozen=True):
-    """What a rank's black box held. Times are wall-clock nanoseconds of its own host."""
+    """What a rank's black box held. Times are wall-clock nanoseconds of that rank's host."""
 
     rank: int
     node: str
@@ -118,7 +118,7 @@ def _collectives(rank: RankRecord, nodes: list[str], shift_ns: int) -> list[Even
         }
         at = {"ts": (entered_ns - shift_ns) / 1e3, **_track(rank, nodes, True)}
         if finished_ns is None:
-            made.append({**says, **at, "ph": "B"})  # it was under way
+            made.append({**says, **at, "ph": "B"})  # it was in progress
         elif entered_ns < last_ns:
             # Slices of one track may not cross each other; what overlaps is shown beside it.
             id = f"{rank.rank}.{one['seq']}"

@@ -1,6 +1,6 @@
-"""One clock for all: what an agent tells by its host's wall clock is put into the time of the stream.
+"""One clock for all: times that an agent reports by its host's wall clock are converted to the stream's time.
 
-Whom to blame, and how long a recovery took, is told by comparing times of several hosts and of our own
+Whom to blame, and how long a recovery took, follows from comparing times of several hosts and of our own
 decisions. A host whose clock is an hour behind would otherwise have died before everything else. How far a
 clock is behind is read from every event: the stream stamps it a little after its agent has sent it, so the
 smallest difference is the nearest to the truth, and never below it. It may grow slowly, because clocks drift.
@@ -18,7 +18,7 @@ from torchloom.model.worker import EndRecord
 DRIFT = 5_000
 """A clock goes wrong by one part in so many at most, if nobody sets it."""
 SET_NS = 10 * 10**9
-"""An event that seems to be longer under way than this was not: the clock of its host was set back."""
+"""An event that seems to have been in transit for longer was not: the clock of its host was set back."""
 
 
 def in_stream_time(fleet: Fleet, envelope: Envelope) -> Event:

@@ -1,10 +1,10 @@
-"""Whose a node's name is: one host at a time, and of that host the agent that joined last.
+"""Who owns a node's name: one host at a time, and of that host the agent that joined last.
 
-Two hosts with one name would both obey, and each would be taken for the other. While the one that has it is
-heard, nobody else gets it. An agent that was started again on the same host has it at once. Silence is no
-proof of death, so another host gets the name of a silent one only if no worker may live there; what it takes
-to believe that a host was rebooted is `_is_rebooted`. Changes nothing but the claims that are kept with the
-node.
+Two hosts with one name would both obey, and each would be taken for the other. While its owner is
+reachable, no other host gets it. An agent that was started again on the same host has it at once. Silence is
+no proof of death, so another host gets the name of a silent one only if no worker may live there; what it
+takes to believe that a host was rebooted is `_is_rebooted`. Changes nothing but the claims that are kept
+with the node.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def standing(node: Node | None, session: str, host: HostId, seen_s: float | None
 def _is_rebooted(node: Node, host: HostId) -> bool:
     """Whether this is the node's own host after another boot: by its installation, or else by its name.
 
-    One that asked for the name before the node was heard last is not: two boots of one host are never there
-    together. Nor is another installation on the very same boot: what runs there may go on.
+    One that asked for the name before the node's last heartbeat is not: two boots of one host are never there
+    together. Nor is another installation on the very same boot: its workers may still run.
     """
     held = host_of(node.inventory)
     if held.boot_id == host.boot_id or node.claims.get(_key(host), node.heard_ns) < node.heard_ns:

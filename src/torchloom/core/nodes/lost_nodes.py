@@ -1,7 +1,7 @@
-"""Nodes that cannot be heard, and hosts that a person confirmed to be gone: what is said, and what follows.
+"""Unreachable nodes, and hosts that a person confirmed to be gone: what is reported, and what follows.
 
-Silence is said as an incident of every job that has workers there, uncertain and without any action; it is
-closed when the node is reachable again. Only a person's word makes it a loss, because only that is proof.
+Silence is reported as an incident of every job that has workers there, uncertain and without any action; it
+is closed when the node is reachable again. Only a person's word makes it a loss, because only that is proof.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _reopened(turn: Turn, job: Job, node: Node) -> Incident | None:
 
 
 def say_heard(turn: Turn, node: str, how: str) -> None:
-    """What was said about its silence is over."""
+    """The node is reachable again: close the incidents about its silence."""
     for job in turn.fleet.jobs.values():
         incident = turn.fleet.incidents.get(job.silent.pop(node, ""))
         if incident is None or not incident.open or incident.id == job.incident:
@@ -80,7 +80,7 @@ def say_heard(turn: Turn, node: str, how: str) -> None:
 
 
 def waiting_note(fleet: Fleet, job: Job) -> str:
-    """What a person must know of a job that cannot go on before silent nodes have answered; else nothing."""
+    """What a person must know of a job that cannot continue before silent nodes answer; else empty."""
     if job.state not in (JobState.RECOVERING, JobState.STOPPING):
         return ""
     nodes = dict.fromkeys(worker.node for worker in job.workers if worker.alive)

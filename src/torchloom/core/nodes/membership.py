@@ -82,7 +82,7 @@ def _confirm_living(turn: Turn, event: NodeJoined) -> None:
 def _miss_absent(turn: Turn, event: NodeJoined, change: str) -> None:
     """Workers we believed in and the agent does not know are gone, and nobody saw how.
 
-    Not those that it has still to start or to stop: a command that was under way when the inventory was
+    Not those that it has still to start or to stop: a command that was in transit when the inventory was
     made may start one yet, so only the answer to the open effect proves anything. Nor those that wait for
     their store.
     """
@@ -138,7 +138,7 @@ def rendezvous_lost(turn: Turn, event: RendezvousLost) -> None:
 
 
 def _end_orphans(turn: Turn, event: NodeJoined) -> None:
-    """Processes of generations that are over, left from a time when nobody could tell them."""
+    """Processes of generations that are over, left over because the node could not be reached."""
     _end_lost(turn, turn.fleet.nodes[event.node])
     being_ended = _being_ended(turn, event.node)
     orphans = []
@@ -154,7 +154,7 @@ def _end_orphans(turn: Turn, event: NodeJoined) -> None:
 def _end_lost(turn: Turn, node: Node) -> None:
     """A host that was said to be gone is there after all: nothing that counted as dead may live on.
 
-    Whether it still lives need not be known: an agent never starts what it was told to stop.
+    Whether it still lives need not be known: an agent never starts a worker that it was asked to stop.
     """
     if node.lost:
         end_strays(turn, node.id, node.lost)
@@ -224,7 +224,7 @@ def node_gone(turn: Turn, event: NodeGone) -> None:
     """A person's word is proof of death: recover what was there, and owe the host nothing any more."""
     node = turn.fleet.nodes.get(event.node)
     if node is None or node.state not in (NodeState.UNREACHABLE, NodeState.LEFT):
-        return  # it was heard meanwhile, or this was said before
+        return  # it became reachable meanwhile, or this was reported before
     if event.fenced:
         lose_workers(turn, node, event)
         turn.room_appeared = True
@@ -251,7 +251,7 @@ def _workers_on(turn: Turn, node: str) -> list[Worker]:
 
 
 def _being_ended(turn: Turn, node: str) -> set[WorkerRef]:
-    """Workers that this node has been told to stop and has not answered for yet."""
+    """Workers that this node was asked to stop and has not answered for yet."""
     stops = [e for e in turn.fleet.outbox.values() if isinstance(e, StopWorkers) and e.node == node]
     return {ref for stop in stops for ref in stop.workers}
 

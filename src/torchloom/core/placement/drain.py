@@ -29,7 +29,7 @@ AGAIN_S = 60.0
 
 
 def drain_jobs(turn: Turn, node: Node, event: NodeDrained) -> None:
-    """Every job with a worker there is to leave, or, if that is not wanted any more, stays."""
+    """Every job with a worker there has to leave or, if the drain was withdrawn, stays."""
     reason = f"{event.by} drains {node.id}" + (f": {event.why}" if event.why else "")
     for name in sorted(node.jobs):
         job = turn.fleet.jobs[name]
@@ -45,7 +45,7 @@ def drain_jobs(turn: Turn, node: Node, event: NodeDrained) -> None:
 
 
 def follow_leaving(turn: Turn) -> None:
-    """Take every job that is to leave a step further, if it can be."""
+    """Advance every job that has to leave, if possible."""
     for name in list(turn.fleet.leaving):
         job = turn.fleet.jobs.get(name)
         if job is None or job.leaving is None or job.ended or not _on_drained(turn.fleet, job):
@@ -58,7 +58,7 @@ def follow_leaving(turn: Turn) -> None:
 
 
 def save_again(job: Job) -> None:
-    """What could not be saved is asked for anew in this turn, if it still is to go."""
+    """Request a failed save again in this turn, if the job still has to leave."""
     if job.leaving is not None and job.leaving.unsaved:
         job.leaving.operation = job.leaving.unsaved = ""
 

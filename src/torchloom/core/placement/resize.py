@@ -18,7 +18,7 @@ from torchloom.model.fleet import Fleet, Job, JobState
 def scale_requested(turn: Turn, event: ScaleRequested) -> None:
     job = turn.fleet.jobs.get(event.job)
     if job is None or job.ended or refusal(turn.fleet, job, event.workers):
-        return  # whoever asked sees that nothing was changed
+        return  # the caller sees that nothing was changed
     job.target = event.workers
     reason = f"{event.by} wants {event.workers} workers"
     match job.state:

@@ -85,7 +85,7 @@ def room_elsewhere(fleet: Fleet, job: Job, node: str) -> int:
 
 
 def why_no_room(fleet: Fleet, job: Job, without: str = "") -> str:
-    """Why the job cannot go on without this node and those that are drained; empty if it can."""
+    """Why the job cannot continue without this node and those that are drained; empty if it can."""
     room, need, least = room_elsewhere(fleet, job, without), wanted(job), job.spec.min_workers
     whole = room // unit(job.spec) * unit(job.spec)
     if room >= need or (least is not None and whole >= least):

@@ -1,8 +1,8 @@
 """Carries out what a policy chose about a finding: a pause, a rollback, a restart, a move.
 
-Where all ranks train and only the pace is wrong, the job is saved first and goes on from there, so that
-acting costs no work; it trains on meanwhile. That is waited for in bounds: whatever keeps the save from
-coming, the action is carried out without it then. If the finding ends before that, nothing is done any more.
+Where all ranks train and only the pace is wrong, the job is saved first and resumes from there, so that
+acting costs no work; it keeps training meanwhile. The wait for the save is bounded: if it takes too long, the
+action is carried out without it. If the finding ends before that, the action is dropped.
 A job that hangs cannot save, and one whose numbers are wrong must not. Choosing is done in rules.py.
 """
 
@@ -98,7 +98,7 @@ def act(
 
 
 def follow_acting(turn: Turn) -> None:
-    """Take every action that waits for a save a step further, if it can be."""
+    """Advance every action that waits for a save, if possible."""
     for name in list(turn.fleet.acting):
         job = turn.fleet.jobs.get(name)
         acting = job.acting if job is not None else None
@@ -197,7 +197,7 @@ def _forget(turn: Turn, job: Job) -> None:
 
 
 def _pause(turn: Turn, job: Job, incident: Incident, reason: str) -> None:
-    """Ask for it once, as a person would; what became of it is told with the job's operations."""
+    """Request it once, as a person would; the job's operations show its outcome."""
     if job.paused or incident.timeline.decided_ns:
         incident.decided = Decision(action="pause", outcome=DecisionOutcome.DONE, reason=reason)
         return

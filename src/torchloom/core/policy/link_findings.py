@@ -1,4 +1,4 @@
-"""The ranks have measured their links: keeps the matrix, says what stands out, tells it as a finding.
+"""The ranks have measured their links: keeps the matrix, and reports what stands out as a finding.
 
 Where the job's transfers are said to be slow already it is the same fault, and the incident learns whose it
 is; otherwise a person asked, and what stood out is one incident of a moment. Measures nothing itself.
@@ -61,7 +61,7 @@ def links_measured(turn: Turn, job: Job, record: OperationRecord) -> None:
 
 
 def links_not_measured(turn: Turn, job: Job, record: OperationRecord) -> None:
-    """Whoever waits to learn whose fault it is shall know that nothing will come."""
+    """Record that no result will come, for the incident that waits for one."""
     incident = turn.fleet.incidents.get(job.findings.get(LINKS_KEY, ""))
     if record.origin is Origin.POLICY and incident is not None and incident.open:
         note_probing(incident, "failed", record.reason)
@@ -79,7 +79,7 @@ def judge(delays: Iterable[LinkDelay], names: Mapping[int, str]) -> list[Finding
 
 
 def rows(told: Iterable[tuple[Changed, ...]]) -> tuple[LinkDelay, ...]:
-    """What ranks told of links. They wrote it inside the user's process: what makes no sense was not said."""
+    """What ranks reported about links. It comes from the user's process, so invalid rows are ignored."""
     found: dict[tuple[int, int], LinkDelay] = {}
     for changed in told:
         for address, delay_ns, transfer_ns in changed:

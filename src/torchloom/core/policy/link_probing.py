@@ -22,7 +22,7 @@ POLICY = "policy"
 
 
 def probe_on_suspicion(turn: Turn, job: Job, incident: Incident, finding: Finding) -> None:
-    """Ask for the delay matrix if only that can tell whose fault it is."""
+    """Request the delay matrix if only that can show which rank is at fault."""
     if not finding.traits.needs_probe or not finding.ask or incident.links is not None:
         return
     why_not = _why_not(turn, job)
@@ -46,7 +46,7 @@ def probe_on_suspicion(turn: Turn, job: Job, incident: Incident, finding: Findin
 
 
 def note_probing(incident: Incident, what: LinkProbing, why: str = "") -> None:
-    """What became of measuring the links, beside what is done about the incident otherwise."""
+    """Record the outcome of measuring the links, beside the other actions on the incident."""
     if incident.decided is not None:
         incident.decided = replace(incident.decided, links=what, links_reason=why)
 

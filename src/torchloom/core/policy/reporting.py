@@ -21,17 +21,17 @@ SLOW_FOR_S = 6.0
 CALM_S = 20.0
 """What is not stuck is over when it was not found for this long."""
 SET_FROM = 3
-"""More slow ranks than this are one fault, whoever of them is found in a look."""
+"""More slow ranks than this are one fault, whichever of them a look finds."""
 AGAIN_S = 15.0
-"""What may be acted on is said again after this long: a budget may have come free."""
+"""A finding that may be acted on is reported again after this long: a budget may have come free."""
 REVISED_S = 30.0
-"""Another cause of the same slowness is said at the earliest after this long."""
+"""Another cause of the same slowness is reported at the earliest after this long."""
 STUCK_KEY = "stuck"
 LINKS_KEY = "communication-slow"
 
 
 class Seen(Struct, frozen=True):
-    """One fault as it was found so far. Times are those of whoever looks."""
+    """One fault as it was found so far. Times are by the clock of the judging weaver."""
 
     first_s: float
     last_s: float
@@ -90,7 +90,7 @@ def choose(
                 seen = replace(seen, said=now, said_s=now_s)
             kept[name] = seen
             continue
-        # Somebody else (a weaver before this one) may have said it: then it must be ended by us, too.
+        # An earlier weaver may have reported it: then this one must close it.
         seen = before or Seen(now_s, now_s)
         if seen.said is None and name not in open_keys and look != seen.look:
             continue  # a look that does not agree: chance, until the same is found anew

@@ -1,7 +1,7 @@
 """A policy rolls a job back to before its numbers went wrong, and leaves out the batches that did it.
 
 Owns which steps are to blame, which state is early enough, and asking the ranks; all of them go back or none
-does (the same operation as a person's restore). What became of it is told by steering/after_rollback.py.
+does (the same operation as a person's restore). steering/after_rollback.py reports the outcome.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torchloom.model.transaction.messages import Kind
 def blamed_steps(policy: Policy, finding: Finding, offset: int | None) -> tuple[int, int] | None:
     """The first and last training step whose batches may have done it; None when that is not known.
 
-    A value is told before or after the step that it belongs to, and bad gradients show in the loss of the
-    step after: so a value told after n steps blames the batches of n - 1 to n + 1. Where values were looked
+    A value is logged before or after the step that it belongs to, and bad gradients show in the loss of the
+    step after: so a value logged after n steps blames the batches of n - 1 to n + 1. Where values were looked
     at less often than every step, everything since the last good one is to blame.
     """
     step, good = finding.inputs.get("step"), finding.inputs.get("good_step")

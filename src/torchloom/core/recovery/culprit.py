@@ -1,7 +1,7 @@
 """Which of several exits was the cause and which were its consequences, and the sentence that says so.
 
 Some backends end the process at once when sizes do not match, sooner than any detector looks. Then every end
-looks like a crash of its own, and only the last collectives of the dead, side by side, show the cause.
+looks like a separate crash, and only the last collectives of the dead, side by side, show the cause.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def charge(incident: Incident, report: ExitReport) -> bool:
     the culprit may still be finalising; the time of the exception decides before the time of the exit.
     """
     if report.after_stop:
-        # What a worker said when it was told to end explains nothing, and there may be thousands of them.
+        # The last words of workers that we stopped explain nothing, and there may be thousands of them.
         report = msgspec.structs.replace(report, log_tail=())
     chief = incident.exits[0] if incident.culprit is not None and incident.exits else None
     if report.after_stop or report.exit.source == "operator" or (report.exit.ok and chief is None):
@@ -52,8 +52,8 @@ def charge(incident: Incident, report: ExitReport) -> bool:
 
 
 def complete(incident: Incident, report: ExitReport) -> bool:
-    """Put the exit of a process in the place of what its failed script said of it before; whether that is
-    there. How the process ended in the end is told where it ended by itself and not well."""
+    """Replace the report of a failed script by the exit of its process; returns whether there was one.
+    Append the exit status if the process failed on its own."""
     for at, said in enumerate(incident.exits):
         if said.rank == report.rank and said.exit.source == "end-record":
             by_itself = report.exit.code not in (0, None)
@@ -72,8 +72,8 @@ def complete(incident: Incident, report: ExitReport) -> bool:
 
 
 def _guilt(report: ExitReport) -> tuple[int, int]:
-    """The smaller, the likelier the cause: a failure of its own, then a rank that left the others by itself
-    with code 0, then whoever lost its peer."""
+    """The smaller, the likelier the cause: a rank's own failure, then a rank that left the others with code
+    0, then a rank that lost its peer."""
     return 2 if followed(report) else int(report.exit.ok), _fault_ns(report)
 
 
@@ -131,7 +131,7 @@ def verdict(culprit: ExitReport) -> str:
 
 
 def secondary_note(exits: Sequence[ExitReport]) -> str:
-    """Who else ended: of the same mistake, because a peer was gone, or in a way of its own."""
+    """Other ranks that ended: of the same mistake, because a peer was gone, or for another reason."""
     others = [r for r in exits if r.secondary]
     alike = sorted(r.rank for r in others if _alike(exits[0], r))
     lost = sorted(r.rank for r in others if _lost_its_peer(r))
@@ -175,7 +175,7 @@ def _names(ranks: Sequence[int]) -> str:
 
 
 def disagreement(exits: Sequence[ExitReport]) -> Finding | None:
-    """The desync of which these workers died, if it was one. Who was ended by us tells his part, too."""
+    """The desync of which these workers died, if it was one. Workers we killed count as evidence too."""
     windows = [
         RankWindow(
             rank=report.rank,

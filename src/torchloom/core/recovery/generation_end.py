@@ -164,7 +164,7 @@ def _wait_for_store(turn: Turn, job: Job, report: ExitReport, why: str) -> None:
 
 
 def _end_of_what_was_stuck(turn: Turn, job: Job, incident: Incident, report: ExitReport) -> None:
-    """A job that was said to hang failed: one fault, one incident, and whom the detector named stays named.
+    """A job that was reported to hang failed: one fault, one incident, and the named rank stays named.
 
     If the very rank that was named died by itself, then its end is the cause and the waiting its sign.
     """
@@ -214,7 +214,7 @@ def end_generation(turn: Turn, job: Job, incident: Incident, why: str) -> None:
 
 
 def _let_end(turn: Turn, job: Job) -> None:
-    """Wait for whose script has failed already, but not for ever: its end may be waiting for its peers."""
+    """Wait for workers whose script has already failed, but not forever: they may wait for peers."""
     failing = [w for w in job.workers if w.alive and w.script_failed]
     _ask_to_end(
         turn,
@@ -226,7 +226,7 @@ def _let_end(turn: Turn, job: Job) -> None:
 
 
 def start_did_fail(turn: Turn, job: Job, refs: set[WorkerRef], why: str) -> None:
-    """Workers that were asked for surely do not exist: the same budget applies as to a crash."""
+    """Requested workers certainly do not exist: the same budget applies as to a crash."""
     failed = [w for w in job.workers if w.ref in refs and w.state is WorkerState.ASSIGNED]
     reports = []
     for worker in failed:
@@ -251,7 +251,7 @@ def start_did_fail(turn: Turn, job: Job, refs: set[WorkerRef], why: str) -> None
 
 
 def add_exit(turn: Turn, job: Job, incident: Incident, report: ExitReport) -> None:
-    """Note one more exit, and decide anew if it tells another culprit or of progress unknown till now."""
+    """Record one more exit, and decide again if it shows another culprit or progress unknown so far."""
     if incident.kind == store_unreachable.KIND and incident.generation != job.generation:
         return  # one more try that the store did not answer
     away = store_unreachable.explains(job, incident, report) and bool(incident.exits)
@@ -341,7 +341,7 @@ def stop_workers(
 ) -> None:
     """Ask each node to end its share of what lives of a job.
 
-    Only an agent's report makes a worker EXITED, also for one whose start is still under way: the start
+    Only an agent's report makes a worker EXITED, also for one whose start is still in progress: the start
     is withdrawn, and the agent answers for an incarnation it does not know that there is none.
     """
     for effect in turn.open_of(job.id):

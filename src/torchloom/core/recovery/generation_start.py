@@ -130,7 +130,7 @@ def holds_rendezvous(job: Job, store: RendezvousRef, node: str) -> bool:
 
 
 def launch(turn: Turn, job: Job, reason: str) -> None:
-    """Tell each node to start its share of the ranks."""
+    """Ask each node to start its share of the ranks."""
     assert job.rendezvous is not None
     spec = job.spec
     shares = by_node(job.workers)
@@ -219,7 +219,7 @@ def end_strays(turn: Turn, node: str, refs: list[WorkerRef]) -> None:
 
 
 def close_done_starts(turn: Turn, job: Job) -> None:
-    """A start is done when every rank of it has had a process, whoever told us: it must not be sent again."""
+    """A start is done when every rank of it has had a process, whatever the source: do not resend it."""
     for effect in turn.open_of(job.id):
         if isinstance(effect, StartWorkers):
             _close_if_done(turn, effect)
@@ -264,7 +264,7 @@ def retry_waiting(turn: Turn) -> None:
             job.reason = held_up
             continue
         shape = (job.spec.nodes, job.spec.workers_per_node)
-        # What was refused to one is refused to all of its shape, but not to who has places of its own.
+        # What was refused to one job is refused to all of its shape, except to jobs with reserved places.
         rigid = job.spec.min_workers is None and not job.target and not job.spares
         if rigid and shape in refused:  # room only shrinks during this pass
             job.reason = refused[shape]

@@ -48,7 +48,7 @@ def is_stuck(incident: Incident) -> bool:
 
 
 def _up_again_ns(job: Job, incident: Incident, now_ns: int) -> int:
-    """A job that completed without ever telling a step worked since its processes were there."""
+    """A job that completed without ever reporting a step counts as training since its processes started."""
     if job.state is JobState.COMPLETED and incident.timeline.spawned_ns:
         return incident.timeline.spawned_ns
     return job.ended_at_ns or now_ns

@@ -47,7 +47,7 @@ def decision_of(plan: RestartPlan) -> Decision:
 
 
 def close_findings(turn: Turn, job: Job, ending: Ending, keep: str = "") -> None:
-    """Whatever was said of a generation is over with it; `keep` is the incident of the recovery itself."""
+    """Close all incidents of a generation with it; `keep` is the incident of the recovery itself."""
     kept = turn.fleet.incidents.get(keep)
     for id in (*job.findings.values(), *job.silent.values()):
         incident = turn.fleet.incidents.get(id)
@@ -58,7 +58,7 @@ def close_findings(turn: Turn, job: Job, ending: Ending, keep: str = "") -> None
 
 
 def close(turn: Turn, job: Job, incident: Incident, ending: Ending, recovery: Incident | None = None) -> None:
-    """It is over. `recovery` is one that goes on: it counts the time without training from its own fault."""
+    """It is over. `recovery` is one in progress: it counts the time without training from its own fault."""
     was_stuck, incident.open = is_stuck(incident), False
     if was_stuck:
         until_ns = turn.now_ns if recovery is None else recovery.timeline.fault_ns
@@ -98,7 +98,7 @@ def take_over_silence(turn: Turn, job: Job, report: ExitReport) -> Incident | No
 
 
 def without_cause(turn: Turn, job: Job) -> Incident | None:
-    """The incident of the recovery under way, if all that is known of it is that ranks lost their peer."""
+    """The incident of the recovery in progress, if all that is known of it is that ranks lost their peer."""
     incident = turn.fleet.incidents.get(job.incident)
     if job.state is not JobState.RECOVERING or incident is None or incident.kind != "crash":
         return None

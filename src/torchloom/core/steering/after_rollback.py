@@ -19,7 +19,7 @@ _NAMED = 8
 
 
 def rolled_back(turn: Turn, job: Job, record: OperationRecord) -> None:
-    """All ranks stand at the earlier state."""
+    """All ranks are back at the earlier state."""
     step = record.values.get("step")
     if isinstance(step, int):
         gone_back(turn, job, step, str(record.values.get("checkpoint", "")))
@@ -36,7 +36,7 @@ def rolled_back(turn: Turn, job: Job, record: OperationRecord) -> None:
 
 
 def gone_back(turn: Turn, job: Job, step: int, name: str) -> None:
-    """The training goes on from this state: what was saved, or could not be, later is of another branch."""
+    """Training resumes from this state: what was saved, or could not be, later is of another branch."""
     known = job.checkpoints
     if known is None:
         return

@@ -109,7 +109,7 @@ def _before_the_start(turn: Turn, job: Job, record: OperationRecord) -> None:
 
 
 def _before_the_restart(turn: Turn, job: Job, record: OperationRecord) -> None:
-    """No rank stands anywhere: those of the next generation will not either."""
+    """No rank is there to be resumed: the next generation starts unpaused."""
     record.version = reserve_version(job.control)
     open_record(turn, job, record)
     job.paused = False
@@ -164,7 +164,7 @@ def generation_runs(turn: Turn, job: Job) -> None:
 
 
 def first_step_made(turn: Turn, job: Job) -> None:
-    """Once every rank steps, or stands before its first step, every rank reads mail."""
+    """Once every rank steps, or waits before its first step, every rank reads mail."""
     if not job.control.step and all(w.first_step_at_ns or not w.alive for w in job.workers):
         feed(turn, job, Progressed(job.generation, 1 if job.paused else 2))
 
@@ -232,7 +232,7 @@ def _where(job: Job) -> tuple[object, ...]:
 
 
 def _read(answers: str) -> tuple[Answer, ...]:
-    """They were written inside the user's process: what cannot be read was not said."""
+    """They were written inside the user's process: unreadable answers are ignored."""
     try:
         return unpack_answers(answers.encode())
     except ValueError:

@@ -1,4 +1,4 @@
-"""The record of every operation: opened when it is asked for, kept up to date, ended with what was told.
+"""The record of every operation: opened at the request, kept up to date, closed with the reported outcome.
 
 Also what an outcome means for the job itself: its config's schedule and whether it is paused. Owns no
 protocol and asks for no effect.
@@ -89,7 +89,7 @@ def _why_it_waits(job: Job, record: OperationRecord) -> str:
 
 
 def end_record(turn: Turn, job: Job, outcome: Outcome) -> OperationRecord | None:
-    """The told end of an operation; None for one that nobody remembers."""
+    """The recorded end of an operation; None for one that is no longer kept."""
     record = by_version(job, outcome.version)
     if record is None or record.ended:
         return None
@@ -111,7 +111,7 @@ def end_record(turn: Turn, job: Job, outcome: Outcome) -> OperationRecord | None
 def _common(
     by_rank: Mapping[int, tuple[Changed, ...]],
 ) -> tuple[tuple[Changed, ...], dict[int, tuple[Changed, ...]]]:
-    """What the lowest rank told, and who told something else."""
+    """What the lowest rank reported, and the ranks that reported something else."""
     if not by_rank:
         return (), {}
     common = by_rank[min(by_rank)]
@@ -196,7 +196,7 @@ def superseded_plans(job: Job) -> dict[int, int]:
 
 
 def sentence(job: str, record: OperationRecord) -> str:
-    """What became of an operation, or where it stands, for people."""
+    """The outcome of an operation, or its progress, for people."""
     by_ranks = record.state == "applied" and record.attempts  # then the reason says so itself
     said = record.reason if by_ranks else f"{record.state}, {record.reason}"
     text = f"{wanted(record)} of {job} by {record.by}: {said}"

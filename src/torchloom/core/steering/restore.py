@@ -1,4 +1,4 @@
-"""A person wants a job to go on from an earlier state: the next generation begins from it.
+"""A person wants a job to resume from an earlier state: the next generation starts from it.
 
 The ranks of a job that trains are first asked to go back without a restart, at one step on all of them. If
 they cannot, it is ended at a step boundary and begun again, as one that has ended is. None of this is a

@@ -1,7 +1,7 @@
 """A person wants a job to end: at a step boundary if it trains, at once if it does not.
 
-Ranks that take part in steering agree on the boundary themselves (a STOP is an operation like any other); who
-does not is told a step that lies far enough ahead. Either way it is certain: what has not ended within a
+Ranks that take part in steering agree on the boundary themselves (a STOP is an operation like any other); the
+others are given a step that lies far enough ahead. Either way it is certain: what has not ended within a
 bounded time, or could not agree, gets SIGTERM and then SIGKILL.
 
 A STOP that is a command of the mailbox itself is kept because a weaver that has just begun knows
@@ -44,7 +44,7 @@ def stop_requested(turn: Turn, event: StopRequested) -> None:
             if job.restore is not None or job.resizing:  # it was to begin again, and now it is not
                 job.restore, job.resizing, job.reason = None, 0, reason
             if not event.kill:
-                return  # it is under way, and asking again would only begin the waiting anew
+                return  # it is in progress, and asking again would only restart the wait
             job.reason = reason
         case _:
             steps_on = job.state is JobState.RUNNING
@@ -101,6 +101,6 @@ def boundary(progress: Sequence[WorkerProgress], world: int) -> tuple[int | None
 
 
 def stop_again(turn: Turn, job: Job) -> None:
-    """An agent could not stop workers when it was told to: tell it again, without mercy this time."""
+    """An agent could not stop workers: ask it again, this time with SIGKILL at once."""
     if job.living and job.state in (JobState.STOPPING, JobState.RECOVERING):
         stop_workers(turn, job, reason=f"stopping them failed before: {job.reason}", grace_s=0.0)

@@ -1,4 +1,4 @@
-"""What a rank is told to do at a boundary, one thing at a time. Records only: the worker does them."""
+"""What a rank has to do at a boundary, one action at a time. Records only: the worker does them."""
 
 from __future__ import annotations
 

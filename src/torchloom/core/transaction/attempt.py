@@ -31,7 +31,7 @@ class Stage(IntEnum):
 
 @dataclass(slots=True)
 class Attempt:
-    """Proposal, stage, and what was heard of it since."""
+    """Proposal, stage, and the answers received since."""
 
     proposal: Proposal
     stage: Stage = Stage.NEW
@@ -59,7 +59,8 @@ class Attempt:
         """Why a rank at that step cannot be armed any more, in the script's count; empty if it can.
 
         A rank that waits holds up others in their next step. One that has gone past this very place could not
-        say so before the wait is over: so only those who need nobody are armed for where they stand.
+        say so before the wait is over: so only attempts that need no other rank are armed for the present
+        place.
         """
         if self.at_step >= place + (not alone):
             return ""

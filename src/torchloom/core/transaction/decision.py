@@ -1,7 +1,7 @@
 """How ranks agree: names and values of the registers in the generation's own store, and what to propose.
 
 A register is a key that is only ever written by `compare_set(key, "", value)`: the first writer wins and
-every later one is told the winner's value. Asking again after an error is therefore harmless. The control
+every later one receives the winner's value. Asking again after an error is therefore harmless. The control
 plane has no access to the store and no part in the decision.
 """
 
@@ -18,7 +18,7 @@ UNDO = "UNDO"
 OK = "ok"
 FAILED = "failed: "
 VOTE_CHARS = 200
-"""How much of what went wrong the other ranks are told through the store: the end of it."""
+"""How much of a failure's text the other ranks receive through the store: its end."""
 
 
 def decision_key(attempt: AttemptId) -> str:

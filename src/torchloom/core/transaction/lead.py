@@ -18,7 +18,7 @@ LONGEST_LEAD = 100_000
 AT_ONCE = frozenset({Kind.SET, Kind.PAUSE})
 """Kinds that need no answer before a step is named for them."""
 GUESSES = 2
-"""Tries of which that is done: who comes too late tells where it is."""
+"""Tries for which that is done: a rank that is too late reports its place."""
 FRESH_S = 1.0
 FRESH_STEPS = 50
 """Where the ranks are is foreseen no further than this from where they were seen …"""

@@ -1,4 +1,4 @@
-"""From what the ranks report to one sentence: what became of an operation that was confirmed."""
+"""From the reports of the ranks to one sentence: the outcome of a confirmed operation."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def judge(
     applied = [rank for rank, a in sorted(answers.items()) if a.said is Said.APPLIED]
     against = [rank for rank, a in sorted(answers.items()) if a.said in (Said.NOT_APPLIED, Said.UNDONE)]
     offsets = {a.offset for a in answers.values() if a.said in (Said.APPLIED, Said.UNDONE)}
-    step = at_step + ((offsets.pop() or 0) if len(offsets) == 1 else 0)  # as the script counts, if it tells
+    step = at_step + ((offsets.pop() or 0) if len(offsets) == 1 else 0)  # as the script counts, if it reports
     silence = f"; no report of rank {', '.join(map(str, unheard))}" if unheard else ""
     if applied and against:
         reason = f"rank {applied[0]} applied it at step {step} and rank {against[0]} did not"

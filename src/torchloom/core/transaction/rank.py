@@ -1,4 +1,4 @@
-"""The rank's side of a transaction: what to answer, what to ask the store, when to apply, when to go on.
+"""The rank's side of a transaction: what to answer, what to ask the store, when to apply, when to continue.
 
 A pull machine, because the worker has no thread to spare: at a boundary its shell feeds what it knows
 (`arrive`, `receive`) and then does what `next` says, feeding each result back, until that is Pass. Time is an
@@ -6,8 +6,8 @@ argument; results of the store and of the user's code come back as calls. It nei
 touches the store, an optimizer or a clock. An attempt that is armed here is decided in the store before the
 boundary of its step is passed, or the worker ends.
 
-A rank that is paused decides where it stands, about what comes next there or at the other place of a step;
-what is then decided takes all of them on to that place, and there they stand again.
+A paused rank decides at its present place about what comes next there or at the other place of a step; the
+decision moves all ranks on to that place, and there they pause again.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Rank:
         """At the place between the steps, before the boundary of `step`; else at the boundary."""
         self.step_ns = 0
         self.offset: int | None = None
-        """Training step minus step, where the script tells its own; for the answers."""
+        """Training step minus step, if the script reports its own; for the answers."""
         self.held = held
         self.stopped = False
         self.broken = ""
@@ -107,7 +107,7 @@ class Rank:
                 else:
                     attempt.withdrawn = True
             case _:
-                pass  # doubled or late: the answer that stands is the answer
+                pass  # doubled or late: the answer already given holds
 
     def leave(self) -> None:
         """The script ends before its next boundary. What is armed is aborted, unless decided already."""
@@ -132,7 +132,7 @@ class Rank:
             self._settled(attempt, value)
 
     def store_failed(self, why: str, now_ns: int) -> None:
-        """The store did not answer. It is asked again, but not for ever."""
+        """The store did not answer. It is asked again, but not forever."""
         attempt = self._busy()
         if attempt is not None and self._leaving:
             self._close(attempt, Said.LEFT, f"the script ended, and the job's store does not answer: {why}")
@@ -298,7 +298,7 @@ class Rank:
         return None
 
     def _go_away(self, attempt: Attempt, now_ns: int) -> actions.Do | None:
-        """Leave without being waited for: whoever is to come finds ABORT, unless it is decided already."""
+        """Leave without being waited for: a later rank finds ABORT, unless it is decided already."""
         if self.world == 1:
             self._close(attempt, Said.LEFT, "the script ended")
             return None
@@ -318,7 +318,7 @@ class Rank:
     # -- what follows ---------------------------------------------------------------------------
     def _prepared(self, attempt: Attempt) -> None:
         attempt.enter(Stage.PREPARED)
-        if attempt.at_step:  # told at once for which step
+        if attempt.at_step:  # the proposal already named the step
             self._arm(attempt)
         else:
             self._answer(attempt, Said.PREPARED)

@@ -1,7 +1,7 @@
 """Operations that wait for a certain step: when they are worth a try, and which step that is by now.
 
 A step is counted anew in every generation, and anew after a rollback. What was asked for by its training step
-is kept and counted again as soon as the ranks tell which training step they are at; what was not ends with
+is kept and counted again as soon as the ranks report their training step; what was not ends with
 its generation. Owns no protocol.
 """
 
@@ -83,5 +83,5 @@ def rolled_back(state: Proposer, done: Operation, outcome: Outcome) -> None:
 
 
 def is_kept(state: Proposer) -> bool:
-    """Whether the operation under way, which fails because ranks ended, is for the next generation."""
+    """Whether the operation in progress, which fails because ranks ended, is for the next generation."""
     return bool(state.gone) and state.current is not None and state.current.training_step is not None
