@@ -29,7 +29,7 @@ class BusAddress:
     leader: str = ""
     """Subject on which this client asks who leads, if it is in another account than the lease."""
     inbox_prefix: str = "_INBOX"
-    """Where answers to this client go. Agents have one of their own, which nobody else may read."""
+    """Where answers to this client go. Each agent has its own, which no other client may read."""
 
     @classmethod
     def from_url(cls, url: str, *, inbox_prefix: str = "_INBOX") -> BusAddress:

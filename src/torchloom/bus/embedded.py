@@ -4,9 +4,9 @@ Owns a directory: `nats.conf` and `identity.json` (0600), `jetstream/` (the stor
 port and credentials come back after every restart, because running agents know them.
 
 The lock on the directory is held by the server process itself, through an inherited descriptor: it is free
-exactly when the server is dead, whoever started it and whether or not that one still lives.
+exactly when the server is dead, no matter which process started it and whether that process still lives.
 
-It does not restart the server (whoever supervises does) and does not speak NATS beyond the greeting.
+It does not restart the server (the supervisor does) and does not speak NATS beyond the greeting.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class EmbeddedNats:
         )
 
     def running(self) -> bool:
-        """Does a server run on this store, whoever started it? True exactly while one holds the lock."""
+        """Whether a server runs on this store, no matter who started it: true while one holds the lock."""
         try:
             lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -222,7 +222,7 @@ class EmbeddedNats:
         return None
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """End the server on this store, whoever started it: SIGTERM, then SIGKILL. Idempotent."""
+        """End the server on this store, no matter who started it: SIGTERM, then SIGKILL. Idempotent."""
         for sign in (signal.SIGTERM, signal.SIGKILL):
             pid = self.pid()
             if pid is not None:

@@ -198,7 +198,7 @@ class MemoryBus:
         task.add_done_callback(self._callbacks.discard)
 
     def lose_next_ack(self) -> None:
-        """The next append is stored, but its caller is told BusUnavailable."""
+        """The next append is stored, but its caller gets BusUnavailable."""
         self._lose_ack = True
 
     async def _reconnected(self) -> None:

@@ -53,8 +53,8 @@ class NatsBus:
         """Connect as `name` (shown by NATS's own tools).
 
         A server that is not there yet is tried again for `wait_s` seconds. Raises BusUnavailable (nobody
-        there), NotAllowed (wrong credentials) or BusUnsuitable (too old). Once connected, a lost connection
-        is mended for ever.
+        there), NotAllowed (wrong credentials) or BusUnsuitable (too old). Once connected, the client
+        reconnects after every loss, without limit.
         """
         link = Link(address, name)
         await link.open(wait_s)
@@ -156,7 +156,7 @@ class NatsBus:
         return await self._with_objects(get)
 
     async def delete_object(self, name: str) -> None:
-        """nats-py's own delete leaves a note about every name for ever, so both subjects are purged here."""
+        """nats-py's own delete keeps a marker for every name forever, so both subjects are purged here."""
 
         async def nuid(store: Any) -> str:
             try:
@@ -171,7 +171,7 @@ class NatsBus:
             await nats_stream.api(self._link, f"STREAM.PURGE.OBJ_{OBJECT_BUCKET}", purge, REQUEST_TIMEOUT_S)
 
     async def _with_objects(self, use: Callable[[Any], Awaitable[T]]) -> T:
-        """Use nats-py's object store, which would wait for ever for a chunk that never comes."""
+        """Use nats-py's object store, but stop waiting for a chunk when the connection is lost."""
 
         async def open_and_use() -> T:
             return await use(await self._link.client.jetstream().object_store(OBJECT_BUCKET))

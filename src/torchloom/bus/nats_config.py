@@ -138,5 +138,5 @@ def render(
         "jetstream": {"store_dir": store_dir, "sync_interval": "always"},
         "accounts": accounts(node, keys),
     }
-    # NATS does not know JSON's \\u escapes: a path with an accent must stand there as it is.
+    # NATS does not know JSON's \\u escapes: write a path with an accent as it is.
     return json.dumps(config, indent=2, ensure_ascii=False) + "\n"

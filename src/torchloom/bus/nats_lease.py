@@ -4,7 +4,7 @@ Owns the rule who may take it: each write is conditional on the last revision, t
 deleted, and the epoch is the revision of the acquisition, so epochs only grow. A candidate may take over when
 the holder's last write is older than its TTL, by the server's clock or because the candidate itself has
 watched it unchanged for so long. Clocks that jump can therefore cost a takeover too early, never two holders
-with the same epoch: whoever obeys commands refuses the lower one.
+with the same epoch: receivers of commands refuse the lower one.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def parse_entry(message: dict[str, Any]) -> _Entry:
 
 
 async def held_epoch(link: Link, name: str, timeout_s: float) -> int:
-    """The epoch of whoever holds the lease or held it last; 0 when nobody does."""
+    """The epoch of the current or last lease holder; 0 if there is none."""
     query = {"last_by_subj": f"$KV.{LEASE_BUCKET}.{name}"}
     if not link.address.leader:
         message = await get_message(link, STREAM, query, timeout_s)
@@ -131,7 +131,7 @@ class NatsLease:
         try:
             await self._write("", self._revision)
         except (Conflict, BusUnavailable):
-            return  # taken over, or nobody can be told: the TTL will do it
+            return  # taken over, or the bus is unreachable: the TTL releases it
 
     async def _write(self, token: str, expect: int) -> int:
         began_s = time.monotonic()

@@ -1,6 +1,6 @@
 """One connection to NATS that always comes back.
 
-Owns the nats-py client: the first connection with its clear refusals, reconnecting for ever, re-subscribing,
+Owns the nats-py client: the first connection with its clear refusals, endless reconnecting, re-subscribing,
 and the translation of nats-py's errors into ours. Everything above it (`nats.py`, `nats_reader.py`,
 `nats_lease.py`) asks the link and imports no nats-py.
 
@@ -64,7 +64,7 @@ class Link:
         self.closed = False
         self._client = Client(address.owner)
         self._lost = asyncio.Event()
-        """Set, then replaced, each time the connection is lost: whoever waits for an answer stops waiting."""
+        """Set, then replaced, each time the connection is lost: callers stop waiting for an answer."""
         self._back = asyncio.Event()
         self._cut_until_s = 0.0
         """Until when no new connection is made, because somebody wants it so."""
@@ -265,7 +265,7 @@ class Link:
 
     @contextlib.contextmanager
     def _denial(self, subject: str) -> Iterator[asyncio.Future[Any]]:
-        """A future that fails when the server says we may not use the subject. It says so asynchronously."""
+        """A future that fails if the server denies us the subject, which it reports asynchronously."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._denials.setdefault(subject, set()).add(future)
         try:

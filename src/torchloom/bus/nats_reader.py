@@ -1,4 +1,4 @@
-"""Reads the event stream in order, for ever, over lost connections and restarted servers.
+"""Reads the event stream in order and without end, across lost connections and restarted servers.
 
 Owns the position: the server's consumer is a throw-away that is made anew, from the position, whenever
 anything looks odd (a gap, silence, a lost connection). That is what makes "no loss, no duplicate" simple.
@@ -68,7 +68,7 @@ class _Delivery:
         self._arrived.set()
 
     async def more(self) -> bool:
-        """Wait for something. False: nothing will come any more."""
+        """Wait for a message. False: no more will come."""
         self._arrived.clear()
         if self.waiting:
             return True

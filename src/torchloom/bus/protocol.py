@@ -91,7 +91,7 @@ class Lease(Protocol):
     async def acquire(self) -> int | None:
         """Try once. The epoch, or None while somebody else holds the lease.
 
-        The epoch is strictly greater than that of every earlier acquisition, whoever made it.
+        The epoch is strictly greater than that of every earlier acquisition by any holder.
         """
         ...
 
@@ -168,7 +168,7 @@ class Bus(Protocol):
         ...
 
     def read(self, after: int) -> AsyncGenerator[Record, None]:
-        """Every event with a sequence greater than `after`, in order, then live, for ever.
+        """Every event with a sequence greater than `after`, in order, then live, without end.
 
         Survives reconnects and server restarts without loss or duplicate. Where history was cut off it begins
         with the oldest event there is: compare `first_seq()`. Raises StreamRewound when the stream ends

@@ -55,7 +55,7 @@ class HandlerPump:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            # A task of its own, so that a handler's failure can be looked at without catching everything.
+            # A separate task, so that a handler's failure can be examined without catching everything.
             call = asyncio.ensure_future(self._handler(self._backlog.popleft()))
             try:
                 await asyncio.wait([call])

@@ -63,7 +63,7 @@ class Hosts:
         return subprocess.Popen(self.command(host, argv), **more)
 
     def limit(self, sender: int, receiver: int, bytes_per_s: int) -> None:
-        """Let no more than this through in one direction of one link; 0: as much as there is."""
+        """Limit one direction of one link to this rate; 0: no limit."""
         device = ["dev", self._device(sender, receiver)]
         if not bytes_per_s:
             undo = self.command(sender, ["tc", "qdisc", "del", *device, "root"])

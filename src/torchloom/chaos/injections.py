@@ -1,4 +1,4 @@
-"""Seeded series of faults for a real job: what goes wrong when, to whom, how badly. Does none of it.
+"""Seeded series of faults for a real job: which fault, when, on which rank, how severe. Injects nothing.
 
 The same seed gives the same series for a job of the same size, so that a run that found something can be
 repeated. What a fault is and which numbers it takes is said in core/injection.py.
@@ -27,7 +27,7 @@ USUAL: tuple[FaultKind, ...] = (
     "agent-kill",
     "weaver-kill",
 )
-"""What a job should survive, or at least tell of, without a person's help."""
+"""Faults that a job should survive, or at least report, without human help."""
 _AMOUNTS: dict[FaultKind, tuple[float, ...]] = {
     "exit": (1, 17, 137),
     "slow": (1.3, 1.5, 2.0, 3.0),
@@ -65,7 +65,7 @@ class Injection:
 def series(
     seed: int, world: int, lasting_s: float, every_s: float, kinds: Sequence[FaultKind] = USUAL
 ) -> list[Injection]:
-    """Faults for `lasting_s`, one about every `every_s`. What needs more ranks than there are is left out."""
+    """Faults for `lasting_s`, one about every `every_s`. Leaves out faults that need more ranks."""
     chance = random.Random(f"{seed} {world}")
     possible = [kind for kind in kinds if world > 1 or not _needs_others(kind)]
     found: list[Injection] = []

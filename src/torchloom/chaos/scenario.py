@@ -55,7 +55,7 @@ EXPECTED = {
     "skip": {"divergence"},
     "never-starts": {"no-progress"},
 }
-"""The classes of finding that are right for each fault. Links are told apart by probes afterwards."""
+"""The correct classes of finding for each fault. Probes distinguish links afterwards."""
 NAMES_A_RANK = frozenset(
     {
         "crash",
@@ -116,7 +116,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Pause:
-    """One rank does something for a while that nobody was told about, in the middle of a step."""
+    """One rank does something unannounced for a while, in the middle of a step."""
 
     rank: int
     step: int

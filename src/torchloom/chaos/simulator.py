@@ -53,7 +53,7 @@ class Simulation:
         roles: bool = True,
         stale: float = 0.0,
     ) -> None:
-        """Without `roles` the script tells none; `stale` is the share of windows that are a look old."""
+        """Without `roles` the script declares none; `stale` is the share of windows that are one look old."""
         self.shape, self.seed, self.fault, self.roles = shape, seed, fault, roles
         self._stale, self._before = stale, tuple[RankWindow, ...]()
         self.benign = benign or Benign()

@@ -64,7 +64,7 @@ class Rank:
     busy: Work | Stop = BUSY
     busy_since: float = 0.0
     wake: float = 0.0
-    """Until then it is at work, and what ends meanwhile does not disturb it."""
+    """The worker is busy until then; operations that end meanwhile do not disturb it."""
     joining: bool = False
     blocked: Record | None = None
     died: float = inf

@@ -35,7 +35,7 @@ def log(**metrics: object) -> None:
 
 
 def step(number: object, total: object = None) -> None:
-    """Tell the script's own step number (which goes on after a restart) and, if known, its last one."""
+    """Report the script's own step number (which continues after a restart) and, if known, its last one."""
     if session.current is not None:
         session.current.tell_step(number, total)
 

@@ -1,4 +1,4 @@
-"""The end record: how the script ended, for whoever reads the black box afterwards. It prints nothing."""
+"""The end record: how the script ended, for readers of the black box. It prints nothing."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def end_record(error: BaseException | None, *, stopped: bool) -> dict[str, objec
 def threads_go_on() -> bool:
     """Whether a thread of the script keeps the process alive after its main thread, as Python waits for it.
 
-    It may be what trains; so with such a thread nobody is told that the process is ending.
+    That thread may be the one that trains; so with such a thread the process is not reported as ending.
     """
     main = threading.main_thread()
     return any(t is not main and not t.daemon and t.is_alive() for t in threading.enumerate())

@@ -69,7 +69,7 @@ class Guard:
                 if not self.is_armed():
                     return None
                 told = f"{type(error).__name__}: {error}"
-            raise Lost(f"torchloom failed in the midst of a change ({told})")
+            raise Lost(f"torchloom failed in the middle of a change ({told})")
 
         return surely
 

@@ -1,7 +1,7 @@
 """Tells when a module has been imported, because a cold worker has no torch yet and the probe imports none.
 
 A finder in front of `sys.meta_path` lets the usual finders find the module and calls back once it has been
-executed. It takes itself away when nothing is expected any more.
+executed. It removes itself once it expects nothing more.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Arrivals:
             sys.meta_path.insert(0, self)
 
     def forget(self) -> None:
-        """Expect nothing any more."""
+        """Stop expecting imports."""
         self._expected.clear()
         if self in sys.meta_path:
             sys.meta_path.remove(self)

@@ -162,7 +162,7 @@ class Faults:
                     return
 
     def _multiply_gradients(self, factor: float) -> None:
-        """In the next backward pass, so that whoever clips or logs the norm sees it, as with a bad batch."""
+        """In the next backward pass, so that code that clips or logs the norm sees it."""
         for parameter in self._parameters():
             if parameter.requires_grad:
                 hook = parameter.register_hook(lambda gradient: gradient * factor)
@@ -254,7 +254,7 @@ def injected_mismatch() -> None:
 
 
 def injected_device_error(gradient: Any) -> None:
-    """As torch tells of a device that failed in the middle of a computation."""
+    """The error torch raises for a device that failed in the middle of a computation."""
     raise RuntimeError("CUDA error: uncorrectable ECC error encountered (injected)")
 
 

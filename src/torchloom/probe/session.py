@@ -49,7 +49,7 @@ from torchloom.wire.blackbox import (
 HOUSEKEEPING_NS = 100_000_000
 """How often, at most, what may change between steps without a hook is looked at."""
 HOUSEKEEPING_SHARE = 500
-"""…and at most one part in so many of the time is spent on it."""
+"""…and it takes at most 1/HOUSEKEEPING_SHARE of the time."""
 NEVER_NS = 2**63
 
 current: Session | None = None
@@ -200,7 +200,7 @@ class Session:
         return steer
 
     def _declared(self) -> None:
-        """The script has one setting more: tell it, and follow what the schedule has for it."""
+        """The script has declared another setting: report it, and apply the schedule to it."""
         self._changes.dirty = True
         self.control.due = 0
 

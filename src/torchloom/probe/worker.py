@@ -11,7 +11,7 @@ Python's own. So the caller must
 * write Life.FORKED, if at all, before the fork or in the child before `run`;
 * leave `torchloom` in `sys.modules`: `import torchloom` in the script must find this probe.
 
-Telemetry that cannot start is left out; the program runs all the same.
+If telemetry cannot start, the program runs without it.
 """
 
 from __future__ import annotations

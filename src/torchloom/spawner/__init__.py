@@ -1,7 +1,8 @@
 """The spawner: a small process that has imported torch and forks workers from itself.
 
 It runs with the *job's* interpreter, outlives the agent, and needs nothing but the standard library (torch if
-it is there). It decides nothing: it starts what it is told, keeps a c10d store alive on request, and reports
-exits. `client`, `launch` and `key` (which jobs may share a spawner) are for the agent; `server`, `children`,
-`warm`, `child`, `boxes` and `store` run inside. docs/spawn.md: how a worker differs from a fresh process.
+it is there). It decides nothing: it starts what is requested, keeps a c10d store alive on request, and
+reports exits. `client`, `launch` and `key` (which jobs may share a spawner) are for the agent; `server`,
+`children`, `warm`, `child`, `boxes` and `store` run inside. docs/spawn.md: how a worker differs from a fresh
+process.
 """

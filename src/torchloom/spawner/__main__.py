@@ -28,7 +28,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--preload", action="append", default=[], metavar="MODULE", help="import this too")
     parser.add_argument(
-        "--idle-s", type=float, default=30.0, help="leave after so long with nobody and nothing"
+        "--idle-s", type=float, default=30.0, help="exit after this long without a client or worker"
     )
     return parser.parse_args()
 

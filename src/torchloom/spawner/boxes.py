@@ -30,7 +30,7 @@ _NO_ROOM = frozenset(
 
 @dataclass(frozen=True)
 class BoxJournal:
-    """What an existing box tells about an earlier start."""
+    """What an existing box records about an earlier start."""
 
     path: Path
     pid: int
@@ -53,7 +53,7 @@ class NewBox:
         self._view.set_header(Header.PID, pid)
 
     def mark_forked(self) -> None:
-        """Only the child says so: the parent could overwrite a later life written by the probe."""
+        """Only the child writes this: the parent could overwrite a later state written by the probe."""
         self._view.set_header(Header.LIFE, Life.FORKED)
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ def start_ticks(pid: int | str = "self") -> int:
 
 
 def candidates(spec: Mapping[str, Any]) -> list[Path]:
-    """Where this worker's box may be: the path asked for, then the fallback (a directory or a path)."""
+    """Where this worker's box may be: the requested path, then the fallback (a directory or a path)."""
     if not spec.get("box"):
         return []
     first = Path(spec["box"])

@@ -43,7 +43,8 @@ class Become(BaseException):
 
 
 def sign_in(box: NewBox | None) -> None:
-    """The child's first act: a session of its own, and its pid in the journal, whoever dies now."""
+    """The child's first act: create its own session and write its pid to the journal, so that it is findable
+    whatever dies next."""
     os.setsid()
     if box is not None:
         box.sign(os.getpid(), start_ticks())
@@ -88,7 +89,7 @@ def adopt_stdio(stdout: int, stderr: int) -> None:
 
 
 def apply_limits(spec: Mapping[str, Any]) -> None:
-    """umask, resource limits, CPU set, nice value, directory. A refused limit is said, not fatal."""
+    """umask, resource limits, CPU set, nice value, directory. A refused limit is reported, not fatal."""
     if spec.get("umask") is not None:
         os.umask(spec["umask"])
     for name, (soft, hard) in (spec.get("rlimits") or {}).items():

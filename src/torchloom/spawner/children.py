@@ -138,7 +138,7 @@ class Children:
             try:
                 child.sign_in(box)
                 child.adopt_stdio(stdout, stderr)
-            except BaseException as error:  # noqa: BLE001  # a child must not go on as a second spawner
+            except BaseException as error:  # noqa: BLE001  # a child must not continue as a second spawner
                 print(f"spawner: a worker failed to start: {error!r}", file=sys.stderr, flush=True)
                 os._exit(127)
             raise child.Become(lambda: child.run(spec, warmth))
@@ -284,7 +284,7 @@ def fork_quietly() -> int:
 
 
 def _wait_for_sessions(pids: Sequence[int]) -> None:
-    """Until every child leads its own process group: whoever hears of a pid may kill the group at once."""
+    """Wait until every child leads its own process group: a client may kill the group once it has a pid."""
     give_up = time.monotonic() + 1.0
     for pid in pids:
         while os.getpgid(pid) != pid and time.monotonic() < give_up:

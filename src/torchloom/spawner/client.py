@@ -34,13 +34,13 @@ class SpawnerGone(ConnectionError):
 
 @dataclass(frozen=True)
 class Started:
-    """What became of one worker of a start request, in the order of the request."""
+    """The outcome for one worker of a start request, in the order of the request."""
 
     pid: int | None
     """None when nothing was started; `error` says why."""
     start_ticks: int | None
     box: str | None
-    """The black box in use: the one asked for, the fallback, or None when neither could be made."""
+    """The black box in use: the requested one, the fallback, or None if neither could be made."""
     already: bool
     """The box existed: this worker was started before and `pid` is the recorded one."""
     error: str | None
@@ -103,7 +103,7 @@ def _store_fields(
 
 
 class SpawnerClient:
-    """Blocking client. `connect` replaces whoever was connected before."""
+    """Blocking client. `connect` replaces the previous client."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -309,7 +309,7 @@ class AsyncSpawnerClient:
                 elif (answer := self._waiting.get(message["id"])) is not None and not answer.done():
                     answer.set_result(message)
         except OSError:
-            pass  # the same as a closed connection: whoever waits is told below
+            pass  # the same as a closed connection: waiting callers get the error below
         finally:
             self.gone.set()
             for answer in self._waiting.values():
@@ -318,6 +318,6 @@ class AsyncSpawnerClient:
             self._writer.close()
 
     async def close(self) -> None:
-        """End the connection; the spawner and its workers go on."""
+        """Close the connection; the spawner and its workers keep running."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)

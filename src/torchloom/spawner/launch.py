@@ -33,7 +33,7 @@ def start_spawner(
     idle_s: float = 30.0,
     cwd: Path | str | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a spawner in a session of its own, logging to `<directory>/spawner-<key>.log`.
+    """Start a spawner in its own session, logging to `<directory>/spawner-<key>.log`.
 
     `env` is the job's environment and must make torchloom importable for `interpreter`. `cwd` is the job's
     directory, needed only to read relative entries of PYTHONPATH as the job would. Poll the result (or ignore

@@ -29,7 +29,7 @@ _OUTBOUND_LIMIT = 8 << 20
 """An agent that reads nothing while this much is waiting for it is as good as gone."""
 _FENCE_EVERY_S = 0.5
 _PATIENCE = 10
-"""How many idle times to wait for an agent that has not yet heard of an exit, or whose store is kept."""
+"""How many idle periods to wait for an agent that has not yet received an exit, or whose store is kept."""
 
 
 class Agent:
@@ -57,7 +57,7 @@ class Agent:
         return True
 
     def receive(self) -> tuple[list[bytes], bool]:
-        """Complete lines, and whether the connection still stands."""
+        """Complete lines, and whether the connection is still open."""
         alive = True
         while True:
             try:
@@ -75,7 +75,7 @@ class Agent:
 
 
 class Server:
-    """Serves until told to leave. `run` returns when it is over; in a new worker it raises Become."""
+    """Serves until asked to leave. `run` returns at the end; in a new worker it raises Become."""
 
     def __init__(self, path: Path, key: str, idle_s: float, cold: bool) -> None:
         self._pid = os.getpid()
@@ -103,7 +103,7 @@ class Server:
 
     def _catch_signals(self) -> None:
         signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # only to be woken: a default SIGCHLD wakes nobody
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # only to wake the loop: the default SIGCHLD does not
         signal.signal(signal.SIGTERM, self._told_to_leave)
         for ignored in (signal.SIGINT, signal.SIGHUP):
             signal.signal(ignored, signal.SIG_IGN)
@@ -323,7 +323,7 @@ def _take_lock(path: Path) -> int:
 
 def _listen(path: Path) -> socket.socket:
     with contextlib.suppress(FileNotFoundError):
-        path.unlink()  # left by one that was killed; the lock says that nobody serves it
+        path.unlink()  # left by a killed spawner; our lock proves that none serves it
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with usable_address(path) as address:
         listener.bind(address)

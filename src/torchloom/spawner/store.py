@@ -1,6 +1,6 @@
 """The store keeper: a process that does nothing but host one generation's c10d store.
 
-The spawner binds and listens before anyone is told the port, so no client is ever refused and no port is
+The spawner binds and listens before it publishes the port, so no client is ever refused and no port is
 raced for; the keeper inherits that socket. It ends by SIGTERM or SIGKILL, or by itself when its spawner is
 gone and no client is left. It is a forked child of a warm spawner, or a new interpreter under a cold one.
 """
@@ -67,7 +67,7 @@ def _reachable(host: str) -> str:
 
 
 def _wait_until_useless(store: Any, parent: int, port: int) -> None:
-    """An orphan serves on while workers are connected, and is nobody's concern once they are gone."""
+    """An orphaned keeper serves while workers are connected, and ends once they are gone."""
     own_connection, own_keys = 1, store.num_keys()
     unused, patience = 0, _LOOKS_BEFORE_FIRST_CLIENT
     while unused < patience:

@@ -52,7 +52,7 @@ class Warmth:
     problem: str | None = None
     """Why forking would be unsafe, as a sentence; None when it is safe."""
     torch_threads: int = 1
-    """Threads torch uses when nobody says anything."""
+    """Threads torch uses by default."""
     threads_capped: bool = False
     """torch asks MKL, which never gives more threads than there are cores unless MKL_DYNAMIC forbids it."""
     set_blas_threads: Callable[[int], Any] | None = None

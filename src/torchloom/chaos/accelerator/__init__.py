@@ -91,7 +91,7 @@ def release() -> None:
 
 
 def lose() -> None:
-    """The device falls off the bus: every call fails from now on, and nothing ends any more."""
+    """The device falls off the bus: every call fails from now on, and no operation completes."""
     _native().loomsim_lose()
 
 

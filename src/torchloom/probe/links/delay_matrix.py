@@ -33,7 +33,7 @@ from torchloom.probe.steering.stopping import Interrupted, is_ours, nap
 
 WITHIN_S = 1.0
 PASSES = 4
-"""Every pair meets so often, and the faster time counts: a rank may have been without a CPU for a moment."""
+"""How often every pair measures; the fastest time counts: a rank may briefly have been without a CPU."""
 LOOK_S = 0.002
 HELLO_NS = 100_000_000
 _HELLO = struct.Struct("!16sI")
@@ -48,7 +48,7 @@ class _Meetings:
     listener: socket.socket
     token: bytes
     ends: dict[int, tuple[str, int, bytes]] = field(default_factory=dict)
-    """Where the others listen, and what they want to hear."""
+    """Where the others listen, and the token they expect."""
     connections: dict[int, socket.socket] = field(default_factory=dict)
     found: dict[int, Measured] = field(default_factory=dict)
 
@@ -59,7 +59,7 @@ class _Meetings:
 
 
 class Links:
-    """The links of one worker. `rate` tells how fast injected faults let it send to a rank."""
+    """The links of one worker. `rate` gives how fast injected faults let it send to a rank."""
 
     def __init__(
         self,
@@ -85,13 +85,13 @@ class Links:
         within_s = min(float(asked_s), LONGEST_PROBE_S) if isinstance(asked_s, int | float) else WITHIN_S
         until_ns = time.monotonic_ns() + int(within_s * 1e9)
         meetings: _Meetings | None = None
-        why = "nobody was met in time"
+        why = "no other rank connected in time"
         try:
             meetings = self._listen(until_ns)
             self._meet_all(meetings, f"{decision_key(attempt)}/links", until_ns)
         except StoreSilent as silent:
             why = f"the job's store: {silent}"
-        except Exception as error:  # noqa: BLE001 – training goes on, whatever it was
+        except Exception as error:  # noqa: BLE001 – training continues after any error
             if not is_ours(error):  # raised by a signal handler of the script's
                 raise Interrupted(error) from None
             why = f"{type(error).__name__}: {error}"[:200]

@@ -53,7 +53,7 @@ def send_to(connection: socket.socket, until_ns: int) -> Measured:
         except OSError as error:
             if not is_ours(error):
                 raise
-            # It did not arrive in time, so the connection is of no more use; but that much is known.
+            # It did not arrive in time, so the connection is useless now; but this much is known.
             best_ns = max(best_ns, _a_megabyte(time.monotonic_ns() - sent_ns, size))
             return Measured(min(trips) // 2, best_ns)
         a_megabyte_ns = _a_megabyte(took_ns, size)

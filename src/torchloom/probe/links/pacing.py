@@ -2,8 +2,8 @@
 
 SO_MAX_PACING_RATE holds for one socket and one direction, needs no right and works on loopback too. Owns
 which of the process's own connections are paced and how fast; the delay matrix asks the same rules, so that
-it sees what training sees. Connections are told apart by their ends: the peer writes its own into the job's
-store, because only it knows which are its own.
+it sees what training sees. Connections are distinguished by their ends: the peer writes its own into the
+job's store, because only it knows which are its own.
 """
 
 from __future__ import annotations
@@ -172,5 +172,5 @@ def _borrowed(descriptor: int) -> Iterator[socket.socket]:
 
 
 def _end(address: tuple[object, ...]) -> End:
-    """The same however it is written: a socket for both protocols tells an address of the older one so."""
+    """One spelling of an address: a dual-stack socket reports an IPv4 address in its IPv6 form."""
     return str(address[0]).removeprefix("::ffff:"), int(str(address[1]))

@@ -2,7 +2,7 @@
 
 Wraps the two places where a script waits: `DataLoader.__iter__` (starting data workers can take seconds) and
 the `__next__` all of torch's loader iterators share. Only the outermost wait counts, and only on the thread
-that trains: a prefetching thread's wait is nobody's loss. It does not look at batches or samplers.
+that trains: a prefetching thread's wait delays nobody. It does not look at batches or samplers.
 """
 
 from __future__ import annotations

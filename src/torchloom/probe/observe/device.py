@@ -1,4 +1,4 @@
-"""Which device this worker uses, as far as it can tell without touching one. Initialises nothing."""
+"""Which device this worker uses, as far as it can be seen without touching one. Initialises nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def describe() -> dict[str, Any]:
 
 
 def _other(torch: Any) -> dict[str, Any]:
-    """Whatever torch calls the accelerator here, if it is in use: ROCm and CUDA are told above."""
+    """Whatever torch calls the accelerator here, if it is in use: ROCm and CUDA are handled above."""
     accelerator = getattr(torch, "accelerator", None)
     if accelerator is None or (named := accelerator.current_accelerator()) is None or named.type == "cuda":
         return {}

@@ -1,6 +1,6 @@
 """Numbers that a device computes, on their way to the host. Nothing here waits for a device, whichever it is.
 
-`fetch` queues a copy and an event behind it; whoever wants the number asks the event later. A device that has
+`fetch` queues a copy and an event behind it; the caller checks the event later. A device that has
 no pinned memory or no events is left alone: less is reported, and no step becomes slower.
 """
 

@@ -1,4 +1,4 @@
-"""What the script told through loom.log, newest value of each name, as the METRICS blob.
+"""Metrics that the script logged with loom.log, the newest value of each name, as the METRICS blob.
 
     {"step": 12, "at_ns": …, "values": {"loss": 0.5, "accuracy": null}, "broken": [1, 9, "loss", "NaN"],
      "peaks": {"loss": [11, 2.5]}, "parameters": true}
@@ -6,10 +6,10 @@
 A number on a CUDA device is copied to the host without waiting and read at a later step; null until then.
 Written at most every INTERVAL_NS (at once for NaN and infinities, which somebody waits for). `broken` is the
 first NaN or infinity of the newest run of them in a loss or gradient norm (number of the run, completed
-steps, name, value): it stays when the value is fine again, so that whoever looks twice a second sees it.
-`peaks` has the highest value of each of them within the last PEAK_NS or two, with its completed steps, for
-the same reason: a gradient that explodes for one step is history when somebody looks. `parameters` is false
-while a parameter is no finite number (replicas.py).
+steps, name, value): it stays when the value is fine again, so that the agent, which looks twice a second,
+sees it. `peaks` has the highest value of each of them within the last PEAK_NS or two, with its completed
+steps, for the same reason: a gradient that explodes for one step is history when somebody looks. `parameters`
+is false while a parameter is no finite number (replicas.py).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Metrics:
 
     @property
     def is_finite(self) -> bool:
-        """Whether loss, gradients and parameters are, as far as they were told or looked at."""
+        """Whether loss, gradients and parameters are finite, as far as they were logged or checked."""
         return not self._ill
 
     def write(self, now_ns: int, *, at_once: bool = False) -> None:

@@ -10,9 +10,9 @@ step s". Which s and which parts depends on s and on powers of two only, so that
 talking: a rank that looks half as often as another looks at half of the other's steps. On CUDA the sums are
 queued and read at a later boundary. What is not an ordinary dense tensor (DTensor, flat shards) is left out.
 
-The same parts are looked at for NaN and infinities, because a script that tells nothing of its loss can train
+The same parts are looked at for NaN and infinities, because a script that does not log its loss can train
 on with them for days. Only parts that were finite once count: a mask may have infinities for good reasons.
-A job of one worker has nobody to compare with: there only this is looked at.
+A job of one worker has nothing to compare with, so only this check runs there.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ParameterHashes:
     """The hashing of one worker."""
 
     def __init__(self, view: View, tell_finite: Callable[[bool, int], None], *, compare: bool = True) -> None:
-        """`tell_finite` hears, whenever it changes, whether all parameters are finite, and the step.
+        """Calls `tell_finite` with whether all parameters are finite, and the step, whenever that changes.
         `compare` says that there are other ranks whose hashes these can be compared with."""
         self._view = view
         self._compare = compare
@@ -66,7 +66,7 @@ class ParameterHashes:
         self._were_finite: set[int] = set()
         """Parts that were seen so."""
         self._ill: set[int] = set()
-        """Those of them that are not finite any more."""
+        """The parameters that are no longer finite."""
         self._every = FIRST
         self._written = 0
         self._identities: list[int] = []
@@ -89,7 +89,7 @@ class ParameterHashes:
             began_ns = spent_ns()
             known = self._identities
             self._hash(completed, optimizer)
-            if known is self._identities:  # the first look is another matter: tables are made, code is loaded
+            if known is self._identities:  # the first look takes longer: it makes tables and loads code
                 self._cost_ns.append(spent_ns() - began_ns)
             self._every = self._apart()
         following = completed - completed % self._every + self._every
@@ -144,7 +144,7 @@ class ParameterHashes:
             return
         self._identities = identities
         if self._ill:
-            self._tell_finite(True, step)  # what was told of other parameters does not hold for these
+            self._tell_finite(True, step)  # earlier reports were about other parameters
         self._were_finite, self._ill = set(), set()
         self._coming.clear()
         kinds = (torch.Tensor, torch.nn.Parameter)

@@ -1,7 +1,7 @@
-"""What the worker is at (starting, training, waiting for data, …), kept in three words and a name.
+"""What the worker is doing (starting, training, waiting for data, …), kept in three words and a name.
 
 The base phase goes from STARTING to TRAINING with the first step; others lie over it for a while and give
-back what was before. Times are passed in. Who may change the phase (which thread) is the callers' affair.
+back what was before. Times are passed in. Callers decide which thread may change the phase.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from torchloom.wire.blackbox import RecorderKind as Kind
 
 
 class Recorder(Protocol):
-    """A recorder at work."""
+    """A running recorder."""
 
     @property
     def kind(self) -> Kind: ...
@@ -31,7 +31,7 @@ class Recorder(Protocol):
         """To be called after every step of the anchor optimizer: a sampling recorder chooses by it."""
 
     def stop(self) -> None:
-        """Record nothing from now on. The black box must stay mapped all the same."""
+        """Stop recording. The black box must stay mapped."""
 
 
 class Native:
@@ -41,7 +41,7 @@ class Native:
 
     def __init__(self, library: ctypes.CDLL, view: View, address: int) -> None:
         # Backend threads write completions until the process is gone, also while Python is being torn down:
-        # one reference that nobody drops keeps the mapping for as long.
+        # one reference that is never dropped keeps the mapping that long.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(view.raw))
         if library.loom_start(ctypes.c_void_p(address)) != 0:
             raise OSError("the native recorder did not start")

@@ -5,7 +5,7 @@ is one outermost `step()` of the anchor that came to its end; the *boundary* is 
 
 * a step within a step (ZeroRedundancyOptimizer, `super().step()`) is part of the outer one;
 * gradient accumulation counts updates, not batches; LBFGS counts calls of `step`, not of its closure;
-* a GradScaler that skips an update skips the step (a fused optimizer is called all the same: it counts);
+* a GradScaler that skips an update skips the step (a fused optimizer is still called, so its step counts);
 * other optimizers (GANs) have a counter of their own, whichever thread they run on;
 * a step that raises is not counted;
 * a compiled `optimizer.step` of torch.optim counts; inside a compiled step() of another class the hooks
@@ -79,7 +79,7 @@ class Steps:
         self.step_ended: Callable[[], None] | None = None
         """Also called after every step: a recorder that samples chooses by it."""
         self._open: Any = None
-        """The argument tuple of the outermost step() under way: it is made anew for every call."""
+        """The argument tuple of the outermost step() in progress: a new one for every call."""
         self._open_is_anchor = False
         self._ended_ns = 0
         self._waited_ns = 0
@@ -147,7 +147,7 @@ class Steps:
             if not self._is_nested():
                 self._count_other(optimizer)
             return
-        # Another pre-hook may have replaced the arguments: then the call stack tells which step this ends.
+        # Another pre-hook may have replaced the arguments: then the call stack shows which step this ends.
         if args is not self._open and (self._open is None or self._is_nested()):
             return
         self._open = None

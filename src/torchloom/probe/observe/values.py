@@ -23,7 +23,7 @@ class _Unread:
 
 
 UNREAD = _Unread()
-"""There is a value, but to read it one would have to wait, or nobody knows how."""
+"""There is a value, but reading it would have to wait, or we do not know how to read it."""
 
 Plain = bool | int | float | str | list[Any] | None
 

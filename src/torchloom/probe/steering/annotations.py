@@ -21,7 +21,7 @@ DEEPEST = 4
 
 
 class Form(NamedTuple):
-    """How values of one annotation are declared, taken in and told."""
+    """How values of one annotation are declared, parsed and reported."""
 
     setting: Setting
     decode: Callable[[Any], Any]
@@ -35,7 +35,7 @@ def _same(value: Any) -> Any:
 
 
 def form_of(name: str, annotation: Any, depth: int = 0, **declared: Any) -> Form:
-    """The form that `annotation` stands for; `declared` are bounds, choices and description."""
+    """The form that `annotation` denotes; `declared` are bounds, choices and description."""
     optional, inner = _optional(annotation)
     if optional:
         form = form_of(name, inner, depth, **declared)

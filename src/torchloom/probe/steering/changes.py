@@ -32,7 +32,7 @@ class Changes:
         self._data = data
         self._links = links
         self.offset: int | None = None
-        """Training step minus step; None while the script has not told."""
+        """Training step minus step; None until the script reports its training step."""
         self.dirty = True
         """What can be set, or what holds, has changed since it was written."""
         self._begun_after: int | None = -1
@@ -44,7 +44,7 @@ class Changes:
 
     # -- steps ----------------------------------------------------------------------------------
     def told_step(self, number: int, completed: int) -> bool:
-        """The script told its training step; whether that is news."""
+        """The script reported its training step. Returns whether that changed anything."""
         offset = number - completed
         if offset == self.offset:
             return False
@@ -122,7 +122,7 @@ class Changes:
         self.dirty = True
         try:
             changed = self._carry_out(proposal, before, completed, held)
-        except Exception as error:  # noqa: BLE001 – code of the script's own: all ranks are told, and undo it
+        except Exception as error:  # noqa: BLE001 – the script's own code: all ranks learn of it and undo the change
             return _told(error), ()
         self.write()
         return "", changed
@@ -176,7 +176,7 @@ class Changes:
 
 
 def _told(error: BaseException) -> str:
-    """The traceback from the script's code on; ours above it helps nobody."""
+    """The traceback, starting at the script's code; our frames above it are of no use."""
     frames = error.__traceback__
     while frames is not None and frames.tb_next is not None and _is_ours(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next

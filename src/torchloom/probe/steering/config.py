@@ -44,7 +44,7 @@ class Before:
 
 
 class Config:
-    """Of one worker. `optimizers` tells (number, optimizer) of those that have stepped."""
+    """The settings of one worker. `optimizers` yields (number, optimizer) of those that have stepped."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Config:
         """Values of settings that the script has not declared yet."""
         self._written = b""
 
-    # -- what is told ---------------------------------------------------------------------------
+    # -- reports --------------------------------------------------------------------------------
     def known(self) -> KnownSettings:
         """What can be set here, now."""
         held = self.held()
@@ -177,7 +177,7 @@ class Config:
 
     # -- the schedule ---------------------------------------------------------------------------
     def begin(self, made: int | None) -> None:
-        """The training goes on after step `made`; None: that is not known. Raises what a handler raises."""
+        """Training resumes after step `made`; None: unknown. Raises what a handler raises."""
         self._history = unpack_schedule(self._view.read_blob(SCHEDULE) or b"")
         start = schedules.begin(self._history, made)
         self._hold_exactly(self.snapshot(), start)

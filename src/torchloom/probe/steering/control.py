@@ -73,15 +73,15 @@ class BoundaryControl:
         self.anchor: Callable[[], str] = str
         """Names the optimizer whose steps are counted."""
         self.begins_paused = False
-        """Every rank of this generation stands at its first boundary."""
+        """Every rank of this generation has reached its first boundary."""
         self.standing: Callable[[], None] = _nothing
-        """Called when this rank is paused and about to stand: nothing else is told until it goes on."""
+        """Called when this rank is about to pause: it reports nothing else until it resumes."""
         self.enter_between: Callable[[int], None] = self.between
-        """The same as `between`, guarded by whoever made this."""
+        """The same as `between`, guarded by the creator of this object."""
         self.due = 0
         """Completed steps from which on `boundary` must be called, mail or not."""
         self.waited_ns = 0
-        """Time that boundaries took altogether, for whoever measures steps."""
+        """Total time spent at boundaries, for those who measure steps."""
 
     @property
     def is_armed(self) -> bool:
@@ -111,7 +111,7 @@ class BoundaryControl:
             self.waited_ns += time.monotonic_ns() - began_ns
 
     def leave(self) -> None:
-        """The script ends: nobody shall wait for this rank."""
+        """The script ends: no rank should wait for this one."""
         if self._rank is None or self._left:
             return
         self._left = True
@@ -217,12 +217,12 @@ class BoundaryControl:
         rank.ran(trouble, changed)
 
     def _publish(self, rank: Rank) -> None:
-        """What is not in the black box when a worker dies was never said."""
+        """An answer that is not in the black box when the worker dies is lost."""
         if tuple(rank.answers.values()) == self._said:
             return  # most often: to pack them each time would cost more than all the rest of a change
         for name, answer in list(rank.answers.items()):
             if answer.said is Said.APPLIED and self._changes.settled(name):
-                # Only now has the training gone back: what is told is where it goes on.
+                # Only now has the training rolled back: report the step at which it resumes.
                 rank.offset = self._changes.offset
                 rank.answers[name] = replace(answer, offset=rank.offset)
         self._said = tuple(rank.answers.values())
@@ -244,7 +244,7 @@ class BoundaryControl:
             nap(SHORT_S)
 
     def _wait(self, rank: Rank, do: Wait, sleep_s: float) -> float:
-        """One look for news; errors of the store do not matter here."""
+        """Check once for news; ignore errors of the store."""
         if do.keys and not self._registers.is_stuck:
             try:
                 rank.saw(self._registers.look(do.keys, min(do.until_ns, time.monotonic_ns() + LOOK_NS)))
@@ -292,7 +292,7 @@ class Answers:
 
 
 def _fitting(answers: list[Answer]) -> bytes:
-    """Old ones lose what they changed; then the newest is told in fewer words; then old ones go."""
+    """Drop details of old answers first, then shorten the newest, then drop old answers."""
     if not answers:
         return pack_answers(())
     *old, newest = answers

@@ -2,7 +2,7 @@
 
 Owns the registry of this process. A declaration that makes no sense raises a UsageError at once, with and
 without torchloom around, because it stands in the source; apart from that, without torchloom nothing happens.
-What is set, when, and what is undone is config.py's affair.
+config.py decides what is set, when, and what is undone.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Declared:
         return self._value if self._get is None else self._form.encode(self._get())
 
     def told(self) -> Any:
-        """The value to show; None when the script's own function that tells it fails."""
+        """The value to show; None if the script's own getter fails."""
         try:
             return self.value
         except Exception:  # noqa: BLE001 – code of the script's; a change of it would say why

@@ -39,7 +39,7 @@ class Inbox:
         """Completed steps at which the script ends."""
 
     def check(self, completed: int) -> None:
-        """Called at the boundary after `completed` steps. Raises StopAtBoundary when told to stop here."""
+        """Called at the boundary after `completed` steps. Raises StopAtBoundary if asked to stop here."""
         if self._words[_VERSION] != self._seen:
             self._read(completed)
         if completed >= self.control.due:

@@ -88,7 +88,7 @@ class Overrides:
                     words[address.name] = word
             yield from ((at, name, word) for name, word in words.items() if mode_of(word) != OWN)
 
-    # -- what is told ---------------------------------------------------------------------------
+    # -- reports --------------------------------------------------------------------------------
     def held(self, optimizers: Iterable[tuple[int, Any]]) -> dict[str, Held]:
         """Every place where something else holds than the script set, by its address."""
         found: dict[str, Held] = {}

@@ -2,9 +2,9 @@
 
 torch's `compare_set` has no timeout: with the store's process stopped it blocks for as long as that is. So
 every request runs on a thread of its own that lives only while the answer is awaited; one that never comes
-back is left behind, and its late answer reaches nobody. The connection is ours alone, because a request that
+back is abandoned, and its late answer is ignored. The connection is ours alone, because a request that
 hangs holds it. A register is written once, so what was read is not asked for again while it is among the
-newest; what a run of weeks has decided is not kept for ever.
+newest; decisions of a run of weeks are not kept forever.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_KNOWN = 16_384
 
 
 class StoreSilent(Exception):
-    """No answer. Whether the request was carried out nobody knows; asking again is harmless."""
+    """No answer. The request may or may not have been carried out; a retry is harmless."""
 
 
 class Registers:
@@ -76,7 +76,7 @@ class Registers:
         if self._stuck >= MOST_STUCK:
             _sleep_until(until_ns)
             raise StoreSilent("earlier requests are still without an answer")
-        client, self._client = self._client, None  # nobody else may use it meanwhile
+        client, self._client = self._client, None  # no other thread may use it meanwhile
         answer: list[tuple[Any, Any, Exception | None]] = []
         given_up = False
         awaited = _thread.allocate_lock()

@@ -25,7 +25,7 @@ class ScriptCheckpoint:
         self._config_version = config_version
         self._prepared: Any = None
         self._saved: tuple[int, int, int] | None = None
-        """Of the last save that was asked for: steps made, training step, failures before it."""
+        """Of the last requested save: steps made, training step, failures before it."""
         self._asking = False
 
     def look(self) -> Any:
@@ -46,7 +46,7 @@ class ScriptCheckpoint:
         return ""
 
     def at_end(self, work: Callable[[], None]) -> None:
-        """Have `work` called once, when the step under way is over and nothing of the next has begun."""
+        """Have `work` called once, after the step in progress and before anything of the next one."""
         checkpoint = self.look()
         if checkpoint is not None:
             checkpoint.at_end(lambda step: work())
@@ -83,7 +83,7 @@ class ScriptCheckpoint:
         return int(prepared.step)
 
     def keep(self) -> None:
-        """All ranks have gone back, or taken what was asked for."""
+        """All ranks have rolled back, or have taken the requested state."""
         self._asking = False
         prepared, self._prepared = self._prepared, None
         if prepared is not None:

@@ -1,4 +1,4 @@
-"""How the probe ends a script at a boundary: well, because all ranks stop here; or because it must not go on.
+"""How the probe ends a script at a boundary: cleanly with all ranks, or because it must not continue.
 
 Both are a SystemExit, so that `finally` blocks and atexit handlers run and no `except Exception` keeps them.
 A script that swallows one meets it again at every boundary. A worker that is lost ends for sure: should its
