@@ -182,7 +182,7 @@ class Checkpoint:
         self._saver.ask(step, self._step_s, held=held)
 
     def withdraw_save(self) -> None:
-        """What `save_soon` was asked for is not wanted any more, as far as it has not been taken."""
+        """Withdraw the request of `save_soon`, unless the state has already been taken."""
         self._saver.withdraw()
 
     def look(self) -> None:
@@ -192,7 +192,7 @@ class Checkpoint:
             self._collect()
 
     def request(self, reason: str, then: Callable[[live.Request], None] | None = None) -> live.Request:
-        """Save at the end of the step under way, or as soon as the save in flight is done; the training waits
+        """Save at the end of the current step, or as soon as the save in flight is done; the training waits
         for neither.
 
         All ranks must ask during the same step. `then` is called, at the end of a later step, when it is in
@@ -203,7 +203,7 @@ class Checkpoint:
         return request
 
     def at_end(self, work: Callable[[int], object]) -> None:
-        """Call `work(step)` once, at the end of the step under way: the place to save and to go back."""
+        """Call `work(step)` once, at the end of the step in progress: the place to save and to roll back."""
         self._at_end.append(work)
 
     def prepare_roll_back(self, which: int | str, key: str = "") -> rollback.Prepared:
@@ -285,7 +285,7 @@ class Checkpoint:
     # -- ending --------------------------------------------------------------------------------------
 
     def _end(self) -> None:
-        """The process ends, well or with an exception that nobody caught."""
+        """The process ends, cleanly or with an uncaught exception."""
         self._close(CRASHING_WITHIN_S if hasattr(sys, "last_type") else CLOSING_WITHIN_S)
 
     def _close(self, within_s: float) -> None:
@@ -334,10 +334,10 @@ class Checkpoint:
                 self._told.opened("", "", {})
             self._saver.connect(self._generation, None, {}, self._every, registered=False)
 
-    # -- asked for from outside ----------------------------------------------------------------------
+    # -- requests from outside -----------------------------------------------------------------------
 
     def _do_at_end(self, step: int) -> bool:
-        """Do what was asked for; True if the training stands elsewhere afterwards."""
+        """Perform the request; True if training is at another step afterwards."""
         work, self._at_end = self._at_end, []
         branch = self._saver.branch
         for each in work:
@@ -362,7 +362,7 @@ class Checkpoint:
                 request.finish(step, name, problem)
 
     def _rolled_back(self, done: rollback.Prepared) -> None:
-        """All ranks stand at that state: what is saved from here on descends from it."""
+        """All ranks are at that state: later saves descend from it."""
         self._count.roll_back(done.step)
         self._saver.begin_branch(done.goal.branch, done.goal.name)
         reporting.ports.step(done.step)

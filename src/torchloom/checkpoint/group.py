@@ -130,7 +130,7 @@ def store_uri(env: Mapping[str, str], given: str | os.PathLike[str] | None) -> s
 
 
 def generation_of(env: Mapping[str, str]) -> int | None:
-    """Which life of the job this is; None if nobody counts them."""
+    """Which life of the job this is; None if lives are not counted."""
     text = env.get("LOOM_GENERATION", "")
     return int(text) if text.isdecimal() else None
 

@@ -1,4 +1,4 @@
-"""What a manifest tells of a state besides its files: which run it comes from, its figures. Owns nothing."""
+"""What a manifest records about a state besides its files: its run, its figures. Owns nothing."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     found = sys.modules.get("torchloom.checkpoint.live")    # not there: the script uses no loom.Checkpoint
     ckpt = found.current() if found else None
 
-Owns the registry, the source of the config's version, and what is asked for from outside the loop. Imports no
+Owns the registry, the source of the config's version, and requests from outside the loop. Imports no
 torch and keeps nothing alive.
 """
 
@@ -23,7 +23,7 @@ _version: Callable[[], int] | None = None
 
 @dataclass
 class Request:
-    """A save that was asked for; it is done at the end of the step under way."""
+    """A requested save; it happens at the end of the step in progress."""
 
     reason: str
     done: bool = False

@@ -1,11 +1,11 @@
-"""What one worker tells the control plane about its checkpoints, as one small text that is always whole.
+"""One worker's report on its checkpoints for the control plane, as one small text that is always complete.
 
     {"uri": …, "name": …, "opened": true, "restored": "step-40.g1", "restored_from": "the store",
      "rejected": [["step-60.g1", "…"]], "saved": {"name": …, "step": 80, …}, "interval": 20,
      "memory_interval": 1, "failures": 1, "failing": {"step": 100, "why": …} or null, "lost": "step-40.g1"}
 
-Owns that text; where it goes is reporting.py's affair. Only rank 0 knows what was opened and saved; every
-rank tells when it could not write. No credentials: what an address may hold of them is cut out.
+Owns that text; reporting.py sends it. Only rank 0 knows what was opened and saved; every
+rank reports its failed writes. No credentials: they are removed from addresses.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_CHARS = 400
 
 
 class Told:
-    """The text as it stands; every change of it is told at once."""
+    """The current text; every change is reported at once."""
 
     def __init__(self, uri: str, name: str) -> None:
         self._text: dict[str, object] = {"uri": without_credentials(uri), "name": name, "failures": 0}
@@ -58,7 +58,7 @@ class Told:
         self._tell(failures=self._failures, failing={"step": step, "why": _short(why)})
 
     def paces(self, interval: int, memory_interval: int) -> None:
-        """Steps between saves; told with the next change, because it alone is no news."""
+        """Steps between saves; reported with the next change, because it is no news by itself."""
         self._text |= {"interval": interval, "memory_interval": memory_interval}
 
     def _tell(self, **changes: object) -> None:

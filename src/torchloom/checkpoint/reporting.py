@@ -1,4 +1,4 @@
-"""What a checkpoint tells the rest of torchloom: its phase, its step, its figures, its failures.
+"""What a checkpoint reports to the rest of torchloom: its phase, step, figures and failures.
 
 Owns five ports and no meaning. `torchloom/__init__.py` connects them to the probe; unconnected, as in a
 script without torchloom around it, they do nothing. A failure is also said in one line on stderr, because

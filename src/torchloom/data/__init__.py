@@ -1,7 +1,7 @@
 """Data that survives restarts and resizes: deterministic order, shard dealing, elastic loaders, shard cache.
 
-Importing this room imports no torch; its names come when they are asked for. It knows nothing of checkpoints:
-a loader gives its `state_dict` to whoever saves it.
+Importing this room imports no torch; its names are loaded on first use. It knows nothing of checkpoints:
+a loader gives its `state_dict` to its caller.
 """
 
 from __future__ import annotations

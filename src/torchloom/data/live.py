@@ -58,12 +58,12 @@ def count_steps_by(source: Callable[[], int]) -> None:
 
 
 def completed_steps() -> int:
-    """0 when nobody counts."""
+    """0 if nothing counts."""
     return _completed() if _completed is not None else 0
 
 
 def listen(listener: Listener) -> None:
-    """Be told of what is there and of what comes."""
+    """Get called for everything present and everything that is added later."""
     _listeners.append(listener)
     for name in list(_things):
         thing = current(name)

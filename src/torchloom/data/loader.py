@@ -9,7 +9,7 @@
 The order is a function of (seed, epoch) and the global batch only; a rank takes a contiguous share of each
 global batch. The position is counted in samples of the whole world and moves when the training loop takes a
 batch, not when a data worker reads ahead. Underneath is a torch DataLoader, which does the reading; this
-class owns the position and nothing else. Saving it is the checkpoint's affair.
+class owns the position and nothing else. The checkpoint saves it.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class ElasticLoader:
     # -- reading ---------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        """The rest of the epoch. After a `break` the next loop goes on with the next batch."""
+        """The rest of the epoch. After a `break` the next loop continues with the next batch."""
         reader = self._reader = object()
         while True:
             revision, settings = self._revision, self._settings()
@@ -231,13 +231,13 @@ class ElasticLoader:
                     )
                 self._portion = None
                 if self._revision != revision or self._settings() != settings:
-                    break  # what was read ahead is not what is wanted any more
+                    break  # the batches read ahead are no longer wanted
             else:
                 self._epoch, self._position = self._epoch + 1, 0
                 return
 
     def _settings(self) -> _Settings:
-        """What batches are made by; where they begin is the position's affair."""
+        """How batches are made; the position decides where they begin."""
         pipeline = self._transforms.pipeline if self._transforms is not None else ()
         return _Settings(self._global_batch, self._rank, self._world, pipeline, self.skips.runs)
 
@@ -293,7 +293,7 @@ class Wanted(NamedTuple):
 
 
 class _Plan:
-    """The batch sampler: which samples come in which batch, from where the loader stood."""
+    """The batch sampler: which samples come in which batch, from the loader's position on."""
 
     def __init__(self) -> None:
         self._begun: Iterator[Wanted] = iter(())

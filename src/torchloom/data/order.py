@@ -60,7 +60,7 @@ class Permutation:
             yield from self.at(range(start, min(start + _BLOCK, self.length)))
 
     def at(self, places: Sequence[int]) -> list[int]:
-        """What stands at these places. The more at once, the cheaper each."""
+        """The samples at these places. The more at once, the cheaper each."""
         torch: Any = sys.modules.get("torch")
         if torch is None or len(places) < _VECTOR_FROM:
             return [self[place] for place in places]
@@ -75,7 +75,7 @@ class Permutation:
         return found
 
     def span(self, start: int, stop: int) -> list[int]:
-        """What stands from `start` to before `stop`, for one who goes on from there: a block is kept."""
+        """The samples from `start` to before `stop`, for sequential reading: it keeps a block."""
         found: list[int] = []
         while start < stop:
             number = start // _BLOCK

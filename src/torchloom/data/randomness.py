@@ -38,7 +38,7 @@ def seed_all(seed: int) -> None:
 
 @contextmanager
 def drawing_alone() -> Iterator[None]:
-    """Keep what is drawn inside from being felt outside; in a data worker nobody else draws."""
+    """Keep draws inside from affecting the outside; in a data worker nothing else draws."""
     global _current
     if get_worker_info() is not None:
         yield

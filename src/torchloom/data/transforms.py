@@ -120,7 +120,7 @@ class Transforms:
         except TypeError as error:
             raise UsageError(f"transform {name} cannot be called so ({error})") from None
         except ValueError:
-            pass  # of a built-in function nobody knows the signature
+            pass  # a built-in function has no readable signature
         try:
             return TransformStage(name, json.dumps(dict(arguments), sort_keys=True, allow_nan=False))
         except (TypeError, ValueError):

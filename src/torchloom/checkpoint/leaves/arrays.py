@@ -2,7 +2,7 @@
 
 Owns both directions. Any dtype without Python objects in it is taken, if its description leads back to the
 same dtype; so a dtype that NumPy does not know by itself (an extension's, variable text) is refused rather
-than saved as something similar. An array comes back dense, in memory of its own, and with its dimensions in
+than saved as something similar. An array comes back dense, in its own memory, and with its dimensions in
 the same order there, because sums depend on it. NumPy is never imported to save: without it nobody has an
 array.
 """
@@ -75,7 +75,7 @@ def take(array: Any) -> tuple[torch.Tensor, dict[str, Any]]:
 
 
 def make(data: torch.Tensor, about: dict[str, Any]) -> Any:
-    """The array again, in memory of its own. `data` must be filled by now."""
+    """The array again, in its own memory. `data` must be filled by now."""
     np = numpy()
     dtype = _dtype(about["dtype"])
     shape = [int(length) for length in about["shape"]]

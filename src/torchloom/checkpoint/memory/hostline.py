@@ -37,7 +37,7 @@ class Known:
 
     def beside(self, recorded: Generations) -> Generations:
         """The store's records, and what only the hosts know."""
-        # Read when asked for: of a record that cannot be read, the host may know better.
+        # Read on demand: the host may know better about an unreadable record.
         chosen = ChainMap(cast("dict[Branch, CheckpointName | None]", recorded.chosen), dict(self.chosen))
         return Generations(recorded.begun, chosen)
 
@@ -91,7 +91,7 @@ class HostLine:
             self._write(Known(known.begun | {generation}, known.chosen))
 
     def choose(self, branch: Branch, origin: CheckpointName | None) -> None:
-        """A branch resumes from there; before the store is told. The first word counts, as in the store."""
+        """Record what a branch resumes from, before the store does. As there, the first record counts."""
         known = self.read()
         if branch not in known.chosen:
             self._write(Known(known.begun | {branch.generation}, {**known.chosen, branch: origin}))

@@ -7,7 +7,7 @@
 Owns the files and the rule for overwriting them. The directory is the agent's, which removes it when the
 job has ended. A file is a header, an image (image.py) and the sums of its blocks; the header is wiped
 before the image is touched and written after it, so a killed process leaves a slot that says it is nothing.
-Ranks tell each other what they have sealed, and a slot is used again only if it does not hold the newest
+Ranks inform each other of what they have sealed, and a slot is used again only if it does not hold the newest
 state that **all** have sealed. Making a slot (`make`) touches nothing of what is in it, so it may happen at
 any time and beside the training.
 """

@@ -1,4 +1,4 @@
-"""Which state to go on from, of those in memory and those in the store.
+"""Chooses the state to resume from, among those in memory and those in the store.
 
 Owns the choice that one rank makes for all. Loads and records nothing: restore.py and rollback.py do.
 """

@@ -1,7 +1,7 @@
 """What rank 0 does for all ranks before a restore: register this life of the job, look, decide.
 
-Owns the number of a life in the store, and the answer to a store that is away: go on from memory where that
-surely is the newest state, else refuse in one sentence. Loads nothing and records no choice (restore.py).
+Owns the number of a life in the store, and the answer to an unreachable store: resume from memory if that
+certainly is the newest state, else refuse in one sentence. Loads nothing and records no choice (restore.py).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Decider:
     def number(self, generation: int | None) -> int:
         """What the store calls this life of a script that saves and never restores.
 
-        If the store cannot tell, it goes by what is remembered or by the control service's own count: the
+        If the store does not know, the number comes from memory or from the control service's own count: the
         fence keeps a number that is too low from winning over anything, and only saves fail by it. Raises
         CheckpointFenced if another run has taken over.
         """
@@ -93,7 +93,7 @@ class Decider:
         return self._number
 
     def _expected(self, generation: int | None) -> int | None:
-        """The number without a word from the store, for when it is away; None if only the store can tell."""
+        """The number without the store, for when it is unreachable; None if only the store knows it."""
         if generation is None or not self._run:
             return generation
         begun = runs.recall(self._folder, self._run)
@@ -102,7 +102,7 @@ class Decider:
     def _without_store(
         self, generation: int, common: Set[CheckpointName], known: Known, error: StorageFailed
     ) -> Choice:
-        """Memory alone, where it surely holds the newest state; to begin from nothing would lose work."""
+        """Memory alone, if it certainly holds the newest state; starting from nothing would lose work."""
         safe = known.safe(common, generation)
         if safe:
             owed = known.owed(safe[0], Generations(frozenset(), {}))

@@ -44,7 +44,7 @@ def _failure(error: CheckpointError) -> type[_Failure] | None:
 
 @dataclass(frozen=True)
 class Restored:
-    """Where this life of the job goes on."""
+    """Where this life of the job resumes."""
 
     generation: int
     step: int

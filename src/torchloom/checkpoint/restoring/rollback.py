@@ -68,7 +68,7 @@ class Prepared:
     def __init__(
         self, site: Site, goal: Goal, wanted: Filling, present: Filling, kept: Callable[[Prepared], None]
     ) -> None:
-        """`kept` is called when the training goes on from there."""
+        """`kept` is called when training resumes from there."""
         self._site, self._wanted, self._present, self._kept = site, wanted, present, kept
         self._applied = False
         self.goal = goal
@@ -159,7 +159,7 @@ def _present(state: State) -> Filling:
 
 
 def _agree(site: Site, which: int | str, key: str) -> Goal:
-    """Rank 0's choice. Every rank tells what it has in memory, because only what all have counts."""
+    """Rank 0's choice. Every rank reports what it has in memory, because only what all ranks have counts."""
     offered = [str(name) for name in site.tier.offers()] if site.tier is not None else []
     if site.board is None:
         return _choose(site, which, [offered])

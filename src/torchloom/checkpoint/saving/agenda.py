@@ -2,7 +2,7 @@
 
 Owns the schedule. Rank 0 alone decides, from its own clocks and from whether the last save is still being
 written; it posts each decision, together with the step of the next one, and the others read it when they
-come to that step. Between those steps nobody asks anything. If a save is due while one is being written,
+come to that step. Between those steps there is nothing to ask. If a save is due while one is being written,
 the two are merged: it is taken up as soon as the first is done. The same holds while memory for it is made.
 """
 

@@ -25,7 +25,7 @@ class StepCount:
         self.at, self._given, self._shift, self._back = step, None, 0, None
 
     def of(self, given: int) -> int:
-        """The training step of the script's number; the one it stands at may be given as such."""
+        """The training step for the script's number; the current one may be given as such."""
         return given if given == self.at else given + self._shift_for(given)
 
     def took(self, given: int) -> int:

@@ -31,7 +31,7 @@ from torchloom.errors import CheckpointError
 REPORT_STALLED_S = 60.0
 """A save that has not moved for so long is reported as failing, though it may still succeed."""
 REFUSE_STALLED_S = 10.0
-"""A save that is asked for is refused if the one before has not moved for so long."""
+"""A requested save is refused if the previous one has made no progress for this long."""
 HELD_WITHIN_S = 10.0
 """How long a paused rank, which trains nothing, waits for the save in flight before it refuses another."""
 BUSY = "this rank is still writing the one before"
@@ -66,7 +66,7 @@ class Saver:
         self._stalled = 0  # the attempt that was reported as stalled
         self._stored: CheckpointName | None = None
         self._failed_step = -1
-        self._asked = 0  # the attempt that somebody asked for
+        self._asked = 0  # the requested attempt
         self.failures = 0
         self.why_failed = ""
         self.interval = 0
@@ -140,7 +140,7 @@ class Saver:
             raise CheckpointError(f"{self._in_flight()}: the store does not answer; training continues")
 
     def withdraw(self) -> None:
-        """What was asked for is not wanted any more."""
+        """Withdraw the requested save."""
         if self.agenda is not None:
             self.agenda.withdraw()
 

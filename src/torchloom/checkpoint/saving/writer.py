@@ -2,8 +2,8 @@
 
 Owns the thread of a save; it lives as long as the save takes. It works on memory that the
 loop does not touch meanwhile and releases the GIL for all that is long (checksums, reads and writes of
-large blocks). It talks to the store and to nobody else, so it can neither disturb nor be disturbed by the
-job's collectives. A save that fails leaves nothing visible, is reported, and training goes on.
+large blocks). It talks only to the store, so it can neither disturb nor be disturbed by the
+job's collectives. A failed save leaves nothing visible and is reported, and training continues.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 PEERS_WITHIN_S = 600.0
 """How long the parts of other ranks are waited for. A dead rank ends the job long before."""
 PEER_FAILED = "another rank could not write its part"
-"""That rank tells why."""
+"""That rank reports why."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Outcome:
     size: int = 0
     """Bytes of the whole checkpoint, as the one who commits knows."""
     renewed: bool = False
-    """The store had nothing of this generation any more, or not yet."""
+    """The store held nothing of this generation: not yet, or no longer."""
 
 
 class Writer:

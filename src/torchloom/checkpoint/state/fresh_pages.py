@@ -1,7 +1,7 @@
 """Making memory beside the training: fresh pages take many times as long as a copy into pages that are there.
 
-Owns the thread that does it, which lives as long as that takes. While it is at work, the memory it makes is
-its own; whoever needs it either waits (`wait`) or does without. What does not fit is told once (`problem`).
+Owns the thread that does it, which lives as long as that takes. While it runs, it owns the memory
+it makes; callers either wait (`wait`) or do without. What does not fit is reported once (`problem`).
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class State:
         return 0
 
     def cursor(self) -> Any:
-        """Where the data stands, for the manifest: the state of whatever says it is data."""
+        """The position in the data, for the manifest: the state of the part that declares itself as data."""
         for component in self.components:
             if getattr(component.inner, "state_dict", None) and not component.in_place:
                 state = component.state()
@@ -110,7 +110,7 @@ class State:
         return own, shared
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything of this rank as a tree of live tensors; unlike `take`, nobody else need call it."""
+        """Everything of this rank as a tree of live tensors; unlike `take`, not a collective call."""
         trees = {component.name: component.state() for component in self.components}
         return {**trees, ABOUT: {"rng": rng.take()}}
 

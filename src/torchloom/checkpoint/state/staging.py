@@ -110,7 +110,7 @@ class Staging:
         self._making.wait()
 
     def look(self, *, wait: bool = False, tell: bool = True) -> None:
-        """Once the newest state is sealed, tell the other ranks. Called at every step."""
+        """Once the newest state is sealed, inform the other ranks. Called at every step."""
         if self._sealing is None:
             return
         if wait:
@@ -155,7 +155,7 @@ class Staging:
         return Staged(files if to_store else None, growth_s, note)
 
     def seal_first(self) -> Callable[[], None] | None:
-        """What seals the newest state, for a thread that goes on with something else; it must call it."""
+        """The function that seals the newest state, for a thread that does more; that thread must call it."""
         work, self._seal = self._seal, None
         return work
 
@@ -176,7 +176,7 @@ class Staging:
             self.tier.begin_write(None)
 
     def begin_branch(self, name: CheckpointName) -> None:
-        """The training goes on from another state: memory of the branch that was left is free."""
+        """Training resumes from another state: free the memory of the abandoned branch."""
         if self.tier is not None:
             self.tier.adopt(name)
 
@@ -277,7 +277,7 @@ class Staging:
         return files, growth_s
 
     def _start_sealing(self) -> None:
-        """On a thread of its own, unless somebody else does it."""
+        """On a separate thread, unless another caller does it."""
         work = self.seal_first()
         if work is not None and beside(work, "loom-seal") is None:
             work()

@@ -62,7 +62,7 @@ class Source(Protocol):
     size: int
 
     def read(self, start: int, length: int) -> bytearray:
-        """Some bytes; fewer at the end. They are compared by whoever asks."""
+        """Some bytes; fewer at the end. The caller compares them."""
 
     def copy_out(self, spans: list[Span]) -> None:
         """Fill the spans and compare the whole image. Raises CheckpointDamaged or StorageFailed."""
@@ -92,7 +92,7 @@ class Streamed:
             if not target.numel():
                 continue
             at, inside = self._first + int(record["at"]), target
-            if at in read:  # wanted twice, as by weights that were tied and are not any more: read once
+            if at in read:  # wanted twice, as by weights that are no longer tied: read once
                 later.append((target, read[at]))
                 continue
             if not _plain(target):  # on a device, or with gaps: it is put together here first
@@ -252,7 +252,7 @@ def _deal(part: _Part, spans: list[Span]) -> None:
 
 
 def _covering(start: int, stop: int, spans: list[Span]) -> Iterator[memoryview]:
-    """Buffers that take the bytes from start to stop, one after another; what nobody wants goes nowhere."""
+    """Buffers that take the bytes from start to stop, one after another; unwanted bytes are discarded."""
     at = start
     near = max(0, bisect_right(spans, start, key=lambda span: span.start) - 1)
     for span in spans[near:]:

@@ -25,7 +25,7 @@ def alone() -> None:
 
 
 def beside(work: Callable[[], None], name: str) -> threading.Thread | None:
-    """Do it on a thread of its own; None if this process may not have one more."""
+    """Run it on a separate thread; None if this process may not have another one."""
     thread = threading.Thread(target=_alone, args=(work,), name=name, daemon=True)
     try:
         thread.start()

@@ -82,7 +82,7 @@ def local_part(tensor: Any) -> torch.Tensor:
 
 
 def is_shard(tensor: Any) -> bool:
-    """A DTensor, without importing it when nobody uses it."""
+    """Whether it is a DTensor, without importing DTensor if nothing uses it."""
     if type(tensor) in _KINDS:
         return False
     return isinstance(tensor, torch.Tensor) and hasattr(tensor, "to_local") and hasattr(tensor, "placements")
@@ -267,7 +267,7 @@ class Encoder:
             flags,
             offset,
         )
-        if not local.numel():  # without memory, only the object itself tells
+        if not local.numel():  # without memory, only the object itself identifies it
             self._ids[id(tensor)] = -1, tensor
             key = (*key, id(tensor))
         if key not in self._known:

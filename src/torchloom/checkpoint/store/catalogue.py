@@ -82,7 +82,7 @@ def list_checkpoints(storage: Storage, job: str) -> list[Entry]:
 def verify_checkpoint(storage: Storage, job: str, name: str, now_s: float) -> str:
     """Compare all checksums and note the outcome; why it is damaged, or nothing if it is right.
 
-    A store that can only be read keeps no note; what was found is the answer all the same.
+    A read-only store keeps no note; the answer is the same.
     """
     listing, parsed = _known(storage, job, name)
     why = ""
@@ -184,7 +184,7 @@ def make_room(storage: Storage, job: str, saving: CheckpointName, rules: KeepRul
     committed = set(listing.committed)
     for stored in listing.objects:
         name = parse_name(stored.key.split("/")[1])
-        # Who writes a later step has given the earlier one up, so nobody commits it any more.
+        # A rank that writes a later step has given up the earlier one, so nobody will commit it.
         if name is not None and name.on == saving.on and name.step < saving.step and name not in committed:
             storage.delete(stored.key)
     if rules is not None and rules.last is not None:
@@ -274,7 +274,7 @@ def _resumed_from(listing: Listing) -> CheckpointName | None:
 
 
 def _listed(listing: Listing, name: CheckpointName) -> set[str] | None:
-    """The keys a checkpoint consists of, or None if its manifest cannot tell."""
+    """The keys a checkpoint consists of, or None if its manifest does not say."""
     try:
         data = listing.storage.get(manifest_key(listing.job, name))
         manifest = decode_manifest(data, listing.job, name)

@@ -8,7 +8,7 @@ Owns the order of writes:
     part: the list of them with sizes and checksums.
  4. One rank, or any that is last, gathers the parts and commits: is no newer generation registered? are all
     files there? then create-only put of `manifest.json`. **That one put is the commit.**
- 5. `LATEST` is replaced: a hint for people, read by nobody here; its failure does not matter.
+ 5. `LATEST` is replaced: a hint for people that no code reads; its failure does not matter.
 
 Why a reader sees all or nothing. A checkpoint without manifest does not exist. The manifest appears whole (or
 is refused by its seal), after every file it lists was durable, and is never replaced (create-only). The files
@@ -96,7 +96,7 @@ class Target:
     attempt: int
     """Counts the saves of this generation, failed ones too, so that parts of two attempts never mix."""
     run: str = ""
-    """The submission whose generation this is; empty if nobody says (runs.py)."""
+    """The submission whose generation this is; empty if unknown (runs.py)."""
 
     def __post_init__(self) -> None:
         check_job(self.job)

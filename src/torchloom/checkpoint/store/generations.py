@@ -33,7 +33,7 @@ Origin = Callable[[Branch], CheckpointName | None]
 
 
 class Choices(Mapping[Branch, CheckpointName | None]):
-    """What each branch resumed from; None: from nothing. Read from the store when asked for.
+    """What each branch resumed from; None: from nothing. Read from the store on demand.
 
     A choice that cannot be read is that of the first state saved on its branch, if there is one: its manifest
     names the state it grew from. Otherwise it counts as not made: nothing was built on it that could be lost.
@@ -63,7 +63,7 @@ class Choices(Mapping[Branch, CheckpointName | None]):
 
     def _guess(self, branch: Branch, record: str, why: str) -> CheckpointName | None:
         self.damaged[record] = (
-            f"{why}; nothing else tells what its generation resumed from, so it is passed over"
+            f"{why}; nothing else records what its generation resumed from, so it is skipped"
         )
         origin = self._origin(branch)
         told = "nothing" if origin is None else str(origin)
@@ -92,7 +92,7 @@ def _unknown(branch: Branch) -> CheckpointName | None:
 
 @dataclass(frozen=True, slots=True)
 class Generations:
-    """The records as they stood when the store was listed."""
+    """The records as of the listing of the store."""
 
     begun: frozenset[Branch]
     chosen: Mapping[Branch, CheckpointName | None]
@@ -134,7 +134,7 @@ def begin(storage: Storage, job: str, generation: int) -> None:
 
 
 def claim(storage: Storage, job: str, token: str) -> int:
-    """Begin the next free generation: for a run outside torchloom, which has nobody to number it."""
+    """Begin the next free generation: for a run outside torchloom, which has no numbers of its own."""
     generation = read_generations(storage, job).newest + 1
     for candidate in range(generation, generation + MAX_CLAIMS):
         data = seal({"generation": candidate, "by": token})

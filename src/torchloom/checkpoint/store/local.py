@@ -253,7 +253,7 @@ def _sync_directory(directory: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system that has no such thing says so
+        if error.errno != errno.EINVAL:  # a file system without it reports that
             raise
     finally:
         os.close(descriptor)

@@ -53,14 +53,14 @@ class Facts:
     epoch: int = 0
     config_version: int = 0
     cursor: Any = None
-    """Where the data stands; any JSON."""
+    """The position in the data; any JSON."""
     rng: str = ""
     """Name of the files that hold the random number generators' states."""
     parent: str = ""
     """The checkpoint this state grew from: the last one saved, or the one resumed from."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     finite: bool = True
-    """False: the loss or the parameters were known not to be finite numbers any more."""
+    """False: the loss or the parameters were known to be no longer finite."""
     lineage: Mapping[str, str] = field(default_factory=dict)
     """Which run this was: script, host, version, whatever helps a person."""
 
@@ -88,7 +88,7 @@ class Manifest:
 
     @property
     def content(self) -> str:
-        """Equal for manifests of the same files, whoever gathered them and when."""
+        """Equal for manifests of the same files, no matter who gathered them and when."""
         return hashlib.sha256(json.dumps([asdict(e) for e in self.files]).encode()).hexdigest()
 
     def of_rank(self, rank: int) -> tuple[FileEntry, ...]:
@@ -216,7 +216,7 @@ def _count(value: object) -> int:
 
 
 def _world(value: object) -> int:
-    """A checkpoint is of at least one rank, and of no more than there are in the world."""
+    """A checkpoint has at least one rank, and at most as many as the world."""
     found = _count(value)
     if not 1 <= found <= MOST_RANKS:
         raise ValueError(f"{found} is not a number of ranks")

@@ -112,7 +112,7 @@ def look(storage: Storage, job: str) -> Listing:
 def _origin(
     storage: Storage, job: str, branch: Branch, committed: Collection[CheckpointName]
 ) -> CheckpointName | None:
-    """What a branch resumed from, as its first state tells; KeyError if that is gone or cannot be read."""
+    """What a branch resumed from, according to its first state; KeyError if that is gone or unreadable."""
     first = min((name for name in committed if name.on == branch), key=lambda name: name.step, default=None)
     if first is None:
         raise KeyError(branch)

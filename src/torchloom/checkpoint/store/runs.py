@@ -11,7 +11,7 @@ number only after it owns every number from its first one up to it (`begin_run`)
 never reached the store. So if another run has begun since, one of those numbers is that run's, or a higher
 one is, and this run is refused, whatever number it picks.
 
-In a store that nobody used, both numbers are the same. The record is remembered in the memory tier too, for a
+In an unused store, both numbers are the same. The record is remembered in the memory tier too, for a
 restore while the store is away.
 """
 
@@ -51,7 +51,7 @@ class Begun:
 
 
 def run_of(env: Mapping[str, str]) -> str:
-    """Which submission this process belongs to; empty if nobody says."""
+    """Which submission this process belongs to; empty if unknown."""
     text = env.get("LOOM_RUN", "")
     return text if FILE.fullmatch(text) else ""
 
@@ -134,7 +134,7 @@ def _is_own(storage: Storage, job: str, run: str, number: int) -> bool:
     key = branch_key(job, Branch(number))
     try:
         record = unseal(storage.get(key), key)
-    except CheckpointMissing:  # somebody has just deleted the store: nobody's
+    except CheckpointMissing:  # the store was just deleted: it belongs to no run
         return True
     except CheckpointDamaged:
         return not _has_successor(storage, job, run, number)

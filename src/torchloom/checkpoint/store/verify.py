@@ -9,7 +9,7 @@ all release the GIL for large buffers. It is there to find damage (each burst of
 anything else but for one in four thousand million); it does not, and no checksum kept beside the data
 could, protect against somebody who may write to the store. They can change the weights, but run no code:
 `state/tree.py` reads a fixed list of types, and no pickle.
-The algorithm's name is part of the value, so a later one can be told apart.
+The algorithm's name is part of the value, so a later one can be distinguished.
 """
 
 from __future__ import annotations

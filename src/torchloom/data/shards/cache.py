@@ -94,7 +94,7 @@ class Cache:
                 if written != size or found.hexdigest() != path.name:
                     raise DataDamaged("a shard does not match its index", hint="write the index again")
                 file.flush()
-                # No fsync: after a power loss the checksum tells, and the store still has the shard.
+                # No fsync: after a power loss the checksum finds damage, and the store has the shard.
                 with self._locked("room.lock"):
                     os.rename(name, path)
         except BaseException:

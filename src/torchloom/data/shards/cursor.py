@@ -2,7 +2,7 @@
 
 The state of a rank names the pieces that were dealt to its world and the lines it has consumed of its hand.
 The states of all ranks are the global cursor table. Ranks that move in lockstep (`ShardedLoader` gives every
-rank one batch a step) need no table: (step, batch) tells what all of them have consumed.
+rank one batch a step) need no table: (step, batch) determines what all of them have consumed.
 """
 
 from __future__ import annotations

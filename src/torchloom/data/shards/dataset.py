@@ -5,7 +5,7 @@
 
 Owns the position of this rank in the epoch. Shards are dealt round-robin by rank and levelled (`deal`); after
 a change of the world the unfinished ones are dealt again. Exactly once, but not the same global batches: for
-those use `ElasticLoader`. Reading is `shards`' affair.
+those use `ElasticLoader`. `shards` does the reading.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class ShardedDataset(IterableDataset):
-    """The lines of this rank, from where it stands to the end of the epoch."""
+    """The lines of this rank, from its position to the end of the epoch."""
 
     def __init__(
         self,

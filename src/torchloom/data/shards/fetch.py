@@ -1,6 +1,6 @@
 """The process that fetches shards for one reader (`python -m torchloom.data.shards.fetch`); see `fetcher`.
 
-A process of its own, because the object store's client has threads of its own and does not survive a fork: in
+A separate process, because the object store's client has its own threads and does not survive a fork: in
 a forked data worker a request made through it never comes back. It reads one JSON request per line from stdin
 and answers on stdout; it ends when stdin does, so it does not outlive its reader, and may be killed at any
 time (a part file is swept). It knows nothing of samples.
@@ -98,7 +98,7 @@ def main() -> None:
         elif failure is not None and "id" in request:
             told = {"error": failure.message, "hint": failure.hint, "kind": type(failure).__name__}
             print(json.dumps({"id": request["id"], **told}), flush=True)
-    os._exit(0)  # do not wait for a download nobody wants any more; its part file is swept
+    os._exit(0)  # do not wait for a download that is no longer wanted; its part file is swept
 
 
 if __name__ == "__main__":

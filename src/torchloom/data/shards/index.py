@@ -40,7 +40,7 @@ class Shard:
     lines: int
     """Lines of text; 0 for tokens, whose number of windows follows from the length."""
     sha256: str = ""
-    """Empty if nobody computed it: a local directory without an index."""
+    """Empty if not computed: a local directory without an index."""
 
 
 @dataclass(frozen=True, slots=True)

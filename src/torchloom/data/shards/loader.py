@@ -1,9 +1,9 @@
 """`ShardedLoader`: batches of a `ShardedDataset`, one per rank and step, with data workers.
 
-The training process decides which lines come in which batch; data workers only read what they are told. So
-the order does not depend on how many there are or how fast, and the position is what the loop has taken, not
-what was read ahead. Every rank takes the same number of steps: at the very end of an epoch a rank may have no
-line left while others have one, and gets a batch with weight 0.
+The training process decides which lines come in which batch; data workers only read the lines they are given.
+So the order does not depend on how many there are or how fast, and the position is what the loop has taken,
+not what was read ahead. Every rank takes the same number of steps: at the very end of an epoch a rank may
+have no line left while others have one, and gets a batch with weight 0.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class ShardedLoader:
         self._in_lockstep()
 
     def __iter__(self) -> Iterator[Any]:
-        """The rest of the epoch. After a `break` the next loop goes on with the next batch."""
+        """The rest of the epoch. After a `break` the next loop continues with the next batch."""
         reader = self._reader = object()
         while True:
             self._take_batch()
@@ -195,7 +195,7 @@ class ShardedLoader:
                 changed = self._wanted != self._batch or self._pipeline != pipeline
                 changed = changed or self.skips.runs != skips
                 if changed or self._revision != revision:
-                    break  # what was read ahead is not what is wanted any more
+                    break  # the batches read ahead are no longer wanted
             else:
                 self._dataset._next_epoch()
                 return
