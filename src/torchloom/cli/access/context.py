@@ -1,4 +1,4 @@
-"""`loom context`: names for several clusters. The file itself is `contexts.py`'s affair."""
+"""`loom context`: names for several clusters. `contexts.py` owns the file."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torchloom.cli.options import JsonOption
 HELP = "Name clusters, and choose which one commands talk to."
 EXAMPLES = (
     ("loom context add prod https://train.example:8700", "asks for the token; LOOM_TOKEN and stdin work too"),
-    ("loom context use prod", "from now on"),
-    ("loom ps --context local", "just this time: this host's own stack"),
+    ("loom context use prod", "use it for all commands from now on"),
+    ("loom ps --context local", "this command only: this host's own stack"),
 )
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the context.")]
 
 
 def show(as_json: JsonOption = False) -> None:
-    """List the contexts; the current one has a star."""
+    """List the contexts; a star marks the current one."""
     from torchloom.cli.access.contexts import LOCAL, Contexts
     from torchloom.cli.show import output
 
@@ -46,7 +46,7 @@ def use(name: NameArgument) -> None:
     contexts = Contexts.read()
     contexts.current = contexts.check(name)
     contexts.write()
-    print(f"commands speak to {name} now")
+    print(f"commands now talk to {name}")
 
 
 def add(
@@ -56,7 +56,7 @@ def add(
         Path | None, typer.Option("--token-file", help="File with the token; - for stdin.")
     ] = None,
 ) -> None:
-    """Add a context or replace it. The token is asked for, never taken from the command line."""
+    """Add or replace a context. Prompts for the token and never takes it from the command line."""
     from urllib.parse import urlsplit
 
     from torchloom.cli.access.contexts import Contexts
@@ -86,7 +86,7 @@ def remove(name: NameArgument) -> None:
 
 
 def _token(file: Path | None) -> str:
-    """From a file, from LOOM_TOKEN, from stdin, or typed unseen: /proc/*/cmdline is for everybody to read."""
+    """From a file, LOOM_TOKEN, stdin or a hidden prompt: everybody can read /proc/*/cmdline."""
     from torchloom.errors import NotAllowed, UsageError
 
     if file is not None and str(file) != "-":

@@ -1,7 +1,7 @@
-"""Named clusters: address and token of each, and which one is meant. Owns the contexts file (0600).
+"""Named clusters: the address and token of each, and the current one. Owns the contexts file (0600).
 
-A context is nothing but a name for LOOM_ADDRESS and LOOM_TOKEN: choosing one sets both for this process, so
-everything else knows only the environment. Without any, commands speak to the stack of this host's home.
+A context is just a name for LOOM_ADDRESS and LOOM_TOKEN: choosing one sets both for this process, so
+everything else knows only the environment. Without a context, commands talk to the stack of this host's home.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torchloom.home import private_directory
 from torchloom.model.ids import check_token
 
 LOCAL = "local"
-"""The stack of this host's home; always there, in no file."""
+"""The stack of this host's home; always available, in no file."""
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Contexts:
         except OSError as error:
             raise NotAllowed(f"{path} cannot be read ({error.strerror})") from error
         except (ValueError, KeyError, TypeError, AttributeError):
-            # It holds tokens that are nowhere else: never taken for empty and written anew.
+            # It holds tokens that are nowhere else: never treat it as empty and overwrite it.
             raise UsageError(f"{path} is damaged", hint="fix it, or move it away") from None
         return cls(current if current in named else LOCAL, named)
 
@@ -59,7 +59,7 @@ class Contexts:
         return name
 
     def add(self, name: str, url: str, token: str) -> None:
-        """Add or replace one."""
+        """Add or replace a context."""
         if check_token(name, "context name") == LOCAL:
             raise UsageError(f"The context {LOCAL!r} is always this host's own stack.")
         self.named[name] = {"url": url, "token": token}
@@ -74,7 +74,7 @@ class Contexts:
 
 
 def contexts_file() -> Path:
-    """In LOOM_HOME where that is set, else among the user's settings: clusters outlive one home."""
+    """In LOOM_HOME if that is set, else among the user's settings: clusters outlive one home."""
     chosen = os.environ.get("LOOM_HOME")
     if chosen:
         return Path(chosen).expanduser().absolute() / "contexts.json"
@@ -83,7 +83,7 @@ def contexts_file() -> Path:
 
 
 def choose(flag: str | None, home_given: bool = False) -> str:
-    """Make the chosen context hold for this process; its name.
+    """Apply the chosen context to this process and return its name.
 
     --context, else --home (this host), else LOOM_ADDRESS, else LOOM_CONTEXT, else the current one.
     """
@@ -93,7 +93,7 @@ def choose(flag: str | None, home_given: bool = False) -> str:
     name = contexts.check(flag or os.environ.get("LOOM_CONTEXT") or contexts.current)
     if name == LOCAL:
         if flag is not None and os.environ.pop("LOOM_ADDRESS", ""):
-            # A token that was meant for that address is none of this host's.
+            # A token for that address is not valid on this host.
             os.environ.pop("LOOM_TOKEN", None)
         return name
     os.environ["LOOM_ADDRESS"] = contexts.named[name]["url"]

@@ -27,7 +27,9 @@ def command(
     job: Annotated[str | None, typer.Argument(metavar="JOB", help="Open the page of this job.")] = None,
     browser: Annotated[
         bool | None,
-        typer.Option("--browser/--no-browser", help="Start a browser, too.", show_default="if there is one"),
+        typer.Option(
+            "--browser/--no-browser", help="Also open it in a browser.", show_default="if there is one"
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -54,7 +56,7 @@ def command(
 
 
 def link_of(endpoint: Endpoint, made: LoginLink, job: str | None = None) -> str:
-    """The code is in the fragment, which no browser sends: it is in no log of a server or proxy."""
+    """The code is in the fragment, which browsers do not send: it appears in no server or proxy log."""
     return f"{endpoint.url.rstrip('/')}/#/sign-in/{made['code']}" + (f"/job/{job}" if job else "")
 
 

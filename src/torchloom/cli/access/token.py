@@ -1,4 +1,4 @@
-"""`loom token`: named tokens, so that the audit says who did what. Tokens are kept by the service, hashed."""
+"""`loom token`: named tokens, so that the audit shows who did what. The service keeps only their hashes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import typer
 
 from torchloom.cli.options import JsonOption, api
 
-HELP = "Make, list and remove tokens of the API."
+HELP = "Create, list and remove API tokens."
 EXAMPLES = (
     ("loom token create alice --role admin", "prints it once; only its hash is kept"),
-    ("loom token create oncall --role operator", "jobs, but no tokens and no faults"),
+    ("loom token create oncall --role operator", "may run jobs, but not manage tokens or inject faults"),
     ("loom token create dashboard", "may only read"),
-    ("export LOOM_TOKEN=$(loom token show)", "the one commands use now"),
+    ("export LOOM_TOKEN=$(loom token show)", "the token that commands use"),
 )
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the token, for the audit.")]
@@ -28,7 +28,7 @@ def create(
     role: Annotated[str, typer.Option("--role", metavar="ROLE", help="admin, operator or read.")] = "read",
     as_json: JsonOption = False,
 ) -> None:
-    """Make a token and print it. It is shown this once."""
+    """Create a token and print it. It is shown only once."""
     from torchloom.cli.show import output
     from torchloom.cli.show.states import Role, check
 
@@ -36,13 +36,13 @@ def create(
     if as_json:
         output.show_json(made)
         return
-    # The token alone on stdout, so that it can be put into a file or a variable.
+    # Only the token on stdout, so that it can go into a file or a variable.
     print(made["token"])
     print(f"loom: {name} may {_MAY[role]} with it.", file=sys.stderr)
 
 
 def show_all(as_json: JsonOption = False) -> None:
-    """List the tokens there are, without the tokens themselves."""
+    """List token names and roles, not the tokens themselves."""
     from torchloom.cli.show import output
 
     found = api().tokens()
@@ -57,7 +57,7 @@ def show_all(as_json: JsonOption = False) -> None:
 
 
 def remove(name: NameArgument, as_json: JsonOption = False) -> None:
-    """Remove a token; it opens nothing from then on."""
+    """Remove a token; the API refuses it from then on."""
     from torchloom.cli.show import output
 
     api().remove_token(name)
@@ -68,12 +68,12 @@ def remove(name: NameArgument, as_json: JsonOption = False) -> None:
 
 
 def show() -> None:
-    """Print the token that commands use now."""
+    """Print the token that commands use."""
     print(api().endpoint.token)
 
 
 def whoami(as_json: JsonOption = False) -> None:
-    """Show the name and the role of the token that commands use now."""
+    """Show the name and role of the token that commands use."""
     from torchloom.cli.show import output
 
     me = api().whoami()

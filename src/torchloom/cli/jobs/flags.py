@@ -97,7 +97,13 @@ def parser(verb: str) -> argparse.ArgumentParser:
         help="spare nodes to keep free and warm (0)",
     )
     ours.add_argument("--name", help="id of the job (default: JOB_ID, else made from the script's name)")
-    ours.add_argument("--preload", metavar="MODULES", action="append", default=[], help="import ahead")
+    ours.add_argument(
+        "--preload",
+        metavar="MODULES",
+        action="append",
+        default=[],
+        help="modules to import before workers are forked",
+    )
     ours.add_argument(
         "--spawn",
         choices=("warm", "cold"),
@@ -112,7 +118,9 @@ def parser(verb: str) -> argparse.ArgumentParser:
     )
     _add(ours, "--hang-report", metavar="S", type=float, help="report a hang after this long")
     _add(ours, "--hang-act", metavar="S", type=float, help="act on an uncertain hang after this long")
-    ours.add_argument("--label", "-l", metavar="KEY=VALUE", action="append", default=[], help="repeatable")
+    ours.add_argument(
+        "--label", "-l", metavar="KEY=VALUE", action="append", default=[], help="label of the job; repeatable"
+    )
     ours.add_argument(
         "--queue",
         action=argparse.BooleanOptionalAction,
