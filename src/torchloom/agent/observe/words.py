@@ -119,7 +119,7 @@ def past(record: CollectiveRecord, groups: Mapping[int, Group], now_ns: int) -> 
         return text + "failed"
     if record.finished_ns:
         return text + f"took {_since(record.finished_ns, record.entered_ns)}"
-    return text + ("its end is not recorded" if record.source == Source.NONE else "under way")
+    return text + ("its end is not recorded" if record.source == Source.NONE else "in progress")
 
 
 def activity(

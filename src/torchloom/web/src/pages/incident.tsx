@@ -208,7 +208,7 @@ function Collectives({ evidence, culprits }: { evidence: RankEvidenceView[]; cul
   );
 }
 
-/** `all_reduce #724 of group default (8.7 kB float32), 2.2 s ago, under way` → `all_reduce · 8.7 kB · under way`. */
+/** `all_reduce #724 of group default (8.7 kB float32), 2.2 s ago, in progress` → `all_reduce · 8.7 kB · in progress`. */
 function brief(text: string): string {
   const op = text.split(" ")[0];
   const size = /\(([\d.]+ \w+)/.exec(text)?.[1];
