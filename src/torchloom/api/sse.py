@@ -16,7 +16,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 KEEP_ALIVE_S = 10.0
-"""Interval of comments in an idle stream, so that a client can tell it from a dead connection."""
+"""Interval of comments in an idle stream, so that a client can see that the connection is alive."""
 TAKEN_WITHIN_S = 30.0
 """A client that reads nothing for this long is gone or suspended."""
 

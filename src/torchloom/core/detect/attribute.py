@@ -106,7 +106,7 @@ def _stage(one: Finding, peers: Sequence[RankWindow]) -> Finding:
         one,
         kind="data-imbalance",
         sentence=f"{words.whom(windows)} {take} {ratio:.2f}× the time of the other ranks of the pipeline: "
-        f"its stages are uneven, or {slow} (roles, as by loom.role, would tell)",
+        f"its stages are uneven, or {slow} (report roles with loom.role to find out)",
         confidence=min(one.confidence, 0.7),
     )
 

@@ -21,7 +21,7 @@ def certainty(window: RankWindow, pace: Pace, limits: StuckLimits) -> tuple[bool
     if window.dead:
         return True, "its process is dead"
     if facts.tracer:
-        return False, f"{facts.tracer} debugs it, and whoever does may let it continue"
+        return False, f"{facts.tracer} debugs it and may let it continue"
     if facts.state == "T":
         return True, "its process is stopped"
     if window.accelerator is not None and window.accelerator.state == "failed":

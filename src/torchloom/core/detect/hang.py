@@ -361,7 +361,7 @@ def _suspended(windows: Sequence[RankWindow], pace: Pace, limits: StuckLimits) -
             sentence=f"{everybody} stopped (SIGSTOP) and no step was made for {words.lasting(lasting_s)}; "
             "somebody may have suspended the job",
             confidence=0.9,
-            certainty="whoever stopped all of them may let them continue",
+            certainty="the person who stopped all of them may let them continue",
             may_act=lasting_s >= act_s,
             lasting_s=lasting_s,
             ask=tuple(w.rank for w in windows[:_SHOWN]),

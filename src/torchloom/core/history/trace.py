@@ -131,7 +131,7 @@ def _collectives(rank: RankRecord, nodes: list[str], shift_ns: int) -> list[Even
 
 
 def _arrows(ranks: Sequence[RankRecord], nodes: list[str], shift: Mapping[str, int]) -> list[Event]:
-    """From the last to come to everybody who waited for it."""
+    """From the last rank to arrive to all that waited for it."""
     by_key: dict[tuple[object, ...], list[tuple[int, int, RankRecord]]] = defaultdict(list)
     for rank in ranks:
         for one in rank.collectives:

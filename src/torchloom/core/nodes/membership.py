@@ -80,7 +80,7 @@ def _confirm_living(turn: Turn, event: NodeJoined) -> None:
 
 
 def _miss_absent(turn: Turn, event: NodeJoined, change: str) -> None:
-    """Workers we believed in and the agent does not know are gone, and nobody saw how.
+    """Workers that we know and the agent does not are gone; how they ended was not observed.
 
     Not those that it has still to start or to stop: a command that was in transit when the inventory was
     made may start one yet, so only the answer to the open effect proves anything. Nor those that wait for
@@ -152,7 +152,7 @@ def _end_orphans(turn: Turn, event: NodeJoined) -> None:
 
 
 def _end_lost(turn: Turn, node: Node) -> None:
-    """A host that was said to be gone is there after all: nothing that counted as dead may live on.
+    """A host that was declared gone is back: workers that counted as dead must not keep running.
 
     Whether it still lives need not be known: an agent never starts a worker that it was asked to stop.
     """
@@ -221,7 +221,7 @@ def node_drained(turn: Turn, event: NodeDrained) -> None:
 
 
 def node_gone(turn: Turn, event: NodeGone) -> None:
-    """A person's word is proof of death: recover what was there, and owe the host nothing any more."""
+    """A person's word is proof of death: recover its jobs, and drop the effects that wait for the host."""
     node = turn.fleet.nodes.get(event.node)
     if node is None or node.state not in (NodeState.UNREACHABLE, NodeState.LEFT):
         return  # it became reachable meanwhile, or this was reported before

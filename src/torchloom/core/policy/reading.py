@@ -1,7 +1,7 @@
 """A policy file's content, or a request's, as a policy; what is not understood is named, with what is near.
 
-Owns what may be written. What it leads to is rules.py's affair, and in which line of a file a word stands is
-for whoever read the file (`PolicyProblem.word`).
+Owns the allowed content. rules.py owns what follows from it, and the reader of the file finds the line of a
+wrong word (`PolicyProblem.word`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torchloom.model.policy import Action, Level, Policy
 
 MOST_S = 86_400.0
 LEAST_FENCE_S = 5.0
-"""A new weaver leads after about 2 s: nobody shall be ended because of that."""
+"""A new weaver leads after about 2 s: no worker may be killed because of that."""
 
 
 class PolicyProblem(UsageError):
-    """`word` is what is wrong, as it is written; `within` the section it stands in."""
+    """`word` is the wrong word, as written; `within` is its section."""
 
     def __init__(self, message: str, word: str = "", within: str = "") -> None:
         super().__init__(message.replace("?.", "?"))  # a hint may end the sentence with its own mark

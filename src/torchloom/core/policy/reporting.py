@@ -1,7 +1,7 @@
-"""Which findings of one look are worth saying now, and which are over. Judges nobody.
+"""Which findings of one look are worth reporting now, and which are over. Judges no rank.
 
-One fault is one key, so that a rank which is found again and again is said once. What holds a job up is said
-at once and again when it becomes certain or has lasted twice as long; slowness only when several
+One fault is one key, so that a rank which is found again and again is reported once. A stuck job is reported
+at once, and again when that becomes certain or has lasted twice as long; slowness only when several
 looks agree for a while, and it is over only when it has not been found for a while.
 """
 
@@ -19,7 +19,7 @@ SLOW_LOOKS = 3
 SLOW_FOR_S = 6.0
 """… over at least this long."""
 CALM_S = 20.0
-"""What is not stuck is over when it was not found for this long."""
+"""A fault that does not stall the job is over when it was not found for this long."""
 SET_FROM = 3
 """More slow ranks than this are one fault, whichever of them a look finds."""
 AGAIN_S = 15.0
@@ -73,7 +73,7 @@ def choose(
     open_keys: Collection[str] = (),
     ready: bool = True,
 ) -> tuple[dict[str, Seen], list[Finding], list[Ended]]:
-    """What to say and what is over. `look` is the number of the newest look for slowness, `open_keys` are
+    """What to report and what is over. `look` is the number of the newest look for slowness, `open_keys` are
     faults that the stream has open, and `ready` says whether the evidence about what is stuck is there."""
     found: dict[str, Finding] = {}
     for finding in findings:

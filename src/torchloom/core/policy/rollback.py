@@ -18,7 +18,7 @@ from torchloom.model.transaction.messages import Kind
 
 
 def blamed_steps(policy: Policy, finding: Finding, offset: int | None) -> tuple[int, int] | None:
-    """The first and last training step whose batches may have done it; None when that is not known.
+    """The first and last training step whose batches may be to blame; None when that is not known.
 
     A value is logged before or after the step that it belongs to, and bad gradients show in the loss of the
     step after: so a value logged after n steps blames the batches of n - 1 to n + 1. Where values were looked

@@ -1,6 +1,6 @@
 """A checkpoint store that cannot be reached when a generation wants to restore: the job waits for it.
 
-Nobody of the job is to blame and no try can succeed before the store answers, so tries cost nothing of the
+No rank is to blame and no restart can succeed before the store answers, so tries cost nothing of the
 restart budget and are not counted as fruitless. There is one incident for all of them. Only a job whose store
 has once been reached waits; before that, an address is likelier wrong than away, and the budget applies.
 """

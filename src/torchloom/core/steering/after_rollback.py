@@ -47,7 +47,7 @@ def gone_back(turn: Turn, job: Job, step: int, name: str) -> None:
 
 
 def left_as_it_is(turn: Turn, record: OperationRecord) -> bool:
-    """Whether a policy wanted it and no rank went back: odd numbers are no reason to end what trains."""
+    """Whether a policy wanted it and no rank went back: odd numbers are no reason to end the job."""
     if record.origin is not Origin.POLICY or record.state != "not applied":
         return False
     incident = _wanted_for(turn, record)
@@ -57,7 +57,7 @@ def left_as_it_is(turn: Turn, record: OperationRecord) -> bool:
 
 
 def went_apart(turn: Turn, record: OperationRecord) -> None:
-    """Some ranks went back and others did not: all do by a restart, which leaves out nothing."""
+    """Some ranks went back and others did not: restart all of them, without leaving out batches."""
     incident = _wanted_for(turn, record)
     if incident is not None:
         reason = (

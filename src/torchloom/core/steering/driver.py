@@ -45,7 +45,7 @@ from torchloom.model.worker import WorkerRef
 MAIL_OPEN_NS = 30 * 10**9
 """How long mail that needs no answer stays open: ranks that wait for it give up long before."""
 AWAY = frozenset({JobState.WAITING, JobState.BACKOFF, JobState.RECOVERING})
-"""Nobody of the next generation has been started yet."""
+"""No worker of the next generation has been started yet."""
 VOTE_TIMEOUT_S = {Kind.SET: 10.0, Kind.CHECKPOINT: 60.0, Kind.RESTORE: 300.0}
 """Handlers and checkpoints may take their time; ranks wait this long for the slowest of them."""
 
@@ -98,7 +98,7 @@ def change_requested(turn: Turn, event: ChangeRequested) -> None:
 
 
 def _before_the_start(turn: Turn, job: Job, record: OperationRecord) -> None:
-    """Nobody has to agree yet: every worker will be given the schedule."""
+    """No rank has to agree yet: every worker will be given the schedule."""
     record.version = reserve_version(job.control)
     open_record(turn, job, record)
     step = record.training_step or 0

@@ -163,7 +163,7 @@ def starting_schedule(job: Job) -> str:
 
 
 def restored_config(job: Job, values: Mapping[str, object], today: int | None) -> None:
-    """Training continues after an earlier step by a person's wish: later versions are kept or given up.
+    """Training resumes after an earlier step on request: later versions are kept or given up.
 
     `today` is the last step made before, if it is known.
     """

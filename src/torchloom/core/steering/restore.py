@@ -112,7 +112,7 @@ def _today(job: Job, event: RestoreRequested) -> int | None:
 
 
 def _instead_of_plan(turn: Turn, job: Job, reason: str) -> None:
-    """Its workers are being ended already: only what follows is another thing now."""
+    """Its workers are already being stopped: only what follows changes."""
     job.plan = None
     decided = Decision(action="restore", outcome=DecisionOutcome.DONE, reason=reason)
     turn.fleet.incidents[job.incident].decided = decided

@@ -58,12 +58,12 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class StopScript:
-    """Stopped: end the script here, well."""
+    """Stopped: end the script here, with success."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndWorker:
-    """End this process, and so the generation: going on could make this rank differ from the others."""
+    """End this process, and so the generation: to continue could make this rank differ from the others."""
 
     why: str
 

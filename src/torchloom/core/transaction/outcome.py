@@ -48,7 +48,7 @@ def judge(
 ) -> AttemptResult:
     """One rank that applied speaks for all that reach the step, and so does one that did not.
 
-    A rank that broke or left speaks for nobody: it never passed the boundary.
+    A rank that broke or left says nothing about the others: it never passed the boundary.
     """
     unheard = tuple(rank for rank in range(world) if rank not in answers)
     applied = [rank for rank, a in sorted(answers.items()) if a.said is Said.APPLIED]

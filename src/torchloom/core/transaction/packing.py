@@ -1,4 +1,4 @@
-"""Mail and answers as JSON, for the black box and the bus. What it did not write is a ValueError."""
+"""Mail and answers as JSON, for the black box and the bus. Anything else is a ValueError."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def unpack_mail(data: bytes) -> tuple[Mail, ...]:
 
 
 class MailReader:
-    """Unpacks the mails of one box again and again; those that were there before are not made anew.
+    """Unpacks the mails of one box again and again; mails that were there before are reused.
 
     For a worker: its box holds the last few mails of each attempt, and one of them is new.
     """

@@ -94,7 +94,7 @@ def wake_at_ns(state: Proposer) -> int | None:
 
 
 def reserve_version(state: Proposer) -> int:
-    """A version of the config that comes about without an operation of the ranks."""
+    """Reserve a version of the config for a change that needs no operation of the ranks."""
     state.newest += 1
     return state.newest
 
@@ -137,7 +137,7 @@ def _cancelled(state: Proposer, event: Cancelled, now_ns: int, effects: list[Eff
         state.current = replace(state.current, training_step=None)  # not for the next generation either
         _give_up(state, why, now_ns, effects, certain=True)
     elif state.stage is not Round.CONFIRMED and event.version in {part.version for part in state.parts}:
-        # Only one of several is not wanted any more: the others begin again without it.
+        # Only one of several was cancelled: the others start again without it.
         _withdraw(state, why, effects, unconfirmed=True)
         effects.append(Tell(Outcome(event.version, How.NOT_APPLIED, why, state.generation)))
         _requeue(state, [part for part in state.parts if part.version != event.version])
@@ -187,7 +187,7 @@ def _enter(state: Proposer, stage: Round, now_ns: int, effects: list[Effect]) ->
 
 
 def _send(state: Proposer, now_ns: int, effects: list[Effect]) -> None:
-    """Tell the ranks that have not answered, the first time or again."""
+    """Send the mail to the ranks that have not answered, the first time or again."""
     assert state.current is not None
     state.sent_ns = now_ns
     if state.withdrawn:
@@ -276,7 +276,7 @@ def _all_answered(state: Proposer, now_ns: int, effects: list[Effect]) -> None:
 
 
 def _try_again(state: Proposer, why: str, now_ns: int, effects: list[Effect]) -> None:
-    """The attempt came to nothing because it came too late."""
+    """The attempt failed because it came too late."""
     assert state.current is not None
     if state.current.at_step is not None or state.tries >= state.limits.tries:
         _give_up(state, f"{why} ({state.tries} tries)", now_ns, effects, certain=True)
@@ -310,7 +310,7 @@ def _give_up(state: Proposer, why: str, now_ns: int, effects: list[Effect], *, c
 
 
 def _end_if_known(state: Proposer, now_ns: int, effects: list[Effect], *, patient: bool = True) -> None:
-    """Tell the outcome once every rank has reported or ended, or when those that have not are given up on."""
+    """Record the outcome once every rank has reported or ended, or after giving up on the missing ones."""
     assert state.current is not None
     if patient and state.silent():
         return
@@ -386,7 +386,7 @@ def _generation_began(state: Proposer, event: GenerationBegan, now_ns: int, effe
 
 
 def _everybody_gone(state: Proposer, why: str, now_ns: int, effects: list[Effect]) -> None:
-    """No process of this generation is left; what was not reported by now never will be."""
+    """No process of this generation is left; reports that are still missing will never come."""
     for rank in range(state.world):
         state.gone.setdefault(rank, why)
     if state.current is not None and state.stage is Round.CONFIRMED:

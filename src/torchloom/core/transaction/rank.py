@@ -37,7 +37,7 @@ WHY_CHARS = 4000
 STORE_TIMEOUT_NS = 10_000_000_000
 """How long the job's store (not the control plane) may fail before a rank that needs its answer ends."""
 HEARD_NS = 1_000_000_000
-"""A store that answered so lately is not asked first whether it can be reached."""
+"""A store that answered within this time is not probed first."""
 
 
 class Rank:
@@ -261,7 +261,7 @@ class Rank:
                 attempt.enter(Stage.WAITING)
             case Stage.WAITING:
                 until_ns = attempt.until(now_ns, proposal.control_timeout_ns)
-                if not self.held:  # who is paused loses nothing by waiting
+                if not self.held:  # a paused rank loses nothing by waiting
                     until_ns = self._waited_until_ns = self._waited_until_ns or until_ns
                 attempt.proposing = to_propose(
                     confirmed=attempt.confirmed,
@@ -308,7 +308,7 @@ class Rank:
         return self._ask(attempt, attempt.store_key, attempt.proposing, now_ns)
 
     def _ask(self, attempt: Attempt, key: str, value: str, now_ns: int) -> actions.Do | None:
-        """Propose a value in the store. A world of one has no store, and nobody to disagree with."""
+        """Propose a value in the store. A world of one has no store and needs no agreement."""
         until_ns, self._asked_ns = attempt.until(now_ns, STORE_TIMEOUT_NS), now_ns
         if self.world > 1:
             return actions.CompareSet(key, value, until_ns)
@@ -335,7 +335,7 @@ class Rank:
         if self._leaving:
             self._close(attempt, Said.LEFT, "the script ended")
         elif value == ABORT:
-            late = "not every rank heard in time that all were ready"
+            late = "not every rank learned in time that all were ready"
             self._close(attempt, Said.NOT_APPLIED, "it was withdrawn" if attempt.withdrawn else late)
         elif value != COMMIT:
             self._break(attempt, f"the job's store holds {value!r} instead of a decision")

@@ -1,7 +1,7 @@
 """Operations that wait for a certain step: when they are worth a try, and which step that is by now.
 
-A step is counted anew in every generation, and anew after a rollback. What was asked for by its training step
-is kept and counted again as soon as the ranks report their training step; what was not ends with
+Steps are counted from 1 in every generation, and again after a rollback. What was asked for by its training
+step is kept and counted again as soon as the ranks report their training step; what was not ends with
 its generation. Owns no protocol.
 """
 
