@@ -16,7 +16,7 @@ def test_a_training_job_gets_more_workers_and_a_node_that_is_heard_is_not_gone(
     wait_until(lambda: stack.status(job)["step"] >= 20, "20 steps")
     done = stack.loom("scale", job, "3")
     assert f"{job} runs with 3 workers" in done.stdout
-    assert "not saved before" in done.stderr, "the script has no loom.Checkpoint"
+    assert "no save before scaling" in done.stderr, "the script has no loom.Checkpoint"
     wait_until(lambda: stack.status(job)["step"] >= 5, "it trains")
     found = stack.status(job)
     assert (found["world_size"], found["generation"], found["restarts"]) == (3, 2, 0)
