@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -76,7 +77,9 @@ class Run:
 
     def restored_from(self, where: str) -> int:
         """How many generations went on from a state kept there: memory or the store."""
-        return self.stack.loom("logs", self.job).stdout.count(f"restored from {where}")
+        return len(
+            re.findall(rf"resumed after step \d+ from {where}", self.stack.loom("logs", self.job).stdout)
+        )
 
     def wait_step(self, step: int) -> None:
         def there() -> bool:

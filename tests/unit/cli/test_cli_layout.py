@@ -46,7 +46,9 @@ def test_no_line_is_wider_than_the_terminal_and_no_number_is_cut(
     monkeypatch.setattr(output, "on_terminal", lambda: True)
     monkeypatch.setenv("NO_COLOR", "1")
     for width in (60, 80, 100, 132):
-        monkeypatch.setattr("shutil.get_terminal_size", lambda width=width: os.terminal_size((width, 24)))
+        monkeypatch.setattr(
+            "shutil.get_terminal_size", lambda *_, width=width, **__: os.terminal_size((width, 24))
+        )
         output.table(COLUMNS, ROWS, nothing="", spare=("TIME",))
         shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
         lines = [line.rstrip() for line in shown.splitlines()]
