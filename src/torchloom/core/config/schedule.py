@@ -149,12 +149,13 @@ def begin(schedule: Schedule, next_step: int | None) -> GenerationConfig:
 def of_then(schedule: Schedule, next_step: int, version: int | None) -> Schedule:
     """The entries that a state was made with which continues with `next_step`, and what is due there.
 
-    `version` is the newest that its generation used; what is newer and due before was made on another branch.
+    `version` is the newest that its generation used; what is newer and due before was made on another branch,
+    unless it holds from the very first step on (step 0): samples that a rollback left out stay out for good.
     """
     return tuple(
         entry
         for entry in in_force(schedule, next_step)
-        if version is None or entry.version <= version or entry.step == next_step
+        if version is None or entry.version <= version or entry.step in (0, next_step)
     )
 
 
