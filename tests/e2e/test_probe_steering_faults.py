@@ -69,7 +69,7 @@ def test_armed_ranks_whose_store_falls_silent_end_with_the_reason(start: Start, 
     assert job.outcome(version).how is How.NOT_APPLIED
     for rank in range(2):
         assert job.answers(rank)[-1].said is Said.BROKEN
-        assert "store does not tell what the ranks decided" in job.end_record(rank)["message"]
+        assert "store does not say what the ranks decided" in job.end_record(rank)["message"]
     never_used(job, 0.5)
 
 
@@ -83,7 +83,7 @@ def test_nobody_waits_long_for_a_word_that_does_not_come(start: Start) -> None:
     version = job.ask(Kind.SET, {"lr": 0.5})
     job.until(lambda: job.phase(0) == WorkerPhase.CONTROL_WAIT or version in job.told)
     told = job.outcome(version)
-    assert told.how is How.NOT_APPLIED and "not every rank was told in time" in told.reason
+    assert told.how is How.NOT_APPLIED and "not every rank learned in time" in told.reason
     goes_on(job)
     never_used(job, 0.5)
 
