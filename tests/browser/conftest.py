@@ -34,7 +34,7 @@ def missing() -> str:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Of one module: the loop that playwright runs in this process would be in the way of later asyncio tests."""
+    """Of one module: its event loop in this process would break later asyncio tests."""
     why = missing()
     if why and os.environ.get("CI") == "true":
         pytest.fail(f"{why}, and in CI the page must be tested")
