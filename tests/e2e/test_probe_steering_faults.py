@@ -10,7 +10,7 @@ import pytest
 from steered import Job, Start, Store, lands, used
 
 from torchloom.model.transaction.messages import Kind, Mail, Said
-from torchloom.model.transaction.messages import WorkerPhase as MailPhase
+from torchloom.model.transaction.messages import Phase as MailPhase
 from torchloom.model.transaction.operation import How
 from torchloom.model.transaction.state import ProposerLimits
 from torchloom.wire.blackbox import WorkerPhase

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from hostile import as_neighbour, neighbour
 from loom_home import wait_for
+from nats.aio.transport import TcpTransport
 
 from torchloom import peer
 from torchloom.bus.embedded import EmbeddedNats
@@ -102,6 +104,36 @@ def test_an_impostor_between_two_lives_of_the_server_is_not_reconnected_to(serve
             stranger.kill()
             stranger.communicate()
             await bus.close()
+
+    asyncio.run(scene())
+
+
+def test_a_closed_client_stays_closed_although_its_cancellation_was_lost(
+    server: EmbeddedNats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`wait_for` loses a cancellation that arrives in the moment a connection is refused (Python 3.11)."""
+    process = server.start()
+    server.wait_ready(120)
+    tries = 0
+
+    async def refused(*_: object, **__: object) -> None:
+        nonlocal tries
+        tries += 1
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600)
+        raise ConnectionRefusedError
+
+    async def scene() -> None:
+        bus = await NatsBus.connect(server.address("agent"), name="us", wait_s=120)
+        monkeypatch.setattr(TcpTransport, "connect", refused)
+        process.kill()
+        process.wait()
+        while not tries:
+            await asyncio.sleep(0.01)
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        await bus.close()
+        await asyncio.wait(others, timeout=120)
+        assert not [task for task in others if not task.done()]
 
     asyncio.run(scene())
 

@@ -1,9 +1,12 @@
-"""nats-py's client with one addition: it signs in only where the server's end belongs to the right user.
+"""nats-py's client with two additions: it signs in only where the server's end belongs to the right user, and
+a closed client stays closed.
 
-Owns that check. The reconnecting and everything above it is `nats_link`.
+Owns these two. The reconnecting and everything above it is `nats_link`.
 """
 
 from __future__ import annotations
+
+import asyncio
 
 import nats.aio.client
 import nats.errors
@@ -19,6 +22,7 @@ class Client(nats.aio.client.Client):  # type: ignore[misc] # nats-py has no typ
     def __init__(self, owner: int | None) -> None:
         super().__init__()
         self._owner = owner
+        self._ended = False
         self.checked = False
         """Whether the check below ran for this connection: a new nats-py must not lose it silently."""
 
@@ -38,3 +42,17 @@ class Client(nats.aio.client.Client):  # type: ignore[misc] # nats-py has no typ
                 )
         command: bytes = super()._connect_command()
         return command
+
+    async def _close(self, status: int, do_cbs: bool = True) -> None:
+        self._ended = True
+        await super()._close(status, do_cbs)
+
+    async def _connect_to_server(self, s: object) -> None:
+        """End the reconnecting of a closed client.
+
+        nats-py cancels that task. `asyncio.wait_for` loses a cancellation that arrives in the moment a
+        connection is refused (Python 3.11), and the task then continues for ever.
+        """
+        if self._ended:
+            raise asyncio.CancelledError
+        await super()._connect_to_server(s)
