@@ -13,8 +13,7 @@ from transaction_world import Apply, World
 
 from torchloom.core.transaction import proposer
 from torchloom.core.transaction.actions import Do, Run
-from torchloom.core.transaction.attempt import Attempt, Stage
-from torchloom.core.transaction.decision import ABORT
+from torchloom.core.transaction.attempt import ABORT, Attempt, Stage
 from torchloom.core.transaction.rank import Rank
 from torchloom.model.transaction.messages import Answer, Mail, Phase, Said
 from torchloom.model.transaction.operation import Effect, Event, How, Outcome, Send, Tell

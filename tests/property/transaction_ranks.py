@@ -22,7 +22,7 @@ from torchloom.core.transaction.actions import (
     Undo,
     Wait,
 )
-from torchloom.core.transaction.decision import COMMIT, decision_key
+from torchloom.core.transaction.attempt import COMMIT, decision_key
 from torchloom.core.transaction.packing import pack_answers, pack_mail, unpack_answers, unpack_mail
 from torchloom.core.transaction.rank import STORE_TIMEOUT_NS, Rank
 from torchloom.model.transaction.messages import BETWEEN, Answer, AttemptId, Kind, Mail, Said, post

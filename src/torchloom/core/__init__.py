@@ -2,18 +2,17 @@
 
 reducer      apply one event to the fleet; the table of which module handles which event
 turn         one turn: the event, its time, and the effects it leads to
-stream_time  time that never goes back, whatever the clock of the stream does
+stream_time  time that never goes back, and the clocks of hosts converted to it
 lifecycle    which state of a job or worker may follow which
 recovery/    how a generation starts and ends, who failed, budgets, incidents, goodput
 placement/   which node holds which ranks; sizes, standby, drains, moves
-nodes/       nodes join, fall silent, are lost; who leads; clocks of hosts
+nodes/       nodes join, fall silent, are lost; who leads
 steering/    operations on a running job
 config/      its settings, and the schedule by which they hold
 transaction/ one change, all ranks, one step: the protocol
 policy/      what is done about a finding, and when it is reported
 detect/      detectors: windows and the time to findings
 history/     what is kept of a job over time
-consequences what the outcome of an operation leads to on other shelves
 changes      what an event changed; notices puts it into words
 jobs, checkpoint_reports, retention, injection, invariants: one subject each
 """

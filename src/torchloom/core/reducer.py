@@ -11,10 +11,8 @@ from torchloom.core.checkpoint_reports import (
     checkpoint_saved,
     checkpoint_store_opened,
 )
-from torchloom.core.consequences import follow_outcomes
 from torchloom.core.injection import fault_injected
 from torchloom.core.jobs import job_deleted, job_submitted
-from torchloom.core.nodes.clocks import in_stream_time
 from torchloom.core.nodes.joining import is_of_another_session
 from torchloom.core.nodes.membership import (
     node_drained,
@@ -31,6 +29,7 @@ from torchloom.core.placement.resize import scale_requested
 from torchloom.core.placement.standby import keep_spares
 from torchloom.core.policy.actions import follow_acting
 from torchloom.core.policy.findings import finding_ended, finding_made
+from torchloom.core.policy.link_findings import links_measured, links_not_measured
 from torchloom.core.recovery.generation_end import start_did_fail, worker_exited
 from torchloom.core.recovery.generation_start import (
     find_worker,
@@ -41,8 +40,7 @@ from torchloom.core.recovery.generation_start import (
     start_generation,
     workers_started,
 )
-from torchloom.core.recovery.goodput import count_lost
-from torchloom.core.recovery.incidents import recovered
+from torchloom.core.recovery.incidents import count_lost, recovered
 from torchloom.core.recovery.script_failed import script_failed
 from torchloom.core.steering.driver import (
     change_cancelled,
@@ -53,9 +51,9 @@ from torchloom.core.steering.driver import (
     step_reached,
     time_passed,
 )
-from torchloom.core.steering.restore import restore_requested
+from torchloom.core.steering.restore import restore_not_applied, restore_requested
 from torchloom.core.steering.stop import boundary_not_reached, stop_again, stop_requested
-from torchloom.core.stream_time import stream_time
+from torchloom.core.stream_time import in_stream_time, stream_time
 from torchloom.core.turn import Turn, jobs_of
 from torchloom.model.effects import (
     Effect,
@@ -109,6 +107,7 @@ from torchloom.model.events import (
 )
 from torchloom.model.fleet import Fleet, JobState
 from torchloom.model.timers import TimerKind
+from torchloom.model.transaction.messages import Kind
 
 REMEMBERED_EVENTS = 4096
 FORGOTTEN_TOGETHER = 1024
@@ -134,13 +133,13 @@ def apply(fleet: Fleet, envelope: Envelope, seq: int, now_ns: int) -> list[Effec
         return []
     turn = Turn(fleet, seq, fleet.now_ns, envelope.id)
     _dispatch(turn, in_stream_time(fleet, envelope))
-    follow_outcomes(turn)
+    _follow_outcomes(turn)
     if fleet.leaving:
         follow_leaving(turn)
-        follow_outcomes(turn)
+        _follow_outcomes(turn)
     if fleet.acting:
         follow_acting(turn)
-        follow_outcomes(turn)
+        _follow_outcomes(turn)
     if turn.room_appeared:
         retry_waiting(turn)
     if (turn.room_appeared or turn.seats_changed) and keep_spares(turn):
@@ -309,3 +308,22 @@ def _timer_fired(turn: Turn, event: TimerFired) -> None:
                 start_generation(turn, job, f"the wait is over: {job.reason}")
         case _:
             assert_never(timer.kind)
+
+
+def _follow_outcomes(turn: Turn) -> None:
+    """What the outcome of an operation that ended in this turn leads to beyond its record."""
+    while turn.ended_operations:
+        name, operation = turn.ended_operations.pop(0)
+        job = turn.fleet.jobs.get(name)
+        record = job.operations.get(operation) if job is not None else None
+        if job is None or record is None:
+            continue
+        if record.state == "applied":
+            if record.kind is Kind.PROBE:
+                links_measured(turn, job, record)
+        elif record.kind is Kind.PROBE:
+            links_not_measured(turn, job, record)
+        elif record.kind is Kind.RESTORE:
+            restore_not_applied(turn, job, record)
+        elif record.kind is Kind.STOP:
+            boundary_not_reached(turn, job)

@@ -85,7 +85,7 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The job's workers read it as MAX_STEPS; ETA and progress count towards it."""
     min_workers: int | None = None
     """Smallest and largest world the owner would accept; None: only the one asked for. With a smallest one
-    the job starts with fewer workers when there is no room for all (core/placement/sizing.py)."""
+    the job starts with fewer workers when there is no room for all (core/placement/place.py)."""
     max_workers: int | None = None
     standby: int = 0
     """Spare places, each for one node's share of workers, that are kept free on other nodes."""

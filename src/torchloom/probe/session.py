@@ -20,15 +20,13 @@ from torchloom.probe.guard import Guard
 from torchloom.probe.import_watch import Arrivals
 from torchloom.probe.injected_faults import Faults
 from torchloom.probe.observe import device
-from torchloom.probe.observe.compiling import Compiling, keep_dynamo_out
 from torchloom.probe.observe.data_wait import DataWait
 from torchloom.probe.observe.hyperparameters import Hyperparameters
 from torchloom.probe.observe.joining import Joining
 from torchloom.probe.observe.metrics import Metrics
-from torchloom.probe.observe.optimizers import Optimizers
 from torchloom.probe.observe.parameter_hashes import FIRST, ParameterHashes
-from torchloom.probe.observe.phases import Phases
-from torchloom.probe.observe.steps import Steps
+from torchloom.probe.observe.phases import Compiling, Phases, keep_dynamo_out
+from torchloom.probe.observe.steps import Optimizers, Steps
 from torchloom.probe.steering.assembly import SteeringParts
 from torchloom.probe.steering.declared import registry
 from torchloom.probe.steering.mailbox import Inbox

@@ -6,7 +6,7 @@ from itertools import permutations
 
 import pytest
 
-from torchloom.core.transaction.decision import FAILED, OK, vote
+from torchloom.core.transaction.attempt import FAILED, OK, vote
 from torchloom.core.transaction.lead import steps_ahead
 from torchloom.core.transaction.packing import (
     MailReader,

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from torchloom.api.find import job_of
 from torchloom.api.ports import Control
 from torchloom.core.detect.cost import RankCost, per_rank
-from torchloom.core.recovery.goodput import is_stuck
+from torchloom.core.recovery.incidents import is_stuck
 
 
 class RankCostView(BaseModel):

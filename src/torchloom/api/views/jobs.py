@@ -27,8 +27,8 @@ from torchloom.api.schemas.bodies import (
 from torchloom.core.config.schedule import merge, version_at
 from torchloom.core.config.settings import MAX_STEPS
 from torchloom.core.nodes.lost_nodes import waiting_note
-from torchloom.core.placement.sizing import wanted
-from torchloom.core.recovery.goodput import goodput
+from torchloom.core.placement.place import wanted
+from torchloom.core.recovery.incidents import goodput
 from torchloom.model.fleet import Fleet, Job, JobState, Node, Worker, WorkerState
 from torchloom.model.ids import replica_id, worker_id
 from torchloom.model.incidents import ExitReport, Incident, Timeline

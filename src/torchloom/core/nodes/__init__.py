@@ -4,5 +4,4 @@ membership   nodes come, fall silent, come back
 joining      who owns a node's name
 lost_nodes   unreachable nodes, and hosts a person declared gone
 speaking     whose events count: an agent's about its own node, the judgement of the weaver that leads
-clocks       agents' wall clocks in the time of the stream
 """

@@ -12,8 +12,14 @@ from torchloom.core.detect.words import lasting, ranks_text
 from torchloom.core.recovery.budget import made_progress, plan_restart
 from torchloom.core.recovery.culprit import secondary_note
 from torchloom.core.recovery.generation_end import end_generation, worker_exited
-from torchloom.core.recovery.goodput import goodput
-from torchloom.core.recovery.incidents import close, decision_of, followed, open_incident, without_cause
+from torchloom.core.recovery.incidents import (
+    close,
+    decision_of,
+    followed,
+    goodput,
+    open_incident,
+    without_cause,
+)
 from torchloom.core.turn import Turn
 from torchloom.model.events import NodeGone, NodeUnreachable, WorkerExited
 from torchloom.model.fleet import Fleet, Job, JobState, Node, NodeState, Worker

@@ -1,6 +1,8 @@
 """Which node holds which ranks, and how that changes.
 
-place     ranks to nodes        sizing     how many workers when there is no room for all
-standby   spare places          resize     a person wants more or fewer workers
-drain     jobs leave a node     relocate   a policy moves a job away from a bad rank's node
+place      ranks to nodes, and how many workers when there is no room for all
+standby    spare places
+resize     a person wants more or fewer workers
+drain      jobs leave a node
+relocate   a policy moves a job away from a bad rank's node
 """

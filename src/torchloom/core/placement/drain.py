@@ -4,13 +4,13 @@ Owns which job may go and when. A healthy job is worth more than an empty node: 
 elsewhere, cannot save or is paused stays and trains on, and the note says why; it is looked at again with
 every event, so it goes when it can. A save that failed is asked for again after a while, a few times.
 `force` moves also what cannot be saved, from its newest checkpoint.
-Placing is for sizing.py and place.py, which never use a drained node.
+Placing is for place.py, which never uses a drained node.
 """
 
 from __future__ import annotations
 
 from torchloom.core.lifecycle import move_job
-from torchloom.core.placement.sizing import why_no_room
+from torchloom.core.placement.place import why_no_room
 from torchloom.core.steering.driver import change_requested
 from torchloom.core.steering.stop import end_at_boundary
 from torchloom.core.turn import Turn

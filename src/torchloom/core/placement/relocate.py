@@ -9,7 +9,7 @@ until a person says so.
 from __future__ import annotations
 
 from torchloom.core.lifecycle import move_job
-from torchloom.core.placement.sizing import room_elsewhere, unit, wanted, why_no_room
+from torchloom.core.placement.place import room_elsewhere, unit, wanted, why_no_room
 from torchloom.core.steering.stop import end_at_boundary
 from torchloom.core.turn import Turn
 from torchloom.model.events import WorkerProgress

@@ -7,7 +7,7 @@ asked. It is no failure, so it costs nothing of the restart budget.
 from __future__ import annotations
 
 from torchloom.core.lifecycle import move_job
-from torchloom.core.placement.sizing import fits, unit
+from torchloom.core.placement.place import fits, unit
 from torchloom.core.recovery.generation_start import start_generation
 from torchloom.core.steering.stop import end_at_boundary
 from torchloom.core.turn import Turn

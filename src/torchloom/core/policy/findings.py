@@ -14,8 +14,7 @@ from torchloom.core.policy.link_probing import probe_on_suspicion
 from torchloom.core.policy.options import facts_of
 from torchloom.core.policy.reporting import key
 from torchloom.core.policy.rules import decide, wanted
-from torchloom.core.recovery.goodput import goodput
-from torchloom.core.recovery.incidents import close, drop_old_evidence, open_incident
+from torchloom.core.recovery.incidents import close, drop_old_evidence, goodput, open_incident
 from torchloom.core.turn import Turn
 from torchloom.model.events import FindingEnded, FindingMade
 from torchloom.model.findings import Finding

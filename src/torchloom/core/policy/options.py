@@ -7,7 +7,7 @@ from torchloom.core.policy import rollback
 from torchloom.core.policy.actions import is_saved_first
 from torchloom.core.policy.reporting import key
 from torchloom.core.policy.rules import MOVES, DecisionFacts, wanted
-from torchloom.core.recovery.goodput import recovery_s
+from torchloom.core.recovery.incidents import recovery_s
 from torchloom.core.turn import Turn
 from torchloom.model.events import FindingMade
 from torchloom.model.fleet import Job, RestartPlan

@@ -4,7 +4,6 @@ generation_start    place the ranks, get a rendezvous, start the workers
 generation_end      exits, failures and what follows from them, requested stops
 culprit             which of several exits was the cause, or what the black boxes of the dead say together
 script_failed       the script has failed, its process is still ending
-store_unreachable   the checkpoint store cannot be reached when a generation wants to restore
-budget              whether to try again, and after which delay
-incidents           how they open, belong together and close; goodput: figures derived from them
+budget              whether to try again, after which delay; waits for the checkpoint store cost nothing
+incidents           how they open, belong together and close; goodput and recovery times
 """

@@ -1,9 +1,19 @@
-"""Whether a failed job is tried again, and after which delay. Randomness is an argument."""
+"""Whether a failed job is tried again, and after which delay. Randomness is an argument.
+
+A checkpoint store that cannot be reached when a generation wants to restore costs no restart: the job waits
+for it. No rank is to blame and no restart can succeed before the store answers, so the tries are not counted
+as fruitless, and there is one incident for all of them. Only a job whose store has once been reached waits;
+before that, the address is more likely wrong than the store away, and the budget applies.
+"""
 
 from __future__ import annotations
 
-from torchloom.model.fleet import Job, RestartPlan
+from torchloom.core.recovery.incidents import followed
+from torchloom.model.fleet import Fleet, Job, RestartPlan
+from torchloom.model.incidents import ExitReport, Incident, Verdict
 from torchloom.model.job import RestartLimits
+
+STORE_AWAY = "checkpoint-store-away"
 
 
 def backoff_s(limits: RestartLimits, fruitless: int, chance: float) -> float:
@@ -55,3 +65,41 @@ def plan_restart(job: Job, rank: int | None, progress: bool, chance: float) -> R
     in_a_row = f"{fruitless} in a row of at most {limits.max_fruitless}"
     why = f"{number}, in {delay:.1f} s because there was no progress ({in_a_row})"
     return RestartPlan(True, delay, why, progress)
+
+
+def store_is_away(job: Job, report: ExitReport) -> bool:
+    """Did this worker end because it could not reach the store that the job's states are in?"""
+    known = job.checkpoints is not None and job.spec.restarts.max_restarts > 0
+    return known and report.end is not None and report.end.store_away
+
+
+def same_store_wait(fleet: Fleet, job: Job) -> Incident | None:
+    """The incident about it, if the job has been waiting since an earlier try."""
+    incident = fleet.incidents.get(job.incident)
+    return incident if incident is not None and incident.kind == STORE_AWAY and job.store_waits else None
+
+
+def store_explains(job: Job, incident: Incident, report: ExitReport) -> bool:
+    """Is this why the others ended? Peers follow at once, and their ends may be known first."""
+    same = incident.kind == "crash" and incident.generation == job.generation and store_is_away(job, report)
+    return same and all(e.after_stop or followed(e) for e in incident.exits)
+
+
+def blame_store(job: Job, incident: Incident, report: ExitReport, chance: float) -> None:
+    """What was thought a crash is this wait."""
+    incident.kind, incident.culprit, incident.judged = STORE_AWAY, None, Verdict(cause=store_verdict(report))
+    job.plan = plan_wait(job, chance)
+
+
+def plan_wait(job: Job, chance: float) -> RestartPlan:
+    """Try again later, for as long as it takes."""
+    delay_s = backoff_s(job.spec.restarts, job.store_waits + 1, chance)
+    tries = f"try {job.store_waits + 1}"
+    reason = f"it waits until the store answers and looks again in {delay_s:.1f} s ({tries}), at no cost"
+    return RestartPlan(True, delay_s, reason, waits=True)
+
+
+def store_verdict(report: ExitReport) -> str:
+    said = report.end.message.strip().splitlines() if report.end is not None else []
+    why = f": {said[0][:300]}" if said else ""
+    return f"the checkpoint store is unreachable{why}"

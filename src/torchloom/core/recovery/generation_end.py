@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from torchloom.core.lifecycle import move_job, move_worker
-from torchloom.core.recovery import store_unreachable
+from torchloom.core.recovery import budget
 from torchloom.core.recovery.budget import made_progress, plan_restart
 from torchloom.core.recovery.culprit import (
     charge,
@@ -27,12 +27,13 @@ from torchloom.core.recovery.generation_start import (
     settle_start,
     start_generation,
 )
-from torchloom.core.recovery.goodput import count_lost, goodput
 from torchloom.core.recovery.incidents import (
     GENERATION_ENDED,
     close_findings,
+    count_lost,
     decision_of,
     followed,
+    goodput,
     open_incident,
     take_over_silence,
 )
@@ -130,7 +131,7 @@ def begin_recovery(turn: Turn, job: Job, report: ExitReport) -> None:
         _end_of_what_was_stuck(turn, job, told, report)
         end_generation(turn, job, told, why)
         return
-    if store_unreachable.is_away(job, report):
+    if budget.store_is_away(job, report):
         _wait_for_store(turn, job, report, why)
         return
     kind = "start-failed" if start_failed(report) else "crash"
@@ -152,14 +153,12 @@ def _blame_whoever_left(turn: Turn, job: Job, incident: Incident) -> None:
 
 def _wait_for_store(turn: Turn, job: Job, report: ExitReport, why: str) -> None:
     """It could not restore, and no other try can before the store is back."""
-    incident = store_unreachable.same_wait(turn.fleet, job)
+    incident = budget.same_store_wait(turn.fleet, job)
     if incident is None:
         job.store_waits = 0
-        incident = open_incident(
-            turn, job, store_unreachable.KIND, store_unreachable.verdict(report), report.at_ns
-        )
+        incident = open_incident(turn, job, budget.STORE_AWAY, budget.store_verdict(report), report.at_ns)
         add_exit(turn, job, incident, report)
-    job.plan = store_unreachable.plan_wait(job, turn.chance)
+    job.plan = budget.plan_wait(job, turn.chance)
     end_generation(turn, job, incident, why)
 
 
@@ -252,13 +251,13 @@ def start_did_fail(turn: Turn, job: Job, refs: set[WorkerRef], why: str) -> None
 
 def add_exit(turn: Turn, job: Job, incident: Incident, report: ExitReport) -> None:
     """Record one more exit, and decide again if it shows another culprit or progress unknown so far."""
-    if incident.kind == store_unreachable.KIND and incident.generation != job.generation:
+    if incident.kind == budget.STORE_AWAY and incident.generation != job.generation:
         return  # one more try that the store did not answer
-    away = store_unreachable.explains(job, incident, report) and bool(incident.exits)
+    away = budget.store_explains(job, incident, report) and bool(incident.exits)
     if away:
-        store_unreachable.take_over(job, incident, report, turn.chance)
+        budget.blame_store(job, incident, report, turn.chance)
     changed = charge(incident, report)
-    if incident.kind == store_unreachable.KIND:
+    if incident.kind == budget.STORE_AWAY:
         if away and job.plan is not None:
             _say_plan(job, incident, job.plan)
         return

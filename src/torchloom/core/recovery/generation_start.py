@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 from torchloom.core.lifecycle import move_job, move_worker, set_workers
-from torchloom.core.placement.sizing import replicas, seat_or_wait, unit, wanted
+from torchloom.core.placement.place import replicas, seat_or_wait, unit, wanted
 from torchloom.core.placement.standby import drop_spare
 from torchloom.core.recovery.incidents import GENERATION_ENDED, close_findings
 from torchloom.core.steering.driver import generation_runs

@@ -1,7 +1,8 @@
 """One change, all ranks, one step: the transaction as pure state machines. docs/steering.md is its text.
 
-`messages` is what travels, `decision` what the ranks' own store is asked, `rank` the side that runs in the
-worker (with `attempt` and `actions`), `proposer` the side that runs in the weaver (with `state`, `operation`,
-`lead` and `outcome`), `packing` the bytes in between. No module here does I/O, and all need only the standard
-library, because half of them run inside training processes.
+`rank` is the side that runs in the worker, with `attempt` (what it knows, and what the ranks' own store is
+asked) and `actions`; `proposer` the side that runs in the weaver, with `waiting` (operations that wait),
+`lead` (how far ahead a step is chosen) and `outcome`; `packing` the bytes in between. What travels is in
+model/transaction. No module here does I/O, and all need only the standard library, because half of them run
+inside training processes.
 """

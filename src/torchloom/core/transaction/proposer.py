@@ -11,10 +11,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from torchloom.core.transaction.batch import part_of, share, together
+from torchloom.core.transaction import waiting
 from torchloom.core.transaction.lead import foreseen, longer, steps_ahead
 from torchloom.core.transaction.outcome import judge
-from torchloom.core.transaction.waiting import count, count_anew, is_kept, is_near, rolled_back
 from torchloom.model.transaction.messages import BETWEEN, FINAL, Answer, Kind, Mail, Phase, Proposal, Said
 from torchloom.model.transaction.operation import (
     Answered,
@@ -72,7 +71,7 @@ def apply(state: Proposer, event: Event, now_ns: int) -> list[Effect]:
             if event.generation == state.generation:
                 state.step = max(state.step, event.step)
                 state.step_ns = event.step_ns or state.step_ns
-                count(state, event.step, event.offset, effects)
+                waiting.count(state, event.step, event.offset, effects)
         case Ticked():
             _ticked(state, now_ns, effects)
         case _:
@@ -149,16 +148,16 @@ def _begin_next(state: Proposer, now_ns: int, effects: list[Effect]) -> None:
         return
     if state.limits.await_first_step and not state.step:
         return
-    due = [operation for operation in state.queue if is_near(state, operation)]
+    due = [operation for operation in state.queue if waiting.is_near(state, operation)]
     if not due:
         return
     first = due[0]
     if first.at_step is not None:  # not the one that was asked for first, but the one that is due first
         first = min((o for o in due if o.at_step is not None), key=lambda o: o.at_step or 0)
     planned = [o.version for o in state.queue if o.at_step is not None]
-    parts = together(first, [o for o in state.queue if o.at_step is None], planned)
-    state.queue = [waiting for waiting in state.queue if waiting not in parts]
-    state.current = parts[-1] if len(parts) == 1 else share(parts)
+    parts = waiting.together(first, [o for o in state.queue if o.at_step is None], planned)
+    state.queue = [one for one in state.queue if one not in parts]
+    state.current = parts[-1] if len(parts) == 1 else waiting.share(parts)
     state.parts = [] if len(parts) == 1 else parts
     state.tries = 0
     _try(state, now_ns, effects)
@@ -297,7 +296,7 @@ def _give_up(state: Proposer, why: str, now_ns: int, effects: list[Effect], *, c
         _withdraw(state, why, effects, unconfirmed=False)
         return
     _withdraw(state, why, effects, unconfirmed=True)
-    if is_kept(state):
+    if waiting.is_kept(state):
         _requeue(state, [state.current])
         return
     if state.parts and not certain:
@@ -322,12 +321,12 @@ def _end_if_known(state: Proposer, now_ns: int, effects: list[Effect], *, patien
     if verdict.undone and state.parts:
         _requeue(state, [replace(part, alone=True) for part in state.parts])
         return
-    if verdict.how is How.NOT_APPLIED and not verdict.undone and is_kept(state):
+    if verdict.how is How.NOT_APPLIED and not verdict.undone and waiting.is_kept(state):
         _requeue(state, [state.current])
         return
     outcome = verdict.outcome(state.attempt_id, state.at_step, state.tries)
-    rolled_back(state, state.current, outcome)
-    effects.extend(Tell(part_of(outcome, part)) for part in state.parts)
+    waiting.rolled_back(state, state.current, outcome)
+    effects.extend(Tell(waiting.part_of(outcome, part)) for part in state.parts)
     if not state.parts:
         effects.append(Tell(outcome))
     _close(state)
@@ -382,7 +381,7 @@ def _generation_began(state: Proposer, event: GenerationBegan, now_ns: int, effe
     state.step, state.offset = 0, None
     state.over = ""  # a job that had ended may be begun again
     state.attempt, state.position_ns = 0, 0
-    count_anew(state, effects)
+    waiting.count_anew(state, effects)
 
 
 def _everybody_gone(state: Proposer, why: str, now_ns: int, effects: list[Effect]) -> None:

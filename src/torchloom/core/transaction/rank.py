@@ -15,12 +15,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torchloom.core.transaction import actions
-from torchloom.core.transaction.attempt import NEVER_BETWEEN, Attempt, Stage
-from torchloom.core.transaction.decision import (
+from torchloom.core.transaction.attempt import (
     ABORT,
     COMMIT,
     KEEP,
+    NEVER_BETWEEN,
     UNDO,
+    Attempt,
+    Stage,
     decision_key,
     settlement_key,
     to_propose,

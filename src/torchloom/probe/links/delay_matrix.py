@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchloom.core.detect.tournament import LONGEST_PROBE_S, partners
-from torchloom.core.transaction.decision import decision_key
+from torchloom.core.transaction.attempt import decision_key
 from torchloom.model.transaction.messages import AttemptId, Changed
 from torchloom.probe.links.meeting import Measured, left_s, receive_exactly, receive_from, send_to
 from torchloom.probe.links.pacing import pace

@@ -1,6 +1,6 @@
 """What the probe records of the training, without being asked.
 
-steps, optimizers, data_wait, phases, compiling       progress of the loop; joining: process groups being made
+steps, data_wait, phases                  progress of the loop; joining: process groups being made
 metrics, hyperparameters, values          numbers, as JSON that any reader accepts
 recorder, fallback_recorder, operators    collectives: native, or in Python; what is known of each operator
 parameter_hashes, device, from_device     replicas that should be equal; the device, and its numbers

@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 import sys
 import types
+import weakref
 from collections.abc import Callable
 from signal import SIGKILL
 from threading import get_ident
@@ -27,7 +28,6 @@ from typing import Any
 
 from torchloom.probe.guard import Guard
 from torchloom.probe.observe.data_wait import DataWait
-from torchloom.probe.observe.optimizers import Optimizers
 from torchloom.probe.observe.parameter_hashes import NEVER
 from torchloom.probe.steering.mailbox import Inbox
 from torchloom.probe.steering.overrides import Overrides
@@ -43,6 +43,53 @@ _ACTIVITY = _AT + Progress.LAST_ACTIVITY_NS
 _FIRST = _AT + Progress.FIRST_STEP_NS
 _COLLECTIVES = _AT + Progress.COLLECTIVES_ENTERED
 _FENCE = FENCE.at // 8
+_COUNT = _AT + Progress.OPTIMIZERS
+MOST = 64
+"""Numbers given out before those of optimizers that are gone are given again."""
+
+
+class Optimizers:
+    """The optimizers of the script that have stepped, by number; number 0 is the anchor."""
+
+    def __init__(self, view: View) -> None:
+        self._words = view.words
+        self.anchor: Callable[[], Any] = _nobody
+        self._others: list[Callable[[], Any]] = []
+
+    def by_number(self) -> list[Any]:
+        """Each at the place of its number, None where it is gone."""
+        return [self.anchor(), *(other() for other in self._others)]
+
+    def numbered(self) -> list[tuple[int, Any]]:
+        """Numbers and optimizers of those that still exist."""
+        known = enumerate(self.by_number())
+        return [(number, optimizer) for number, optimizer in known if optimizer is not None]
+
+    def living(self) -> list[Any]:
+        """Those that still exist, the anchor first."""
+        return [optimizer for optimizer in self.by_number() if optimizer is not None]
+
+    def anchor_name(self) -> str:
+        return type(self.anchor()).__name__
+
+    def drop_anchor(self, optimizer: Any) -> None:
+        """From now on this one is number 0."""
+        if self._others and self._others[-1]() is optimizer:
+            self._others.pop()
+        self._others = [_nobody if other() is optimizer else other for other in self._others]
+        self.anchor = weakref.ref(optimizer)
+        self._words[_COUNT] = len(self.living())
+
+    def enrol(self, optimizer: Any) -> int:
+        """The number of one that is not the anchor: it keeps it for life, because changes name it so."""
+        for place, other in enumerate(self._others):
+            if other() is optimizer:
+                return place + 1
+        if len(self._others) >= MOST:
+            self._others = [other for other in self._others if other() is not None]
+        self._others.append(weakref.ref(optimizer))
+        self._words[_COUNT] = len(self.living())
+        return len(self._others)
 
 
 class Steps:
@@ -206,3 +253,7 @@ def _code_of_step_wrapper(optim: Any) -> types.CodeType | None:
         if isinstance(constant, types.CodeType):
             return constant
     return None
+
+
+def _nobody() -> None:
+    """The anchor before there is one."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from torchloom.probe.links.delay_matrix import Links
 from torchloom.probe.links.pacing import Pacing, spared_ports
-from torchloom.probe.observe.optimizers import Optimizers
 from torchloom.probe.observe.phases import Phases
+from torchloom.probe.observe.steps import Optimizers
 from torchloom.probe.steering.changes import Changes
 from torchloom.probe.steering.config import Config
 from torchloom.probe.steering.control import BoundaryControl

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchloom.core.nodes.clocks import followed
+from torchloom.core.stream_time import followed
 from torchloom.model.node import NodeClock
 
 LATE_NS = 10**9

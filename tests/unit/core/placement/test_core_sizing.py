@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from core_story import KILLED, S, Story, kinds
 
-from torchloom.core.placement.sizing import SHRINK_WAIT_S
+from torchloom.core.placement.place import SHRINK_WAIT_S
 from torchloom.model.effects import StartRendezvous, StartWorkers
 from torchloom.model.events import NodeGone, NodeReachable, NodeUnreachable
 from torchloom.model.fleet import JobState

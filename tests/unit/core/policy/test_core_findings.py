@@ -6,7 +6,7 @@ import pytest
 from core_story import FAILED, KILLED, START_NS, S, Story, limits, only, raised
 from finding_story import CERTAIN, LASTING, NAN, SLOW, hang, made
 
-from torchloom.core.recovery.goodput import recovery_s
+from torchloom.core.recovery.incidents import recovery_s
 from torchloom.model.checkpoints import CheckpointPlace
 from torchloom.model.effects import StopWorkers
 from torchloom.model.events import CheckpointStoreOpened, FindingEnded

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from core_story import FAILED, KILLED, OK, START_NS, S, Story, kinds, limits, lost_peer, only, raised
 
-from torchloom.core.recovery.goodput import recovery_s
+from torchloom.core.recovery.incidents import recovery_s
 from torchloom.model.effects import StartRendezvous, StartWorkers, StopRendezvous, StopWorkers
 from torchloom.model.events import WorkerExited
 from torchloom.model.fleet import JobState, WorkerState

@@ -6,7 +6,7 @@ import pytest
 from core_story import KILLED, OK, S, Story
 from finding_story import hang, made
 
-from torchloom.core.recovery.goodput import goodput, recovery_s
+from torchloom.core.recovery.incidents import goodput, recovery_s
 from torchloom.model.events import FindingEnded, StopRequested
 from torchloom.model.fleet import JobState
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from core_story import FAILED, KILLED, Story, limits, lost_peer, raised
 
-from torchloom.core.recovery import store_unreachable
+from torchloom.core.recovery import budget
 from torchloom.model.checkpoints import CheckpointPlace
 from torchloom.model.events import CheckpointStoreOpened
 from torchloom.model.fleet import JobState
@@ -55,7 +55,7 @@ def test_it_waits_for_as_long_as_it_takes_and_goes_on() -> None:
     assert delays[:4] == [0.5, 1.0, 2.0, 4.0] and max(delays) == 30.0
     job = story.job()
     assert (job.restarts, job.fruitless, job.restarts_by_rank) == before
-    (incident,) = (i for i in story.fleet.incidents.values() if i.kind == store_unreachable.KIND)
+    (incident,) = (i for i in story.fleet.incidents.values() if i.kind == budget.STORE_AWAY)
     assert incident.open and incident.culprit is None and len(incident.exits) == 2
     assert "at no cost" in incident.decision
     opened(story, restored="step-30.g1")
@@ -76,7 +76,7 @@ def test_a_later_silence_is_another_incident() -> None:
     story.end_rest()
     story.bring_up()
     try_in_vain(story)
-    assert sum(i.kind == store_unreachable.KIND for i in story.fleet.incidents.values()) == 2
+    assert sum(i.kind == budget.STORE_AWAY for i in story.fleet.incidents.values()) == 2
     (timer,) = story.fleet.timers.values()
     assert (timer.at_ns - story.now_ns) / 1e9 == 0.5, "tries are counted anew"
 
@@ -133,7 +133,7 @@ def test_a_peer_whose_end_is_known_first_does_not_make_it_cost_a_restart() -> No
     job = story.job()
     assert (job.restarts, job.fruitless, job.restarts_by_rank) == before
     newest = story.fleet.incidents[job.incident]
-    assert newest.kind == store_unreachable.KIND and newest.culprit is None and newest.open
+    assert newest.kind == budget.STORE_AWAY and newest.culprit is None and newest.open
     story.check_replay()
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from torchloom.core.nodes.clocks import SET_NS, followed
+from torchloom.core.stream_time import SET_NS, followed
 from torchloom.model.events import FirstStep, ScriptFailed, WorkerExited
 from torchloom.model.fleet import JobState
 from torchloom.model.node import NodeClock
