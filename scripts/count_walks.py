@@ -2,8 +2,8 @@
 
     .venv/bin/python scripts/count_walks.py [TREE]
 
-crash → first step: the recording of a killed worker is replayed, and the modules whose functions the core calls
-from the exit to the first step of the next generation are counted.
+crash → first step: the recording of a killed worker is replayed, and the modules whose functions run
+in the core from the exit to the first step of the next generation are counted.
 set lr → optimizer: two tests, one of the core (request, mail, answers, outcome) and one of the probe (mail,
 transaction, optimizer), with the same count.
 
