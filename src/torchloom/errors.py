@@ -62,6 +62,8 @@ class UsageError(LoomError):
     exit_code = 2
     field: str = ""
     """Which field of a request it is about, where the control service said so."""
+    fault: str = ""
+    """What is wrong with the field: the sentence without its name."""
 
 
 class BusUnsuitable(UsageError):

@@ -83,6 +83,7 @@ class Ranks:
             step_ns=10_000_000,
             anchor="SGD",
             why=why,
+            raised=said is Said.UNDONE and rank in self.fail,
             changed=changed,
             offset=self.offset,
         )

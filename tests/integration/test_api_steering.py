@@ -148,7 +148,7 @@ def test_a_rank_that_cannot_keeps_all_from_it(server: ApiServer, job: str) -> No
     _, plan = patch(server, job, {"values": {"dropout": 0.3}})
     view = ended(server, job, plan["operation"])
     assert view["state"] == "not applied" and "no such dropout" in view["reason"]
-    assert view["trouble"]["1"].endswith("ValueError: no such dropout")
+    assert view["trouble"]["1"].endswith("ValueError: no such dropout") and view["raised"] == [1]
     ranks.fail, ranks.refuse = {}, "the store does not answer"
     _, plan = patch(server, job, {"values": {"dropout": 0.3}})
     assert "the store does not answer" in ended(server, job, plan["operation"])["reason"]

@@ -56,17 +56,17 @@ _PLAIN = {400: "usage", 401: "not-allowed", 403: "not-allowed", 404: "not-found"
 
 
 def problem(
-    status: int, kind: str, detail: str, headers: dict[str, str] | None = None, field: str = ""
+    status: int, kind: str, detail: str, headers: dict[str, str] | None = None, **more: str
 ) -> JSONResponse:
-    """One sentence as a problem document. `type` names the error class for the client to raise."""
+    """One sentence as a problem document. `type` names the error class for the client to raise. `more` are
+    members of the document beyond those of RFC 9457; empty ones are left out."""
     body: dict[str, object] = {
         "type": f"urn:torchloom:{kind}",
         "title": kind,
         "status": status,
         "detail": detail,
     }
-    if field:
-        body["field"] = field
+    body |= {name: text for name, text in more.items() if text}
     return JSONResponse(body, status, headers, media_type="application/problem+json")
 
 
@@ -84,8 +84,9 @@ def install(app: FastAPI, allow: Callable[[str], str]) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def on_invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        where, sentence = describe_invalid(error)
-        return problem(422, "usage", sentence, field=where)
+        field, fault = describe_invalid(error)
+        sentence = f"{field or 'The request'} {fault}"
+        return problem(422, "usage", sentence, field=field, fault=fault if field else "")
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> JSONResponse:
@@ -102,15 +103,18 @@ def install(app: FastAPI, allow: Callable[[str], str]) -> None:
 
 
 def describe_invalid(error: RequestValidationError) -> tuple[str, str]:
-    """Where the first mistake is, and what it is. Never repeats the input: it may hold environment values."""
+    """The field of the first mistake, and the rest of the sentence that begins with its name.
+
+    Never repeats the input: it may hold environment values.
+    """
     first = error.errors()[0]
     where = ".".join(
         str(part)[:64] for part in first["loc"] if part not in ("body", "query", "path", "header")
     )
     said = _WORDS.get(first["type"])
     if said is None:
-        return where, f"{where or 'The request'}: {first['msg']}."
-    return where, f"{where or 'The request'} {said.format_map(_plain(first.get('ctx', {})))}."
+        return where, f"is not valid: {first['msg']}."
+    return where, f"{said.format_map(_plain(first.get('ctx', {})))}."
 
 
 def _plain(limits: dict[str, object]) -> dict[str, object]:

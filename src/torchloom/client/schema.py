@@ -626,6 +626,7 @@ class OperationView(TypedDict):
     changed: list[DifferenceView]
     differing: dict[str, list[DifferenceView]]
     trouble: dict[str, str]
+    raised: list[int]
     unheard: list[int]
     reverts: int | None
     saved: str
@@ -689,6 +690,7 @@ class Problem(TypedDict):
     status: int
     detail: str
     field: str | None
+    fault: str | None
 
 
 class ProgramBody(TypedDict):

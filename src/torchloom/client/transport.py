@@ -255,9 +255,10 @@ def problem_error(status: int, data: bytes, retry_after: str = "") -> LoomError:
         kind, detail = str(found["type"]).rpartition(":")[2], str(found["detail"])
     except (ValueError, KeyError, TypeError, RecursionError):
         return LoomError(f"torchloom answered with HTTP status {status} and no reason.")
-    error = _KINDS.get(kind, LoomError)(visible(detail) if terminal.in_use else detail)
+    shown = visible if terminal.in_use else str
+    error = _KINDS.get(kind, LoomError)(shown(detail))
     if isinstance(error, UsageError):
-        error.field = str(found.get("field", ""))
+        error.field, error.fault = str(found.get("field", "")), shown(str(found.get("fault", "")))
     if isinstance(error, Unavailable) and retry_after.isdecimal():
         error.retry_after_s = min(float(retry_after), LONGEST_PAUSE_S)
     return error

@@ -56,7 +56,9 @@ class OperationRecord(Struct, kw_only=True):
     differing: dict[int, tuple[Changed, ...]] = field(default_factory=dict)
     """By rank, only where a rank reported other values than `changed`."""
     trouble: dict[int, str] = field(default_factory=dict)
-    """By rank, the traceback of its failure."""
+    """By rank why it failed, undid the change or left."""
+    raised: tuple[int, ...] = ()
+    """Ranks whose own code failed: their `trouble` is a traceback."""
     unheard: tuple[int, ...] = ()
     cancelled: bool = False
     """Somebody cancelled it."""

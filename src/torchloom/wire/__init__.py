@@ -1,1 +1,4 @@
-"""Encodings shared by the parts: the codec, the subjects, the black-box layout. Imports nothing by itself."""
+"""Encodings shared by the parts: the codec, the subjects, the black-box layout, the line that starts a log.
+
+Imports nothing by itself.
+"""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from torchloom.agent.logs import files
+from torchloom.wire.start_line import StartLine, read_start_line
 
 
 @pytest.fixture
@@ -89,21 +90,30 @@ def test_where_no_hole_can_be_punched_the_log_is_dropped_and_offsets_still_hold(
 
 
 def test_a_mark_stands_on_a_line_of_its_own(path: Path) -> None:
-    files.mark_start(path, "generation 1")
+    files.mark_start(path, StartLine(1, 0, 2))
     with path.open("ab") as file:
         file.write(b"broken off")
-    files.mark_start(path, "generation 2")
-    assert path.read_text() == "[loom] generation 1\nbroken off\n[loom] generation 2\n"
+    files.mark_start(path, StartLine(2, 0, 2, 1))
+    assert path.read_text() == (
+        "[loom] generation 1: rank 0 of 2\nbroken off\n[loom] generation 2: rank 0 of 2, restart 1\n"
+    )
     assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_mark_on_a_full_disk_is_no_error(tmp_path: Path) -> None:
-    files.mark_start(Path("/dev/full"), "generation 1")
+    files.mark_start(Path("/dev/full"), StartLine(1, 0, 2))
     (tmp_path / "file").write_text("")
-    files.mark_start(tmp_path / "file" / "rank-0.log", "generation 1")
+    files.mark_start(tmp_path / "file" / "rank-0.log", StartLine(1, 0, 2))
 
 
 def test_the_tail_is_bounded_in_lines_and_in_length(path: Path) -> None:
     path.write_bytes(b"\xff\n" * 30 + b"y" * 5000 + b"\n")
     tail = files.tail(path)
     assert len(tail) == 20 and tail[-1] == "y" * 500 and tail[0] == "\ufffd"
+
+
+def test_the_line_of_a_start_is_read_as_it_was_written_and_no_other_line_is() -> None:
+    for written in (StartLine(1, 0, 2), StartLine(12, 63, 64, 11)):
+        assert read_start_line(str(written)) == written
+    for printed in ("[loom] generation 3 is the best so far", f"{StartLine(1, 0, 2)} says my script", ""):
+        assert read_start_line(printed) is None

@@ -35,6 +35,7 @@ def operation(**more: Any) -> Any:
         "changed": [difference("optimizer0.lr@0", 1e-3, 1e-4)],
         "differing": {},
         "trouble": {},
+        "raised": [],
         "unheard": [],
         "reverts": None,
     }
@@ -43,6 +44,17 @@ def operation(**more: Any) -> Any:
 
 def difference(address: str, before: Any, after: Any) -> Any:
     return {"address": address, "before": before, "after": after}
+
+
+def test_only_ranks_that_failed_themselves_are_shown_also_if_the_traceback_was_cut(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cut = 'ng.py", line 12, in set_dropout\nValueError: no'  # the end of a long traceback
+    trouble = {"0": "rank 1 failed: ValueError: no", "1": cut, "2": cut}
+    changes.show_trouble(operation(trouble=trouble, raised=[1, 2]))
+    assert capsys.readouterr().err.splitlines()[0] == "ranks 1, 2:"
+    changes.show_trouble(operation(trouble={"0": "the script ended"}, raised=[]))
+    assert capsys.readouterr().err == "rank 0:\n  the script ended\n"
 
 
 # -- what is typed ----

@@ -100,7 +100,8 @@ def test_problems_are_errors_of_ours(
 
 def test_a_mistake_in_a_field_is_told_in_the_words_of_the_command_line() -> None:
     said = {"type": "urn:torchloom:usage", "detail": "limits.hang_act_s must be more than 0."}
-    error = problem_error(422, json.dumps(said | {"field": "limits.hang_act_s"}).encode())
+    more = {"field": "limits.hang_act_s", "fault": "must be more than 0."}
+    error = problem_error(422, json.dumps(said | more).encode())
     assert isinstance(error, UsageError) and error.field == "limits.hang_act_s"
     assert sentence(error) == "--hang-act must be more than 0."
     assert str(error) == "limits.hang_act_s must be more than 0.", "for whoever calls the API"

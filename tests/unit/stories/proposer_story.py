@@ -37,11 +37,12 @@ class Weaver:
     def ask(self, version: int = 1, kind: Kind = Kind.SET, at_step: int | None = None) -> None:
         self.hear(Requested(Operation(version, kind, {"lr": 0.1}, at_step=at_step)))
 
-    def say(self, said: Said, *ranks: int, step: int = 10, why: str = "", held: bool = False) -> None:
-        name = self.state.attempt_id
-        self.hear(
-            *(Answered(Answer(name, r, said, step, held, 50_000_000, "SGD", why)) for r in ranks or (0, 1))
-        )
+    def say(
+        self, said: Said, *ranks: int, step: int = 10, why: str = "", held: bool = False, raised: bool = False
+    ) -> None:
+        name, answered = self.state.attempt_id, ranks or (0, 1)
+        answers = [Answer(name, r, said, step, held, 50_000_000, "SGD", why, raised=raised) for r in answered]
+        self.hear(*map(Answered, answers))
 
     def confirmed(self) -> None:
         self.ask()

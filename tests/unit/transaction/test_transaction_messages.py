@@ -53,7 +53,8 @@ def test_what_is_packed_is_unpacked() -> None:
     mails = tuple(mail(phase, number) for number, phase in enumerate(Phase))
     assert unpack_mail(pack_mail(mails)) == mails
     answers = tuple(
-        Answer(AttemptId(1, 2, 3), 4, said, 5, True, 6, "SGD", "wäre", (("lr", 1, None),)) for said in Said
+        Answer(AttemptId(1, 2, 3), 4, said, 5, True, 6, "SGD", "wäre", (("lr", 1, None),), 7, True)
+        for said in Said
     )
     assert unpack_answers(pack_answers(answers)) == answers
     assert unpack_mail(b"") == unpack_answers(b"") == ()

@@ -101,10 +101,10 @@ def test_undone_names_the_culprit_and_carries_the_traceback() -> None:
     weaver = Weaver()
     weaver.confirmed()
     weaver.say(Said.UNDONE, 0, why="rank 1 failed: ValueError: no")
-    weaver.say(Said.UNDONE, 1, why="Traceback\n  line\nValueError: no")
+    weaver.say(Said.UNDONE, 1, why="Traceback\n  line\nValueError: no", raised=True)
     assert weaver.told.how is How.NOT_APPLIED
     assert weaver.told.reason == "undone on every rank at step 12: rank 1 failed: ValueError: no"
-    assert weaver.told.trouble[1].startswith("Traceback")
+    assert weaver.told.trouble[1].startswith("Traceback") and weaver.told.raised == (1,)
 
 
 def test_all_timed_out_is_tried_again() -> None:

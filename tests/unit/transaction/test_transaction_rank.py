@@ -215,7 +215,7 @@ def test_a_bad_or_missing_vote_undoes_it_and_says_whose() -> None:
     assert isinstance(rank.next(0), Undo)
     rank.undone()
     assert rank.next(0) == Pass() and said(rank) is Said.UNDONE
-    assert rank.answers[ID].why == "rank 1 failed: ValueError: no"
+    assert rank.answers[ID].why == "rank 1 failed: ValueError: no" and not rank.answers[ID].raised
 
     rank = counting()
     assert rank.next(5 * S) == CompareSet(f"{KEY}/settlement", "UNDO", 5 * S + STORE_TIMEOUT_NS)
@@ -229,6 +229,7 @@ def test_an_undo_that_fails_ends_the_worker() -> None:
     assert isinstance(rank.next(0), Undo)
     rank.undone("RuntimeError")
     assert isinstance(rank.next(0), EndWorker) and said(rank) is Said.BROKEN
+    assert rank.answers[ID].raised
 
 
 def test_a_handler_that_raises_votes_so_and_keeps_its_traceback() -> None:
@@ -238,7 +239,7 @@ def test_a_handler_that_raises_votes_so_and_keeps_its_traceback() -> None:
     rank.ran("Traceback …\nValueError: no")
     assert isinstance(rank.next(0), Undo)
     rank.undone()
-    assert said(rank) is Said.UNDONE and "Traceback" in rank.answers[ID].why
+    assert said(rank) is Said.UNDONE and "Traceback" in rank.answers[ID].why and rank.answers[ID].raised
 
 
 def test_a_single_phase_that_fails_ends_the_worker_because_others_apply_it() -> None:

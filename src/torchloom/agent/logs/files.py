@@ -13,6 +13,7 @@ import os
 from pathlib import Path
 
 from torchloom.model.messages import LogPiece
+from torchloom.wire.start_line import StartLine
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 
 
-def mark_start(path: Path, text: str) -> None:
+def mark_start(path: Path, line: StartLine) -> None:
     """Write one line of our own, starting on a new line. A full disk costs this line, nothing else."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -39,7 +40,7 @@ def mark_start(path: Path, text: str) -> None:
     try:
         size = os.fstat(descriptor).st_size
         broken_off = size > 0 and os.pread(descriptor, 1, size - 1) not in (b"\n", b"\0")
-        os.write(descriptor, (("\n" if broken_off else "") + f"[loom] {text}\n").encode())
+        os.write(descriptor, (("\n" if broken_off else "") + f"{line}\n").encode())
     except OSError as error:
         log.warning("%s cannot be written: %s", path, error.strerror)
     finally:

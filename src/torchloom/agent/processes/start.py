@@ -35,6 +35,7 @@ from torchloom.model.events import StartedWorker, WorkersStarted
 from torchloom.model.ids import check_token
 from torchloom.private import make_private
 from torchloom.spawner.client import AsyncSpawnerClient, Started
+from torchloom.wire.start_line import StartLine
 
 _SIGN_IN_WITHIN_S = 0.5
 """A newborn writes its pid into its box at once; a box without one after this long has no process."""
@@ -187,8 +188,7 @@ def _order(
 ) -> dict[str, Any]:
     ref = launch.ref
     path = host.log_file(ref.job, ref.rank)
-    restarts = f", restart {effect.restart_count}" if effect.restart_count else ""
-    files.mark_start(path, f"generation {ref.generation}: rank {ref.rank} of {effect.world_size}{restarts}")
+    files.mark_start(path, StartLine(ref.generation, ref.rank, effect.world_size, effect.restart_count))
     asked = start_order(
         effect,
         launch,

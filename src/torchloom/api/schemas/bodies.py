@@ -161,6 +161,8 @@ class Problem(BaseModel):
     detail: str
     field: str | None = None
     """The part of the request that is wrong."""
+    fault: str | None = None
+    """What is wrong with it: `detail` without the name of the field."""
 
 
 class LoginRequest(Strict):

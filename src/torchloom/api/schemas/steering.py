@@ -117,7 +117,9 @@ class OperationView(BaseModel):
     differing: dict[str, list[DifferenceView]]
     """By rank, only where a rank reported other values."""
     trouble: dict[str, str]
-    """By rank, the traceback of its failure."""
+    """By rank why it failed, undid the change or left."""
+    raised: list[int]
+    """Ranks whose own code failed: their `trouble` is a traceback. The others repeat what a rank reported."""
     unheard: list[int]
     """Ranks that have not reported. They do the same as the others; only their report is missing."""
     reverts: int | None

@@ -61,6 +61,7 @@ def operation_view(job: Job, record: OperationRecord) -> OperationView:
         changed=differences(record.changed),
         differing={str(rank): differences(changed) for rank, changed in record.differing.items()},
         trouble={str(rank): text for rank, text in record.trouble.items()},
+        raised=list(record.raised),
         unheard=list(record.unheard),
         reverts=record.reverts,
         saved=saved,

@@ -22,6 +22,7 @@ from torchloom.cli.show.screen import Screen, lines
 from torchloom.client import Client, Endpoint, NotAnswering, Unavailable
 from torchloom.errors import LoomError, NotFound
 from torchloom.home import Home
+from torchloom.wire.start_line import read_start_line
 
 if TYPE_CHECKING:
     from torchloom.client.schema import JobDetail
@@ -31,8 +32,6 @@ LOOK_QUIET_S = 2.0
 LAST_WORDS_WITHIN_S = 10.0
 """How long to wait for the rest of the logs after the job has ended."""
 AGAIN_AFTER_S = 0.2
-START_MARK = "[loom] generation "
-"""The agent's log line at the start of a new process; `loom run` prints its own sentence instead."""
 
 Item = tuple[str, Any]
 """A reader's result: its kind (`log`, `job`, `say`, …) and content."""
@@ -110,7 +109,7 @@ class Follower:
         if body["lost_bytes"]:
             self._screen.say(f"{body['lost_bytes']} bytes of rank {body['rank']}'s log were dropped")
         for line in lines(body["text"]):
-            if not line.startswith(START_MARK):
+            if read_start_line(line) is None:  # the screen reports starts itself
                 self._screen.log(body["rank"], line)
         self._screen.flush()
 

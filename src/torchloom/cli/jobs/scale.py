@@ -88,7 +88,7 @@ def _save(client: Client, job: str, workers: int, quiet: bool) -> None:
         asked = client.checkpoint_now(job, {"why": f"before it continues with {workers} workers"})
         view = changes.follow(client, job, asked["operation"], None, quiet)
         why_not = changes.failure(view)
-        if why_not is not None and any(text.startswith("Traceback") for text in view["trouble"].values()):
+        if why_not is not None and view["raised"]:
             hint = "it keeps training with the same workers; --no-save scales it from its last save"
             raise JobFailed(f"{job} was not scaled: {why_not.message}", hint=hint)
     except Conflict as refused:

@@ -44,11 +44,9 @@ _OPTIONS = {
 
 def sentence(error: LoomError) -> str:
     """The error in the words of the command line."""
-    text = str(error)
-    field = error.field if isinstance(error, UsageError) else ""
-    if not field or not text.startswith(field):
-        return text
-    said = option_of(field) + text.removeprefix(field)
+    if not isinstance(error, UsageError) or not error.fault:
+        return str(error)
+    said = f"{option_of(error.field)} {error.fault}"
     return said[:1].upper() + said[1:]
 
 

@@ -190,7 +190,7 @@ def what(view: OperationView) -> str:
 
 def show_trouble(view: OperationView) -> None:
     """Tracebacks of the ranks, equal ones once; a rank that only repeats another rank's error is left out."""
-    traced = {rank: text for rank, text in view["trouble"].items() if text.startswith("Traceback")}
+    traced = {rank: text for rank, text in view["trouble"].items() if int(rank) in view["raised"]}
     by_text: dict[str, list[str]] = {}
     for rank, text in (traced or view["trouble"]).items():
         by_text.setdefault(text.rstrip(), []).append(rank)

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from torchloom.core.detect.window import Collective, RankWindow
 
+
+@dataclass(frozen=True, slots=True)
+class _Clause:
+    """A fact about a rank: the clause, and what is left of it after another clause about the same rank."""
+
+    text: str
+    short: str = ""
+
+    @staticmethod
+    def it_is(what: str) -> _Clause:
+        return _Clause(f"it is {what}", what)
+
+
 _STATES = {
-    "T": "it is stopped (SIGSTOP)",
-    "t": "a debugger has stopped it",
-    "Z": "it is dead",
-    "X": "it is gone",
-    "D": "it waits for a disk or device",
+    "T": _Clause.it_is("stopped (SIGSTOP)"),
+    "t": _Clause("a debugger has stopped it"),
+    "Z": _Clause.it_is("dead"),
+    "X": _Clause.it_is("gone"),
+    "D": _Clause("it waits for a disk or device"),
 }
 
 
@@ -78,22 +92,22 @@ def doing(window: RankWindow) -> str:
     facts = window.process
     if window.left:
         return f"it {window.left}"
-    parts = []
+    parts: list[_Clause] = []
     if facts.tracer:
-        parts.append(f"{facts.tracer} {'has stopped' if facts.state == 't' else 'debugs'} it")
+        parts.append(_Clause(f"{facts.tracer} {'has stopped' if facts.state == 't' else 'debugs'} it"))
     elif state := _STATES.get(facts.state):
         parts.append(state)
     if facts.location:
-        parts.append(f"it is in {facts.location}")
+        parts.append(_Clause.it_is(f"in {facts.location}"))
     if device := accelerator(window):
-        parts.append(device)
+        parts.append(_Clause(device))
     if facts.state not in ("t", "T") and (seen := living(window) or facts.waits_for):
-        parts.append(seen)
+        parts.append(_Clause(seen))
     if not parts and window.phase not in ("training", "none", ""):
-        parts.append(f"its phase is {window.phase}")
+        parts.append(_Clause(f"its phase is {window.phase}"))
     if not parts:
         return "what it does is not known yet"
-    return ", ".join((parts[0], *(part.removeprefix("it is ") for part in parts[1:])))
+    return ", ".join((parts[0].text, *(part.short or part.text for part in parts[1:])))
 
 
 def accelerator(window: RankWindow) -> str:

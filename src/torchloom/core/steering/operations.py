@@ -102,7 +102,7 @@ def end_record(turn: Turn, job: Job, outcome: Outcome) -> OperationRecord | None
     if outcome.at_step and outcome.offset is not None:
         record.training_step = outcome.at_step + outcome.offset
     record.changed, record.differing = _common(outcome.changed)
-    record.trouble, record.unheard = dict(outcome.trouble), outcome.unheard
+    record.trouble, record.raised, record.unheard = dict(outcome.trouble), outcome.raised, outcome.unheard
     if outcome.how is How.APPLIED:
         _take_effect(turn, job, record, before)
     return record

@@ -40,6 +40,7 @@ class AttemptResult:
                 for rank, a in sorted(self.answers.items())
                 if a.why and a.said in (Said.UNDONE, Said.BROKEN, Said.LEFT)
             },
+            raised=tuple(rank for rank, a in sorted(self.answers.items()) if a.raised),
         )
 
 

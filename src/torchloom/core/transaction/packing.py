@@ -108,6 +108,7 @@ def _answer_out(answer: Answer) -> dict[str, Any]:
         "step_ns": answer.step_ns,
         "anchor": answer.anchor,
         "why": answer.why,
+        "raised": answer.raised,
         "changed": [list(changed) for changed in answer.changed],
         "offset": answer.offset,
     }
@@ -123,6 +124,7 @@ def _answer_in(row: dict[str, Any]) -> Answer:
         step_ns=int(row["step_ns"]),
         anchor=str(row["anchor"]),
         why=str(row["why"]),
+        raised=bool(row.get("raised", False)),
         changed=tuple((str(address), before, after) for address, before, after in row["changed"]),
         offset=None if row.get("offset") is None else int(row["offset"]),
     )

@@ -184,6 +184,7 @@ class Rank:
         if attempt is None or attempt.stage is not Stage.UNDOING:
             return
         if trouble:
+            attempt.trouble = trouble
             self._break(attempt, f"the change could not be undone: {trouble}")
         else:
             self._close(attempt, Said.UNDONE, attempt.trouble or attempt.why)
@@ -379,6 +380,7 @@ class Rank:
             step_ns=self.step_ns,
             anchor=self.anchor,
             why=why[-WHY_CHARS:],
+            raised=bool(attempt.trouble) and said in (Said.UNDONE, Said.BROKEN),
             changed=attempt.changed if said is Said.APPLIED else (),
             offset=self.offset,
         )

@@ -151,3 +151,5 @@ class Answer:
     changed: tuple[Changed, ...] = ()
     offset: int | None = None
     """Training step minus step, if the script reports its training step."""
+    raised: bool = False
+    """`why` is the traceback of this rank's own failure; else it repeats what another rank reported."""

@@ -65,7 +65,9 @@ class Outcome:
     changed: dict[int, tuple[Changed, ...]] = field(default_factory=dict)
     """Per rank what was there before and after."""
     trouble: dict[int, str] = field(default_factory=dict)
-    """Per rank, the traceback of its failure."""
+    """Per rank why it failed, undid the change or left."""
+    raised: tuple[int, ...] = ()
+    """Ranks whose own code failed: their `trouble` is a traceback."""
 
 
 # -- what happened ------------------------------------------------------------------------------

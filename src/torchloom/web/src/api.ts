@@ -552,6 +552,7 @@ export interface OperationView {
   changed: Array<DifferenceView>;
   differing: Record<string, Array<DifferenceView>>;
   trouble: Record<string, string>;
+  raised: Array<number>;
   unheard: Array<number>;
   reverts: number | null;
   saved: string;
@@ -591,6 +592,7 @@ export interface Problem {
   status: number;
   detail: string;
   field: string | null;
+  fault: string | null;
 }
 
 export interface ProgramBody {
