@@ -10,6 +10,7 @@ A training script needs none of this; with it, it tells what cannot be guessed:
         loom.log(loss=loss)
     with loom.phase("eval"):
         evaluate()
+    print(loom.in_force(optimizer))   # the learning rate that steps use, also while `loom set` holds one
 
 Settings that can be changed while it runs (`loom set JOB dropout=0.2`):
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from torchloom.checkpoint.checkpoint import Checkpoint
     from torchloom.core.retention import KeepRules
     from torchloom.data import ElasticLoader, ScaledRate, ShardedDataset, ShardedLoader, Transforms
-    from torchloom.probe.api import Info, attach, info, log, phase, role, step
+    from torchloom.probe.api import Info, attach, in_force, info, log, phase, role, step
     from torchloom.probe.steering.declared import handler, setting
 
 __version__ = "0.1.0"
@@ -53,6 +54,7 @@ __all__ = [
     "__version__",
     "attach",
     "handler",
+    "in_force",
     "info",
     "log",
     "phase",
@@ -65,7 +67,7 @@ _FROM = {
     "torchloom.checkpoint.checkpoint": ("Checkpoint",),
     "torchloom.core.retention": ("KeepRules",),
     "torchloom.data": ("ElasticLoader", "ScaledRate", "ShardedDataset", "ShardedLoader", "Transforms"),
-    "torchloom.probe.api": ("Info", "attach", "info", "log", "phase", "role", "step"),
+    "torchloom.probe.api": ("Info", "attach", "in_force", "info", "log", "phase", "role", "step"),
     "torchloom.probe.steering.declared": ("handler", "setting"),
 }
 
@@ -78,7 +80,9 @@ def __getattr__(name: str) -> Any:
         from torchloom.checkpoint import reporting
         from torchloom.probe import api
 
-        reporting.connect(api.phase, api.log, api.training_step, api.tell_checkpoints, api.is_finite)
+        reporting.connect(
+            api.phase, api.log, api.training_step, api.tell_checkpoints, api.is_finite, api.own_values
+        )
     found = getattr(import_module(source), name)
     globals()[name] = found  # not asked for again: a script may call it in every step
     return found

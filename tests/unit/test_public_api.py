@@ -24,7 +24,7 @@ def test_the_public_names_are_these() -> None:
             "ShardedLoader",
         ),
         *("Transforms",),
-        *("__version__", "attach", "handler", "info", "log", "phase", "role", "setting", "step"),
+        *("__version__", "attach", "handler", "in_force", "info", "log", "phase", "role", "setting", "step"),
     ]
     assert all(hasattr(torchloom, name) for name in torchloom.__all__)
 

@@ -1,6 +1,6 @@
 """What a checkpoint reports to the rest of torchloom: its phase, step, figures and failures.
 
-Owns five ports and no meaning. `torchloom/__init__.py` connects them to the probe; unconnected, as in a
+Owns six ports and no meaning. `torchloom/__init__.py` connects them to the probe; unconnected, as in a
 script without torchloom around it, they do nothing. A failure is also said in one line on stderr, because
 that is where the person who started the script looks.
 """
@@ -30,6 +30,10 @@ def _finite() -> bool:
     return True
 
 
+def _as_they_are(loaded: bool = False) -> AbstractContextManager[object]:
+    return nullcontext()
+
+
 @dataclass
 class Ports:
     """Where telling goes."""
@@ -40,6 +44,8 @@ class Ports:
     checkpoints: Callable[[Mapping[str, object]], None] = _no_checkpoints
     finite: Callable[[], bool] = _finite
     """Whether the numbers of the training are, as far as somebody looked."""
+    own_values: Callable[[bool], AbstractContextManager[object]] = _as_they_are
+    """Inside, param groups hold the script's own values, not those set from outside. True: a state is loaded."""
 
 
 ports = Ports()
@@ -51,10 +57,11 @@ def connect(
     step: Callable[[object], None],
     checkpoints: Callable[[Mapping[str, object]], None] = _no_checkpoints,
     finite: Callable[[], bool] = _finite,
+    own_values: Callable[[bool], AbstractContextManager[object]] = _as_they_are,
 ) -> None:
     """Tell these from now on."""
     ports.phase, ports.log, ports.step, ports.checkpoints = phase, log, step, checkpoints
-    ports.finite = finite
+    ports.finite, ports.own_values = finite, own_values
 
 
 def say(text: str) -> None:

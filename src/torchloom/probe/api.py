@@ -9,7 +9,7 @@ import contextlib
 import os
 from collections.abc import Mapping
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torchloom.probe import session
 
@@ -56,6 +56,29 @@ def tell_checkpoints(told: Mapping[str, object]) -> None:
     """For loom.Checkpoint: what it saved, what failed, and where it is (checkpoint/report_text.py)."""
     if session.current is not None:
         session.current.tell_checkpoints(told)
+
+
+def in_force(optimizer: Any, name: str = "lr", group: int = 0) -> Any:
+    """The value that the optimizer's steps use: the one that `loom set` holds, or else the script's own."""
+    found = session.current.in_force(optimizer, name, group) if session.current is not None else None
+    value = optimizer.param_groups[group][name] if found is None else found
+    return value.item() if hasattr(value, "item") else value
+
+
+class own_values:
+    """For loom.Checkpoint: inside, param groups hold the script's own values instead of those that are set.
+    `loaded`: a state is loaded here, so what the groups hold at the end is the script's own."""
+
+    def __init__(self, loaded: bool = False) -> None:
+        self._loaded = loaded
+
+    def __enter__(self) -> None:
+        if session.current is not None:
+            session.current.hide_settings()
+
+    def __exit__(self, *_: object) -> None:
+        if session.current is not None:
+            session.current.show_settings(self._loaded)
 
 
 def is_finite() -> bool:

@@ -74,7 +74,8 @@ class Session:
         self._device: dict[str, Any] = {}
         self._counted_by_checkpoint = False
         # What can be changed.
-        steering = SteeringParts(view, self.phases, self.optimizers, os.environ)
+        steering = SteeringParts(view, self.phases, self.optimizers, os.environ, self.guard)
+        self.hide_settings, self.show_settings = steering.hide, steering.show
         self._config, self._changes, self.control = steering.config, steering.changes, steering.control
         faults = Faults(view, self.optimizers.living, steering.pacing)
         # The step, at whose boundary both happen.
@@ -116,6 +117,7 @@ class Session:
         self.enter_phase = guard.wrap(self._enter_phase)
         self.leave_phase = guard.wrap(self._leave_phase)
         self.identity = guard.wrap(self._identity)
+        self.in_force = guard.wrap(self._in_force)
         self.end = guard.wrap(self._end)
         self.ended = guard.wrap(self._ended)
 
@@ -257,6 +259,13 @@ class Session:
             for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GENERATION", "INCARNATION")
         }
         return {**header, **told}
+
+    def _in_force(self, optimizer: Any, name: str, group: int) -> Any:
+        """None if nothing of ours is known about it."""
+        for number, known in self.optimizers.numbered():
+            if known is optimizer:
+                return self.steps.overrides.in_force(number, optimizer, name, group)
+        return None
 
     # -- the end --------------------------------------------------------------------------------
     def _end(self, error: BaseException | None) -> None:

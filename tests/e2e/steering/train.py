@@ -1,6 +1,7 @@
-"""A training of many shapes (argv[1]) that logs, per step, what the optimizer really used and what it owns.
+"""A training of many shapes (argv[1]) that logs, per step, what the optimizer really used and what its
+param groups hold after the step.
 
-One line of JSON a step: {"step": count, "used": {address: value}, "own": {…}, "dropout": …}.
+One line of JSON a step: {"step": count, "used": {address: value}, "seen": {…}, "dropout": …}.
 """
 
 import json
@@ -182,7 +183,7 @@ while training < STEPS:
     line = {
         "step": count,
         "used": dict(used),
-        "own": values(optimizers),
+        "seen": values(optimizers),
         "dropout": state["dropout"],
         "clip": clip.value,
         "noise": state["noise"],

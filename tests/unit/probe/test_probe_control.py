@@ -80,7 +80,7 @@ def test_a_world_of_one_decides_alone(worker: Worker) -> None:
     change(worker, lr=0.5)
     worker.step()
     assert worker.used == [0.1, 0.1, 0.1, 0.5, 0.5]
-    assert worker.optimizer.param_groups[0]["lr"] == 0.1
+    assert worker.optimizer.param_groups[0]["lr"] == 0.5, "the script sees what is in force"
     assert (worker.said().said, worker.said().step) == (Said.APPLIED, 4)
     assert worker.said().changed == (("optimizer0.lr@0", 0.1, 0.5),)
     assert worker.view.progress(Progress.CONFIG_VERSION) == 1

@@ -276,7 +276,8 @@ def _load(component: Component, tree: Any) -> None:
         ordered._metadata = getattr(component.state(), "_metadata", None)
         tree = ordered
     try:
-        inner.load_state_dict(tree)
+        with reporting.ports.own_values(True):
+            inner.load_state_dict(tree)
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"the checkpoint does not fit {component.name}: {error}",

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from torchloom.checkpoint import reporting
 from torchloom.checkpoint.state import buckets, rng
 from torchloom.errors import UsageError
 
@@ -52,7 +53,8 @@ class Component:
         return isinstance(self.inner, (nn.Module, Optimizer))
 
     def state(self) -> Any:
-        return self.inner.state_dict()
+        with reporting.ports.own_values(False):
+            return self.inner.state_dict()
 
     def parameter(self, path: tuple[object, ...]) -> Any:
         """For an optimizer, the parameter that a tensor of its state belongs to."""

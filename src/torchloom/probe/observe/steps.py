@@ -55,6 +55,8 @@ class Optimizers:
         self._words = view.words
         self.anchor: Callable[[], Any] = _nobody
         self._others: list[Callable[[], Any]] = []
+        self.arrived: Callable[[Any], None] = _ignored
+        """Called with an optimizer that is not the anchor when it gets its number."""
 
     def by_number(self) -> list[Any]:
         """Each at the place of its number, None where it is gone."""
@@ -89,6 +91,7 @@ class Optimizers:
             self._others = [other for other in self._others if other() is not None]
         self._others.append(weakref.ref(optimizer))
         self._words[_COUNT] = len(self.living())
+        self.arrived(optimizer)
         return len(self._others)
 
 
@@ -220,6 +223,7 @@ class Steps:
         words[_STEPS] = completed
         if completed == 1:
             words[_FIRST] = now_ns
+            self.overrides.meet(optimizer)
         if self.step_ended is not None:
             self.step_ended()
         if now_ns >= self._housekeeping_ns:
@@ -257,3 +261,7 @@ def _code_of_step_wrapper(optim: Any) -> types.CodeType | None:
 
 def _nobody() -> None:
     """The anchor before there is one."""
+
+
+def _ignored(optimizer: Any) -> None:
+    """Nobody wants to know."""

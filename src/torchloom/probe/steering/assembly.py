@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from torchloom.probe.guard import Guard
 from torchloom.probe.links.delay_matrix import Links
 from torchloom.probe.links.pacing import Pacing, spared_ports
 from torchloom.probe.observe.phases import Phases
@@ -16,6 +17,7 @@ from torchloom.probe.steering.declared import registry
 from torchloom.probe.steering.overrides import Overrides
 from torchloom.probe.steering.registers import Registers
 from torchloom.probe.steering.saving import ScriptCheckpoint
+from torchloom.probe.steering.schedulers import Schedulers
 from torchloom.wire.blackbox import Header, View
 
 
@@ -23,11 +25,20 @@ class SteeringParts:
     """The parts, each handed those before it."""
 
     def __init__(
-        self, view: View, phases: Phases, optimizers: Optimizers, environ: Mapping[str, str]
+        self,
+        view: View,
+        phases: Phases,
+        optimizers: Optimizers,
+        environ: Mapping[str, str],
+        guard: Guard,
     ) -> None:
         rank, world = view.header(Header.RANK), max(1, view.header(Header.WORLD_SIZE))
         registers = Registers(environ)
-        self.overrides = Overrides()
+        overrides = self.overrides = Overrides()
+        self.hide, self.show = guard.wrap(overrides.hide), guard.wrap(overrides.show)
+        overrides.stayed = guard.wrap(Schedulers(self.hide, self.show).wrap)
+        # While something is held an optimizer gets its number before its first step, else after it.
+        optimizers.arrived = lambda optimizer: overrides.meet(optimizer, ended=not overrides.busy)
         config = self.config = Config(view, self.overrides, registry, optimizers.numbered)
         self.pacing = Pacing(registers, view.header(Header.GENERATION), rank, spared_ports(environ))
         links = Links(registers, environ, rank, world, self.pacing.rate)
