@@ -67,7 +67,9 @@ OPTIMIZERS: dict[str, Callable[[list[Any]], Any]] = {
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     made = Session(OwnBox(View(memoryview(bytearray(SIZE))), 0))
-    made.steps.install(importlib.import_module("torch.optim.optimizer"), torch.compiler.is_compiling, made.guard)
+    made.steps.install(
+        importlib.import_module("torch.optim.optimizer"), torch.compiler.is_compiling, made.guard
+    )
     monkeypatch.setattr(sessions, "current", made)
     yield made
     made.steps.remove()
@@ -230,7 +232,9 @@ def test_a_scheduler_made_later_starts_from_the_scripts_own(session: Session) ->
 def test_a_scheduler_class_of_the_script(session: Session) -> None:
     class Halving(sched.LRScheduler):
         def get_lr(self) -> list[float]:
-            return [group["lr"] * (0.5 if self.last_epoch == 10 else 1.0) for group in self.optimizer.param_groups]
+            return [
+                group["lr"] * (0.5 if self.last_epoch == 10 else 1.0) for group in self.optimizer.param_groups
+            ]
 
         def step(self, epoch: int | None = None) -> None:
             super().step(epoch)
