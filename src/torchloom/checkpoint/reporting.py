@@ -45,7 +45,7 @@ class Ports:
     finite: Callable[[], bool] = _finite
     """Whether the numbers of the training are, as far as somebody looked."""
     own_values: Callable[[bool], AbstractContextManager[object]] = _as_they_are
-    """Inside, param groups hold the script's own values, not those set from outside. True: a state is loaded."""
+    """Inside, param groups hold the script's own values, not those set from outside. True: for loading."""
 
 
 ports = Ports()

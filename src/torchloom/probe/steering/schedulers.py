@@ -1,6 +1,6 @@
 """torch's learning-rate schedulers work on the script's own values, not on ours.
 
-A scheduler reads `group["lr"]` and multiplies it. While a value of ours stays in a param group, the `step` and
+A scheduler reads `group["lr"]` and multiplies it. While ours stays in a param group, the `step` and
 `__init__` of every scheduler class run with the script's own values in place. The classes are wrapped when a
 value stays for the first time, so a job that nobody steers keeps torch's own methods. A method that dynamo
 traces runs as it is.
