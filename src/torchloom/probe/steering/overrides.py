@@ -74,7 +74,7 @@ class _Plan:
 
     def staying(self) -> Iterator[tuple[_Place, dict[str, Any]]]:
         """The places in which ours stays, with their groups."""
-        optimizer = self._optimizer()
+        optimizer: Any = self._optimizer()
         groups = optimizer.param_groups if optimizer is not None else []
         for place in self.places:
             if place.stays and place.at < len(groups):

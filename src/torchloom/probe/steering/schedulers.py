@@ -53,5 +53,6 @@ class Schedulers:
 
 def _all_subclasses(kind: type) -> Iterator[type]:
     yield kind
+    below: type
     for below in kind.__subclasses__():
         yield from _all_subclasses(below)
