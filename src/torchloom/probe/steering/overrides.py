@@ -75,7 +75,7 @@ class _Plan:
     def staying(self) -> Iterator[tuple[_Place, dict[str, Any]]]:
         """The places in which ours stays, with their groups."""
         optimizer: Any = self._optimizer()
-        groups = optimizer.param_groups if optimizer is not None else []
+        groups: list[dict[str, Any]] = [] if optimizer is None else optimizer.param_groups
         for place in self.places:
             if place.stays and place.at < len(groups):
                 yield place, groups[place.at]
