@@ -70,7 +70,7 @@ class _Plan:
         self.places = places
 
     def fits(self, optimizer: Any) -> bool:
-        return self._optimizer() is optimizer and self._count == len(optimizer.param_groups)
+        return self._count == len(optimizer.param_groups) and self._optimizer() is optimizer
 
     def staying(self) -> Iterator[tuple[_Place, dict[str, Any]]]:
         """The places in which ours stays, with their groups."""
