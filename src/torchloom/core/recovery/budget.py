@@ -59,11 +59,13 @@ def plan_restart(job: Job, rank: int | None, progress: bool, chance: float) -> R
             progress,
         )
     delay = backoff_s(limits, fruitless, chance)
-    number = f"restart {job.restarts + 1} of at most {limits.max_restarts}"
+    number = job.restarts + 1
     if progress:
-        return RestartPlan(True, 0.0, f"{number}, at once because the job had made progress", progress)
-    in_a_row = f"{fruitless} in a row of at most {limits.max_fruitless}"
-    why = f"{number}, in {delay:.1f} s because there was no progress ({in_a_row})"
+        of = f"restart {number} of at most {limits.max_restarts}"
+        return RestartPlan(True, 0.0, f"{of}, at once because the job had made progress", progress)
+    # Without progress the job ends long before its whole budget is used: say the limit that counts.
+    last = min(limits.max_restarts, job.restarts + limits.max_fruitless - fruitless + 1)
+    why = f"restart {number} of at most {last} without progress, in {delay:.1f} s"
     return RestartPlan(True, delay, why, progress)
 
 

@@ -27,6 +27,7 @@ from torchloom.core.recovery.generation_start import (
     settle_start,
     start_generation,
 )
+from torchloom.core.recovery.hopeless import plan_if_it_can_succeed
 from torchloom.core.recovery.incidents import (
     GENERATION_ENDED,
     close_findings,
@@ -267,7 +268,7 @@ def add_exit(turn: Turn, job: Job, incident: Incident, report: ExitReport) -> No
     if not progress and made_progress(limits, report.steps, report.ran_s):
         progress = changed = True
     if changed:
-        job.plan = plan_restart(job, incident.culprit, progress, turn.chance)
+        job.plan = plan_if_it_can_succeed(turn.fleet, job, incident, progress, turn.chance)
         _say_plan(job, incident, job.plan)
 
 

@@ -48,7 +48,7 @@ def test_after_a_delay_without_progress() -> None:
     assert story.state() is JobState.BACKOFF
     (timer,) = story.fleet.timers.values()
     delay_s = (timer.at_ns - story.now_ns) / 1e9
-    assert 0.375 <= delay_s <= 0.625 and f"in {delay_s:.1f} s because there was no progress" in (
+    assert 0.375 <= delay_s <= 0.625 and f"restart 1 of at most 3 without progress, in {delay_s:.1f} s" in (
         story.job().reason
     )
     effects = story.fire()
@@ -134,7 +134,7 @@ def test_progress_told_only_by_a_later_exit_counts() -> None:
     story = Story(a=8)
     story.run(workers=2)
     story.exit(0, KILLED, steps=0)
-    assert "no progress" in story.job().reason
+    assert "without progress" in story.job().reason
     story.exit(1, KILLED, steps=500)
     assert story.state() is JobState.STARTING and "made progress" in story.incident().decision
 
