@@ -48,6 +48,11 @@ class Home:
         return self.root / "nats"
 
     @property
+    def keys_dir(self) -> Path:
+        """One key per submitted job, which encrypts its environment in the bus."""
+        return self.root / "keys"
+
+    @property
     def parts_dir(self) -> Path:
         """One JSON file per running part: pid, start ticks, address. What a new `loom up` adopts by."""
         return self.root / "parts"

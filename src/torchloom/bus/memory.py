@@ -323,6 +323,10 @@ class MemoryBus:
         await self.online(REQUEST_TIMEOUT_S)
         return self.hub.objects.get(name)
 
+    async def object_names(self, prefix: str) -> list[str]:
+        await self.online(REQUEST_TIMEOUT_S)
+        return sorted(name for name in self.hub.objects if name.startswith(prefix))
+
     async def delete_object(self, name: str) -> None:
         await self.online(REQUEST_TIMEOUT_S)
         self.hub.objects.pop(name, None)

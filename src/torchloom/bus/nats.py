@@ -155,6 +155,16 @@ class NatsBus:
 
         return await self._with_objects(get)
 
+    async def object_names(self, prefix: str) -> list[str]:
+        about = f"$O.{OBJECT_BUCKET}.M."
+        asked = {"subjects_filter": f"{about}>"}
+        found = await nats_stream.api(
+            self._link, f"STREAM.INFO.OBJ_{OBJECT_BUCKET}", asked, REQUEST_TIMEOUT_S
+        )
+        encoded = [subject.removeprefix(about) for subject in found["state"].get("subjects") or {}]
+        names = [base64.urlsafe_b64decode(name).decode() for name in encoded]
+        return sorted(name for name in names if name.startswith(prefix))
+
     async def delete_object(self, name: str) -> None:
         """nats-py's own delete keeps a marker for every name forever, so both subjects are purged here."""
 

@@ -201,6 +201,10 @@ class Bus(Protocol):
 
     async def get_object(self, name: str) -> bytes | None: ...
 
+    async def object_names(self, prefix: str) -> list[str]:
+        """The names of all objects that begin so."""
+        ...
+
     async def delete_object(self, name: str) -> None:
         """Remove it and all that was kept about it. One that is not there is no mistake."""
         ...

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,6 +20,12 @@ from typing import Any
 import torch.distributed as dist
 
 from torchloom.errors import CheckpointError
+from torchloom.wire import store_values
+
+LOOK_AGAIN_S = 0.02
+"""Between two looks for a note in whose place somebody else has put something."""
+REPLACED_WITHIN_S = 2.0
+"""How long to look: if that was put there before the note, the note will replace it."""
 
 
 @dataclass(frozen=True)
@@ -70,28 +77,50 @@ def here(env: Mapping[str, str]) -> Group:
 
 
 class Board:
-    """Small notes between ranks in the store of the process group."""
+    """Small notes between ranks in the store of the process group. What no rank wrote there is no note."""
 
     def __init__(self, group: Group, scope: str) -> None:
         self._group = group
+        self._scope = f"loom/checkpoint/{scope}"
+        self._values = store_values.current
         store = dist.distributed_c10d._get_default_store()
-        self._store: Any = dist.PrefixStore(f"loom/checkpoint/{scope}", store)
+        self._store: Any = dist.PrefixStore(self._scope, store)
 
     def post(self, key: str, text: str) -> None:
-        self._store.set(key, text)
+        self._store.set(key, self._values.pack(self._name(key), text))
 
-    def read(self, key: str) -> str:
-        """Waits for the note."""
-        found: bytes = self._store.get(key)
-        return found.decode()
+    def read(self, key: str) -> str | None:
+        """Waits for the note. None: something is there, and for a while no rank has replaced it."""
+        note = self._read(key, self._store.get(key))
+        until = time.monotonic() + REPLACED_WITHIN_S
+        while note is None and time.monotonic() < until:
+            time.sleep(LOOK_AGAIN_S)
+            note = self._read(key, self._store.get(key))
+        return note
+
+    def peek(self, key: str) -> str | None:
+        """The note if it is there. Waits for nobody."""
+        return self._read(key, self._store.get(key)) if self._store.check([key]) else None
 
     def read_within(self, keys: list[str], within_s: float) -> list[str]:
         """The notes, once all are there. Raises CheckpointError if they are not in time."""
+        late = f"the other ranks did not answer within {within_s:g} s"
+        until = time.monotonic() + within_s
         try:
             self._store.wait(keys, timedelta(seconds=within_s))
-            return [value.decode() for value in self._store.multi_get(keys)]
+            while True:
+                values = [
+                    self._read(key, value)
+                    for key, value in zip(keys, self._store.multi_get(keys), strict=True)
+                ]
+                notes = [note for note in values if note is not None]
+                if len(notes) == len(keys):
+                    return notes
+                if time.monotonic() > until:
+                    raise CheckpointError(late)
+                time.sleep(LOOK_AGAIN_S)
         except RuntimeError as error:
-            raise CheckpointError(f"the other ranks did not answer within {within_s:g} s") from error
+            raise CheckpointError(late) from error
 
     def forget(self, key: str) -> None:
         self._store.delete_key(key)
@@ -99,17 +128,26 @@ class Board:
     def has(self, key: str) -> bool:
         """Whether the note is there; False also when the process group is gone."""
         try:
-            return bool(self._store.check([key]))
+            return self.peek(key) is not None
         except RuntimeError:
             return False
 
     def note_mine(self, topic: str, number: int) -> None:
-        self._store.set(f"{topic}/{self._group.rank}", str(number))
+        self.post(f"{topic}/{self._group.rank}", str(number))
 
-    def lowest(self, topic: str) -> int:
-        """The lowest of all ranks' numbers; waits for those that have not noted any."""
+    def lowest(self, topic: str) -> int | None:
+        """The lowest of all ranks' numbers; waits for those that have not noted any. None: a rank's number
+        was replaced by something else."""
         keys = [f"{topic}/{rank}" for rank in range(self._group.world)]
-        return min(int(value) for value in self._store.multi_get(keys))
+        found = [self._read(key, value) for key, value in zip(keys, self._store.multi_get(keys), strict=True)]
+        numbers = [int(note) for note in found if note is not None]
+        return min(numbers) if len(numbers) == len(keys) else None
+
+    def _name(self, key: str) -> str:
+        return f"{self._scope}/{key}"
+
+    def _read(self, key: str, value: bytes) -> str | None:
+        return self._values.unpack(self._name(key), value)
 
 
 def job_name(env: Mapping[str, str]) -> str:

@@ -12,6 +12,11 @@ from torchloom.model.findings import RankEvidence
 from torchloom.model.node import HostId
 from torchloom.model.worker import WorkerRef
 
+STORE_SECRET = "LOOM_STORE_SECRET"
+"""Name under which a command's environment carries what proves the values of a generation's ranks in their
+store (wire/store_values.py). The agent takes it out: workers find it in their black boxes, not in their
+environment."""
+
 
 class Command(Struct, frozen=True):
     """An effect on its way to the agent that carries it out."""

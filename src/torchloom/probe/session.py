@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -77,6 +78,8 @@ class Session:
         steering = SteeringParts(view, self.phases, self.optimizers, os.environ, self.guard)
         self.hide_settings, self.show_settings = steering.hide, steering.show
         self._config, self._changes, self.control = steering.config, steering.changes, steering.control
+        self._store_values = steering.store_values
+        self._ignored = 0
         faults = Faults(view, self.optimizers.living, steering.pacing)
         # The step, at whose boundary both happen.
         self._guard_parts()
@@ -104,6 +107,7 @@ class Session:
         self._watch_compiling = guard.wrap(self._compiling.keep)
         self._watch_hyper = guard.wrap(self._write_hyper)
         self._watch_config = guard.wrap(self._config.write)
+        self._watch_store = guard.wrap(self._report_ignored)
         self._write_metrics = guard.wrap(self._metrics.write)
         self._leave = guard.wrap(control.leave)
         control.standing = self._watch_hyper
@@ -176,6 +180,8 @@ class Session:
         self._watch_compiling()
         self._write_metrics(now_ns)
         self._watch_hyper()
+        if self._store_values.ignored != self._ignored:
+            self._watch_store()
         if self.steps.overrides.busy:
             self._watch_config()
         # A thousand param groups take milliseconds to look at: then it is done less often.
@@ -198,6 +204,17 @@ class Session:
                 raise
 
         return steer
+
+    def _report_ignored(self) -> None:
+        """Count what others wrote into the job's store; report the first such value in one line."""
+        first, self._ignored = not self._ignored, self._store_values.ignored
+        self.view.set_progress(Progress.STORE_VALUES_IGNORED, self._ignored)
+        self._metrics.log({"store_values_ignored": self._ignored}, self.steps.completed, time.monotonic_ns())
+        if first:
+            where = self._store_values.where.encode("ascii", "backslashreplace").decode()
+            what = f"ignored a value in the job's store that no rank of this job wrote ({where})"
+            why = "somebody else writes into the store on this job's port, see docs/security.md"
+            print(f"torchloom: {what}: {why}", file=sys.stderr, flush=True)
 
     def _declared(self) -> None:
         """The script has declared another setting: report it, and apply the schedule to it."""
@@ -271,6 +288,8 @@ class Session:
     def _end(self, error: BaseException | None) -> None:
         """The program has ended; threads and atexit handlers are still to come."""
         self._leave()
+        if self._store_values.ignored != self._ignored:
+            self._watch_store()
         now_ns = time.monotonic_ns()
         record = end_record(error, stopped=isinstance(error, StopAtBoundary))
         record["certain"] = not threads_go_on()

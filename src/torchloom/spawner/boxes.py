@@ -113,7 +113,7 @@ def fence_of(path: str) -> tuple[int, int]:
             limit_ns, until_ns = struct.unpack("<2Q", file.read(16))
     except (OSError, struct.error):
         return 0, 0
-    return limit_ns, until_ns
+    return blackbox.fence_words(limit_ns, until_ns)
 
 
 def create(spec: Mapping[str, Any], identity: Mapping[str, Any]) -> tuple[NewBox | None, list[str]]:
@@ -132,7 +132,11 @@ def create(spec: Mapping[str, Any], identity: Mapping[str, Any]) -> tuple[NewBox
                 raise
             notes.append(f"no black box at {path}: {error.strerror}")
             continue
-        _fill(box._view, spec, identity)
+        try:
+            _fill(box._view, spec, identity)
+        except BaseException:
+            box.discard()  # a box without a process would make a second start refuse
+            raise
         return box, notes
     return None, notes
 
@@ -175,6 +179,9 @@ def _fill(view: blackbox.View, spec: Mapping[str, Any], identity: Mapping[str, A
     schedule = str(spec.get("schedule") or "").encode()
     if schedule:
         view.write_blob(blackbox.SCHEDULE, schedule)
+    secret = str(spec.get("store_secret") or "").encode()
+    if secret:
+        view.write_blob(blackbox.STORE_SECRET, secret)
     if spec.get("fence"):
         limit_ns, until_ns = spec["fence"]
         view.set_fence(int(limit_ns), int(until_ns))

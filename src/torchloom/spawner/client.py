@@ -76,18 +76,76 @@ class ChildExit:
     core_dumped: bool = False
 
 
+def read_message(line: bytes) -> dict[str, Any] | ChildExit:
+    """What a spawner says: an answer, or the exit of a child. Raises SpawnerGone for anything else: whoever
+    is at the other end is no spawner of ours any more."""
+    try:
+        message = json.loads(line)
+        if "exit" in message:
+            ended = ChildExit(**message["exit"])
+            _check_exit(ended)
+            return ended
+        if not isinstance(message, dict) or not isinstance(message["id"], int):
+            raise ValueError("neither an answer nor an exit")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise SpawnerGone("the spawner sent something that is no message") from error
+    return message
+
+
+def _check_exit(ended: ChildExit) -> None:
+    numbers = (ended.pid, ended.start_ticks, ended.at_ns)
+    if not all(isinstance(number, int) and 0 <= number < 2**63 for number in numbers):
+        raise ValueError("an exit without a process")
+    optional = (ended.code, ended.signal)
+    if not all(number is None or (isinstance(number, int) and 0 <= number < 2**31) for number in optional):
+        raise ValueError("an exit without a status")
+    if not all(text is None or isinstance(text, str) for text in (ended.kind, ended.box, ended.job)):
+        raise ValueError("an exit of nobody")
+
+
 def _request(number: int, do: str, fields: Mapping[str, Any]) -> bytes:
     return json.dumps({"id": number, "do": do, **fields}).encode() + b"\n"
 
 
 def _result(reply: Mapping[str, Any]) -> Any:
     if "error" in reply:
-        raise SpawnFailed(reply["error"])
+        raise SpawnFailed(str(reply["error"]))
+    if "result" not in reply:
+        raise SpawnFailed("the spawner answered neither with a result nor with an error")
     return reply["result"]
 
 
-def _started(result: Iterable[Mapping[str, Any]]) -> list[Started]:
-    return [Started(**{**one, "notes": tuple(one.get("notes", ()))}) for one in result]
+def read_started(result: Any) -> list[Started]:
+    """The answer to a start request. Raises SpawnFailed for one that no spawner of ours gives."""
+    try:
+        found = [Started(**{**one, "notes": tuple(map(str, one.get("notes", ())))}) for one in result]
+    except (TypeError, AttributeError) as error:
+        raise SpawnFailed("the spawner did not say what it has started") from error
+    for one in found:
+        if not (_is_process(one.pid) and (one.start_ticks is None or isinstance(one.start_ticks, int))):
+            raise SpawnFailed("the spawner named no process")
+        if not all(text is None or isinstance(text, str) for text in (one.box, one.error)):
+            raise SpawnFailed("the spawner did not say what it has started")
+    return found
+
+
+def read_keeper(result: Any) -> StoreKeeper:
+    """The answer to a store request. Raises SpawnFailed for one that no spawner of ours gives."""
+    try:
+        keeper = StoreKeeper(**result)
+    except TypeError as error:
+        raise SpawnFailed("the spawner did not say where the store is") from error
+    numbers = (keeper.pid, keeper.start_ticks, keeper.port)
+    if not all(isinstance(n, int) for n in numbers) or not isinstance(keeper.host, str):
+        raise SpawnFailed("the spawner did not say where the store is")
+    if not (_is_process(keeper.pid) and 0 < keeper.port < 65536):
+        raise SpawnFailed("the spawner named no process")
+    return keeper
+
+
+def _is_process(pid: int | None) -> bool:
+    """Whether this can be a worker's pid: what is ended by it must never be everybody (-1, 0) or init."""
+    return pid is None or (isinstance(pid, int) and not isinstance(pid, bool) and 1 < pid < 2**31)
 
 
 def _store_fields(
@@ -130,7 +188,7 @@ class SpawnerClient:
 
     def start(self, workers: Sequence[Mapping[str, Any]], timeout_s: float = 120.0) -> list[Started]:
         """Start workers; a spawner that is still warming does it when it is warm. Safe to repeat."""
-        return _started(self.call("start", timeout_s, workers=[dict(w) for w in workers]))
+        return read_started(self.call("start", timeout_s, workers=[dict(w) for w in workers]))
 
     def store(
         self,
@@ -142,7 +200,7 @@ class SpawnerClient:
         timeout_s: float = 120.0,
     ) -> StoreKeeper:
         """A fresh c10d store for a generation; it listens when this returns. Safe to repeat."""
-        return StoreKeeper(**self.call("store", timeout_s, **_store_fields(job, generation, host, port, env)))
+        return read_keeper(self.call("store", timeout_s, **_store_fields(job, generation, host, port, env)))
 
     def state(self, timeout_s: float = 10.0) -> dict[str, Any]:
         """What the spawner has and is doing; answered also while it warms."""
@@ -200,9 +258,10 @@ class SpawnerClient:
                 raise SpawnerGone("the spawner closed the connection")
             self._buffer += data
         line, _, self._buffer = self._buffer.partition(b"\n")
-        message: dict[str, Any] = json.loads(line)
-        if "exit" in message:
-            self.exits.append(ChildExit(**message["exit"]))
+        message = read_message(line)
+        if isinstance(message, ChildExit):
+            self.exits.append(message)
+            return {}
         return message
 
     def close(self) -> None:
@@ -256,7 +315,7 @@ class AsyncSpawnerClient:
 
     async def start(self, workers: Sequence[Mapping[str, Any]], timeout_s: float = 120.0) -> list[Started]:
         """Start workers; a spawner that is still warming does it when it is warm. Safe to repeat."""
-        return _started(await self.call("start", timeout_s, workers=[dict(w) for w in workers]))
+        return read_started(await self.call("start", timeout_s, workers=[dict(w) for w in workers]))
 
     async def store(
         self,
@@ -269,7 +328,7 @@ class AsyncSpawnerClient:
     ) -> StoreKeeper:
         """A fresh c10d store for a generation; it listens when this returns. Safe to repeat."""
         fields = _store_fields(job, generation, host, port, env)
-        return StoreKeeper(**await self.call("store", timeout_s, **fields))
+        return read_keeper(await self.call("store", timeout_s, **fields))
 
     async def state(self, timeout_s: float = 10.0) -> dict[str, Any]:
         """What the spawner has and is doing; answered also while it warms."""
@@ -303,12 +362,12 @@ class AsyncSpawnerClient:
     async def _receive(self) -> None:
         try:
             while line := await self._reader.readline():
-                message = json.loads(line)
-                if "exit" in message:
-                    self._on_exit(ChildExit(**message["exit"]))
+                message = read_message(line)
+                if isinstance(message, ChildExit):
+                    self._on_exit(message)
                 elif (answer := self._waiting.get(message["id"])) is not None and not answer.done():
                     answer.set_result(message)
-        except OSError:
+        except (OSError, ValueError):  # ValueError: a line that is too long
             pass  # the same as a closed connection: waiting callers get the error below
         finally:
             self.gone.set()

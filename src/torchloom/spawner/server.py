@@ -25,6 +25,8 @@ from torchloom.spawner.address import usable_address
 from torchloom.spawner.children import Children, Refused
 from torchloom.spawner.warm import Warmth, thread_count
 
+_INBOUND_LIMIT = 64 << 20
+"""Longest request: a start carries the whole environment of every worker."""
 _OUTBOUND_LIMIT = 8 << 20
 """An agent that reads nothing while this much is waiting for it is as good as gone."""
 _FENCE_EVERY_S = 0.5
@@ -70,6 +72,9 @@ class Agent:
                 alive = False
                 break
             self.inbound += data
+            if len(self.inbound) > _INBOUND_LIMIT and b"\n" not in self.inbound:
+                self.inbound, alive = b"", False  # nobody of ours says so much in one line
+                break
         *lines, self.inbound = self.inbound.split(b"\n")
         return lines, alive
 
@@ -214,10 +219,8 @@ class Server:
     def _read(self, agent: Agent) -> None:
         lines, alive = agent.receive()
         for line in lines:
-            try:
-                request = json.loads(line)
-                request["id"], request["do"]
-            except (ValueError, KeyError, TypeError):
+            request = read_request(line)
+            if request is None:
                 print("spawner: a message that is no request; connection closed", file=sys.stderr, flush=True)
                 alive = False
                 break
@@ -294,6 +297,17 @@ class Server:
             ],
             "exits": list(self.children.exits.values()),
         }
+
+
+def read_request(line: bytes) -> dict[str, Any] | None:
+    """A request of the agent; None for anything that is none, however it is made."""
+    try:
+        request = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(request, dict) or "id" not in request or not isinstance(request.get("do"), str):
+        return None
+    return request
 
 
 def peer_uid(connection: socket.socket) -> int:

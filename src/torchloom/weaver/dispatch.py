@@ -16,10 +16,11 @@ from torchloom.bus.protocol import Bus
 from torchloom.errors import BusUnavailable, Conflict, NoResponder, TimedOut
 from torchloom.model.effects import Effect, PostMail, StartRendezvous, StartWorkers, WarmSpawner
 from torchloom.model.events import Decided, Envelope
-from torchloom.model.fleet import Fleet
-from torchloom.model.messages import Command
+from torchloom.model.fleet import Fleet, Job
+from torchloom.model.messages import STORE_SECRET, Command
 from torchloom.weaver.environments import Environments
 from torchloom.wire import codec, subjects
+from torchloom.wire.store_values import secret_of_generation
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +106,7 @@ class Dispatcher:
             if effect.job in fleet.jobs:
                 # Distinguishes this submission from others of the same name, also in a shared store.
                 env = {**env, "LOOM_RUN": f"{fleet.jobs[effect.job].submitted_at_ns:x}"}
+                env |= await self._store_secret(fleet.jobs[effect.job], effect)
         elif isinstance(effect, StartRendezvous):
             env = await self._environments.get(fleet.jobs.get(effect.env_of))
         elif isinstance(effect, WarmSpawner):
@@ -119,6 +121,13 @@ class Dispatcher:
             log.warning("%s refused %s: %s", effect.node, effect.id, receipt.why)
         elif isinstance(effect, PostMail):
             self._delivered.add(effect.id)
+
+    async def _store_secret(self, job: Job, effect: StartWorkers) -> dict[str, str]:
+        """What proves the values of this generation's ranks in their store."""
+        secret = await self._environments.secret(job)
+        generation = effect.launches[0].ref.generation if effect.launches else job.generation
+        made = secret_of_generation(secret, job.id, generation)
+        return {STORE_SECRET: made} if made else {}
 
     def _forget_closed(self, fleet: Fleet) -> None:
         for effect_id in [e for e in self._sent_s if e not in fleet.outbox]:

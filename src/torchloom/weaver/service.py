@@ -48,6 +48,7 @@ from torchloom.weaver.dispatch import Deposed, Dispatcher
 from torchloom.weaver.environments import Environments
 from torchloom.weaver.feed import Feed, tell
 from torchloom.weaver.history import Histories
+from torchloom.weaver.job_keys import JobKeys
 from torchloom.weaver.knowledge import hears, steps_near
 from torchloom.weaver.live_view import LiveView
 from torchloom.weaver.publisher import Publisher
@@ -70,14 +71,14 @@ SNAPSHOT_EVERY = 500
 class Weaver:
     """Fulfils api.ports.Control. `run` does everything until `stop` is set."""
 
-    def __init__(self, bus: Bus, name: str = "") -> None:
+    def __init__(self, bus: Bus, name: str = "", keys: JobKeys | None = None) -> None:
         self.name = name or f"weaver-{uuid.uuid4().hex[:8]}"
         self._bus = bus
         self._stream = Publisher(bus, self.name)
         self._live = LiveView()
         self._clock = StreamClock()
         self._alarms = Alarms()
-        self._environments = Environments(bus)
+        self._environments = Environments(bus, keys)
         self._catalogues = Catalogues(bus, self._environments)
         self._watch = Detection(
             bus,
@@ -248,9 +249,10 @@ class Weaver:
             asyncio.create_task(self._watch.run(), name="watch"),
             asyncio.create_task(self._histories.run(), name="history"),
         ]
+        sweep = asyncio.create_task(self._environments.sweep(lambda: self.fleet, lambda: self.active))
         stopping = asyncio.create_task(stop.wait(), name="stop")
         done, _ = await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
-        living = {stopping, *tasks}
+        living = {stopping, sweep, *tasks}
         while living:  # more than once, because nats-py's wait_for may lose a cancellation in Python 3.11
             for task in living:
                 task.cancel()

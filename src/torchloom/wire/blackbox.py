@@ -113,6 +113,8 @@ class Progress(IntEnum):
     """Looks that found the training stream with nothing to do."""
     DEVICE_EVERY = 28
     """Of how many steps one is timed on the device: 1 unless that would take too much of a step."""
+    STORE_VALUES_IGNORED = 30
+    """Values under torchloom's keys in the job's store that no rank of this generation wrote."""
 
 
 class RecorderKind(IntEnum):
@@ -459,6 +461,11 @@ FENCE = Ring(MAILBOX_AT + 128, 1, 2)
 until when on CLOCK_BOOTTIME; both 0 for workers without it. Written by the agent."""
 
 
+STORE_SECRET = Blob(MAILBOX_AT + 256, 256 - 24)
+"""What proves to the other ranks of the generation that a value in the job's store is this rank's
+(wire/store_values.py). Written before the worker starts; empty for a job without one."""
+
+
 class Hash(NamedTuple):
     """One hash of a part of the parameters, unpacked."""
 
@@ -615,7 +622,7 @@ class View:
     def fence(self) -> tuple[int, int]:
         """The limit and the deadline; (0, 0) for a worker that has none."""
         at = FENCE.at // 8
-        return self.words[at], self.words[at + 1]
+        return fence_words(self.words[at], self.words[at + 1])
 
     def hashes(self) -> list[Hash]:
         """Those kept, by step; torn ones are left out."""
@@ -675,6 +682,11 @@ def _collective(w: Sequence[int]) -> CollectiveRecord:
         approaching=bool(arrival & IN_FLIGHT),
         head_ns=w[CollectiveWord.HEAD],
     )
+
+
+def fence_words(limit_ns: int, until_ns: int) -> tuple[int, int]:
+    """A limit counts only with a deadline, which is always written first: alone it is a bad byte."""
+    return (limit_ns, until_ns) if limit_ns and until_ns else (0, 0)
 
 
 def _text_checksum(data: bytes) -> int:

@@ -35,6 +35,7 @@ def test_a_job_runs_fails_restarts_and_completes() -> None:
             job = (await weaver.submit("j", SPEC, {"SECRET": "x"}, "me")).job
             await until(weaver, lambda: weaver.fleet.jobs[job].state is JobState.RUNNING, "runs")
             assert agent.env.pop("LOOM_RUN") == f"{weaver.fleet.jobs[job].submitted_at_ns:x}"
+            assert len(agent.env.pop("LOOM_STORE_SECRET")) == 64
             assert agent.env == {"SECRET": "x"}
             victim = weaver.fleet.jobs[job].workers[1].ref
             await agent.die(victim, None, 9)

@@ -11,10 +11,11 @@ from typing import Any
 
 from torchloom.model.effects import Launch, StartWorkers
 from torchloom.model.ids import replica_id
+from torchloom.model.messages import STORE_SECRET
 
 _OURS_ALONE = frozenset(
     {"LOOM_TOKEN", "LOOM_NATS_URL", "LOOM_NATS_USER", "LOOM_NATS_PASSWORD", "LOOM_NATS_CREDS", "LOOM_SPEC_FD"}
-)
+) | {STORE_SECRET}
 _OURS_PREFIXES = ("LOOM_NATS_",)
 
 
@@ -112,6 +113,7 @@ def start_order(
         "cpus": cores,
         "threads": None,
         "schedule": effect.schedule,
+        "store_secret": env.get(STORE_SECRET),
     }
     match program.kind:
         case "script":

@@ -34,6 +34,7 @@ from torchloom.checkpoint.store.runs import begin_run
 from torchloom.checkpoint.store.storage import Storage
 from torchloom.errors import CheckpointError, CheckpointMissing, LoomError, UsageError
 
+UNREADABLE = "what another rank wrote into the job's store cannot be read"
 RANKS_WITHIN_S = 60.0
 """How long ranks wait for each other at the boundary where they all are."""
 
@@ -169,7 +170,7 @@ def _agree(site: Site, which: int | str, key: str) -> Goal:
     if site.group.rank != 0:
         return _read_goal(site.board.read_within([answer], 2 * RANKS_WITHIN_S)[0])
     try:
-        offers = [json.loads(text) for text in site.board.read_within(ranks, RANKS_WITHIN_S)]
+        offers = [_read_offer(text) for text in site.board.read_within(ranks, RANKS_WITHIN_S)]
         goal = _choose(site, which, offers)
     except CheckpointError as error:
         site.board.post(answer, json.dumps({"problem": str(error)}))
@@ -180,12 +181,30 @@ def _agree(site: Site, which: int | str, key: str) -> Goal:
 
 
 def _read_goal(text: str) -> Goal:
-    told: dict[str, Any] = json.loads(text)
+    told = _read_json(text)
+    if not isinstance(told, dict):
+        raise CheckpointError(UNREADABLE)
     if "problem" in told:
-        raise CheckpointError(told["problem"])
-    name = parse_name(told["name"])
-    assert name is not None, "rank 0 names states as all do"
-    return Goal(name, Branch(told["generation"], told["branch"]), told["in_memory"])
+        raise CheckpointError(str(told["problem"]))
+    name = parse_name(str(told.get("name")))
+    generation, branch = told.get("generation"), told.get("branch")
+    if name is None or not isinstance(generation, int) or not isinstance(branch, int):
+        raise CheckpointError(UNREADABLE)
+    return Goal(name, Branch(generation, branch), told.get("in_memory") is True)
+
+
+def _read_offer(text: str) -> list[str]:
+    names = _read_json(text)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise CheckpointError(UNREADABLE)
+    return names
+
+
+def _read_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(UNREADABLE) from error
 
 
 def _choose(site: Site, which: int | str, offers: list[list[str]]) -> Goal:

@@ -4,6 +4,10 @@ Owns the schedule. Rank 0 alone decides, from its own clocks and from whether th
 written; it posts each decision, together with the step of the next one, and the others read it when they
 come to that step. Between those steps there is nothing to ask. If a save is due while one is being written,
 the two are merged: it is taken up as soon as the first is done. The same holds while memory for it is made.
+
+A rank that finds something else in place of a decision (anyone who reaches the store can write there) does
+not know which step comes next. It trains on without saving, and looks at every step, without waiting, for a
+later decision that it can read. The save it missed fails on rank 0 and is reported.
 """
 
 from __future__ import annotations
@@ -30,6 +34,15 @@ class Decision:
     """Ask again then."""
 
 
+def _read(text: str | None) -> tuple[Decision, int] | None:
+    """A decision as rank 0 posts it, and the step it is of."""
+    try:
+        memory, disk, next_step, step = map(int, (text or "").split())
+    except ValueError:
+        return None
+    return Decision(bool(memory), bool(disk), next_step), step
+
+
 class Agenda:
     """The schedule as one rank sees it."""
 
@@ -42,6 +55,8 @@ class Agenda:
         self._next_step: int | None = None
         self._next_disk = 0
         self._next_memory = 0
+        self._lost = False
+        """A decision of rank 0 was replaced by something else."""
 
     def decide(
         self, step: int, step_s: float, busy: bool, memory_on: bool, making: bool = False
@@ -50,6 +65,10 @@ class Agenda:
         if self._next_step is None:
             self._begin(step)
         assert self._next_step is not None
+        if self._lost:
+            dealt_with, decision = self._find_again(step)
+            if dealt_with:
+                return decision
         if step < self._next_step:
             return None
         self._number += 1
@@ -57,16 +76,39 @@ class Agenda:
         if self.leads:
             decision = self._lead(step, step_s, busy, memory_on, making)
             if self._board is not None:
-                self._board.post(key, f"{int(decision.memory)} {int(decision.disk)} {decision.next_step}")
+                chosen = f"{int(decision.memory)} {int(decision.disk)} {decision.next_step}"
+                self._board.post(key, f"{chosen} {step}")
                 if self._number > _REMEMBER:
                     self._board.forget(f"plan/{self._number - _REMEMBER}")
         else:
             assert self._board is not None, "ranks that cannot talk follow a fixed interval"
-            memory, disk, next_step = map(int, self._board.read(key).split())
-            decision = Decision(bool(memory), bool(disk), next_step)
-            self.asked = self.asked and not disk
+            read = _read(self._board.read(key))
+            if read is None:
+                self._lost = True
+                return None
+            decision = read[0]
+            self.asked = self.asked and not decision.disk
         self._next_step = decision.next_step
         return decision
+
+    def _find_again(self, step: int) -> tuple[bool, Decision | None]:
+        """Look for a later decision of rank 0: whether this step has been dealt with, and what to do at
+        it."""
+        assert self._board is not None
+        number = self._number
+        while number < self._number + _REMEMBER:
+            number += 1
+            read = _read(self._board.peek(f"plan/{number}"))
+            if read is None or read[1] > step:
+                continue
+            (decision, at), self._number = read, number
+            if at == step or decision.next_step >= step:
+                self._lost, self._next_step = False, decision.next_step
+                if at != step:
+                    return False, None
+                self.asked = self.asked and not decision.disk
+                return True, decision
+        return True, None
 
     def ask(self, step: int) -> None:
         """Somebody wants a save: it is due at this step, on all ranks, and until it is taken."""

@@ -216,6 +216,8 @@ class Staging:
         safe = self._sealed_event
         if self.board is not None and self._sealed_event:
             lowest = self.board.lowest(_SEALED)
+            if lowest is None:
+                return None  # which states all ranks have is not known now; every rank notes it again later
             if lowest == _OFF:
                 self._turn_off("another rank has no room for it")
                 return None

@@ -110,9 +110,10 @@ async def _serve(home: Home, options: argparse.Namespace) -> None:
         print("weaver: stopped before it had started", file=sys.stderr)
         return
     try:
+        from torchloom.weaver.job_keys import KeyFiles
         from torchloom.weaver.service import Weaver
 
-        weaver = Weaver(bus, name)
+        weaver = Weaver(bus, name, KeyFiles(home.keys_dir))
         api = asyncio.create_task(
             serve_api(
                 weaver,

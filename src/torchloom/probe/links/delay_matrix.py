@@ -140,9 +140,10 @@ class Links:
             keys = {f"{key}/{other}": other for other in wanted}
             with contextlib.suppress(StoreSilent):
                 for name, text in self._registers.look(keys, until_ns).items():
-                    host, port, token = json.loads(text)
-                    meetings.ends[keys[name]] = (str(host), int(port), bytes.fromhex(token))
                     wanted.discard(keys[name])
+                    with contextlib.suppress(ValueError, TypeError):  # not what a rank of ours writes
+                        host, port, token = json.loads(text)
+                        meetings.ends[keys[name]] = (str(host), int(port), bytes.fromhex(token))
             if wanted:
                 nap(LOOK_S)
 

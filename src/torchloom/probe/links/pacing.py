@@ -126,7 +126,8 @@ class Pacing:
         except StoreSilent:
             return
         for key, text in found.items():
-            rule.ends[keys[key]] = frozenset((str(host), int(port)) for host, port in json.loads(text))
+            with contextlib.suppress(ValueError, TypeError):  # not what a rank of ours writes
+                rule.ends[keys[key]] = frozenset((str(host), int(port)) for host, port in json.loads(text))
 
     def _key(self, name: str, rank: int) -> str:
         return f"{self._prefix}/{name}/{rank}"

@@ -180,7 +180,7 @@ class Steps:
         self._words[_ENTERED] = now_ns = monotonic_ns()
         if self.completed == 0:
             self._began(now_ns)
-        if self._words[_FENCE] and clock_gettime_ns(CLOCK_BOOTTIME) > self._words[_FENCE + 1]:
+        if self._words[_FENCE] and 0 < self._words[_FENCE + 1] < clock_gettime_ns(CLOCK_BOOTTIME):
             os.kill(os.getpid(), SIGKILL)  # this worker counts as dead, and another may have taken its place
         self._open_is_anchor = True
         self._open = None

@@ -18,7 +18,8 @@ from torchloom.probe.steering.overrides import Overrides
 from torchloom.probe.steering.registers import Registers
 from torchloom.probe.steering.saving import ScriptCheckpoint
 from torchloom.probe.steering.schedulers import Schedulers
-from torchloom.wire.blackbox import Header, View
+from torchloom.wire import store_values
+from torchloom.wire.blackbox import STORE_SECRET, Header, View
 
 
 class SteeringParts:
@@ -33,7 +34,9 @@ class SteeringParts:
         guard: Guard,
     ) -> None:
         rank, world = view.header(Header.RANK), max(1, view.header(Header.WORLD_SIZE))
-        registers = Registers(environ)
+        secret = (view.read_blob(STORE_SECRET) or b"").decode("utf-8", "replace")
+        self.store_values = store_values.begin(secret) if secret else store_values.current
+        registers = Registers(environ, self.store_values)
         overrides = self.overrides = Overrides()
         self.hide, self.show = guard.wrap(overrides.hide), guard.wrap(overrides.show)
         overrides.stayed = guard.wrap(Schedulers(self.hide, self.show).wrap)

@@ -5,7 +5,9 @@ every request runs on a thread of its own that lives only while the answer is aw
 back is abandoned, and its late answer is ignored. The connection is ours alone, because a request that
 hangs holds it. A register is written once, so what was read is not asked for again while it is among the
 newest; decisions of a run of weeks are not kept forever.
-"""
+
+Whoever reaches the store's port can write into it. A value that no rank of this generation wrote counts as
+none (wire/store_values.py): a look does not see it, and a write replaces it."""
 
 from __future__ import annotations
 
@@ -16,9 +18,13 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any
 
+from torchloom.wire.store_values import StoreValues
+
 MOST_STUCK = 4
 """Requests left behind before new ones fail at once."""
 CONNECT_S = 10.0
+MOST_REPLACED = 1000
+"""Foreign values that one request replaces before it gives up for now: somebody writes faster than we do."""
 MOST_KNOWN = 16_384
 """Values that are kept: more than one operation asks for, also with as many ranks as a job may have."""
 
@@ -30,8 +36,9 @@ class StoreSilent(Exception):
 class Registers:
     """One worker's way to the store at MASTER_ADDR and MASTER_PORT."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], values: StoreValues | None = None) -> None:
         self._environment = environment
+        self._values = values if values is not None else StoreValues()
         self._client: Any = None
         self._known: dict[str, str] = {}
         self._stuck = 0
@@ -45,8 +52,16 @@ class Registers:
     def compare_set(self, key: str, value: str, until_ns: int) -> str:
         """The first writer's value. Raises StoreSilent."""
 
+        packed = self._values.pack(key, value)
+
         def ask(client: Any) -> str:
-            return _text(client.compare_set(key, "", value))
+            found = client.compare_set(key, "", packed)
+            for _ in range(MOST_REPLACED):
+                text = self._values.unpack(key, found)
+                if text is not None:
+                    return text
+                found = client.compare_set(key, found, packed)
+            raise StoreSilent("somebody else keeps writing into the job's store")
 
         held = str(self._ask(ask, until_ns))
         self._keep({key: held})
@@ -59,7 +74,8 @@ class Registers:
         missing = [key for key in wanted if key not in found]
 
         def ask(client: Any) -> dict[str, str]:
-            return {key: _text(client.get(key)) for key in missing if client.check([key])}
+            read = {key: self._values.unpack(key, client.get(key)) for key in missing if client.check([key])}
+            return {key: text for key, text in read.items() if text is not None}
 
         if missing:
             new: dict[str, str] = self._ask(ask, until_ns)
@@ -119,10 +135,6 @@ class Registers:
         return TCPStore(
             host, int(port), is_master=False, wait_for_workers=False, timeout=timedelta(seconds=CONNECT_S)
         )
-
-
-def _text(value: object) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _sleep_until(until_ns: int) -> None:
