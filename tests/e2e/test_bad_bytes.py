@@ -163,6 +163,7 @@ def test_bad_bytes_in_one_workers_memory_and_sockets_cost_its_telemetry_at_most(
     memory = [
         path for path in Path("/dev/shm").glob(f"loom-{os.getuid()}-{stack.home.tag}*/**/*") if path.is_file()
     ]
+    spawners = stack.spawner_pids()
     for _ in range(5):
         flip(box, chance, (chance.randrange(blackbox.PROGRESS_AT, blackbox.SIZE) for _ in range(400)))
         for path in memory:
@@ -183,5 +184,6 @@ def test_bad_bytes_in_one_workers_memory_and_sockets_cost_its_telemetry_at_most(
     wait_until(lambda: step_of_rank_0() > seen + 20, "the other rank's steps are still reported")
     view = stack.status(job)
     assert (view["state"], view["restarts"]) == ("running", 0), view
+    assert stack.spawner_pids() == spawners, "whoever forks the workers has not ended"
     assert [node["state"] for node in stack.json("nodes")] == ["ready"]
     assert all(psutil.pid_exists(stack.part_pid(part)) for part in ("supervisor", "nats", "weaver", "agent"))

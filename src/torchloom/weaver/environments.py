@@ -92,12 +92,14 @@ class Environments:
         return self._cache[name]
 
     def _open(self, job: str, name: str, data: bytes) -> Kept:
-        if not data.startswith(_ENCRYPTED):
-            return Kept(msgspec.msgpack.decode(data, type=dict[str, str]))
         key = self._keys.get(name)
-        if key is None:
+        if key is None and data.startswith(_ENCRYPTED):
             raise BusUnavailable(f"the key of the environment of {job} is not on this host")
         try:
+            if key is None:
+                return Kept(msgspec.msgpack.decode(data, type=dict[str, str]))
+            if not data.startswith(_ENCRYPTED):
+                raise ValueError("it is not encrypted, and it was")
             plain = SecretBox(key).decrypt(data[len(_ENCRYPTED) :])
             stored = msgspec.msgpack.decode(plain, type=_Stored)
         except (CryptoError, ValueError, msgspec.MsgspecError) as error:
