@@ -12,7 +12,7 @@ from torch.distributed import TCPStore
 
 from torchloom.checkpoint.saving.agenda import Agenda
 from torchloom.checkpoint.saving.interval import Every, Pace
-from torchloom.core.transaction.decision import ABORT, COMMIT
+from torchloom.core.transaction.attempt import ABORT, COMMIT
 from torchloom.probe.steering.registers import Registers
 from torchloom.wire.store_values import StoreValues
 
