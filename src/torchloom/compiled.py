@@ -84,8 +84,8 @@ def build(library: Library) -> Build:
     torch_version = _torch_version()
     if torch_version is None:
         return Build(Outcome.NO_TORCH, None)
-    compiler = _compiler()
-    if compiler is None:
+    program = compiler()
+    if program is None:
         there = find(library)
         return Build(Outcome.THERE, there) if there else Build(Outcome.NO_COMPILER, None)
     kept = directory()
@@ -93,12 +93,12 @@ def build(library: Library) -> Build:
         kept.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not _only_ours(kept.stat()):
             return Build(Outcome.FAILED, None, f"{kept} belongs to or is writable by someone else")
-        target = kept / f"{_stem(library, torch_version)}-{_identity(compiler)}.so"
+        target = kept / f"{_stem(library, torch_version)}-{_identity(program)}.so"
         with open(kept / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if target.exists() and _only_ours(target.lstat()):
                 return Build(Outcome.THERE, target)
-            error = _compile(library, compiler, target)
+            error = _compile(library, program, target)
     except OSError as e:
         return Build(Outcome.FAILED, None, str(e))
     return Build(Outcome.FAILED, None, error) if error else Build(Outcome.BUILT, target)
@@ -140,7 +140,8 @@ def _compile(library: Library, compiler: str, target: Path) -> str:
     return ""
 
 
-def _compiler() -> str | None:
+def compiler() -> str | None:
+    """The C++ compiler to use, if there is one."""
     named = os.environ.get("CXX")
     choices = [named] if named else ["g++", "clang++", "c++"]
     return next(filter(None, map(shutil.which, choices)), None)

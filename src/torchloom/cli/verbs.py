@@ -40,6 +40,7 @@ FAMILIES = {
     "inject": "fleet",
     "shell": "shell",
     "demo": "service",
+    "doctor": "doctor",
     "context": "access",
     "token": "access",
     "completion": "shell",

@@ -387,6 +387,26 @@ def test_a_rank_stopped_inside_an_operation_is_named() -> None:
     assert "it is stopped (SIGSTOP)" in found.sentence
 
 
+def test_a_rank_stopped_just_after_an_operation_is_named() -> None:
+    """It has recorded the end of its part, but what it sends has not all gone out: seen on loomsim."""
+    left = window(2, entered=11, idle_s=2.4, process=ProcessFacts(state="T"))
+    found = one([waiting(0), waiting(1), left, waiting(3)])
+    assert found.certain and found.may_act and found.ranks == (2,) and found.waiting == (0, 1, 3)
+    assert "has left all_reduce #11" in found.sentence and "it is stopped (SIGSTOP)" in found.sentence
+    running = one([waiting(0), waiting(1), replace(left, process=ProcessFacts()), waiting(3)])
+    assert running.kind == "communication-hang" and "only rank 2 left it" in running.sentence
+
+
+def test_a_stopped_rank_is_named_though_no_collective_is_recorded() -> None:
+    """As with the sampling recorder, which sees no ends: nobody is known to wait."""
+    windows = [*(missing(r, for_s=2.4) for r in range(3)), missing(3, for_s=2.4, state="T")]
+    found = one(windows)
+    assert found.ranks == (3,) and "is stopped (SIGSTOP)" in found.sentence
+    assert not found.certain and not found.may_act
+    moving = [missing(0, for_s=0.1), *windows[1:]]
+    assert hangs(moving, PACE, LIMITS) == []
+
+
 def test_a_job_of_which_every_process_is_stopped_was_suspended_by_somebody() -> None:
     windows = [waiting(0, process=ProcessFacts(state="T")), missing(1, size=2, state="T")]
     found = one(windows)

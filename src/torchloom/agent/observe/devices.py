@@ -81,7 +81,7 @@ class Devices:
 
 def look(node: str) -> Devices:
     """See what this host has now."""
-    return Devices(node, tuple(_nvml_gpus()), tuple(sorted(os.sched_getaffinity(0))))
+    return Devices(node, tuple(gpus_or_why()[0]), tuple(sorted(os.sched_getaffinity(0))))
 
 
 def gpu_use(gpu: Gpu) -> DeviceUse:
@@ -139,24 +139,25 @@ def _visible_entry(entry: str, gpus: Sequence[Gpu]) -> Gpu | None:
     return find_uuid(entry, gpus) if entry.startswith("GPU-") else None
 
 
-def _nvml_gpus() -> list[Gpu]:
+def gpus_or_why() -> tuple[list[Gpu], str]:
+    """The GPUs that NVML lists, and if there are none, why."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
-        return []
+        return [], "nvidia-ml-py is not installed"
     try:
         nvml.nvmlInit()
-    except nvml.NVMLError:
-        return []  # no driver: the usual case on a host without GPUs
+    except nvml.NVMLError as error:
+        return [], str(error)  # no driver: the usual case on a host without GPUs
     try:
         found = []
         for index in range(nvml.nvmlDeviceGetCount()):
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             found.append(Gpu(_text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle))))
-        return found
+        return found, "" if found else "it lists no GPU"
     except nvml.NVMLError as error:
         log.warning("NVML does not list the GPUs of this host: %s", error)
-        return []
+        return [], str(error)
     finally:
         nvml.nvmlShutdown()
 

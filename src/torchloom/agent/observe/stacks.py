@@ -91,10 +91,10 @@ _threads = msgspec.json.Decoder(tuple[Thread, ...])
 async def read(pid: int, child: bool = False) -> Stack | None:
     """The stacks of a process; None when they cannot be had (not Python, gone, or not allowed), and for a
     child when it runs nothing of the user's."""
-    program = _program()
-    if not program:
+    reader = program()
+    if not reader:
         return None
-    command = ("nice", "-n", _NICENESS, program, "dump", "--json", "--nonblocking", "--pid", str(pid))
+    command = ("nice", "-n", _NICENESS, reader, "dump", "--json", "--nonblocking", "--pid", str(pid))
     try:
         process = await asyncio.create_subprocess_exec(
             *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
@@ -162,6 +162,7 @@ def _of_interest(frames: Sequence[Frame]) -> Sequence[Frame]:
     return frames[:most] or frames
 
 
-def _program() -> str:
+def program() -> str:
+    """py-spy, of this environment or on PATH; empty when there is none."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if beside.exists() else shutil.which("py-spy") or ""

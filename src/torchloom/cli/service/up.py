@@ -62,6 +62,9 @@ def command(
     if foreground:
         _foreground(where.root, wanted)
     start = stack.Start(where, wanted, any_port=False).begin()
+    from torchloom.cli.doctor import brief  # while the parts start, looking costs no time
+
+    looked = brief.look(where)
     try:
         endpoint = start.wait()
     except LoomError:
@@ -76,7 +79,8 @@ def command(
     print(f"torchloom is up at {endpoint.url} (in {time.monotonic() - began:.1f} s)")
     print(f"home   {where.root}")
     print(f"page   {page_line(endpoint)}")
-    print("next   loom run train.py · loom ps · loom down")
+    print("\n".join(brief.lines(looked)))
+    print("next   loom run train.py · loom ps · loom doctor · loom down")
 
 
 def _foreground(root: Path, port: int) -> None:

@@ -78,6 +78,20 @@ def blocking(window: RankWindow) -> Collective | None:
     return window.waits()
 
 
+def past(wait: CollectiveWait, by_rank: Mapping[int, RankWindow]) -> list[RankWindow]:
+    """Members that have left the operation others are still in: a rank may be done with its part of it before
+    the last of what it sends has gone out."""
+    at = wait.collective
+    found = []
+    for window in by_rank.values():
+        if window.dead or window.rank in wait.ranks or window.rank in wait.absent:
+            continue
+        place = next((g for g in window.groups if g.name == at.group), None)
+        if place is not None and (at.op not in PAIRWISE or place.rank == at.peer):
+            found.append(window)
+    return found
+
+
 def held_up_by(graph: Graph, ranks: Iterable[int]) -> tuple[int, ...]:
     """Every rank that waits for one of these, directly or through others."""
     found: set[int] = set()

@@ -11,20 +11,19 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from torchloom.core.detect import devices, words
+from torchloom.core.detect import devices, still, words
 from torchloom.core.detect import graph as graphs
-from torchloom.core.detect.certainty import certainty, ended, frozen, may_act
+from torchloom.core.detect.certainty import certainty, ended, may_act
 from torchloom.core.detect.graph import CollectiveWait, Graph, Key
 from torchloom.core.detect.thresholds import (
     Limit,
     Pace,
     StuckLimits,
-    act_after_s,
     certain_report_s,
     limit,
 )
 from torchloom.core.detect.window import PAIRWISE, RankWindow
-from torchloom.model.findings import Evidence, Finding
+from torchloom.model.findings import Finding
 
 _SHOWN = 32
 _SAID = 4
@@ -36,10 +35,10 @@ def hangs(windows: Sequence[RankWindow], pace: Pace, limits: StuckLimits) -> lis
     if all(w.idle_s < least_s for w in windows):
         return []  # the usual case must cost nothing: a rank that moved lately is not stuck
     if all(w.process.state == "T" for w in windows):
-        return _suspended(windows, pace, limits)
+        return still.suspended(windows, pace, limits)
     graph = graphs.build(windows)
     if not graph.at:
-        return _nobody_waits(windows, pace, limits)
+        return still.nobody_waits(windows, pace, limits)
     by_rank = {w.rank: w for w in windows}
     absent = _absent(graph, by_rank, pace, limits)
     circles = _circles(graph, by_rank, pace, limits)
@@ -147,7 +146,7 @@ def _blame(
         lasting_s=wait.longest_s,
         waiting=waiting,
         ask=tuple(w.rank for w in culprits[:_SHOWN]),
-        evidence=_evidence(culprits),
+        evidence=still.evidence(culprits),
         inputs=_inputs(allowed, wait) | {"report_s": report_s},
     )
 
@@ -194,7 +193,7 @@ def _circles(
                 lasting_s=lasting_s,
                 waiting=graphs.held_up_by(graph, circle),
                 ask=ranks[:_SHOWN],
-                evidence=_evidence(windows),
+                evidence=still.evidence(windows),
                 inputs=_inputs(allowed, waits[0]),
             )
         )
@@ -232,7 +231,8 @@ def _stalls(
         if wait.absent:
             continue
         inside = [by_rank[r] for r in wait.ranks]
-        held = [w for w in inside if w.process.state in ("T", "t")]
+        past = graphs.past(wait, by_rank)
+        held = [w for w in (*inside, *past) if w.process.state in ("T", "t")]
         if held:
             held_inside += _held_inside(held, wait, graph, pace, limits)
             continue
@@ -252,11 +252,12 @@ def _stalls(
             else (f"{words.waiting(wait.ranks)} in {words.operation(wait.collective)}")
         )
         lasting_s = wait.shortest_s
+        done = f"only {words.ranks_text(w.rank for w in past)} left it" if past else "none is done"
         found.append(
             Finding(
                 kind="communication-hang",
                 ranks=(),
-                sentence=f"{text} and none is done for {words.lasting(lasting_s)}{lost}",
+                sentence=f"{text} and {done} for {words.lasting(lasting_s)}{lost}",
                 confidence=0.5 if lost else 0.9,
                 certainty="a slow transfer looks the same: the links must be probed",
                 may_act=may_act(inside, lasting_s, allowed.act_s),
@@ -282,13 +283,17 @@ def _held_inside(
     held = sure or held
     ranks = {w.rank for w in held}
     waiting = tuple(sorted({*wait.ranks, *graphs.held_up_by(graph, ranks)} - ranks))
+    did = f"{'has' if len(held) == 1 else 'have'} been in"
+    if not ranks & set(wait.ranks):
+        did = f"{'has' if len(held) == 1 else 'have'} left"
+    operation = f"{did} {words.operation(wait.collective)}"
+    cannot = "cannot finish it" if ranks & set(wait.ranks) else "its part of it may not be sent"
     return [
         Finding(
             kind="hang",
             ranks=tuple(sorted(ranks)),
             node=words.node_of(held),
-            sentence=f"{words.whom(held)} {'has' if len(held) == 1 else 'have'} been in "
-            f"{words.operation(wait.collective)} for {words.lasting(wait.longest_s)} and cannot finish it; "
+            sentence=f"{words.whom(held)} {operation} for {words.lasting(wait.longest_s)} and {cannot}; "
             f"{words.all_doing(held)}{words.then_waiting(waiting)}",
             confidence=0.99 if sure else 0.9,
             certain=bool(sure),
@@ -297,87 +302,10 @@ def _held_inside(
             lasting_s=wait.longest_s,
             waiting=waiting,
             ask=tuple(w.rank for w in held[:_SHOWN]),
-            evidence=_evidence(held),
+            evidence=still.evidence(held),
             inputs={"report_s": report_s, "operation": words.operation(wait.collective)},
         )
     ]
-
-
-def _nobody_waits(windows: Sequence[RankWindow], pace: Pace, limits: StuckLimits) -> list[Finding]:
-    """No rank is in a collective: stuck only if none of them moves at all.
-
-    No rank waits, so this is never certain by itself: a script that has trained may well idle and serve.
-    Ranks of which nothing was ever recorded may be any program, and nothing is reported about them.
-    """
-    alive = [w for w in windows if not w.dead]
-    if not alive or not any(w.steps_done or w.groups for w in alive):
-        return []
-    lasting_s = min(w.idle_s for w in alive)
-    timeout_s = max((g.timeout_s for w in alive for g in w.groups), default=0.0)
-    judged = [
-        limit(pace, limits, phase=w.phase, location=w.process.location, timeout_s=timeout_s) for w in alive
-    ]
-    allowed = max(judged, key=lambda one: one.report_s)
-    report_s = max(allowed.report_s, min(limits.quiet_report_s, limits.hang_cap_s))
-    if lasting_s < report_s:
-        return []
-    still = all(frozen(w, limits) for w in alive) and not any(one.excused for one in judged)
-    done = max(w.steps_done for w in alive)
-    step = done + words.offset_of(alive)
-    since = f"after step {step}" if done else "since the start, and no step is completed"
-    verb = "shows" if len(alive) == 1 else "show"
-    return [
-        Finding(
-            kind="hang" if done else "no-progress",
-            ranks=tuple(sorted(w.rank for w in alive)),
-            node=words.node_of(alive),
-            sentence=f"{words.whom(alive)} {verb} no progress for {words.lasting(lasting_s)} {since}; "
-            f"{words.doing(alive[0])}",
-            confidence=0.9 if still else 0.6,
-            certainty=f"{certainty(alive[0], pace, limits)[1]}; nobody waits for it",
-            may_act=still and may_act(alive, lasting_s, max(one.act_s for one in judged)),
-            lasting_s=lasting_s,
-            ask=tuple(w.rank for w in alive[:_SHOWN]),
-            evidence=_evidence(alive),
-            inputs={"report_s": report_s, "act_s": allowed.act_s, "why": allowed.why},
-        )
-    ]
-
-
-def _suspended(windows: Sequence[RankWindow], pace: Pace, limits: StuckLimits) -> list[Finding]:
-    """Every process of the job is stopped: more likely intended than a fault, so it is only reported."""
-    lasting_s = min(w.idle_s for w in windows)
-    report_s = certain_report_s(pace, limits)
-    if lasting_s < report_s:
-        return []
-    timeout_s = max((g.timeout_s for w in windows for g in w.groups), default=0.0)
-    act_s = act_after_s(limits, limits.hang_act_s, timeout_s)
-    everybody = "its only process is" if len(windows) == 1 else f"all {len(windows)} processes are"
-    return [
-        Finding(
-            kind="hang",
-            ranks=tuple(sorted(w.rank for w in windows)),
-            node=words.node_of(windows),
-            sentence=f"{everybody} stopped (SIGSTOP) and no step was made for {words.lasting(lasting_s)}; "
-            "somebody may have suspended the job",
-            confidence=0.9,
-            certainty="the person who stopped all of them may let them continue",
-            may_act=lasting_s >= act_s,
-            lasting_s=lasting_s,
-            ask=tuple(w.rank for w in windows[:_SHOWN]),
-            evidence=_evidence(windows),
-            inputs={"report_s": report_s, "act_s": act_s},
-        )
-    ]
-
-
-def _evidence(windows: Sequence[RankWindow]) -> tuple[Evidence, ...]:
-    found = []
-    for w in windows[:_SHOWN]:
-        step = w.steps_done + (w.offset or 0)
-        said = f"state {w.process.state}, phase {w.phase}, step {step}; {words.doing(w)}"
-        found.append(Evidence(w.rank, said))
-    return tuple(found)
 
 
 def _inputs(allowed: Limit, wait: CollectiveWait) -> dict[str, float | str]:

@@ -84,11 +84,22 @@ def load() -> None:
         fallback_recorder.load()
 
 
+def is_native() -> bool:
+    """Whether the native recorder is loaded."""
+    return _library is not None
+
+
 def start(view: View, address: int) -> Recorder:
     """Record this process's collectives into the black box `view`, whose mapping begins at `address`."""
     load()
     recorder: Recorder
-    if _library is not None:
+    # A warm spawner has loaded what its own environment says; the worker's decides.
+    wish = os.environ.get("LOOM_RECORDER", "")
+    if wish == "python" and "torch" in sys.modules and not fallback_recorder.is_loaded():
+        fallback_recorder.load()
+    if wish == "none":
+        recorder = Nothing()
+    elif _library is not None and wish != "python":
         recorder = Native(_library, view, address)
     elif fallback_recorder.is_loaded():
         recorder = fallback_recorder.Fallback(view)
