@@ -229,7 +229,7 @@ def test_a_reading_that_takes_too_long_is_ended_and_leaves_nothing(
     slow, began = tmp_path / "py-spy", tmp_path / "began"
     slow.write_text(f"#!/bin/sh\necho $$ > {began}\nexec sleep 1000\n")
     slow.chmod(0o755)
-    monkeypatch.setattr(stacks, "_program", lambda: str(slow))
+    monkeypatch.setattr(stacks, "program", lambda: str(slow))
     monkeypatch.setattr(stacks, "_ENDS_WITHIN_S", 240.0)
     found: object = None
     within_s = 0.1
