@@ -27,6 +27,7 @@
     │   ├── CheckpointExists   5  that step of that generation was committed with other content
     │   └── CheckpointInUse    5  pinned, or the state the job would resume from
     ├── DataDamaged            1  a data shard that is missing, cut short or not what its index says
+    ├── DumpUnreadable         1  a Flight Recorder dump that is damaged, or not one
     └── BlackBoxDamaged        1  a black box that cannot be read
 
 The number is the exit code of the `loom` command. A message is one sentence that says what is wrong; `hint`
@@ -180,6 +181,10 @@ class CheckpointInUse(CheckpointError):
 
 class DataDamaged(LoomError):
     """A shard of a dataset is missing, cut short or not what its index says."""
+
+
+class DumpUnreadable(LoomError):
+    """A Flight Recorder dump is cut short, holds something other than plain data, or is not a dump."""
 
 
 class BlackBoxDamaged(LoomError):

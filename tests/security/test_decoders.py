@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import pickle
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -30,12 +31,15 @@ from torchloom.checkpoint.store.manifest import (
 from torchloom.checkpoint.store.names import CheckpointName
 from torchloom.client.transport import problem_error, read_events
 from torchloom.core.config.codec import unpack_schedule, unpack_settings
+from torchloom.core.flight.analysis import analyze
+from torchloom.core.flight.dump import read_dump
 from torchloom.core.transaction.packing import unpack_answers, unpack_mail
 from torchloom.errors import CheckpointDamaged, LoomError
 from torchloom.model.fleet import Fleet
 from torchloom.terminal import all_visible
 from torchloom.weaver.feed import tell
 from torchloom.wire import codec
+from torchloom.wire.flight_dump import decode_dump
 
 NAME = CheckpointName(1, 5, 0)
 REFUSALS: tuple[type[Exception], ...] = (ValueError, LoomError, codec.DecodeError)
@@ -49,6 +53,10 @@ def _lease(data: bytes) -> object:
 
 def _event(data: bytes) -> object:
     return tell(Fleet(), Record(1, "loom.v1.event.node.n1.report", data, 1))
+
+
+def _dump(data: bytes) -> object:
+    return analyze([read_dump(decode_dump(data), rank) for rank in (0, 1)])
 
 
 DECODERS: dict[str, Callable[[bytes], object]] = {
@@ -70,6 +78,7 @@ DECODERS: dict[str, Callable[[bytes], object]] = {
     "mail": unpack_mail,
     "schedule": unpack_schedule,
     "settings": unpack_settings,
+    "flight recorder dump": _dump,
     "problem": lambda data: problem_error(500, data),
     "server-sent events": lambda data: list(read_events(iter(data.splitlines(keepends=True)))),
 }
@@ -188,6 +197,8 @@ def test_a_million_inputs_are_refused_in_order() -> None:
     recordings = Path(__file__).parents[1] / "replay" / "recordings"
     for path in sorted(recordings.glob("*.jsonl"))[:4]:
         seeds += [line.encode() for line in path.read_text().splitlines()[:40]]
+    dump = (Path(__file__).parents[1] / "data/flight/nccl-pipeline/nccl_trace_rank_1.json").read_bytes()
+    seeds += [dump, pickle.dumps(json.loads(dump), 2)]
     names = list(DECODERS)
     for number in range(1_000_000):
         feed(names[number % len(names)], mutated(chance, seeds))

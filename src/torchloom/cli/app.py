@@ -12,7 +12,7 @@ from torchloom.cli.main import PLAIN
 from torchloom.cli.options import ContextOption, HomeOption, with_place
 from torchloom.cli.verbs import VERBS, module_of
 
-LOCAL_VERBS = frozenset({"up", "down", "demo", "doctor", "context", "completion"})
+LOCAL_VERBS = frozenset({"up", "down", "demo", "doctor", "context", "completion", "analyze"})
 """Verbs that act on this host only and take no --context."""
 
 

@@ -30,6 +30,7 @@ FAMILIES = {
     "restore": "steer",
     "incidents": "fleet",
     "incident": "fleet",
+    "analyze": "fleet",
     "stragglers": "fleet",
     "trace": "fleet",
     "probe": "fleet",

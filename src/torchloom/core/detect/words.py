@@ -52,15 +52,16 @@ def ranks_text(ranks: Iterable[int]) -> str:
 
 
 def who(window: RankWindow) -> str:
-    """`rank 3 on node b (GPU-…)`."""
-    return f"rank {window.rank} on node {window.node}" + (f" ({window.device})" if window.device else "")
+    """`rank 3 on node b (GPU-…)`; a dump of a foreign job names no node."""
+    where = f" on node {window.node}" if window.node else ""
+    return f"rank {window.rank}{where}" + (f" ({window.device})" if window.device else "")
 
 
 def whom(windows: Sequence[RankWindow]) -> str:
     if len(windows) == 1:
         return who(windows[0])
     nodes = {w.node for w in windows}
-    where = f" on node {next(iter(nodes))}" if len(nodes) == 1 else ""
+    where = f" on node {next(iter(nodes))}" if len(nodes) == 1 and "" not in nodes else ""
     return ranks_text(w.rank for w in windows) + where
 
 
