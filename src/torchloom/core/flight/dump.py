@@ -105,12 +105,12 @@ def _entry(raw: Mapping[object, object]) -> DumpEntry:
 
 def trimmed(dump: Dump, most: int = 64, newest: int = 8) -> Dump:
     """As much of it as a verdict needs: what is not over, and the newest operations."""
-    waiting = [one for one in dump.entries if not one.over][:most]
-    kept = {id(one) for one in (*waiting, *dump.entries[-newest:])}
+    total = len(dump.entries)
+    waiting = [at for at, one in enumerate(dump.entries) if not one.over][:most]
     # The newest of every group says how far the rank has come in it.
-    newest_of = {one.group: one for one in dump.entries if not one.pairwise}
-    kept |= {id(one) for one in newest_of.values()}
-    return replace(dump, entries=tuple(one for one in dump.entries if id(one) in kept))
+    newest_of = {one.group: at for at, one in enumerate(dump.entries) if not one.pairwise}
+    kept = sorted({*waiting, *range(max(0, total - newest), total), *newest_of.values()})
+    return replace(dump, entries=tuple(dump.entries[at] for at in kept))
 
 
 def _counted(entries: list[DumpEntry]) -> tuple[tuple[DumpEntry, ...], tuple[PairTotal, ...]]:
