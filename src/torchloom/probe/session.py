@@ -302,6 +302,19 @@ class Session:
         """The interpreter ends."""
         self._leave()
         self.view.set_header(Header.LIFE, Life.ENDED)
+        _let_collectives_release_their_tensors()
+
+
+def _let_collectives_release_their_tensors() -> None:
+    """Give gloo's threads the interpreter lock once more.
+
+    They drop the tensors of a collective after its `wait()` returned. If the process group was not destroyed
+    and a thread needs the lock for this while the interpreter is finalized, the process aborts (PyTorch
+    #38228), and a program that had ended well counts as crashed.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        time.sleep(0.01)
 
 
 def begin(box: OwnBox) -> Session | None:
