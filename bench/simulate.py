@@ -32,9 +32,9 @@ from torchloom.chaos.scenario import (
     NAMES_A_RANK,
     PIPELINES,
     Benign,
-    Fault,
     FaultKind,
-    Shape,
+    Parallelism,
+    ScenarioFault,
     faults,
     healthy,
     shapes,
@@ -66,7 +66,7 @@ class Outcome:
 
 
 def run(
-    sim: Simulation, until_s: float, fault: Fault | None, every_s: float = 1.0, rules: bool = True
+    sim: Simulation, until_s: float, fault: ScenarioFault | None, every_s: float = 1.0, rules: bool = True
 ) -> Outcome:
     """Look once a second; agents sample a rank from the moment a finding asks for it."""
     out = Outcome()
@@ -95,7 +95,7 @@ def run(
 def _take(
     out: Outcome,
     f: Finding,
-    fault: Fault | None,
+    fault: ScenarioFault | None,
     now: float,
     began: float | None,
     told: set[tuple[str, tuple[int, ...]]],
@@ -118,7 +118,7 @@ def _take(
 
 
 # -- tables -------------------------------------------------------------------------------------
-def _shape(chance: random.Random, kind: FaultKind, ranks: int) -> Shape:
+def _shape(chance: random.Random, kind: FaultKind, ranks: int) -> Parallelism:
     """Of so many ranks (0: any); with stages where the fault is one of a pipeline."""
     while True:
         found = shapes(chance, ranks or 64)
@@ -214,9 +214,9 @@ def judging(sizes: Iterable[int]) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for size in sizes:
         tp = 4 if size >= 256 else 1
-        shape = Shape(size // tp, 1, tp)
+        shape = Parallelism(size // tp, 1, tp)
         row: dict[str, object] = {"ranks": size}
-        for name, fault in (("healthy", None), ("hung", Fault("hang", size // 3, 8))):
+        for name, fault in (("healthy", None), ("hung", ScenarioFault("hang", size // 3, 8))):
             sim = Simulation(shape, 7, fault)
             sim.run_until(3.0)
             memory, _ = judge(sim.windows(), Memory(), AllLimits())

@@ -24,7 +24,7 @@ from typing import NamedTuple
 FLAGS = ("-O2", "-std=c++20", "-fPIC", "-shared", "-w")
 
 
-class Outcome(Enum):
+class BuildOutcome(Enum):
     """What `build` did."""
 
     BUILT = "built"
@@ -37,7 +37,7 @@ class Outcome(Enum):
 class Build(NamedTuple):
     """The result of `build`: the library if there is one, else why not."""
 
-    outcome: Outcome
+    outcome: BuildOutcome
     library: Path | None
     detail: str = ""
 
@@ -83,25 +83,25 @@ def build(library: Library) -> Build:
     """Compile the library unless it is there. Safe to run several times at once."""
     torch_version = _torch_version()
     if torch_version is None:
-        return Build(Outcome.NO_TORCH, None)
+        return Build(BuildOutcome.NO_TORCH, None)
     program = compiler()
     if program is None:
         there = find(library)
-        return Build(Outcome.THERE, there) if there else Build(Outcome.NO_COMPILER, None)
+        return Build(BuildOutcome.THERE, there) if there else Build(BuildOutcome.NO_COMPILER, None)
     kept = directory()
     try:
         kept.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not _only_ours(kept.stat()):
-            return Build(Outcome.FAILED, None, f"{kept} belongs to or is writable by someone else")
+            return Build(BuildOutcome.FAILED, None, f"{kept} belongs to or is writable by someone else")
         target = kept / f"{_stem(library, torch_version)}-{_identity(program)}.so"
         with open(kept / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if target.exists() and _only_ours(target.lstat()):
-                return Build(Outcome.THERE, target)
+                return Build(BuildOutcome.THERE, target)
             error = _compile(library, program, target)
     except OSError as e:
-        return Build(Outcome.FAILED, None, str(e))
-    return Build(Outcome.FAILED, None, error) if error else Build(Outcome.BUILT, target)
+        return Build(BuildOutcome.FAILED, None, str(e))
+    return Build(BuildOutcome.FAILED, None, error) if error else Build(BuildOutcome.BUILT, target)
 
 
 def _compile(library: Library, compiler: str, target: Path) -> str:

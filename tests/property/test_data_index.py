@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from torchloom.data.shards.index import Index, Shard, good_name, parse
+from torchloom.data.shards.index import Shard, ShardIndex, good_name, parse
 from torchloom.errors import UsageError
 
 CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
@@ -124,7 +124,7 @@ names = st.lists(
 def test_what_is_written_is_read_back(entries: list[tuple[list[str], int]]) -> None:
     unique = {name: size for parts, size in entries if good_name(name := "/".join(parts))}
     if unique:
-        made = Index(
+        made = ShardIndex(
             "text", 2, tuple(Shard(name, size, size // 3, "ab" * 32) for name, size in unique.items())
         )
         assert parse(made.dump()) == made

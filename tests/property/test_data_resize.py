@@ -12,7 +12,7 @@ from torchloom.data.loader import ElasticLoader
 from torchloom.data.order import Permutation
 from torchloom.data.shards.cursor import Cursor, restored
 from torchloom.data.shards.deal import Piece, batches, deal, left_over, part, rest, total
-from torchloom.data.skipping import Run, merged
+from torchloom.data.skipping import SkippedRun, merged
 
 CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
 lines_of_shards = st.lists(st.integers(0, 40), min_size=1, max_size=12)
@@ -120,7 +120,7 @@ def test_what_is_left_out_is_that_and_nothing_else(
     state: dict[str, Any] | None = None
     kept = set(order)
     for number, (world, batch, steps, left_out) in enumerate(lives):
-        runs = merged([Run(0, start, start + 10) for start in left_out])
+        runs = merged([SkippedRun(0, start, start + 10) for start in left_out])
         skips = tuple((run.start, run.stop) for run in runs)
         out = {place for start, stop in skips for place in order[start:stop]}
         kept -= out

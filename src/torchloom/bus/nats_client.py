@@ -18,7 +18,7 @@ class StrangeServer(nats.errors.Error):  # type: ignore[misc] # nats-py has no t
     """The process that listens where our server should be belongs to somebody else."""
 
 
-class Client(nats.aio.client.Client):  # type: ignore[misc] # nats-py has no types
+class NatsClient(nats.aio.client.Client):  # type: ignore[misc] # nats-py has no types
     def __init__(self, owner: int | None) -> None:
         super().__init__()
         self._owner = owner

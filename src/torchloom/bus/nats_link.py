@@ -21,7 +21,7 @@ from typing import Any
 import nats.errors
 
 from torchloom.bus.address import BusAddress
-from torchloom.bus.nats_client import Client
+from torchloom.bus.nats_client import NatsClient
 from torchloom.bus.nats_config import MIN_SERVER_VERSION
 from torchloom.errors import BusUnavailable, BusUnsuitable, NoResponder, NotAllowed, TimedOut
 
@@ -62,7 +62,7 @@ class Link:
         self.subscriptions: set[LinkSubscription] = set()
         self.on_reconnect: list[Callable[[], Awaitable[None]]] = []
         self.closed = False
-        self._client = Client(address.owner)
+        self._client = NatsClient(address.owner)
         self._lost = asyncio.Event()
         """Set, then replaced, each time the connection is lost: callers stop waiting for an answer."""
         self._back = asyncio.Event()
@@ -111,7 +111,7 @@ class Link:
         return bool(self._client.is_connected) and not self.closed
 
     async def _connect(self) -> Any:
-        client = Client(self.address.owner)
+        client = NatsClient(self.address.owner)
         errors: list[Exception] = []
         enough = asyncio.Event()
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from torchloom.chaos.scenario import Benign, Fault, Shape
+from torchloom.chaos.scenario import Benign, Parallelism, ScenarioFault
 
 STEP_S = 0.3
 """Work of one rank in one step; a pipeline divides it into micro-batches."""
@@ -36,7 +36,7 @@ class Enter(NamedTuple):
     stalls: bool = False
 
 
-class Send(NamedTuple):
+class SendTo(NamedTuple):
     peer: int
 
 
@@ -66,7 +66,7 @@ class Stop(NamedTuple):
     location: str
 
 
-Action = Work | Enter | Send | Receive | Join | EndStep | Die | Stop
+Action = Work | Enter | SendTo | Receive | Join | EndStep | Die | Stop
 
 _STUCK = {
     "stopped": Stop("T", "unknown", "tokenize() at data.py:88"),
@@ -87,7 +87,9 @@ CHANGING = frozenset({"evaluate() at eval.py:10", "save() at checkpoint.py:31", 
 """Here CPU time or I/O counters grow while the stack stays."""
 
 
-def rank_program(rank: int, shape: Shape, fault: Fault | None, benign: Benign, seed: int) -> Iterator[Action]:
+def rank_program(
+    rank: int, shape: Parallelism, fault: ScenarioFault | None, benign: Benign, seed: int
+) -> Iterator[Action]:
     """The endless life of one rank."""
     chance = random.Random(seed * 1_000_003 + rank)
     d, p, t = shape.place(rank)
@@ -162,7 +164,7 @@ def rank_program(rank: int, shape: Shape, fault: Fault | None, benign: Benign, s
             # The last one: what comes after it would only be taken for it otherwise.
             forgets = now and mine is not None and mine.kind == "left-out-send" and number == micro - 1
             if after >= 0 and not forgets:
-                yield Send(after)
+                yield SendTo(after)
         for _ in range(micro):
             if after >= 0:
                 yield Receive(after)
@@ -170,7 +172,7 @@ def rank_program(rank: int, shape: Shape, fault: Fault | None, benign: Benign, s
             if shape.tp > 1:
                 yield Enter(tp, "all_reduce", _ACTIVATION)
             if before >= 0:
-                yield Send(before)
+                yield SendTo(before)
         skips = now and mine is not None and mine.kind == "skip"
         if not skips:
             yield Enter(dp, "all_reduce", _LARGE, False)
@@ -195,7 +197,7 @@ def rank_program(rank: int, shape: Shape, fault: Fault | None, benign: Benign, s
         yield EndStep(data if p == 0 else 0.0, cpu, late)
 
 
-def _dp_of(shape: Shape, rank: int) -> str:
+def _dp_of(shape: Parallelism, rank: int) -> str:
     _, p, t = shape.place(rank)
     return f"dp.{p}.{t}"
 

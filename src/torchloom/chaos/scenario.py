@@ -76,7 +76,7 @@ FOUND_BY_PROBES = {"slow-link": "link-slow", "slow-sender": "sender-slow", "slow
 
 
 @dataclass(frozen=True)
-class Shape:
+class Parallelism:
     """DP × PP × TP; the rank of (d, p, t) is (d · pp + p) · tp + t."""
 
     dp: int = 8
@@ -97,7 +97,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Fault:
+class ScenarioFault:
     kind: FaultKind
     rank: int = 0
     step: int = 40
@@ -145,21 +145,21 @@ class Benign:
     pauses: tuple[Pause, ...] = field(default=())
 
 
-def shapes(chance: random.Random, largest: int = 64) -> Shape:
+def shapes(chance: random.Random, largest: int = 64) -> Parallelism:
     """A job of 8 ranks or more with a random layout."""
     tp = chance.choice((1, 1, 2, 4))
     pp = chance.choice((1, 1, 2, 4))
     least = max(2 if tp * pp > 4 else 4, 8 // (tp * pp))
     most = max(least, largest // (tp * pp))
     dp = chance.choice([d for d in (2, 4, 8, 16, 32, 64) if least <= d <= most] or [least])
-    return Shape(dp, pp, tp, gpus=chance.random() < 0.5)
+    return Parallelism(dp, pp, tp, gpus=chance.random() < 0.5)
 
 
 PIPELINES = frozenset({"pipeline-hang", "left-out-send"})
 """Faults that only a pipeline can have."""
 
 
-def faults(kind: FaultKind, shape: Shape, chance: random.Random) -> Fault:
+def faults(kind: FaultKind, shape: Parallelism, chance: random.Random) -> ScenarioFault:
     rank = chance.randrange(shape.world)
     d, p, t = shape.place(rank)
     if kind == "slow-data":
@@ -174,10 +174,10 @@ def faults(kind: FaultKind, shape: Shape, chance: random.Random) -> Fault:
     ways: tuple[Stuck, ...] = ("stopped", "lock", "loop", "read", "disk")
     stuck = chance.choice(ways)
     step = 0 if kind == "never-starts" else chance.randrange(40, 60)
-    return Fault(kind, rank, step, factor, stuck, peer)
+    return ScenarioFault(kind, rank, step, factor, stuck, peer)
 
 
-def healthy(chance: random.Random, shape: Shape, steps: int, pauses: int = 2) -> Benign:
+def healthy(chance: random.Random, shape: Parallelism, steps: int, pauses: int = 2) -> Benign:
     """A random mixture of everything benign over `steps` steps."""
     kinds: tuple[PauseKind, ...] = ("eval", "save", "read", "recompile", "sleep", "pool")
     return Benign(

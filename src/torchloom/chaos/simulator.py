@@ -21,14 +21,14 @@ from torchloom.chaos.program import (
     Enter,
     Join,
     Receive,
-    Send,
+    SendTo,
     Stop,
     Work,
     changing,
     rank_program,
 )
-from torchloom.chaos.scenario import Benign, Fault, Shape
-from torchloom.chaos.state import RING, Meeting, Rank, Record
+from torchloom.chaos.scenario import Benign, Parallelism, ScenarioFault
+from torchloom.chaos.state import RING, Meeting, SimulatedCollective, SimulatedRank
 from torchloom.core.detect.encoding import PEERS_AFTER_S, UNDER_WAY_AMONG, pair_counts
 from torchloom.core.detect.robust import median
 from torchloom.core.detect.window import (
@@ -45,9 +45,9 @@ class Simulation:
 
     def __init__(
         self,
-        shape: Shape,
+        shape: Parallelism,
         seed: int,
-        fault: Fault | None = None,
+        fault: ScenarioFault | None = None,
         benign: Benign | None = None,
         *,
         roles: bool = True,
@@ -60,8 +60,8 @@ class Simulation:
         self.now = 0.0
         self._chance = random.Random(seed)
         self._meetings: dict[tuple[str, int], Meeting] = {}
-        self._sent: dict[tuple[int, int, int], Record] = {}
-        self._wanted: dict[tuple[int, int, int], Record] = {}
+        self._sent: dict[tuple[int, int, int], SimulatedCollective] = {}
+        self._wanted: dict[tuple[int, int, int], SimulatedCollective] = {}
         self._events: list[tuple[float, int]] = []
         self._sizes: dict[str, int] = {}
         offsets = [self._chance.uniform(1e3, 1e6) for _ in range(-(-shape.world // shape.a_node))]
@@ -71,7 +71,7 @@ class Simulation:
                 self._sizes[group] = self._sizes.get(group, 0) + 1
             heapq.heappush(self._events, (self._chance.uniform(0, 0.01), rank.rank))
 
-    def _new_rank(self, rank: int, offsets: Sequence[float]) -> Rank:
+    def _new_rank(self, rank: int, offsets: Sequence[float]) -> SimulatedRank:
         shape = self.shape
         d, p, t = shape.place(rank)
         groups = {"world": rank}
@@ -83,7 +83,7 @@ class Simulation:
             groups[f"pp.{d}.{t}"] = p
         node = rank // shape.a_node
         program = rank_program(rank, shape, self.fault, self.benign, self.seed)
-        return Rank(rank, program, offsets[node], f"n{node}", groups)
+        return SimulatedRank(rank, program, offsets[node], f"n{node}", groups)
 
     # -- moving on ------------------------------------------------------------------------------
     def run_until(self, now: float) -> None:
@@ -92,7 +92,7 @@ class Simulation:
             self._resume(self.ranks[rank], at)
         self.now = now
 
-    def _resume(self, me: Rank, at: float) -> None:
+    def _resume(self, me: SimulatedRank, at: float) -> None:
         if me.died <= at or me.wake > at:
             return
         if me.blocked is not None and me.blocked.end > at:
@@ -112,7 +112,7 @@ class Simulation:
                         me.pending.append(record)
                     elif not self._passed(me, record, at):
                         return
-                case Send(peer=peer):
+                case SendTo(peer=peer):
                     self._send(me, peer, at)
                 case Receive(peer=peer):
                     if not self._passed(me, self._receive(me, peer, at), at):
@@ -130,7 +130,7 @@ class Simulation:
                     self._die(me, at)
                     return
 
-    def _passed(self, me: Rank, record: Record, at: float) -> bool:
+    def _passed(self, me: SimulatedRank, record: SimulatedCollective, at: float) -> bool:
         if record.end <= at:
             return True
         me.blocked = record
@@ -138,23 +138,23 @@ class Simulation:
             heapq.heappush(self._events, (record.end, me.rank))
         return False
 
-    def _joined(self, me: Rank, at: float) -> bool:
+    def _joined(self, me: SimulatedRank, at: float) -> bool:
         me.pending = [r for r in me.pending if r.end > at]
         if not me.pending:
             me.joining = False
             return True
         return self._passed(me, max(me.pending, key=lambda r: r.end), at)
 
-    def _record(self, me: Rank, record: Record, at: float) -> None:
+    def _record(self, me: SimulatedRank, record: SimulatedCollective, at: float) -> None:
         me.ring.append(record)
         me.records += 1
         me.used.add(record.group)
         me.this_step.append(record)
         me.active = at
 
-    def _enter(self, me: Rank, action: Enter, at: float) -> Record:
+    def _enter(self, me: SimulatedRank, action: Enter, at: float) -> SimulatedCollective:
         seq = me.entered[action.group] = me.entered.get(action.group, 0) + 1
-        record = Record(action.op, action.group, seq, action.bytes, at, action.waited)
+        record = SimulatedCollective(action.op, action.group, seq, action.bytes, at, action.waited)
         self._record(me, record, at)
         size = self._sizes.get(action.group, 1)
         meeting = self._meetings.setdefault((action.group, seq), Meeting())
@@ -187,7 +187,7 @@ class Simulation:
         )
         return usual * fault.factor if hit else usual
 
-    def _send(self, me: Rank, peer: int, at: float) -> None:
+    def _send(self, me: SimulatedRank, peer: int, at: float) -> None:
         record = self._pairwise(me, peer, "send", at)
         key = (me.rank, peer, record.seq)
         waiting = self._wanted.pop(key, None)
@@ -197,7 +197,7 @@ class Simulation:
         record.end = waiting.end = at + self._transfer((me.rank, peer), 1_000_000)
         heapq.heappush(self._events, (waiting.end, peer))
 
-    def _receive(self, me: Rank, peer: int, at: float) -> Record:
+    def _receive(self, me: SimulatedRank, peer: int, at: float) -> SimulatedCollective:
         record = self._pairwise(me, peer, "recv", at)
         key = (peer, me.rank, record.seq)
         sent = self._sent.pop(key, None)
@@ -207,14 +207,16 @@ class Simulation:
             record.end = sent.end = at + self._transfer((me.rank, peer), 1_000_000)
         return record
 
-    def _pairwise(self, me: Rank, peer: int, op: str, at: float) -> Record:
+    def _pairwise(self, me: SimulatedRank, peer: int, op: str, at: float) -> SimulatedCollective:
         seq = me.pairs[peer, op] = me.pairs.get((peer, op), 0) + 1
         group = next(g for g in me.groups if g.startswith("pp."))
-        record = Record(op, group, seq, 1_000_000, at, op == "recv", self.ranks[peer].groups[group])
+        record = SimulatedCollective(
+            op, group, seq, 1_000_000, at, op == "recv", self.ranks[peer].groups[group]
+        )
         self._record(me, record, at)
         return record
 
-    def _end_step(self, me: Rank, action: EndStep, at: float) -> None:
+    def _end_step(self, me: SimulatedRank, action: EndStep, at: float) -> None:
         me.done += 1
         me.active = at
         records = [(r.group, self._shown(me, r)) for r in me.this_step]
@@ -226,7 +228,7 @@ class Simulation:
         me.this_step.clear()
         me.values = self._values(me)
 
-    def _values(self, me: Rank) -> dict[str, float]:
+    def _values(self, me: SimulatedRank) -> dict[str, float]:
         chance = random.Random(self.seed * 31 + me.done)
         loss = 2 + 8 / (1 + me.done / 20) + chance.gauss(0, 0.05)
         norm = 1.0 * chance.lognormvariate(0, 0.1)
@@ -238,7 +240,7 @@ class Simulation:
                 norm *= 4 * fault.factor
         return {"loss": loss, "grad_norm": norm}
 
-    def _die(self, me: Rank, at: float) -> None:
+    def _die(self, me: SimulatedRank, at: float) -> None:
         me.died = at
         for other in self.ranks:
             if other is not me and other.groups.keys() & me.groups.keys() - {"world"}:
@@ -259,7 +261,7 @@ class Simulation:
             old if self._chance.random() < self._stale else new for old, new in zip(before, now, strict=True)
         )
 
-    def _shown(self, me: Rank, r: Record) -> Collective:
+    def _shown(self, me: SimulatedRank, r: SimulatedCollective) -> Collective:
         # What ends later is decided already and not visible yet.
         over = r.end <= max(self.now, me.active)
         return Collective(
@@ -274,7 +276,7 @@ class Simulation:
             peer=r.peer,
         )
 
-    def _window(self, me: Rank) -> RankWindow:
+    def _window(self, me: SimulatedRank) -> RankWindow:
         def clock(at: float) -> int:
             return round((at + me.offset_s) * 1e9)
 
@@ -331,13 +333,13 @@ class Simulation:
             ),
         )  # fmt: skip
 
-    def _counts(self, me: Rank) -> tuple[PairCount, ...]:
+    def _counts(self, me: SimulatedRank) -> tuple[PairCount, ...]:
         if me.counts[0] != me.records:
             shown = (self._shown(me, r) for r in me.ring)
             me.counts = me.records, pair_counts(shown, me.records <= RING)
         return me.counts[1]
 
-    def _process(self, me: Rank, asked: bool) -> ProcessFacts:
+    def _process(self, me: SimulatedRank, asked: bool) -> ProcessFacts:
         use = list(me.use)[-8:]
         cpu = median([u[0] for u in use]) if use and not self.shape.gpus else 0.0
         delay = median([u[1] for u in use]) if use else 0.0

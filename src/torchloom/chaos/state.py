@@ -17,7 +17,7 @@ BUSY = Work(0)
 
 
 @dataclass(slots=True)
-class Record:
+class SimulatedCollective:
     """A collective as one rank sees it; `end` is when it will be over, as far as that is decided."""
 
     op: str
@@ -32,13 +32,13 @@ class Record:
 
 @dataclass(slots=True)
 class Meeting:
-    records: list[Record] = field(default_factory=list)
+    records: list[SimulatedCollective] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
     end: float = inf
 
 
 @dataclass(slots=True)
-class Rank:
+class SimulatedRank:
     rank: int
     program: Iterator[Action]
     offset_s: float
@@ -52,10 +52,10 @@ class Rank:
     """Groups with records."""
     counts: tuple[int, tuple[PairCount, ...]] = (0, ())
     """How far it was with each peer when it had made so many records."""
-    ring: deque[Record] = field(default_factory=lambda: deque(maxlen=RING))
-    pending: list[Record] = field(default_factory=list)
+    ring: deque[SimulatedCollective] = field(default_factory=lambda: deque(maxlen=RING))
+    pending: list[SimulatedCollective] = field(default_factory=list)
     """Asynchronous ones that may not be over."""
-    this_step: list[Record] = field(default_factory=list)
+    this_step: list[SimulatedCollective] = field(default_factory=list)
     recorded: Recorded[str] = field(default_factory=Recorded)
     use: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
     done: int = 0
@@ -66,7 +66,7 @@ class Rank:
     wake: float = 0.0
     """The worker is busy until then; operations that end meanwhile do not disturb it."""
     joining: bool = False
-    blocked: Record | None = None
+    blocked: SimulatedCollective | None = None
     died: float = inf
     asked_since: float = inf
     values: dict[str, float] = field(default_factory=dict)

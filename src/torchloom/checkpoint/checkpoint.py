@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any
 
 from torchloom.checkpoint import live, reporting
-from torchloom.checkpoint.group import Group, generation_of, here, job_name, store_uri
+from torchloom.checkpoint.group import SaveGroup, generation_of, here, job_name, store_uri
 from torchloom.checkpoint.memory.slots import MemoryTier
 from torchloom.checkpoint.report_text import Told
 from torchloom.checkpoint.restoring import rollback
@@ -91,7 +91,7 @@ class Checkpoint:
         self._step_s = 0.0
         self.restored: Restored | None = None
         """What `restore` found."""
-        self._group: Group | None = None
+        self._group: SaveGroup | None = None
         self._closed = False
         atexit.register(self._end)
 
@@ -304,7 +304,7 @@ class Checkpoint:
 
     # -- beginning -----------------------------------------------------------------------------------
 
-    def _begin(self) -> Group:
+    def _begin(self) -> SaveGroup:
         """Look around once, as late as possible: the process group may be made after the Checkpoint."""
         if self._group is not None:
             return self._group

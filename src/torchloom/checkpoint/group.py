@@ -29,7 +29,7 @@ REPLACED_WITHIN_S = 2.0
 
 
 @dataclass(frozen=True)
-class Group:
+class SaveGroup:
     """The ranks that save together."""
 
     rank: int
@@ -61,13 +61,13 @@ class Group:
         return held[0]
 
 
-def here(env: Mapping[str, str]) -> Group:
+def here(env: Mapping[str, str]) -> SaveGroup:
     """From the process group if there is one, else from the launcher's variables."""
     connected = dist.is_available() and dist.is_initialized()
     rank = dist.get_rank() if connected else _number(env, "RANK", 0)
     world = dist.get_world_size() if connected else _number(env, "WORLD_SIZE", 1)
     alone = "LOCAL_RANK" not in env
-    return Group(
+    return SaveGroup(
         rank=rank,
         world=world,
         local_rank=rank if alone else _number(env, "LOCAL_RANK", 0),
@@ -79,7 +79,7 @@ def here(env: Mapping[str, str]) -> Group:
 class Board:
     """Small notes between ranks in the store of the process group. What no rank wrote there is no note."""
 
-    def __init__(self, group: Group, scope: str) -> None:
+    def __init__(self, group: SaveGroup, scope: str) -> None:
         self._group = group
         self._scope = f"loom/checkpoint/{scope}"
         self._values = store_values.current

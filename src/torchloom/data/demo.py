@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
-from torchloom.data.shards.index import FORMATS, NAME, Index
+from torchloom.data.shards.index import FORMATS, NAME, ShardIndex
 from torchloom.data.shards.indexing import build
 from torchloom.data.shards.source import LocalSource
 from torchloom.errors import LoomError, UsageError
@@ -38,7 +38,9 @@ _WORDS = [
 ]
 
 
-def make(root: Path, format_: str = "jsonl", shards: int = 16, lines: int = 1000, seed: int = 0) -> Index:
+def make(
+    root: Path, format_: str = "jsonl", shards: int = 16, lines: int = 1000, seed: int = 0
+) -> ShardIndex:
     """Write about `lines` lines (or windows' worth of 16 tokens) a shard into an empty or new directory."""
     if root.exists() and any(root.iterdir()):
         raise UsageError(f"{root} is not empty", hint="name a new directory")

@@ -26,7 +26,7 @@ from torchloom.data.batch import GlobalBatch
 from torchloom.data.order import Permutation, seed_of, share, spans, weight
 from torchloom.data.place import whereabouts
 from torchloom.data.randomness import drawing_alone, seed_all
-from torchloom.data.skipping import Run, Skips
+from torchloom.data.skipping import SkippedRun, Skips
 from torchloom.data.state import checked, whole_number
 from torchloom.data.transforms import Pipeline, Transforms
 from torchloom.errors import UsageError
@@ -269,7 +269,7 @@ class _Settings(NamedTuple):
     rank: int
     world: int
     pipeline: Pipeline
-    skips: tuple[Run, ...]
+    skips: tuple[SkippedRun, ...]
 
 
 class _Begun(NamedTuple):

@@ -24,7 +24,7 @@ MOST = 400
 _RUN = re.compile(r"(\d{1,9}):(\d{1,18})-(\d{1,18})")
 
 
-class Run(NamedTuple):
+class SkippedRun(NamedTuple):
     """Places `start` to before `stop` of an epoch."""
 
     epoch: int
@@ -39,9 +39,9 @@ class Skips:
     """What one loader leaves out, as a setting (data/live.py)."""
 
     def __init__(self) -> None:
-        self.runs: tuple[Run, ...] = ()
+        self.runs: tuple[SkippedRun, ...] = ()
         self._is_set = False
-        self._taken: deque[tuple[int, Callable[[], Iterable[Run]]]] = deque(maxlen=REMEMBERED)
+        self._taken: deque[tuple[int, Callable[[], Iterable[SkippedRun]]]] = deque(maxlen=REMEMBERED)
 
     def get(self) -> str:
         return ",".join(map(str, self.runs))
@@ -64,9 +64,9 @@ class Skips:
 
     def note(self, epoch: int, start: int, stop: int) -> None:
         """The training loop has taken this batch, for the step that is made next."""
-        self.note_that((Run(epoch, start, stop),).__iter__)
+        self.note_that((SkippedRun(epoch, start, stop),).__iter__)
 
-    def note_that(self, batch: Callable[[], Iterable[Run]]) -> None:
+    def note_that(self, batch: Callable[[], Iterable[SkippedRun]]) -> None:
         """The same for a batch whose places are many, and looked up only when somebody asks."""
         self._taken.append((live.completed_steps() + 1, batch))
 
@@ -78,27 +78,27 @@ class Skips:
         return ",".join(map(str, together)) if len(together) <= MOST else self.get()
 
 
-def parse(text: str) -> tuple[Run, ...]:
+def parse(text: str) -> tuple[SkippedRun, ...]:
     """Raises UsageError for what names no samples."""
     runs = []
     for part in [part.strip() for part in text.split(",") if part.strip()]:
         found = _RUN.fullmatch(part)
         if found is None or int(found[2]) >= int(found[3]):
             raise UsageError(f"{part[:60]!r} names no samples", hint="write EPOCH:FIRST-END, as 0:1280-1536")
-        runs.append(Run(*map(int, found.groups())))
+        runs.append(SkippedRun(*map(int, found.groups())))
     together = merged(runs)
     if len(together) > MOST:
         raise UsageError(f"{len(together)} runs of samples are too many to leave out", hint=f"at most {MOST}")
     return together
 
 
-def merged(runs: list[Run]) -> tuple[Run, ...]:
+def merged(runs: list[SkippedRun]) -> tuple[SkippedRun, ...]:
     """In order, and what touches is one run."""
-    joined: list[Run] = []
+    joined: list[SkippedRun] = []
     for run in sorted(runs):
         last = joined[-1] if joined else None
         if last is not None and last.epoch == run.epoch and run.start <= last.stop:
-            joined[-1] = Run(last.epoch, last.start, max(last.stop, run.stop))
+            joined[-1] = SkippedRun(last.epoch, last.start, max(last.stop, run.stop))
         else:
             joined.append(run)
     return tuple(joined)

@@ -121,10 +121,12 @@ def test_a_loop_that_only_looks_whether_something_has_come_is_no_sign_of_life() 
 
 def test_frames_of_libraries_are_passed_over() -> None:
     frames = (
-        stacks.Frame("wait", "/usr/lib/python3.11/threading.py", "threading.py", 320),
-        stacks.Frame("get", "/venv/lib/python3.11/site-packages/torch/utils/data.py", "torch/data.py", 9),
-        stacks.Frame("tokenize", "/home/me/job/data.py", "data.py", 88),
-        stacks.Frame("<module>", "/home/me/job/train.py", "train.py", 4),
+        stacks.StackFrame("wait", "/usr/lib/python3.11/threading.py", "threading.py", 320),
+        stacks.StackFrame(
+            "get", "/venv/lib/python3.11/site-packages/torch/utils/data.py", "torch/data.py", 9
+        ),
+        stacks.StackFrame("tokenize", "/home/me/job/data.py", "data.py", 88),
+        stacks.StackFrame("<module>", "/home/me/job/train.py", "train.py", 4),
     )
     found = stacks.summary(7, (stacks.Thread(frames, "MainThread", 7),))
     assert found.location == "tokenize() at data.py:88"
@@ -133,7 +135,7 @@ def test_frames_of_libraries_are_passed_over() -> None:
 
 def test_what_starts_a_script_is_not_in_its_stack() -> None:
     starters = tuple(
-        stacks.Frame(name, file)
+        stacks.StackFrame(name, file)
         for name, file in (
             ("_run_script", "/x/torchloom/probe/program.py"),
             ("run", "/x/torchloom/probe/worker.py"),
@@ -141,7 +143,10 @@ def test_what_starts_a_script_is_not_in_its_stack() -> None:
             ("_run_code", "<frozen runpy>"),
         )
     )
-    own = (stacks.Frame("work", "/home/me/train.py", line=7), stacks.Frame("<module>", "/home/me/train.py"))
+    own = (
+        stacks.StackFrame("work", "/home/me/train.py", line=7),
+        stacks.StackFrame("<module>", "/home/me/train.py"),
+    )
     found = stacks.summary(7, (stacks.Thread((*own, *starters), "MainThread", 7),))
     assert found.lines == ("work() at train.py:7", "train.py:0")
     assert len(stacks.summary(7, (stacks.Thread(starters, "MainThread", 7),)).lines) == len(starters)
@@ -150,31 +155,31 @@ def test_what_starts_a_script_is_not_in_its_stack() -> None:
 def test_of_a_child_only_what_it_runs_itself_is_shown() -> None:
     """A forked data-loader worker has the frames of its parent below its own."""
 
-    def frames(*own: stacks.Frame) -> tuple[stacks.Thread, ...]:
+    def frames(*own: stacks.StackFrame) -> tuple[stacks.Thread, ...]:
         library = "/venv/lib/python3.11/site-packages/torch/utils/data/_utils/worker.py"
         below = (
-            stacks.Frame("_worker_loop", library, line=320),
-            stacks.Frame("_bootstrap", "/usr/lib/python3.11/multiprocessing/process.py", line=314),
-            stacks.Frame("<module>", "/home/me/train.py", line=30),
+            stacks.StackFrame("_worker_loop", library, line=320),
+            stacks.StackFrame("_bootstrap", "/usr/lib/python3.11/multiprocessing/process.py", line=314),
+            stacks.StackFrame("<module>", "/home/me/train.py", line=30),
         )
         return (stacks.Thread((*own, *below), "MainThread", 7),)
 
-    hung = stacks.of_child(7, frames(stacks.Frame("__getitem__", "/home/me/data.py", line=9)))
+    hung = stacks.of_child(7, frames(stacks.StackFrame("__getitem__", "/home/me/data.py", line=9)))
     assert hung is not None and hung.location == "__getitem__() at data.py:9" and len(hung.lines) == 1
-    idle = stacks.Frame("poll", "/usr/lib/python3.11/multiprocessing/connection.py", line=257)
+    idle = stacks.StackFrame("poll", "/usr/lib/python3.11/multiprocessing/connection.py", line=257)
     assert stacks.of_child(7, frames(idle)) is None
 
 
 def test_our_own_files_are_never_the_place() -> None:
-    ours = stacks.Frame("step", "/src/torchloom/probe/observe/steps.py", line=3)
-    library = stacks.Frame("run", "/usr/lib/python3.11/threading.py", line=5)
+    ours = stacks.StackFrame("step", "/src/torchloom/probe/observe/steps.py", line=3)
+    library = stacks.StackFrame("run", "/usr/lib/python3.11/threading.py", line=5)
     found = stacks.summary(7, (stacks.Thread((ours, library), "MainThread", 7),))
     assert found.location == "run() at threading.py:5"
-    users = stacks.Frame("main", "/home/me/train.py", line=8)
+    users = stacks.StackFrame("main", "/home/me/train.py", line=8)
     assert (
         stacks.summary(7, (stacks.Thread((ours, users), "MainThread", 7),)).location == "main() at train.py:8"
     )
-    injected = stacks.Frame("injected_hang", "/src/torchloom/probe/injected_faults.py", line=2)
+    injected = stacks.StackFrame("injected_hang", "/src/torchloom/probe/injected_faults.py", line=2)
     found = stacks.summary(7, (stacks.Thread((injected, users), "MainThread", 7),))
     assert found.location.startswith("injected_hang()")
 

@@ -13,7 +13,7 @@ from torchloom.checkpoint.store.manifest import (
     Facts,
     FileEntry,
     Manifest,
-    Part,
+    RankPart,
     decode_manifest,
     decode_part,
     encode_manifest,
@@ -72,7 +72,7 @@ def test_a_key_that_could_lead_elsewhere_is_refused(wrong: str) -> None:
 
 def test_a_manifest_is_read_back() -> None:
     assert decode_manifest(encode_manifest(MANIFEST), "job", MANIFEST.name) == MANIFEST
-    part = Part(MANIFEST.name, 4, 0, (ENTRY,))
+    part = RankPart(MANIFEST.name, 4, 0, (ENTRY,))
     assert decode_part(encode_part(part), "part") == part
 
 

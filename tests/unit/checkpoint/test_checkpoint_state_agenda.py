@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from torchloom.checkpoint.saving.agenda import Agenda
-from torchloom.checkpoint.saving.interval import Every, Pace, parse_every
+from torchloom.checkpoint.saving.interval import Every, SavePace, parse_every
 from torchloom.errors import UsageError
 
 
@@ -32,7 +32,7 @@ def test_what_is_no_interval_is_refused(text: object) -> None:
 
 
 def test_auto_keeps_the_cost_under_its_share() -> None:
-    pace = Pace(parse_every("auto"))
+    pace = SavePace(parse_every("auto"))
     pace.took_step(0.1)
     pace.took_save(blocked_s=0.04, beside_s=0.06)
     assert pace.steps == 100
@@ -56,7 +56,7 @@ def steps_saved(agenda: Agenda, steps: int, busy: set[int], memory_on: bool = Fa
 
 
 def new(every: Every) -> Agenda:
-    return Agenda(Pace(every), Pace(Every(share=0.01)), leads=True, board=None)
+    return Agenda(SavePace(every), SavePace(Every(share=0.01)), leads=True, board=None)
 
 
 def test_every_so_many_steps_means_multiples() -> None:

@@ -15,7 +15,7 @@ from torchloom.checkpoint.memory.slots import HEADER, SlotFile, read
 from torchloom.checkpoint.state import streaming
 from torchloom.checkpoint.state.crc import combine
 from torchloom.checkpoint.state.image import BLOCK, plan
-from torchloom.checkpoint.state.streaming import SlotSource, Source, StoreSource, Streamed
+from torchloom.checkpoint.state.streaming import ImageSource, SlotSource, StoreSource, Streamed
 from torchloom.checkpoint.store.commit import PartWriter, Target, commit
 from torchloom.checkpoint.store.local import LocalStorage
 from torchloom.checkpoint.store.manifest import Facts
@@ -42,13 +42,13 @@ def tree() -> dict[str, Any]:
     }
 
 
-def in_memory(path: Path) -> Callable[[], Source]:
+def in_memory(path: Path) -> Callable[[], ImageSource]:
     image = plan({"x": tree()})
     file = SlotFile(path / "slot")
     image.copy_into(file.prepare(image.size))
     file.seal(NAME, 1)
 
-    def again() -> Source:
+    def again() -> ImageSource:
         sealed = read(path / "slot")
         assert sealed is not None
         return SlotSource(sealed.path, HEADER, sealed.size, sealed.sums.tolist())
@@ -56,7 +56,7 @@ def in_memory(path: Path) -> Callable[[], Source]:
     return again
 
 
-def in_store(path: Path) -> Callable[[], Source]:
+def in_store(path: Path) -> Callable[[], ImageSource]:
     image = plan({"x": tree()})
     file = SlotFile(path / "slot")
     image.copy_into(file.prepare(image.size))
@@ -70,7 +70,7 @@ def in_store(path: Path) -> Callable[[], Source]:
 KEPT = pytest.mark.parametrize("keep", [in_memory, in_store])
 
 
-def copy_out(source: Source) -> dict[str, torch.Tensor]:
+def copy_out(source: ImageSource) -> dict[str, torch.Tensor]:
     streamed = Streamed(source)
     targets: dict[str, tuple[Any, torch.Tensor]] = {}
     for record in streamed.records:

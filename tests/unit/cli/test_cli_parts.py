@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from torchloom.cli.service import parts
-from torchloom.cli.service.parts import Record
+from torchloom.cli.service.parts import PartRecord
 from torchloom.cli.service.plan import Plan, make_token
 from torchloom.cli.service.supervised import PROVEN_S, Watched
 from torchloom.client.endpoint import read_token
@@ -29,15 +29,15 @@ def home(tmp_path: Path) -> Home:
 
 
 def test_a_record_is_private_and_comes_back(home: Home) -> None:
-    record = Record.of("weaver", os.getpid())
+    record = PartRecord.of("weaver", os.getpid())
     record.write(home)
-    assert Record.read(home, "weaver") == record and record.alive
+    assert PartRecord.read(home, "weaver") == record and record.alive
     assert stat.S_IMODE((home.parts_dir / "weaver.json").stat().st_mode) == 0o600
     assert parts.living(home, "weaver") == record
 
 
 def test_another_process_with_the_same_pid_is_not_it(home: Home) -> None:
-    record = Record.of("weaver", os.getpid())
+    record = PartRecord.of("weaver", os.getpid())
     assert not replace(record, start_ticks=record.start_ticks + 1).alive
     assert not replace(record, boot="0").alive
     assert replace(record, boot="0").hold() is None
@@ -46,13 +46,13 @@ def test_another_process_with_the_same_pid_is_not_it(home: Home) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": "x"}', '{"pid": 1}'])
 def test_a_damaged_record_is_no_record(home: Home, text: str) -> None:
     (home.parts_dir / "weaver.json").write_text(text)
-    assert Record.read(home, "weaver") is None
+    assert PartRecord.read(home, "weaver") is None
 
 
 def test_holders_are_forgotten_when_they_die(home: Home) -> None:
     parts.hold(home)
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    Record.of(f"holder-{child.pid}", child.pid).write(home)
+    PartRecord.of(f"holder-{child.pid}", child.pid).write(home)
     assert len(parts.holders(home)) == 2
     child.kill()
     child.wait()

@@ -8,7 +8,7 @@ import pytest
 
 from torchloom.data import ElasticLoader, live
 from torchloom.data.order import spans
-from torchloom.data.skipping import Run, Skips, merged, parse
+from torchloom.data.skipping import SkippedRun, Skips, merged, parse
 from torchloom.errors import UsageError
 
 
@@ -17,7 +17,7 @@ def read(loader: ElasticLoader) -> list[int]:
 
 
 def test_a_text_names_places_and_nonsense_is_refused() -> None:
-    assert parse(" 0:8-16, 0:16-24,1:0-4 ") == (Run(0, 8, 24), Run(1, 0, 4))
+    assert parse(" 0:8-16, 0:16-24,1:0-4 ") == (SkippedRun(0, 8, 24), SkippedRun(1, 0, 4))
     assert parse("") == ()
     for wrong in ("8-16", "0:16-8", "0:4-4", "x", "0:-1-4"):
         with pytest.raises(UsageError):
@@ -28,7 +28,7 @@ def test_batches_go_around_what_is_left_out() -> None:
     chance = random.Random(3)
     for _ in range(300):
         length, size = chance.randrange(1, 60), chance.randrange(1, 9)
-        raw = [Run(0, a, a + chance.randrange(1, 9)) for a in chance.sample(range(60), 3)]
+        raw = [SkippedRun(0, a, a + chance.randrange(1, 9)) for a in chance.sample(range(60), 3)]
         skips = [(run.start, run.stop) for run in merged(raw)]
         start = chance.randrange(length)
         found = [n for a, b in spans(length, start, size, False, skips) for n in range(a, b)]

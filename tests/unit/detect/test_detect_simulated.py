@@ -12,11 +12,11 @@ from torchloom.chaos.scenario import (
     NAMES_A_RANK,
     PIPELINES,
     Benign,
-    Fault,
     FaultKind,
+    Parallelism,
     Pause,
     PauseKind,
-    Shape,
+    ScenarioFault,
     Stuck,
 )
 from torchloom.chaos.simulator import Simulation
@@ -24,8 +24,8 @@ from torchloom.core.detect.judge import AllLimits, Memory, judge
 from torchloom.core.detect.matrix import judge_links
 from torchloom.model.findings import Finding
 
-SHAPE = Shape(dp=4, pp=1, tp=2, gpus=False)
-PIPELINE = Shape(dp=2, pp=4, tp=1, gpus=False)
+SHAPE = Parallelism(dp=4, pp=1, tp=2, gpus=False)
+PIPELINE = Parallelism(dp=2, pp=4, tp=1, gpus=False)
 
 
 def live(sim: Simulation, until_s: float, every_s: float = 1.0) -> list[Finding]:
@@ -47,7 +47,7 @@ def test_every_fault_is_told_with_its_class_and_rank(kind: FaultKind) -> None:
     step = 0 if kind == "never-starts" else 30
     factor = 12.0 if kind in ("slow-link", "slow-sender", "slow-receiver") else 1.6
     rank = 2 if kind == "left-out-send" else 3
-    fault = Fault(kind, rank=rank, step=step, factor=factor, stuck="read", peer=5)
+    fault = ScenarioFault(kind, rank=rank, step=step, factor=factor, stuck="read", peer=5)
     shape = PIPELINE if kind in PIPELINES else SHAPE
     found = live(Simulation(shape, 11, fault), 65.0 if kind == "never-starts" else 26.0)
     right = [f for f in found if f.kind in EXPECTED[kind]]
@@ -63,14 +63,16 @@ def test_a_pipeline_rank_that_hangs_before_a_send_is_certain_where_its_process_i
     rank: int, stuck: Stuck
 ) -> None:
     """Its partners wait in recv: that it has not sent is proven by what its agent counts, nothing more."""
-    found = live(Simulation(PIPELINE, 7, Fault("pipeline-hang", rank=rank, step=30, stuck=stuck)), 40.0)
+    found = live(
+        Simulation(PIPELINE, 7, ScenarioFault("pipeline-hang", rank=rank, step=30, stuck=stuck)), 40.0
+    )
     assert {f.ranks for f in found if f.kind == "hang"} == {(rank,)}, [f.sentence for f in found]
     assert any(f.certain and f.may_act for f in found) == (stuck != "read")
 
 
 @pytest.mark.parametrize("kind", ["slow-link", "slow-sender", "slow-receiver"])
 def test_probes_say_which_end_is_slow(kind: FaultKind) -> None:
-    sim = Simulation(Shape(dp=8), 3, Fault(kind, rank=2, peer=6, factor=8.0))
+    sim = Simulation(Parallelism(dp=8), 3, ScenarioFault(kind, rank=2, peer=6, factor=8.0))
     found = judge_links(sim.probe(range(8)))
     assert [(f.kind, f.ranks) for f in found] == [
         (kind.removeprefix("slow-") + "-slow", (2, 6) if kind == "slow-link" else (2,))
@@ -120,7 +122,7 @@ def test_a_healthy_job_gives_no_cause_for_an_action_nor_for_blame(benign: Benign
 
 def test_a_seed_gives_the_same_windows_again() -> None:
     def windows() -> object:
-        sim = Simulation(Shape(2, 2, 2), 42, Fault("slow-compute", 1, 10))
+        sim = Simulation(Parallelism(2, 2, 2), 42, ScenarioFault("slow-compute", 1, 10))
         sim.run_until(8.0)
         return sim.windows()
 

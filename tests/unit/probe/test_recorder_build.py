@@ -64,7 +64,7 @@ def test_several_at_once_build_it_once(kept: Path, tmp_path: Path) -> None:
     library.chmod(0o700)
     kept.chmod(0o777)
     assert native.find() is None, "others could put a library there"
-    assert native.build().outcome is native.Outcome.FAILED
+    assert native.build().outcome is native.BuildOutcome.FAILED
     kept.chmod(0o700)
     assert native.find() == library
 
@@ -84,7 +84,7 @@ def test_a_compiler_that_fails_is_quoted(kept: Path, tmp_path: Path, monkeypatch
     broken.chmod(0o700)
     monkeypatch.setenv("CXX", str(broken))
     result = native.build()
-    assert (result.outcome, result.library) == (native.Outcome.FAILED, None)
+    assert (result.outcome, result.library) == (native.BuildOutcome.FAILED, None)
     assert "no such luck" in result.detail
     assert [p.name for p in kept.iterdir()] == ["lock"]
 

@@ -14,7 +14,7 @@ import time
 from dataclasses import replace
 
 from torchloom.checkpoint.store import catalogue
-from torchloom.checkpoint.store.catalogue import Entry
+from torchloom.checkpoint.store.catalogue import CatalogueEntry
 from torchloom.checkpoint.store.damage import damage_newest
 from torchloom.checkpoint.store.storage import Storage, open_storage
 from torchloom.errors import CheckpointInUse, CheckpointMissing, LoomError, UsageError
@@ -111,7 +111,7 @@ def _kind(error: LoomError) -> CheckpointProblem:
     return "usage" if isinstance(error, UsageError) else "failed"
 
 
-def _entry(entry: Entry) -> CheckpointEntry:
+def _entry(entry: CatalogueEntry) -> CheckpointEntry:
     return CheckpointEntry(
         name=entry.name,
         step=entry.step,

@@ -42,7 +42,7 @@ _CHILD_STARTS = ("_worker_loop", "_bootstrap", "spawn_main")
 _NICENESS = "10"
 
 
-class Frame(msgspec.Struct, frozen=True):
+class StackFrame(msgspec.Struct, frozen=True):
     name: str
     filename: str
     short_filename: str | None = None
@@ -64,7 +64,7 @@ class Frame(msgspec.Struct, frozen=True):
 class Thread(msgspec.Struct, frozen=True):
     """Innermost frame first."""
 
-    frames: tuple[Frame, ...]
+    frames: tuple[StackFrame, ...]
     thread_name: str | None = None
     os_thread_id: int | None = None
     owns_gil: bool = False
@@ -154,7 +154,7 @@ def of_child(pid: int, threads: Sequence[Thread]) -> Stack | None:
     return found if any(f.users for t in own for f in t.frames) else None
 
 
-def _of_interest(frames: Sequence[Frame]) -> Sequence[Frame]:
+def _of_interest(frames: Sequence[StackFrame]) -> Sequence[StackFrame]:
     """Without the outermost ones that only start the script; all of them where there are no others."""
     most = len(frames)
     while most and any(part in frames[most - 1].filename for part in _STARTERS):

@@ -75,12 +75,12 @@ def routes(control: Control) -> APIRouter:
         place = control.fleet.seq if after is None else after
         if last_event_id is not None:
             place = int(last_event_id)
-        return EventStream(_follow(control, render, Wanted(topic, kind, job), place, follow))
+        return EventStream(_follow(control, render, WantedNotices(topic, kind, job), place, follow))
 
     return router
 
 
-class Wanted:
+class WantedNotices:
     """Which notices a client asked for."""
 
     def __init__(self, topics: list[Topic] | None, kinds: list[str] | None, job: str | None) -> None:
@@ -100,7 +100,7 @@ class Wanted:
 
 
 async def _follow(
-    control: Control, render: Renderer, wanted: Wanted, place: int, follow: bool
+    control: Control, render: Renderer, wanted: WantedNotices, place: int, follow: bool
 ) -> AsyncGenerator[bytes, None]:
     clock = asyncio.get_running_loop().time
     yield b": torchloom events\nretry: 500\n\n"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from torchloom.checkpoint import reporting
-from torchloom.checkpoint.group import Group
+from torchloom.checkpoint.group import SaveGroup
 from torchloom.checkpoint.memory.hostline import Known, together
 from torchloom.checkpoint.memory.slots import MemoryTier, Sealed
 from torchloom.checkpoint.restoring.choosing import Choice
@@ -63,7 +63,7 @@ class Restorer:
         state: State,
         storage: Storage,
         job: str,
-        group: Group,
+        group: SaveGroup,
         tier: MemoryTier | None,
         run: str = "",
     ) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchloom.checkpoint import reporting
-from torchloom.checkpoint.group import Board, Group
+from torchloom.checkpoint.group import Board, SaveGroup
 from torchloom.checkpoint.memory.slots import MemoryTier
 from torchloom.checkpoint.restoring.choosing import pick
 from torchloom.checkpoint.restoring.loading import from_memory, from_store
@@ -47,7 +47,7 @@ class Site:
     storage: Storage
     job: str
     generation: int
-    group: Group
+    group: SaveGroup
     board: Board | None
     tier: MemoryTier | None
     run: str = ""
@@ -116,7 +116,7 @@ class Prepared:
             reporting.say(f"rolled back to the end of step {self.step}, from {self.where} ({self.name})")
 
 
-def together(group: Group, prepare: Callable[[], Prepared]) -> Prepared:
+def together(group: SaveGroup, prepare: Callable[[], Prepared]) -> Prepared:
     """Roll back on all ranks or on none, agreeing by collective operations. Raises CheckpointError."""
     prepared, problem = None, ""
     try:

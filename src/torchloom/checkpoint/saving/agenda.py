@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 
 from torchloom.checkpoint.group import Board
-from torchloom.checkpoint.saving.interval import Pace
+from torchloom.checkpoint.saving.interval import SavePace
 
 LOOK_AGAIN_S = 0.25
 """While a save is due and the last one not done, look again about so often."""
@@ -25,7 +25,7 @@ _REMEMBER = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class SaveDecision:
     """What to do at a step."""
 
     memory: bool
@@ -34,19 +34,19 @@ class Decision:
     """Ask again then."""
 
 
-def _read(text: str | None) -> tuple[Decision, int] | None:
+def _read(text: str | None) -> tuple[SaveDecision, int] | None:
     """A decision as rank 0 posts it, and the step it is of."""
     try:
         memory, disk, next_step, step = map(int, (text or "").split())
     except ValueError:
         return None
-    return Decision(bool(memory), bool(disk), next_step), step
+    return SaveDecision(bool(memory), bool(disk), next_step), step
 
 
 class Agenda:
     """The schedule as one rank sees it."""
 
-    def __init__(self, disk: Pace, memory: Pace, leads: bool, board: Board | None) -> None:
+    def __init__(self, disk: SavePace, memory: SavePace, leads: bool, board: Board | None) -> None:
         self.disk, self.memory = disk, memory
         self.leads, self._board = leads, board
         self.asked = False
@@ -60,7 +60,7 @@ class Agenda:
 
     def decide(
         self, step: int, step_s: float, busy: bool, memory_on: bool, making: bool = False
-    ) -> Decision | None:
+    ) -> SaveDecision | None:
         """What to do at the end of this step; None: nothing. `making`: the memory for it is not there yet."""
         if self._next_step is None:
             self._begin(step)
@@ -91,7 +91,7 @@ class Agenda:
         self._next_step = decision.next_step
         return decision
 
-    def _find_again(self, step: int) -> tuple[bool, Decision | None]:
+    def _find_again(self, step: int) -> tuple[bool, SaveDecision | None]:
         """Look for a later decision of rank 0: whether this step has been dealt with, and what to do at
         it."""
         assert self._board is not None
@@ -136,7 +136,7 @@ class Agenda:
             self._next_disk = -1
         self._next_memory = step
 
-    def _lead(self, step: int, step_s: float, busy: bool, memory_on: bool, making: bool) -> Decision:
+    def _lead(self, step: int, step_s: float, busy: bool, memory_on: bool, making: bool) -> SaveDecision:
         if self._next_disk < 0:
             self._next_disk = self.disk.due_after(step)
         due = self.asked or step >= self._next_disk
@@ -149,8 +149,8 @@ class Agenda:
             self._next_memory = self.memory.due_after(step)
         again = step + max(1, math.ceil(LOOK_AGAIN_S / step_s))
         if making:
-            return Decision(False, False, again)
+            return SaveDecision(False, False, again)
         coming = [again if due and busy else self._next_disk]
         if memory_on:
             coming.append(self._next_memory)
-        return Decision(memory, disk, max(step + 1, min(coming)))
+        return SaveDecision(memory, disk, max(step + 1, min(coming)))

@@ -45,7 +45,7 @@ def parse_every(every: object) -> Every:
     raise UsageError(f"every={every!r} is not an interval", hint='give steps (100), a time ("10s") or "auto"')
 
 
-class Pace:
+class SavePace:
     """Turns an interval into a number of steps, from what steps and saves have taken so far."""
 
     def __init__(self, every: Every) -> None:

@@ -12,13 +12,13 @@ import time
 from collections.abc import Mapping
 
 from torchloom.checkpoint import reporting
-from torchloom.checkpoint.group import Board, Group
+from torchloom.checkpoint.group import Board, SaveGroup
 from torchloom.checkpoint.lineage import about_state, facts_of
 from torchloom.checkpoint.memory.slots import MemoryTier
 from torchloom.checkpoint.report_text import Told
 from torchloom.checkpoint.saving.agenda import Agenda
-from torchloom.checkpoint.saving.interval import SHARE, Every, Pace
-from torchloom.checkpoint.saving.writer import PEER_FAILED, Outcome, Save, Writer
+from torchloom.checkpoint.saving.interval import SHARE, Every, SavePace
+from torchloom.checkpoint.saving.writer import PEER_FAILED, Save, SaveOutcome, Writer
 from torchloom.checkpoint.state.parts import State
 from torchloom.checkpoint.state.staging import Staging
 from torchloom.checkpoint.store.commit import Target
@@ -48,7 +48,7 @@ class Saver:
         storage: Storage,
         keep: KeepRules | None,
         told: Told,
-        group: Group,
+        group: SaveGroup,
         tier: MemoryTier | None,
     ) -> None:
         self._job, self._run, self._state, self._keep = job, run, state, keep
@@ -97,7 +97,7 @@ class Saver:
             self.board = Board(self._group, f"{self._job}/{generation}")
         self.staging.board = self.board
         leads = self._group.rank == 0 or self.board is None
-        self.agenda = Agenda(Pace(every), Pace(Every(share=SHARE)), leads, self.board)
+        self.agenda = Agenda(SavePace(every), SavePace(Every(share=SHARE)), leads, self.board)
 
     def begin_branch(self, branch: Branch, origin: CheckpointName) -> None:
         """The training was rolled back: what is saved from here on descends from that state."""
@@ -222,7 +222,7 @@ class Saver:
         self._stalled = save.target.attempt
         self._told.failed(save.target.name.step, f"the store has not answered for {stalled_s:.0f} s")
 
-    def _saved(self, step: int, outcome: Outcome) -> None:
+    def _saved(self, step: int, outcome: SaveOutcome) -> None:
         if outcome.renewed and self._registered:
             self._told.deleted(self._parent)
         self._registered = True

@@ -18,7 +18,7 @@ from typing import TypeVar
 from torchloom.checkpoint.state.threads import beside
 from torchloom.checkpoint.store import catalogue
 from torchloom.checkpoint.store.commit import PartWriter, Target, commit, gather
-from torchloom.checkpoint.store.manifest import Facts, Part
+from torchloom.checkpoint.store.manifest import Facts, RankPart
 from torchloom.checkpoint.store.names import Branch, CheckpointName, manifest_key
 from torchloom.checkpoint.store.storage import Storage
 from torchloom.checkpoint.store.verify import CHUNK
@@ -49,7 +49,7 @@ class Save:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SaveOutcome:
     """How a save ended."""
 
     save: Save
@@ -72,7 +72,7 @@ class Writer:
         self._storage = storage
         self._has_failed = has_failed
         self._thread: threading.Thread | None = None
-        self._outcome: Outcome | None = None
+        self._outcome: SaveOutcome | None = None
         self._leaving = threading.Event()
         self._swept = False
         self._moved_s = 0.0
@@ -95,14 +95,14 @@ class Writer:
         """`first` is done before, on the same thread."""
         assert not self.busy, "one save at a time"
         self._moved_s = time.monotonic()
-        self._outcome = Outcome(save, 0.0, 0.0, problem="it ended without a word")
+        self._outcome = SaveOutcome(save, 0.0, 0.0, problem="it ended without a word")
         self._thread = beside(lambda: self._run(save, first), "loom-checkpoint")
         if self._thread is None:
-            self._outcome = Outcome(save, 0.0, 0.0, problem="this process cannot start more threads")
+            self._outcome = SaveOutcome(save, 0.0, 0.0, problem="this process cannot start more threads")
             if first is not None:
                 first()
 
-    def collect(self) -> Outcome | None:
+    def collect(self) -> SaveOutcome | None:
         """How the last save ended, once."""
         if self.busy:
             return None
@@ -140,7 +140,7 @@ class Writer:
             problem = str(error)
         except (OSError, MemoryError) as error:
             problem = f"{type(error).__name__}: {error}"
-        self._outcome = Outcome(
+        self._outcome = SaveOutcome(
             save,
             time.perf_counter() - began,
             time.thread_time() - cpu,
@@ -208,7 +208,7 @@ class Writer:
             yield data[start : start + CHUNK]
         self._moved_s = time.monotonic()
 
-    def _parts(self, save: Save, mine: Part) -> list[Part]:
+    def _parts(self, save: Save, mine: RankPart) -> list[RankPart]:
         """Everybody's parts, as they come."""
         if save.target.world == 1:
             return [mine]

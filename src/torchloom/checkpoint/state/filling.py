@@ -23,7 +23,7 @@ from torchloom.checkpoint.state import readback, rng
 from torchloom.checkpoint.state.decoding import Decoder, no_tensor
 from torchloom.checkpoint.state.image import Reading
 from torchloom.checkpoint.state.parts import ABOUT, DIFFERING, Component, State, same_memory_kind
-from torchloom.checkpoint.state.readback import Held
+from torchloom.checkpoint.state.readback import ComparedPart
 from torchloom.checkpoint.state.region import large_pages
 from torchloom.checkpoint.state.resharding import Box
 from torchloom.checkpoint.state.streaming import Streamed
@@ -109,7 +109,7 @@ class Filling:
         if readback.how_much() != "off":
             self._read_back([self._held_rng()])
 
-    def _read_back(self, parts: list[Held]) -> None:
+    def _read_back(self, parts: list[ComparedPart]) -> None:
         """Does the script have what was saved? Raises RestoreDiffers."""
         images = self._images
         seed = f"{self.about.get('step')}/{images.own.size}"
@@ -117,11 +117,11 @@ class Filling:
             reporting.say(sentence)
             reporting.ports.log(restore_differs=sentence)
 
-    def _held(self, component: Component) -> Held:
+    def _held(self, component: Component) -> ComparedPart:
         reading = self._images.find(component.name)
         assert reading is not None, "it was loaded from it"
         own, tree = self._images.own, reading.trees[component.name]
-        return Held(
+        return ComparedPart(
             component.name,
             tree,
             reading,
@@ -133,12 +133,12 @@ class Filling:
             },
         )
 
-    def _held_rng(self) -> Held:
+    def _held_rng(self) -> ComparedPart:
         now, tree = rng.take(), self.about["rng"]
         if len(tree.get("cuda", [])) != len(now.get("cuda", [])):
             now.pop("cuda", None)
         tree = {name: held for name, held in tree.items() if name in now}
-        return Held('loom["rng"]', tree, self._images.own, now, surely=True, whole=True)
+        return ComparedPart('loom["rng"]', tree, self._images.own, now, surely=True, whole=True)
 
     def _differing(self, component: Component) -> Mapping[str, Any]:
         """Which tensors of a replicated model this rank has for itself."""

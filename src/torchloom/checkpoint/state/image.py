@@ -73,7 +73,7 @@ def plan(trees: Mapping[str, Any]) -> Image:
 
 
 @dataclass(frozen=True)
-class Index:
+class ImageIndex:
     """What an image holds, and where its tensors begin."""
 
     trees: dict[str, Any]
@@ -93,7 +93,7 @@ def index_size(head: bytes, size: int) -> int:
     return FIRST + int(length)
 
 
-def read_index(head: bytes, size: int) -> Index:
+def read_index(head: bytes, size: int) -> ImageIndex:
     """The index, compared with its sum. Raises CheckpointDamaged."""
     _, length, crc = _HEAD.unpack(head[:FIRST])
     body = head[FIRST : FIRST + length]
@@ -102,7 +102,7 @@ def read_index(head: bytes, size: int) -> Index:
     try:
         found = json.loads(body)
         objects = list(found.get("objects", []))
-        index = Index(dict(found["trees"]), list(found["tensors"]), objects, _aligned(FIRST + length))
+        index = ImageIndex(dict(found["trees"]), list(found["tensors"]), objects, _aligned(FIRST + length))
         for record in index.records:
             at, length = record["at"], _numel(record["shape"]) * DTYPES[record["dtype"]].itemsize
             if at < 0 or at % ALIGN or (length and index.first + at + length > size):

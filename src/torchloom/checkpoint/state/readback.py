@@ -40,7 +40,7 @@ Place = tuple[object, ...]
 
 
 @dataclass(frozen=True)
-class Held:
+class ComparedPart:
     """A part of the training: what was saved of it and what it holds now."""
 
     name: str
@@ -80,7 +80,7 @@ def loaded_by_torch(inner: Any) -> bool:
 
 
 def compare(
-    parts: list[Held], same_world: bool, everyone: Callable[[], Iterator[Any]], seed: str
+    parts: list[ComparedPart], same_world: bool, everyone: Callable[[], Iterator[Any]], seed: str
 ) -> list[str]:
     """What an object of the script holds otherwise, as sentences. Raises RestoreDiffers."""
     comparison = _Comparison(same_world, seed)
@@ -125,7 +125,7 @@ class _Comparison:
         self._boxes: list[tuple[Box, bool]] = []
         self.wrong: list[tuple[str, bool]] = []
 
-    def add(self, part: Held) -> None:
+    def add(self, part: ComparedPart) -> None:
         """Find what is to be compared; plain values are compared at once."""
         encoder = Encoder()
         now = dict(_leaves(encoder.encode(part.state, (part.name,)), encoder.objects))
@@ -145,7 +145,7 @@ class _Comparison:
                         image, record = part.own[str(place[-1])]
                     self._tensor(image, record, encoder.records[mine], encoder.tensors[mine], part)
 
-    def _tensor(self, image: Any, saved: Record, now: Record, live: torch.Tensor, part: Held) -> None:
+    def _tensor(self, image: Any, saved: Record, now: Record, live: torch.Tensor, part: ComparedPart) -> None:
         sharded = "whole" in saved or "whole" in now
         if saved["dtype"] != now["dtype"] or saved.get("whole", saved["shape"]) != now.get(
             "whole", now["shape"]

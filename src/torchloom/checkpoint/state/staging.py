@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchloom.checkpoint.group import Board, Group
+from torchloom.checkpoint.group import Board, SaveGroup
 from torchloom.checkpoint.memory.slots import SLOTS, SPARE, MemoryTier, SlotFile
 from torchloom.checkpoint.state.fresh_pages import INLINE, Making
 from torchloom.checkpoint.state.image import Image, plan
@@ -69,7 +69,7 @@ class _Sealing:
 class Staging:
     """The kept memory of one rank."""
 
-    def __init__(self, state: State, group: Group, tier: MemoryTier | None) -> None:
+    def __init__(self, state: State, group: SaveGroup, tier: MemoryTier | None) -> None:
         self._state, self._group = state, group
         self.tier = tier
         self.board: Board | None = None

@@ -56,7 +56,7 @@ class _Part(Span):
     scratch: bool
 
 
-class Source(Protocol):
+class ImageSource(Protocol):
     """Where an image is kept."""
 
     size: int
@@ -71,7 +71,7 @@ class Source(Protocol):
 class Streamed:
     """An image that is read once, when it is known where everything goes."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ImageSource) -> None:
         """Reads the index. Raises CheckpointDamaged or StorageFailed."""
         self._source, self.size = source, source.size
         length = index_size(bytes(source.read(0, min(FIRST, source.size))), source.size)

@@ -42,7 +42,7 @@ SWEEP_GRACE_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CatalogueEntry:
     """One line of the catalogue."""
 
     name: str
@@ -74,7 +74,7 @@ class Entry:
     lineage: Mapping[str, str]
 
 
-def list_checkpoints(storage: Storage, job: str) -> list[Entry]:
+def list_checkpoints(storage: Storage, job: str) -> list[CatalogueEntry]:
     """Everything committed, newest generation, branch and step first."""
     return _entries(look(storage, job))
 
@@ -200,18 +200,18 @@ def purge(storage: Storage, job: str) -> None:
         storage.delete(stored.key)
 
 
-def _entries(listing: Listing, strict: bool = False) -> list[Entry]:
+def _entries(listing: Listing, strict: bool = False) -> list[CatalogueEntry]:
     """`strict`: what cannot be read now raises instead of counting as damaged, for it may be whole."""
     line = candidates_of(listing, None)
     resumable = set(line)
     judged = {name: _judged(listing, name, strict) for name in listing.committed}
     newest = next((name for name in line if not judged[name][1]), None)
-    entries: list[Entry] = []
+    entries: list[CatalogueEntry] = []
     for name in listing.committed:
         manifest, why, verified_s = judged[name]
         facts = manifest.facts if manifest else None
         entries.append(
-            Entry(
+            CatalogueEntry(
                 name=str(name),
                 step=name.step,
                 generation=name.generation,
@@ -254,7 +254,7 @@ def _judged(
     return manifest, "" if right else why, at_s if right else None
 
 
-def _candidate(entry: Entry) -> Candidate:
+def _candidate(entry: CatalogueEntry) -> Candidate:
     return Candidate(
         name=entry.name,
         generation=entry.generation,

@@ -53,7 +53,7 @@ from torchloom.checkpoint.store.manifest import (
     Facts,
     FileEntry,
     Manifest,
-    Part,
+    RankPart,
     decode_manifest,
     decode_part,
     encode_manifest,
@@ -129,10 +129,10 @@ class PartWriter:
         at("commit.file")
         return entry
 
-    def finish(self) -> Part:
+    def finish(self) -> RankPart:
         """Write the list of what this rank wrote, for the rank that gathers."""
         target = self._target
-        part = Part(target.name, target.attempt, self._rank, tuple(self._files.values()))
+        part = RankPart(target.name, target.attempt, self._rank, tuple(self._files.values()))
         if target.world > 1:
             key = part_key(target.job, target.name, self._rank, target.attempt)
             self._storage.put(key, [encode_part(part)])
@@ -162,9 +162,9 @@ class Committed:
     """The generation's own record was not there and had to be made again."""
 
 
-def gather(storage: Storage, target: Target) -> list[Part]:
+def gather(storage: Storage, target: Target) -> list[RankPart]:
     """The parts of all ranks. Raises CheckpointError while some are missing."""
-    parts: list[Part] = []
+    parts: list[RankPart] = []
     missing: list[int] = []
     for rank in range(target.world):
         key = part_key(target.job, target.name, rank, target.attempt)
@@ -186,7 +186,7 @@ def gather(storage: Storage, target: Target) -> list[Part]:
 def commit(
     storage: Storage,
     target: Target,
-    parts: Iterable[Part],
+    parts: Iterable[RankPart],
     facts: Facts,
     now_s: float,
     owed: Mapping[Branch, CheckpointName | None] | None = None,

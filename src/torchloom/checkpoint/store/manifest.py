@@ -37,7 +37,7 @@ class FileEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RankPart:
     """What one rank wrote for one attempt to save."""
 
     name: CheckpointName
@@ -158,18 +158,18 @@ def decode_manifest(data: bytes, job: str, name: CheckpointName) -> Manifest:
     return manifest
 
 
-def encode_part(part: Part) -> bytes:
+def encode_part(part: RankPart) -> bytes:
     return seal({"format": FORMAT, **asdict(part), "name": str(part.name)})
 
 
-def decode_part(data: bytes, what: str) -> Part:
+def decode_part(data: bytes, what: str) -> RankPart:
     """Raises CheckpointDamaged."""
     body = unseal(data, what)
     try:
         name = parse_name(_text(body["name"]))
         if name is None or body["format"] != FORMAT:
             raise ValueError("its name or format is not known here")
-        return Part(name, _count(body["attempt"]), _count(body["rank"]), _files(body["files"]))
+        return RankPart(name, _count(body["attempt"]), _count(body["rank"]), _files(body["files"]))
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointDamaged(f"{what} makes no sense ({error})") from error
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torchloom.agent.processes.process import Process
 from torchloom.cli.service import parts
-from torchloom.cli.service.parts import Record
+from torchloom.cli.service.parts import PartRecord
 from torchloom.cli.service.plan import Plan, node_name
 from torchloom.errors import LoomError
 from torchloom.home import Home
@@ -38,7 +38,7 @@ def end_parts(home: Home) -> None:
     parts.forget(home, "plan")
 
 
-def end_process(record: Record, grace_s: float = GRACE_S) -> bool:
+def end_process(record: PartRecord, grace_s: float = GRACE_S) -> bool:
     """SIGTERM, then SIGKILL; returns when it is dead. False if it would not die."""
     process = record.hold()
     if process is None:

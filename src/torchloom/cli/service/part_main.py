@@ -32,7 +32,7 @@ def run_part(name: str, supervised: bool, serve: Callable[[], Awaitable[None]]) 
         handler.addFilter(Throttle())  # a neighbour who makes one line of ours a thousand times fills no disk
     home = Home.default()
     if supervised:
-        parts.Record.of(name, os.getpid()).write(home)
+        parts.PartRecord.of(name, os.getpid()).write(home)
 
     async def main() -> None:
         asyncio.get_running_loop().call_later(SETTLED_AFTER_S, _settle)

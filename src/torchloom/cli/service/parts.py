@@ -38,7 +38,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Record:
+class PartRecord:
     """One of our processes, as recorded in a file."""
 
     name: str
@@ -47,11 +47,11 @@ class Record:
     boot: str
 
     @classmethod
-    def of(cls, name: str, pid: int) -> Record:
+    def of(cls, name: str, pid: int) -> PartRecord:
         return cls(name, pid, start_ticks(pid), f"{boot_id():x}")
 
     @classmethod
-    def read(cls, home: Home, name: str) -> Record | None:
+    def read(cls, home: Home, name: str) -> PartRecord | None:
         found = read_json(home.parts_dir / f"{name}.json")
         try:
             return cls(name, int(found["pid"]), int(found["start_ticks"]), str(found["boot"]))
@@ -70,8 +70,8 @@ class Record:
         return Process.open(self.pid, self.start_ticks) if self.alive else None
 
 
-def living(home: Home, name: str) -> Record | None:
-    record = Record.read(home, name)
+def living(home: Home, name: str) -> PartRecord | None:
+    record = PartRecord.read(home, name)
     return record if record is not None and record.alive else None
 
 
@@ -95,18 +95,18 @@ def end_stay(home: Home) -> None:
     (home.parts_dir / "stay").unlink(missing_ok=True)
 
 
-def hold(home: Home) -> Record:
+def hold(home: Home) -> PartRecord:
     """Record that this process needs the stack as long as it lives."""
-    record = Record.of(f"holder-{os.getpid()}", os.getpid())
+    record = PartRecord.of(f"holder-{os.getpid()}", os.getpid())
     record.write(home)
     return record
 
 
-def holders(home: Home) -> list[Record]:
+def holders(home: Home) -> list[PartRecord]:
     """Living processes that need the stack. Removes the records of dead ones."""
-    found: list[Record] = []
+    found: list[PartRecord] = []
     for path in home.parts_dir.glob("holder-*.json"):
-        record = Record.read(home, path.stem)
+        record = PartRecord.read(home, path.stem)
         if record is not None and record.alive:
             found.append(record)
         else:

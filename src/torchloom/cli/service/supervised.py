@@ -6,7 +6,7 @@ import subprocess
 import time
 
 from torchloom.agent.processes.process import Process
-from torchloom.cli.service.parts import Record
+from torchloom.cli.service.parts import PartRecord
 
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 10.0
@@ -34,13 +34,13 @@ class Watched:
     def pid(self) -> int:
         return self.process.pid if self.process else 0
 
-    def started(self, record: Record, child: subprocess.Popen[bytes]) -> None:
+    def started(self, record: PartRecord, child: subprocess.Popen[bytes]) -> None:
         # A child's pid cannot be recycled before we wait for it, so the pidfd is certainly the child's.
         self._child = child
         self.process = Process.open(record.pid, record.start_ticks)
         self._started_s = time.monotonic()
 
-    def adopt(self, record: Record) -> bool:
+    def adopt(self, record: PartRecord) -> bool:
         self._child = None
         self.process = record.hold()
         self._started_s = time.monotonic()

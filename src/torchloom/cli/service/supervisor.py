@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from torchloom.bus.embedded import EmbeddedNats
 from torchloom.cli.service import cleanup, own_logs, parts
 from torchloom.cli.service.launch import open_port, start_part
-from torchloom.cli.service.parts import PARTS, Record
+from torchloom.cli.service.parts import PARTS, PartRecord
 from torchloom.cli.service.plan import Plan, external_bus, make_token, node_name
 from torchloom.cli.service.supervised import Watched
 from torchloom.client import Client, Endpoint
@@ -121,7 +121,7 @@ class Supervisor:
             record = parts.living(self._home, watched.name)
             if record is not None and watched.adopt(record):
                 say(f"adopted {watched.name} (pid {record.pid})")
-        Record.of("supervisor", os.getpid()).write(self._home)
+        PartRecord.of("supervisor", os.getpid()).write(self._home)
 
     # ---- the loop ----
 
@@ -139,8 +139,8 @@ class Supervisor:
                 if watched.name == "weaver" and self._socket is None:
                     self._socket = open_port(self._plan.port, any_port=False)
                 child = start_part(self._home, watched.name, self._socket)
-                watched.started(Record.of(watched.name, child.pid), child)
-                _note(self._home, Record.of(watched.name, child.pid))
+                watched.started(PartRecord.of(watched.name, child.pid), child)
+                _note(self._home, PartRecord.of(watched.name, child.pid))
             say(f"started {watched.name} (pid {watched.pid})")
         except LoomError as error:
             self._failed(watched, str(error), error.exit_code)
@@ -152,14 +152,14 @@ class Supervisor:
         server = self._nats()
         try:
             child = server.start()
-            record = Record.of("nats", child.pid)
+            record = PartRecord.of("nats", child.pid)
             watched.started(record, child)
         except StoreInUse:
             # It was started just before its supervisor died, or is about to end.
             pid = server.pid()
             if pid is None:
                 raise
-            record = Record.of("nats", pid)
+            record = PartRecord.of("nats", pid)
             watched.adopt(record)
         _note(self._home, record)
 
@@ -264,7 +264,7 @@ def say(text: str) -> None:
         print(time.strftime("%Y-%m-%dT%H:%M:%S"), text, file=sys.stderr, flush=True)
 
 
-def _note(home: Home, record: Record) -> None:
+def _note(home: Home, record: PartRecord) -> None:
     """Record a part. On a full disk it runs unrecorded, and its own lock prevents a second one."""
     try:
         record.write(home)

@@ -32,7 +32,7 @@ NOBODY: tuple[int, ...] = (-1,)
 """The two usual cases need no list of thousands of ranks."""
 
 
-class Part(Struct, frozen=True, array_like=True):
+class ParameterPart(Struct, frozen=True, array_like=True):
     """What is known of one part of the parameters."""
 
     step: int
@@ -59,7 +59,7 @@ class Part(Struct, frozen=True, array_like=True):
 class ReplicaMemory(Struct, frozen=True):
     """Plain data, kept by the caller."""
 
-    parts: dict[str, Part] = {}
+    parts: dict[str, ParameterPart] = {}
     """By table and part."""
     ranks: dict[str, tuple[int, ...]] = {}
     """By table, the ranks that last reported it."""
@@ -124,7 +124,7 @@ def _labels(together: tuple[int, ...], count: int) -> Sequence[int]:
 
 
 def _take_step(
-    parts: dict[str, Part], looked: Mapping[tuple[int, int], Mapping[int, int]], step: int
+    parts: dict[str, ParameterPart], looked: Mapping[tuple[int, int], Mapping[int, int]], step: int
 ) -> None:
     """All parts that were hashed after one step."""
     odd: list[str] = []
@@ -139,10 +139,10 @@ def _take_step(
         # The newest at the end: the oldest are forgotten first.
         parts.pop(name, None)
         if before is None:
-            parts[name] = Part(step, now, digest)
+            parts[name] = ParameterPart(step, now, digest)
         elif now == before.together:
             changed = before.changed + (digest != before.digest)
-            parts[name] = Part(step, now, digest, before.agreed + 1, changed)
+            parts[name] = ParameterPart(step, now, digest, before.agreed + 1, changed)
             if parts[name].settled:
                 calm.add(_table(name))
         elif before.settled and _apart(before.together, now, len(hashes)):
@@ -150,7 +150,7 @@ def _take_step(
             parts[name] = replace(before, step=step, odd=before.odd + 1, since=since, now=now)
             odd.append(name)
         else:
-            parts[name] = Part(step, now, digest)
+            parts[name] = ParameterPart(step, now, digest)
     for name in odd:
         if _table(name) in calm:
             parts[name] = replace(parts[name], mixed=parts[name].mixed + 1)
@@ -164,9 +164,9 @@ def _apart(before: tuple[int, ...], now: tuple[int, ...], count: int) -> bool:
 
 
 def _findings(
-    windows: Sequence[RankWindow], parts: Mapping[str, Part], ranks: Mapping[str, tuple[int, ...]]
+    windows: Sequence[RankWindow], parts: Mapping[str, ParameterPart], ranks: Mapping[str, tuple[int, ...]]
 ) -> list[Finding]:
-    tables: dict[str, list[tuple[str, Part]]] = {}
+    tables: dict[str, list[tuple[str, ParameterPart]]] = {}
     for name, part in parts.items():
         tables.setdefault(_table(name), []).append((name, part))
     found = []
@@ -181,10 +181,10 @@ def _findings(
 
 
 def _outvoted(
-    windows: Sequence[RankWindow], odd: Sequence[tuple[str, Part]], ranks: tuple[int, ...]
+    windows: Sequence[RankWindow], odd: Sequence[tuple[str, ParameterPart]], ranks: tuple[int, ...]
 ) -> Finding | None:
     """Ranks that most of their replicas disagree with."""
-    named: dict[int, list[tuple[str, Part]]] = {}
+    named: dict[int, list[tuple[str, ParameterPart]]] = {}
     for name, part in odd:
         for rank in _minority(part, ranks):
             named.setdefault(rank, []).append((name, part))
@@ -209,7 +209,7 @@ def _outvoted(
     )
 
 
-def _minority(part: Part, ranks: tuple[int, ...]) -> list[int]:
+def _minority(part: ParameterPart, ranks: tuple[int, ...]) -> list[int]:
     """Of every set of replicas that broke up: those who are not with more than half of it."""
     found: list[int] = []
     sets: dict[int, dict[int, list[int]]] = {}
@@ -224,7 +224,7 @@ def _minority(part: Part, ranks: tuple[int, ...]) -> list[int]:
 
 
 def _at_odds(
-    windows: Sequence[RankWindow], odd: Sequence[tuple[str, Part]], everybody: tuple[int, ...]
+    windows: Sequence[RankWindow], odd: Sequence[tuple[str, ParameterPart]], everybody: tuple[int, ...]
 ) -> Finding | None:
     """Replicas that differ, and nothing shows which is right."""
     for name, part in odd:
@@ -250,7 +250,7 @@ def _at_odds(
     return None
 
 
-def _evidence(named: Mapping[int, Sequence[tuple[str, Part]]]) -> tuple[Evidence, ...]:
+def _evidence(named: Mapping[int, Sequence[tuple[str, ParameterPart]]]) -> tuple[Evidence, ...]:
     return tuple(
         Evidence(
             rank,

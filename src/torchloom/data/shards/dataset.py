@@ -23,7 +23,7 @@ from torchloom.data.shards.cursor import Cursor, restored
 from torchloom.data.shards.deal import Piece, deal
 from torchloom.data.shards.left_out import Places
 from torchloom.data.shards.reading import Shards
-from torchloom.data.skipping import Run, Skips, merged
+from torchloom.data.skipping import SkippedRun, Skips, merged
 from torchloom.data.state import checked, whole_number
 from torchloom.errors import UsageError
 
@@ -112,7 +112,7 @@ class ShardedDataset(IterableDataset):
         at = [self.shards.index.shards[ahead[0].shard].name, ahead[0].start] if ahead else None
         # Of this epoch what was left out of the deal: what was set since counts from the next deal on.
         others = [run for run in self.skips.runs if run.epoch != cursor.epoch]
-        runs = merged([*others, *(Run(cursor.epoch, *places) for places in cursor.skips)])
+        runs = merged([*others, *(SkippedRun(cursor.epoch, *places) for places in cursor.skips)])
         return {**cursor.state(), **facts, "at": at, "skips": ",".join(map(str, runs))}
 
     def _restore(

@@ -23,14 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from torchloom.data.shards.cache import Cache
-from torchloom.data.shards.source import Source, open_source
+from torchloom.data.shards.source import ShardSource, open_source
 from torchloom.errors import DataDamaged, LoomError
 
 
 class Fetching:
     """Answers requests, each in a thread, so that a shard wanted now does not wait for one wanted later."""
 
-    def __init__(self, source: Source, cache: Cache) -> None:
+    def __init__(self, source: ShardSource, cache: Cache) -> None:
         self._source, self._cache = source, cache
         self._answering = threading.Lock()
 

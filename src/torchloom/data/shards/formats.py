@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from torchloom.data.shards.index import Index, Shard
+from torchloom.data.shards.index import Shard, ShardIndex
 from torchloom.errors import DataDamaged, UsageError
 
 _SCAN_BYTES = 8 << 20
@@ -82,7 +82,7 @@ class JsonLines(Lines):
         return found
 
 
-class Tokens(Mapped):
+class TokenFormat(Mapped):
     """Little-endian numbers of 2 or 4 bytes; line n is the window of tokens that begins at n × stride."""
 
     def __init__(self, path: Path, shard: Shard, token_bytes: int, window: int, stride: int) -> None:
@@ -101,8 +101,8 @@ class Tokens(Mapped):
         return [view.to(torch.int64) for view in views]
 
 
-def open_shard(path: Path, index: Index, shard: Shard, window: int, stride: int) -> Lines | Tokens:
+def open_shard(path: Path, index: ShardIndex, shard: Shard, window: int, stride: int) -> Lines | TokenFormat:
     """The shard, ready to be asked for lines by number."""
     if index.format == "tokens":
-        return Tokens(path, shard, index.token_bytes, window, stride)
+        return TokenFormat(path, shard, index.token_bytes, window, stride)
     return JsonLines(path, shard) if index.format == "jsonl" else Lines(path, shard)

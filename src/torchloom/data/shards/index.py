@@ -44,7 +44,7 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
+class ShardIndex:
     """All shards, in the order of their names in the index."""
 
     format: str
@@ -64,7 +64,7 @@ class Index:
         return json.dumps({**head, "shards": shards}, indent=1, ensure_ascii=False).encode() + b"\n"
 
 
-def parse(raw: bytes) -> Index:
+def parse(raw: bytes) -> ShardIndex:
     """The index, or a `UsageError` that says what is wrong with it."""
     if len(raw) > MOST_INDEX_BYTES:
         raise UsageError(
@@ -88,7 +88,7 @@ def parse(raw: bytes) -> Index:
     shards = tuple(_shard(entry, number) for number, entry in enumerate(entries))
     if len({shard.name for shard in shards}) != len(shards):
         raise UsageError(f"{NAME} names a shard twice", hint=_HINT)
-    return Index(format_, token_bytes, shards)
+    return ShardIndex(format_, token_bytes, shards)
 
 
 def _shard(entry: Any, number: int) -> Shard:

@@ -6,12 +6,12 @@ import argparse
 import os
 import sys
 
-from torchloom.data.shards.index import FORMATS, NAME, Index, Measure, format_of, good_name
-from torchloom.data.shards.source import Source, open_source
+from torchloom.data.shards.index import FORMATS, NAME, Measure, ShardIndex, format_of, good_name
+from torchloom.data.shards.source import ShardSource, open_source
 from torchloom.errors import LoomError, UsageError
 
 
-def build(source: Source, format_: str = "", token_bytes: int = 2) -> Index:
+def build(source: ShardSource, format_: str = "", token_bytes: int = 2) -> ShardIndex:
     """The index of what is there now."""
     names = [name for name in source.names() if name != NAME and not name.split("/")[-1].startswith(".")]
     format_ = format_ or format_of(names)
@@ -25,7 +25,7 @@ def build(source: Source, format_: str = "", token_bytes: int = 2) -> Index:
         shards.append(measure.shard(name, format_))
     if not shards:
         raise UsageError(f"there are no shards ({', '.join(FORMATS[format_])})")
-    return Index(format_, token_bytes, tuple(shards))
+    return ShardIndex(format_, token_bytes, tuple(shards))
 
 
 def main(arguments: list[str] | None = None) -> int:

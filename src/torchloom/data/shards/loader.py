@@ -27,7 +27,7 @@ from torchloom.data.shards.dataset import ShardedDataset, epoch_pieces, with_nex
 from torchloom.data.shards.deal import Piece, batches, part, rest
 from torchloom.data.shards.left_out import first_places, places_of
 from torchloom.data.shards.reading import Shards
-from torchloom.data.skipping import Run
+from torchloom.data.skipping import SkippedRun
 from torchloom.data.transforms import Pipeline, Transforms
 from torchloom.errors import UsageError
 
@@ -259,11 +259,11 @@ class _Deal:
     def __init__(self, lines: Sequence[int], seed: int | None, cursor: Cursor) -> None:
         self._lines, self._seed, self._cursor = lines, seed, cursor
 
-    def places(self, step: int, batch: int) -> list[Run]:
+    def places(self, step: int, batch: int) -> list[SkippedRun]:
         """What they took together as this batch."""
         first, hands = self._dealt
         pieces = [piece for hand in hands for piece in part(hand, step * batch, (step + 1) * batch)]
-        return [Run(self._cursor.epoch, *places) for places in places_of(pieces, first)]
+        return [SkippedRun(self._cursor.epoch, *places) for places in places_of(pieces, first)]
 
     @cached_property
     def _dealt(self) -> tuple[dict[int, int], list[list[Piece]]]:

@@ -18,8 +18,8 @@ from torchloom.data.randomness import drawing_alone, seed_all
 from torchloom.data.shards import index as indexes
 from torchloom.data.shards.deal import Piece
 from torchloom.data.shards.fetcher import Fetcher
-from torchloom.data.shards.formats import Lines, Tokens, open_shard, windows
-from torchloom.data.shards.index import Index
+from torchloom.data.shards.formats import Lines, TokenFormat, open_shard, windows
+from torchloom.data.shards.index import ShardIndex
 from torchloom.data.shards.indexing import build
 from torchloom.data.shards.source import LocalSource, is_remote, local_root
 from torchloom.data.transforms import Pipeline, Transforms
@@ -47,7 +47,7 @@ class Shards:
         self._fetcher = Fetcher(uri, _cache_dir(cache_dir), cache_bytes) if is_remote(uri) else None
         self._root = local_root(uri)
         self._verify, self.transform = verify, transform
-        self._open: OrderedDict[int, Lines | Tokens] = OrderedDict()
+        self._open: OrderedDict[int, Lines | TokenFormat] = OrderedDict()
         self._orders: OrderedDict[tuple[int, int, int], Permutation] = OrderedDict()
         self._ahead = -1
         self.index = self._read_index(uri)
@@ -139,7 +139,7 @@ class Shards:
         self._ahead = ahead
         self._fetcher.ahead(self.index.shards[ahead])
 
-    def _opened(self, number: int) -> Lines | Tokens:
+    def _opened(self, number: int) -> Lines | TokenFormat:
         shard = self._open.get(number)
         if shard is None:
             shard = self._open[number] = self._opening(number)
@@ -148,7 +148,7 @@ class Shards:
         self._open.move_to_end(number)
         return shard
 
-    def _opening(self, number: int) -> Lines | Tokens:
+    def _opening(self, number: int) -> Lines | TokenFormat:
         entry = self.index.shards[number]
         for _ in range(_TRIES):
             try:
@@ -171,7 +171,7 @@ class Shards:
             if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
                 raise DataDamaged(f"{path.name} does not match its index", hint="fetch the dataset again")
 
-    def _read_index(self, uri: str) -> Index:
+    def _read_index(self, uri: str) -> ShardIndex:
         if self._fetcher is None:
             source = LocalSource(self._root)
             if not (self._root / indexes.NAME).exists():

@@ -20,7 +20,7 @@ PATIENCE_S = 180.0
 BACKOFF = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=2), "base": 2}
 
 
-class Source(Protocol):
+class ShardSource(Protocol):
     """What the cache and the index need to know of a place with shards."""
 
     def names(self) -> list[str]:
@@ -128,7 +128,7 @@ class ObjectSource:
         )
 
 
-def open_source(uri: str, environment: Mapping[str, str]) -> Source:
+def open_source(uri: str, environment: Mapping[str, str]) -> ShardSource:
     """The place a dataset's URI names; for how its store is opened see wire/object_store.py."""
     return ObjectSource(uri, environment) if is_remote(uri) else LocalSource(local_root(uri))
 

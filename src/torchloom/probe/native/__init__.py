@@ -10,11 +10,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from torchloom import compiled
-from torchloom.compiled import Build, Outcome
+from torchloom.compiled import Build, BuildOutcome
 from torchloom.probe.observe.operators import OPERATIONS
 from torchloom.wire import blackbox
 
-__all__ = ["RECORDER", "Build", "Outcome", "build", "find", "layout_header"]
+__all__ = ["RECORDER", "Build", "BuildOutcome", "build", "find", "layout_header"]
 
 
 def find() -> Path | None:
