@@ -36,6 +36,28 @@ SERVICE_TOPS = {
 }
 """Files outside of the probe and the spawner that may swallow anything. Both of those run users' code."""
 
+SUBJECT_SHELVES = ("api/routes", "api/schemas", "api/views", "cli", "client", "model", "weaver/requests")
+"""A subject (jobs, incidents, …) has its records, route, body, view, request and verb under its name."""
+
+ONE_MEANING = {
+    "boxes": "black boxes, made by the spawner and read by the agent",
+    "catalogue": "checkpoints of a job: the store's, and the agent's answers from it",
+    "changes": "what a change changed: in the fleet (core), on this rank (probe)",
+    "devices": "devices of a host (agent), and hangs on them (core)",
+    "evidence": "requested by the weaver, collected by the agent",
+    "joining": "process groups being made, as the probe shows it and as detectors see it",
+    "launch": "each starts the processes of its room",
+    "live": "what of this process is in use, for the probe to find",
+    "loader": "data loaders: of any dataset, of shards",
+    "overrides": "values that hold instead of the script's: their rules (core), their use (probe)",
+    "reporting": "what each room reports to the others, and when",
+    "restore": "going back to a state: requested in the core, done in the training process",
+    "rollback": "going back while the processes keep running: by policy (core), in the process (checkpoint)",
+    "stop": "ending a job: as an operation (core), by signals (agent)",
+    "words": "pieces of sentences about a rank, from its box (agent) and from windows (core)",
+}
+"""Names that several modules outside of those shelves share because they are about one thing, and which."""
+
 TOO_LONG = 400
 
 
@@ -112,15 +134,38 @@ def test_tests_import_no_other_test() -> None:
 
 
 def test_one_name_means_one_class() -> None:
-    """Within the rooms that exchange records; checkpoint, data and the CLI are worlds of their own."""
-    rooms = ("agent", "api", "bus", "core", "model", "probe", "spawner", "weaver", "wire")
+    """Except in what is made from the API's description, and in the example, which is a user's script."""
     found: dict[str, list[str]] = {}
     for path in SOURCES:
-        if path.relative_to(PACKAGE).parts[0] in rooms:
+        if path.relative_to(PACKAGE).parts[0] != "examples" and path != PACKAGE / "client" / "schema.py":
             for node in tree_of(path).body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     found.setdefault(node.name, []).append(name(path))
     assert not {word: paths for word, paths in found.items() if len(paths) > 1}
+
+
+def test_one_name_means_one_module() -> None:
+    found: dict[str, list[str]] = {}
+    for path in SOURCES:
+        shelf = path.relative_to(PACKAGE).parent.as_posix()
+        of_a_subject = any(shelf == one or shelf.startswith(f"{one}/") for one in SUBJECT_SHELVES)
+        if not path.stem.startswith("__") and not of_a_subject:
+            found.setdefault(path.stem, []).append(name(path))
+    several = {word: paths for word, paths in found.items() if len(paths) > 1}
+    assert not {word: paths for word, paths in several.items() if word not in ONE_MEANING}
+    assert ONE_MEANING.keys() <= several.keys(), "names that are unique now need no reason"
+
+
+def test_every_package_has_a_map_that_names_its_modules() -> None:
+    missing = {}
+    for path in (path for path in SOURCES if path.name == "__init__.py" and path.parent != PACKAGE):
+        said = ast.get_docstring(tree_of(path)) or ""
+        books = [p.stem for p in path.parent.glob("*.py") if not p.stem.startswith("__")]
+        books += [p.name for p in path.parent.iterdir() if (p / "__init__.py").exists()]
+        lost = [book for book in books if not re.search(rf"\b{book.rstrip('s')}", said)]
+        if len(books) > 2 and lost:
+            missing[name(path)] = lost
+    assert not missing
 
 
 def test_long_files_say_why() -> None:

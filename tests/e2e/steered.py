@@ -20,7 +20,7 @@ from typing import Any
 from stack import lines_of
 
 from torchloom.agent.mail import put
-from torchloom.core.config.codec import pack_schedule
+from torchloom.core.config.box_codec import pack_schedule
 from torchloom.core.transaction import proposer
 from torchloom.core.transaction.packing import unpack_answers
 from torchloom.model.transaction.config import Schedule

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 
-from torchloom.core.config.codec import ToldSettings, pack_settings
+from torchloom.core.config.box_codec import ToldSettings, pack_settings
 from torchloom.core.config.overrides import Held, in_effect, mode_of
 from torchloom.core.config.settings import MAX_STEPS, Setting, Type, parse_address
 from torchloom.core.transaction.packing import pack_answers, unpack_mail

@@ -10,7 +10,7 @@ import pytest
 from api_routes import ROUTES, filled
 from api_server import TOKEN, ApiServer, api_server
 
-from torchloom.api.guard import COOKIE, OPEN_PATHS, PREFIX
+from torchloom.api.access_guard import COOKIE, OPEN_PATHS, PREFIX
 from torchloom.api.tokens import Tokens
 from torchloom.cli.service.weaver import main as weaver_main
 from torchloom.errors import UsageError

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from torchloom.checkpoint.state.filling import Filling, Images
 from torchloom.checkpoint.state.image import Reading, plan
-from torchloom.checkpoint.state.parts import State
 from torchloom.checkpoint.state.region import Region, anonymous
+from torchloom.checkpoint.state.training_parts import State
 
 sys.path.append(str(Path(__file__).parents[1] / "states"))
 from every_leaf import Colour, Holder, Level, Point, Rights, differences

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from torchloom.core.config import schedule as schedules
-from torchloom.core.config.codec import pack_schedule, unpack_schedule
+from torchloom.core.config.box_codec import pack_schedule, unpack_schedule
 from torchloom.core.config.settings import parse_address
 from torchloom.model.transaction.config import Entry, Schedule
 from torchloom.probe.steering.annotations import form_of

@@ -12,9 +12,9 @@ from transaction_history import live_through, sharp_history
 from transaction_world import Apply, World
 
 from torchloom.core.transaction import proposer
-from torchloom.core.transaction.actions import Do, Run
 from torchloom.core.transaction.attempt import ABORT, Attempt, Stage
 from torchloom.core.transaction.rank import Rank
+from torchloom.core.transaction.rank_actions import Do, Run
 from torchloom.model.transaction.messages import Answer, Mail, Phase, Said
 from torchloom.model.transaction.operation import Effect, Event, How, Outcome, Send, Tell
 from torchloom.model.transaction.state import Proposer

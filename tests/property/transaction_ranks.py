@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from torchloom.core.transaction.actions import (
+from torchloom.core.transaction.attempt import COMMIT, decision_key
+from torchloom.core.transaction.packing import pack_answers, pack_mail, unpack_answers, unpack_mail
+from torchloom.core.transaction.rank import STORE_TIMEOUT_NS, Rank
+from torchloom.core.transaction.rank_actions import (
     CompareSet,
     Do,
     EndWorker,
@@ -22,9 +25,6 @@ from torchloom.core.transaction.actions import (
     Undo,
     Wait,
 )
-from torchloom.core.transaction.attempt import COMMIT, decision_key
-from torchloom.core.transaction.packing import pack_answers, pack_mail, unpack_answers, unpack_mail
-from torchloom.core.transaction.rank import STORE_TIMEOUT_NS, Rank
 from torchloom.model.transaction.messages import BETWEEN, Answer, AttemptId, Kind, Mail, Said, post
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from api_server import TOKEN, ApiServer, api_server
 
-from torchloom.api import connections, guard
-from torchloom.api.guard import COOKIE
+from torchloom.api import access_guard, connections
+from torchloom.api.access_guard import COOKIE
 from torchloom.api.tokens import Tokens
 
 
@@ -21,7 +21,7 @@ from torchloom.api.tokens import Tokens
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
     monkeypatch.setattr(connections.BoundedProtocol, "headers_within_s", 0.3)
     monkeypatch.setattr(connections, "MOST", 40)
-    monkeypatch.setattr(guard, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(access_guard, "LOOK_AGAIN_S", 0.0)
     with api_server(tokens_file=tmp_path / "tokens.json") as made:
         yield made
 

@@ -30,7 +30,7 @@ from torchloom.checkpoint.store.manifest import (
 )
 from torchloom.checkpoint.store.names import CheckpointName
 from torchloom.client.transport import problem_error, read_events
-from torchloom.core.config.codec import unpack_schedule, unpack_settings
+from torchloom.core.config.box_codec import unpack_schedule, unpack_settings
 from torchloom.core.flight.analysis import analyze
 from torchloom.core.flight.dump import read_dump
 from torchloom.core.transaction.packing import unpack_answers, unpack_mail

@@ -7,5 +7,5 @@ node_name    the right to the node's name; reporting: the way of events to the s
 processes/   start, stop, adopt, exits, spawners, rendezvous stores, self-fencing
 observe/     black boxes, pulses, windows, evidence, kernel facts, devices
 logs/        workers' log files        checkpoints/   catalogue, save reports, memory tiers
-injection/   faults on purpose
+injection/   faults on purpose        tasks   background tasks
 """

@@ -3,7 +3,7 @@
 Two hosts with the same name would both execute each command. So an agent first joins and asks a weaver
 whether it owns the name. Until then it answers no query and sends no telemetry; and every command names the
 agent it is for. Without a weaver the agent serves at once, because nobody sends commands either, and keeps
-asking. core/nodes/joining.py decides who owns a name. Nothing here ends a worker.
+asking. core/nodes/name_owner.py decides who owns a name. Nothing here ends a worker.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Depends, FastAPI
 
 from torchloom.api import openapi, problems
+from torchloom.api.access_guard import PREFIX, AccessGuard
 from torchloom.api.defaults import Defaults
-from torchloom.api.guard import PREFIX, AccessGuard
 from torchloom.api.page import Page
 from torchloom.api.ports import Control
 from torchloom.api.roles import check_role
@@ -20,8 +20,8 @@ from torchloom.api.routes import (
     jobs,
     links,
     logs,
-    metrics,
     operations,
+    prometheus,
     scaling,
     series,
     stragglers,
@@ -89,7 +89,7 @@ def create_app(
         stragglers.routes(control),
         series.routes(control),
         events.routes(control),
-        metrics.routes(control, version),
+        prometheus.routes(control, version),
     ):
         router.include_router(part, dependencies=[Depends(gate)])
     for prefix in PREFIXES:

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.routing import compile_path
 
-from torchloom.api.guard import OPEN_PATHS, PREFIX
+from torchloom.api.access_guard import OPEN_PATHS, PREFIX
 from torchloom.api.schemas.bodies import Problem
 
 _ERRORS = {

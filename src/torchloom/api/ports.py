@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from torchloom.core.history.job import History
+from torchloom.core.history.job_history import History
 from torchloom.model.checkpoints import CheckpointEntry
 from torchloom.model.faults import Fault
 from torchloom.model.fleet import Fleet

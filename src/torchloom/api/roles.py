@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fastapi import Request
 
-from torchloom.api.guard import SAFE_METHODS, identity
+from torchloom.api.access_guard import SAFE_METHODS, identity
 from torchloom.errors import NotAllowed
 
 OPEN = frozenset({"health", "login"})

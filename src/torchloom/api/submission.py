@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from torchloom.api.defaults import Defaults
 from torchloom.api.schemas.bodies import JobRequest
 from torchloom.core.placement.place import shape
-from torchloom.core.policy.reading import policy_from
+from torchloom.core.policy.parsing import policy_from
 from torchloom.errors import UsageError
 from torchloom.model.fleet import Fleet
 from torchloom.model.job import (

@@ -1,5 +1,9 @@
 """The bus room: how weaver and agents talk, and where the one stream of events is kept.
 
-Import from `bus.protocol` (the seam), `bus.memory` (the fake), `bus.nats` (the real one) or `bus.embedded`
-(a nats-server of our own). Nothing is imported here, so that an agent does not pay for what it does not use.
+protocol      the seam: import this one       memory     the fake, inside one process
+nats          the real one, with nats_client, nats_link (one connection that comes back), nats_reader (the
+              stream in order), nats_stream (what is stored), nats_lease, pump (messages in order)
+embedded      a nats-server of our own; nats_binary, nats_config
+address       where a bus is and who we are on it; keys: users' keys
+Nothing is imported here, so that an agent does not pay for what it does not use.
 """

@@ -1,7 +1,8 @@
 """Chaos: faults on purpose. Seeded scenarios and a simulator that gives detectors the windows of any job.
 
-`accelerator` is a simulated device with a c10d backend, for tests, benchmarks and self-checks where there is
-no GPU.
-
-What is here never touches a real job; nothing in the product imports it.
+simulator      the job: 8 to 4,096 ranks; rank_program: what one does; job_state: what they have recorded
+scenario       shape, fault and benign look-alikes of a simulated job
+injections     seeded series of faults for a real job        hosts   several hosts on one machine
+accelerator    a simulated device with a c10d backend, where there is no GPU
+Nothing here touches a real job; nothing in the product imports it.
 """

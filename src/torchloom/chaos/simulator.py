@@ -1,6 +1,6 @@
 """A discrete-event simulator of a job: 8 to 4,096 ranks that give the windows real agents would give.
 
-Ranks run the program of program.py; a collective ends when its last member has entered, plus the transfer.
+Ranks run rank_program.py; a collective ends when its last member has entered, plus the transfer.
 Every rank's clock has an offset of its host's, so a detector that compared clocks would fail here. What a
 window says of records is made by the same code as an agent's (core/detect/encoding.py); as from real agents,
 stacks and process samples are there only for ranks that were asked about.
@@ -14,7 +14,8 @@ from collections.abc import Iterable, Sequence
 from itertools import islice, permutations
 from math import inf
 
-from torchloom.chaos.program import (
+from torchloom.chaos.job_state import RING, Meeting, SimulatedCollective, SimulatedRank
+from torchloom.chaos.rank_program import (
     TRANSFER_S,
     Die,
     EndStep,
@@ -28,7 +29,6 @@ from torchloom.chaos.program import (
     rank_program,
 )
 from torchloom.chaos.scenario import Benign, Parallelism, ScenarioFault
-from torchloom.chaos.state import RING, Meeting, SimulatedCollective, SimulatedRank
 from torchloom.core.detect.encoding import PEERS_AFTER_S, UNDER_WAY_AMONG, pair_counts
 from torchloom.core.detect.robust import median
 from torchloom.core.detect.window import (

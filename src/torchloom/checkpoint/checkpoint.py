@@ -33,8 +33,8 @@ from torchloom.checkpoint.restoring.restore import Restored, Restorer
 from torchloom.checkpoint.saving.counting import StepCount
 from torchloom.checkpoint.saving.interval import parse_every
 from torchloom.checkpoint.saving.saver import Saver
-from torchloom.checkpoint.state.parts import State
 from torchloom.checkpoint.state.staging import Staging
+from torchloom.checkpoint.state.training_parts import State
 from torchloom.checkpoint.store.names import check_job, parse_name
 from torchloom.checkpoint.store.runs import run_of
 from torchloom.checkpoint.store.storage import open_storage

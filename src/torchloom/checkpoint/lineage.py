@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 
 from torchloom.checkpoint import live, reporting
-from torchloom.checkpoint.state.parts import State
+from torchloom.checkpoint.state.training_parts import State
 from torchloom.checkpoint.store.manifest import Facts
 from torchloom.checkpoint.store.names import CheckpointName
 

@@ -1,1 +1,6 @@
-"""The command line: one file per verb. `main.py` finds the verb and imports the rest only when needed."""
+"""The command line: one file per verb. `main` finds the verb and imports the rest only when needed.
+
+verbs      all verbs and their modules; app: those that are typer commands; options: what they share
+jobs/, steer/, fleet/, access/, service/, shell/     the verbs, by family
+show/      how things look in a terminal
+"""

@@ -6,6 +6,7 @@
     job = client.submit({"world_size": 2})["job"]
     print(client.job(job)["state"])
 
+`operations` and `schema` are generated; `transport` is HTTP with a token, `endpoint` where the service is.
 Answers are plain dicts with a TypedDict for the type checker (`torchloom.client.schema`); errors are those of
 `torchloom.errors`. Needs only the standard library. It neither prints nor chooses a cluster.
 """

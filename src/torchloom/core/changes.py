@@ -10,7 +10,7 @@ from typing import assert_never
 
 from msgspec import Struct
 
-from torchloom.core.nodes.joining import is_of_another_session
+from torchloom.core.nodes.name_owner import is_of_another_session
 from torchloom.core.nodes.speaking import is_of_a_deposed_weaver
 from torchloom.core.reducer import apply
 from torchloom.model.events import (

@@ -13,7 +13,6 @@ from torchloom.core.checkpoint_reports import (
 )
 from torchloom.core.injection import fault_injected
 from torchloom.core.jobs import job_deleted, job_submitted
-from torchloom.core.nodes.joining import is_of_another_session
 from torchloom.core.nodes.membership import (
     node_drained,
     node_gone,
@@ -23,6 +22,7 @@ from torchloom.core.nodes.membership import (
     node_unreachable,
     rendezvous_lost,
 )
+from torchloom.core.nodes.name_owner import is_of_another_session
 from torchloom.core.nodes.speaking import is_of_a_deposed_weaver, speaks_for_another_node
 from torchloom.core.placement.drain import follow_leaving, save_again
 from torchloom.core.placement.resize import scale_requested

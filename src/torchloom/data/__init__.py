@@ -1,7 +1,11 @@
 """Data that survives restarts and resizes: deterministic order, shard dealing, elastic loaders, shard cache.
 
-Importing this room imports no torch; its names are loaded on first use. It knows nothing of checkpoints:
-a loader gives its `state_dict` to its caller.
+order, skipping      who gets which sample, and which are left out; randomness: a number for each sample
+loader               `ElasticLoader`; loader_state, batch: its state, the global batch   shards/  sharded data
+transforms, rates    a pipeline and a learning rate that follow a change                world    our rank
+live                 what can be changed while it runs                                  demo     made-up data
+Importing this room imports no torch; its names are loaded on first use. It knows nothing of checkpoints: a
+loader gives its `state_dict` to its caller.
 """
 
 from __future__ import annotations

@@ -23,12 +23,12 @@ from torch.utils.data import DataLoader
 
 from torchloom.data import live
 from torchloom.data.batch import GlobalBatch
+from torchloom.data.loader_state import checked, whole_number
 from torchloom.data.order import Permutation, seed_of, share, spans, weight
-from torchloom.data.place import whereabouts
 from torchloom.data.randomness import drawing_alone, seed_all
 from torchloom.data.skipping import SkippedRun, Skips
-from torchloom.data.state import checked, whole_number
 from torchloom.data.transforms import Pipeline, Transforms
+from torchloom.data.world import whereabouts
 from torchloom.errors import UsageError
 
 OWNED = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "generator")

@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from torchloom.data.state import whole_number
+from torchloom.data.loader_state import whole_number
 from torchloom.errors import UsageError
 
 Rule = Literal["none", "linear", "sqrt"]

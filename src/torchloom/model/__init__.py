@@ -1,1 +1,10 @@
-"""Records that the parts exchange and the core keeps. No behaviour beyond validation, no I/O."""
+"""Records that the parts exchange and the core keeps. No behaviour beyond validation, no I/O.
+
+fleet           the state of everything; ids: how things are named
+events, effects, timers     what happened, what the core wants done, what it wants to be woken for
+messages, notice            commands, queries and telemetry; an event as people follow it
+job, policy, steering, transaction/     what a user asks for: the job, what is done about findings, changes
+node, worker, links, checkpoints        facts about a host, a process, the network, what was saved
+windows, findings, finding_kinds        what detectors look at and conclude; the table of kinds
+incidents, faults                       what went wrong, and what was made to go wrong
+"""

@@ -77,7 +77,7 @@ class StartWorkers(EffectBase, frozen=True, kw_only=True, tag="start-workers"):
     fence_s: float | None = None
     """They end when this host has lost the control plane for this long."""
     schedule: str = ""
-    """The config's versions by training step (core/config/codec.py), for the black box."""
+    """The config's versions by training step (core/config/box_codec.py), for the black box."""
 
 
 class StopWorkers(EffectBase, frozen=True, kw_only=True, tag="stop-workers"):

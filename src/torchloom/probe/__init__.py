@@ -1,16 +1,12 @@
 """What runs inside the user's training process: no thread, no socket, only the standard library and torch.
 
-worker     the process's main: box, probe, program, end record          launch   the same after an exec
-program    runs the script as `python script.py` would                  box      maps the black box
-session    one probe in one process; ties the watchers below together   guard    nothing of ours raises
-arrivals   tells when a module (torch…) has been imported               phases   what the worker is at
-steps      optimizer steps and the boundary                             mailbox  commands at the boundary
-data       time spent waiting for data loaders                          values   script values as JSON
-hyper      hyperparameters of the optimizers                            metrics  what loom.log was told
-device     which device this is                                         ending   the end record
-recorder, fallback, native   collectives                                api      behind `import torchloom`
-control    steering at the boundary: mail, store, answers                registers  the ranks' store
-changes    what is decided, carried out: config, checkpoints             stopping   ends at a boundary
-config     what holds, and the schedule it follows                      overrides  values over param groups
-declared, annotations, data_settings   what the script offers         answers    their place in the box
+worker       the process's main: box, probe, program, end record      launch   the same after an exec
+program      runs the script as `python script.py` would              streams  its stdout and stderr
+box          maps the black box; end_record: how the script ended      guard    nothing of ours raises
+session      one probe in one process: makes the watchers and connects them
+import_watch a module (torch…) has been imported                      api      behind `import torchloom`
+observe/     steps, phases, data waits, metrics, collectives, devices, hashes
+steering/    mail, transaction, settings and saves at the step boundary
+links/       the delay matrix                                         native/  the recorder in C++
+injected_faults   faults on purpose
 """

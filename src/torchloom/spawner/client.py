@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from torchloom.errors import SpawnFailed, TimedOut
-from torchloom.spawner.address import usable_address
+from torchloom.spawner.unix_socket import usable_address
 
 LINE_LIMIT = 64 << 20
 """Longest message: a start request carries the whole environment of every worker."""

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from torchloom.private import make_private
-from torchloom.spawner.address import usable_address
 from torchloom.spawner.children import Children, Refused
+from torchloom.spawner.unix_socket import usable_address
 from torchloom.spawner.warm import Warmth, thread_count
 
 _INBOUND_LIMIT = 64 << 20

@@ -5,5 +5,5 @@ publisher    the fleet as applied so far, and publishing events: every part is g
 dispatch     sends effects to agents and repeats them        feed        the newest notices
 requests/    what people ask for, checked and said            detection/  detectors over the agents' windows
 live_view, knowledge     what telemetry shows                 history     a job's numbers over time
-snapshot, clock, environments, job_keys    mechanics
+snapshot, clock, alarms, environments, job_keys    mechanics  trouble     what keeps it from acting
 """

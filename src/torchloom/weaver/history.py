@@ -20,7 +20,7 @@ import msgspec
 
 from torchloom.bus.protocol import Bus
 from torchloom.core.config.settings import HYPERPARAMETERS, KnownSettings
-from torchloom.core.history.job import WIDE, History, PackedHistory, restored
+from torchloom.core.history.job_history import WIDE, History, PackedHistory, restored
 from torchloom.errors import LoomError
 from torchloom.model.fleet import Fleet, Job
 from torchloom.model.messages import WorkerPulse

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from torchloom.core.config.codec import known, unpack_settings
+from torchloom.core.config.box_codec import known, unpack_settings
 from torchloom.core.config.settings import (
     HYPERPARAMETERS,
     MAX_STEPS,

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 from torchloom import boottime
 from torchloom.bus.protocol import LEADER, Bus, Message, Record
-from torchloom.core.history.job import History
+from torchloom.core.history.job_history import History
 from torchloom.core.placement.place import refusal
 from torchloom.core.stream_time import stream_time
 from torchloom.errors import BusUnavailable, Conflict, LoomError, NotFound, TimedOut, UsageError

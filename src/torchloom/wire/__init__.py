@@ -1,4 +1,6 @@
-"""Encodings shared by the parts: the codec, the subjects, the black-box layout, the line that starts a log.
+"""Encodings shared by the parts. Imports nothing by itself.
 
-Imports nothing by itself.
+codec          bytes to records and back            subjects      names on the bus
+blackbox       the layout of a black box            start_line    the line that begins a process in a log
+object_store   variables that lead into an object store
 """

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from torchloom.agent.observe import kernel, stacks, waiting
+from torchloom.agent.observe import kernel, kernel_waits, stacks
 from torchloom.agent.observe.evidence import Sample
 
 STUCK = """
@@ -221,7 +221,7 @@ def test_a_real_process_that_waits_for_a_lock(tmp_path: Path, stopped: bool) -> 
             time.sleep(0.001)
         assert kernel.state_of(process.pid) == ("T" if stopped else "S")
         if not stopped:
-            assert waiting.waits_on((process.pid,)) in ("lock", "unknown")
+            assert kernel_waits.waits_on((process.pid,)) in ("lock", "unknown")
     finally:
         process.kill()
         process.wait()

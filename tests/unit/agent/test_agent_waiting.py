@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from torchloom.agent.observe import kernel, waiting
+from torchloom.agent.observe import kernel, kernel_waits
 
 Start = Callable[[str], subprocess.Popen[str]]
 TEMPLATE = """
@@ -44,15 +44,15 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def may_look() -> bool:
-    return bool(waiting.read_small(f"/proc/{os.getpid()}/syscall"))
+    return bool(kernel_waits.read_small(f"/proc/{os.getpid()}/syscall"))
 
 
-def settled(pid: int) -> waiting.KernelWait:
+def settled(pid: int) -> kernel_waits.KernelWait:
     """Once its main thread has come to where it stays."""
     end = time.monotonic() + 60
-    found, before = waiting.NOTHING, waiting.KernelWait("unknown", "?")
+    found, before = kernel_waits.NOTHING, kernel_waits.KernelWait("unknown", "?")
     while time.monotonic() < end and (found != before or not found.call):
-        before, found = found, waiting.of_process(pid)
+        before, found = found, kernel_waits.of_process(pid)
         time.sleep(0.05)
     return found
 
@@ -92,7 +92,7 @@ def test_what_it_waits_for(start: Callable[..., subprocess.Popen[str]], case: st
     found = settled(process.pid)
     try:
         assert words in found.words
-        assert waiting.waits_on((process.pid,)) == on
+        assert kernel_waits.waits_on((process.pid,)) == on
     finally:
         for child in kernel.tree(process.pid).pids:  # type: ignore[union-attr]
             if child != process.pid:
@@ -107,7 +107,7 @@ def test_a_lock_that_a_signal_handler_may_release_is_not_its_own(
     if not may_look():
         pytest.skip("nobody may look into processes here")
     assert settled(process.pid).on == "lock"
-    assert waiting.waits_on((process.pid,)) == "unknown"
+    assert kernel_waits.waits_on((process.pid,)) == "unknown"
 
 
 def test_who_traces_a_process_is_named(start: Callable[..., subprocess.Popen[str]]) -> None:
@@ -117,4 +117,4 @@ def test_who_traces_a_process_is_named(start: Callable[..., subprocess.Popen[str
         time.sleep(0.01)
     assert kernel.state_of(process.pid) == "t"
     mine = Path("/proc/self/comm").read_text().strip()
-    assert waiting.tracer(process.pid) == f"{mine} (pid {os.getpid()})"
+    assert kernel_waits.tracer(process.pid) == f"{mine} (pid {os.getpid()})"

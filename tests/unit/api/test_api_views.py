@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from torchloom.api.log_stream import format_id, parse_id
-from torchloom.api.routes.metrics import _family
+from torchloom.api.routes.prometheus import _family
 from torchloom.api.views import jobs
 from torchloom.cli.show import output
 from torchloom.model.checkpoints import CheckpointPlace, SavedCheckpoint

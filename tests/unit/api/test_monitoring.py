@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from torchloom.api.routes.metrics import lines
+from torchloom.api.routes.prometheus import lines
 from torchloom.bus.memory import MemoryBus, MemoryHub
 from torchloom.model.fleet import JobState, NodeState
 from torchloom.weaver.service import Weaver

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from torchloom.cli.show import live, output
+from torchloom.cli.show import output, watching
 from torchloom.client import NotAnswering
 
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "EVERY_S", 0.0)
+    monkeypatch.setattr(watching, "EVERY_S", 0.0)
 
 
 def answers(*values: list[int] | Exception) -> Callable[[], list[int]]:
@@ -37,27 +37,27 @@ def is_last(value: list[int]) -> bool:
 
 
 def test_ndjson_of_what_changed(capsys: pytest.CaptureFixture[str]) -> None:
-    live.watch(answers([1, 2], [1, 2], [1, 3], [9]), show, lines=list, done=is_last)
+    watching.watch(answers([1, 2], [1, 2], [1, 3], [9]), show, lines=list, done=is_last)
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [1, 2, 3, 9]
 
 
 def test_frames_in_a_pipe_only_when_something_changed(capsys: pytest.CaptureFixture[str]) -> None:
-    live.watch(answers([1], [1], [2], [9]), show, done=is_last)
+    watching.watch(answers([1], [1], [2], [9]), show, done=is_last)
     assert capsys.readouterr().out == "1\n\n2\n\n9\n"
 
 
 def test_a_service_that_comes_back_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
-    live.watch(answers([1], NotAnswering("away"), [9]), show, done=is_last)
+    watching.watch(answers([1], NotAnswering("away"), [9]), show, done=is_last)
     assert capsys.readouterr().out == "1\n\n9\n"
     with pytest.raises(NotAnswering):
-        live.watch(answers(NotAnswering("never there")), show)
+        watching.watch(answers(NotAnswering("never there")), show)
 
 
 def test_a_frame_on_a_terminal_replaces_the_one_before(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(output, "on_terminal", lambda: True)
-    live.watch(answers([1], [9]), show, done=is_last)
+    watching.watch(answers([1], [9]), show, done=is_last)
     assert capsys.readouterr().out == "\x1b[2J\x1b[H1\x1b[K\n\x1b[J" + "\x1b[H9\x1b[K\n\x1b[J"
 
 

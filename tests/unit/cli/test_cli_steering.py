@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from torchloom.cli.show import output, story
-from torchloom.cli.steer import changes, config
+from torchloom.cli.steer import config, outcome
 from torchloom.cli.steer import set as set_verb
 from torchloom.errors import Conflict, Diverged, UsageError
 
@@ -51,9 +51,9 @@ def test_only_ranks_that_failed_themselves_are_shown_also_if_the_traceback_was_c
 ) -> None:
     cut = 'ng.py", line 12, in set_dropout\nValueError: no'  # the end of a long traceback
     trouble = {"0": "rank 1 failed: ValueError: no", "1": cut, "2": cut}
-    changes.show_trouble(operation(trouble=trouble, raised=[1, 2]))
+    outcome.show_trouble(operation(trouble=trouble, raised=[1, 2]))
     assert capsys.readouterr().err.splitlines()[0] == "ranks 1, 2:"
-    changes.show_trouble(operation(trouble={"0": "the script ended"}, raised=[]))
+    outcome.show_trouble(operation(trouble={"0": "the script ended"}, raised=[]))
     assert capsys.readouterr().err == "rank 0:\n  the script ended\n"
 
 
@@ -109,11 +109,11 @@ def test_what_makes_no_sense_is_told_before_anybody_is_asked(
     ],
 )
 def test_a_value_is_shown_as_one_would_type_it(given: Any, shown: str) -> None:
-    assert changes.value(given) == shown
+    assert outcome.value(given) == shown
 
 
 def test_places_that_change_alike_are_one_row() -> None:
-    rows = changes.grouped(
+    rows = outcome.grouped(
         [difference(f"optimizer0.lr@{n}", 0.1, 0.01) for n in range(6)]
         + [difference("optimizer0.betas@0", [0.9, 0.99], [0.9, 0.95]), difference("dropout", 0.1, 0.1)]
     )
@@ -139,12 +139,12 @@ def test_places_that_change_alike_are_one_row() -> None:
     ],
 )
 def test_every_phase_has_its_words(about: dict[str, Any], told: str) -> None:
-    assert changes.phase(operation(ended=False, **about)) == told
+    assert outcome.phase(operation(ended=False, **about)) == told
 
 
 def test_what_was_applied_is_told_with_old_and_new(capsys: pytest.CaptureFixture[str]) -> None:
     other = [difference("optimizer0.lr@0", 2e-3, 1e-4)]
-    changes.conclude(operation(differing={"1": other}, unheard=[2]), "j: done", as_json=False)
+    outcome.conclude(operation(differing={"1": other}, unheard=[2]), "j: done", as_json=False)
     shown = capsys.readouterr()
     assert shown.out == (
         "j: done\n  optimizer0.lr@0  0.001 → 0.0001\n  rank 1:\n    optimizer0.lr@0  0.002 → 0.0001\n"
@@ -156,19 +156,19 @@ def test_what_was_not_applied_is_a_conflict_with_tracebacks(capsys: pytest.Captu
     trouble = {"0": "Traceback:\nValueError: no", "3": "Traceback:\nValueError: no"}
     failed = operation(state="not applied", reason="undone on every rank", trouble=trouble, changed=[])
     with pytest.raises(Conflict, match=r"version 7 \(lr=0.0001\) was not applied: undone on every rank\."):
-        changes.conclude(failed, "", as_json=False)
+        outcome.conclude(failed, "", as_json=False)
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err == "ranks 0, 3:\n  Traceback:\n  ValueError: no\n"
     with pytest.raises(typer.Exit) as end:
-        changes.conclude(failed, "", as_json=True)
+        outcome.conclude(failed, "", as_json=True)
     assert end.value.exit_code == 5
     assert json.loads(capsys.readouterr().out)["state"] == "not applied"
 
 
 def test_diverged_is_said_loudly() -> None:
     with pytest.raises(Diverged, match="RANKS DIVERGED"):
-        changes.conclude(operation(state="diverged", reason="rank 0 applied, rank 1 did not"), "", False)
+        outcome.conclude(operation(state="diverged", reason="rank 0 applied, rank 1 did not"), "", False)
 
 
 # -- config ----

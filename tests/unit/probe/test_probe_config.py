@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from torchloom.core.config import schedule as schedules
-from torchloom.core.config.codec import pack_schedule
+from torchloom.core.config.box_codec import pack_schedule
 from torchloom.model.transaction.config import Entry
 from torchloom.probe.steering.annotations import form_of
 from torchloom.probe.steering.config import Config

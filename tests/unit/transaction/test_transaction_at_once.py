@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from torchloom.core.transaction.actions import CompareSet, Look, Pass
 from torchloom.core.transaction.lead import arm_at_once, longer
 from torchloom.core.transaction.proposer import apply
 from torchloom.core.transaction.rank import Rank
+from torchloom.core.transaction.rank_actions import CompareSet, Look, Pass
 from torchloom.model.messages import RankSteps
 from torchloom.model.transaction.messages import Answer, AttemptId, Kind, Mail, Phase, Proposal, Said
 from torchloom.model.transaction.operation import (

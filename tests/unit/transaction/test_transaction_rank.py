@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from torchloom.core.transaction.actions import (
+from torchloom.core.transaction.rank import STORE_TIMEOUT_NS, Rank
+from torchloom.core.transaction.rank_actions import (
     CompareSet,
     EndWorker,
     Hold,
@@ -15,7 +16,6 @@ from torchloom.core.transaction.actions import (
     Undo,
     Wait,
 )
-from torchloom.core.transaction.rank import STORE_TIMEOUT_NS, Rank
 from torchloom.model.transaction.messages import AttemptId, Kind, Mail, Phase, Proposal, Said
 
 S = 1_000_000_000

@@ -1,4 +1,4 @@
 """Faults on purpose.
 
-faults   carries out InjectFault     quota   limits a worker's CPU     parts   kills our own parts
+faults   carries out InjectFault     quota   limits a worker's CPU     control_plane   kills our own parts
 """

@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 from torchloom.agent.host import Host, LocalWorker
-from torchloom.agent.injection import parts
+from torchloom.agent.injection import control_plane
 from torchloom.agent.injection.quota import Quota, hold
 from torchloom.agent.tasks import Tasks
 from torchloom.bus.protocol import Bus
@@ -40,8 +40,8 @@ def inject(host: Host, bus: Bus, effect: InjectFault, tasks: Tasks) -> EffectDon
         tasks.start(_cut(bus, effect.fault.duration_s), f"partition {effect.id}")
         return EffectDone(node=host.node, effect=effect.id)
     if effect.fault.kind in ("agent-kill", "weaver-kill", "nats-kill"):
-        pid = parts.pid_of(host.home, effect.fault.kind.removesuffix("-kill"))
-        tasks.start(parts.kill(pid), f"{effect.fault.kind} {effect.id}")
+        pid = control_plane.pid_of(host.home, effect.fault.kind.removesuffix("-kill"))
+        tasks.start(control_plane.kill(pid), f"{effect.fault.kind} {effect.id}")
         return EffectDone(node=host.node, effect=effect.id)
     for ref in effect.workers:
         worker = host.workers.get(ref)

@@ -1,11 +1,12 @@
 """Observes workers from outside. Reports facts, makes no judgement.
 
-boxes         black boxes: map, read, write to the mailbox; words: what one says, for people
+boxes         black boxes: map, read, write to the mailbox; guarded: a bad one costs nobody else;
+              words: what one says, for people
 pulse         regular looks: first steps, devices, telemetry
 windows       what detectors look at, twice a second; collectives: records of the ring
 evidence      stacks, collectives and samples on request; stacks: py-spy
-kernel        state, CPU time, I/O, children of a process; cgroups: quotas
-waiting       what a blocked process waits for, and who debugs it
+kernel        state, CPU time, I/O, children of a process; cgroups: quotas; kernel_files: how both are read
+kernel_waits  what a blocked process waits for, and who debugs it
 accelerator   the device a rank's collectives run on: where it stands, its own steps
 devices       devices of this host, and which worker uses which
 """

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from torchloom.agent.host import Host, LocalWorker
 from torchloom.agent.logs import files
-from torchloom.agent.observe import kernel, stacks, waiting, words
+from torchloom.agent.observe import kernel, kernel_waits, stacks, words
 from torchloom.agent.processes.exits import activity
 from torchloom.model.findings import RankEvidence
 from torchloom.model.messages import AskEvidence, EvidenceAnswer
@@ -71,7 +71,7 @@ class Sample:
             self._tree = None
             return
         before, since_ns = self._tree, self._tree_ns
-        wait = waiting.of_process(tree.root)
+        wait = kernel_waits.of_process(tree.root)
         self.waits_for = wait.words
         life = "" if before is None else _life(before, tree, now_ns - since_ns, wait, printed - self._printed)
         if before is None or life:
@@ -91,7 +91,7 @@ class Sample:
             self._since_ns, self.samples = now_ns, 0
             self.waits_on = "unknown"
         else:
-            self.waits_on = waiting.waits_on(tree.pids)
+            self.waits_on = kernel_waits.waits_on(tree.pids)
         if stack is not None:
             self.samples += 1
             self.location, self.debugger, self._print = stack.location, stack.debugger, stack.print
@@ -101,7 +101,7 @@ class Sample:
         self._tree, self._tree_ns, self._printed = tree, now_ns, printed
 
 
-def _life(before: kernel.Tree, now: kernel.Tree, ns: int, wait: waiting.KernelWait, printed: int) -> str:
+def _life(before: kernel.Tree, now: kernel.Tree, ns: int, wait: kernel_waits.KernelWait, printed: int) -> str:
     """Evidence that the process is working, as a clause; empty if there is none."""
     share = (now.cpu_ns - before.cpu_ns) / max(1, ns)
     if share >= _LIVING_CPU_SHARE:
@@ -116,7 +116,7 @@ def _life(before: kernel.Tree, now: kernel.Tree, ns: int, wait: waiting.KernelWa
         return "it reads or writes files"
     if now.major_faults - before.major_faults >= _LIVING_FAULTS:
         return "it reads pages back from a disk (swap)"
-    if now.main_runs - before.main_runs >= _LIVING_RUNS and wait.call in waiting.IN_TOUCH:
+    if now.main_runs - before.main_runs >= _LIVING_RUNS and wait.call in kernel_waits.IN_TOUCH:
         return "it receives data"
     return ""
 
@@ -164,7 +164,7 @@ class Samples:
         if tree is None or len(tree.pids) < 2 or worker.box is None or worker.box.closed:
             return None
         in_data = worker.box.progress(Progress.PHASE) == WorkerPhase.DATA_WAIT
-        if not in_data and waiting.of_process(worker.pid).call not in ("child", "poll"):
+        if not in_data and kernel_waits.of_process(worker.pid).call not in ("child", "poll"):
             return None
         for pid in [pid for pid in tree.pids if pid != tree.root][:_MOST_CHILDREN]:
             if (stack := await stacks.read(pid, child=True)) is not None:

@@ -2,7 +2,7 @@
 
 Reads /proc and judges nothing. A process that is gone has no counts. Everything is cheap enough to be read
 twice a second for every worker, except `tree`, which is for the few under suspicion. What a process waits
-for is in waiting.py.
+for is in kernel_waits.py.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from statistics import median
 
 from torchloom import boottime
 from torchloom.agent.host import Host, LocalWorker
-from torchloom.agent.observe import accelerator, cgroups, kernel, waiting, words
+from torchloom.agent.observe import accelerator, cgroups, kernel, kernel_waits, words
 from torchloom.agent.observe.boxes import ReadableBox, is_under_way
 from torchloom.agent.observe.collectives import record
 from torchloom.agent.observe.evidence import Samples
@@ -189,7 +189,7 @@ class Windows:
         if past.looks % _OOM_EVERY == 1:
             worker.oom_kills = cgroups.oom_kills(worker.pid)
         if past.looks % 2 or state in ("t", "T"):
-            past.tracer = waiting.tracer(worker.pid)
+            past.tracer = kernel_waits.tracer(worker.pid)
         if state == "T" and not self._stopped(worker, past):
             state = "S"
         elif state != "T":

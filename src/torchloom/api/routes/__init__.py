@@ -1,1 +1,6 @@
-"""Routes, one file per subject: look up, call a port, return a schema. The guard decides who may call."""
+"""Routes, one file per subject: look up, call a port, return a schema. The guard decides who may call.
+
+jobs, scaling, logs, series                 a job           access      tokens and sign-in
+config, operations, checkpoints, faults     steering it     prometheus  GET /metrics
+fleet, events, links, stragglers            the fleet
+"""

@@ -7,8 +7,8 @@ import time
 
 from fastapi import APIRouter, Request, Response
 
+from torchloom.api.access_guard import COOKIE, caller, identity, session_of
 from torchloom.api.codes import CODE_S, Codes
-from torchloom.api.guard import COOKIE, caller, identity, session_of
 from torchloom.api.page import is_built
 from torchloom.api.schemas.bodies import (
     Identity,

@@ -8,8 +8,8 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request
 from pydantic import BaseModel, Field
 
+from torchloom.api.access_guard import caller
 from torchloom.api.find import job_of
-from torchloom.api.guard import caller
 from torchloom.api.ports import Control
 from torchloom.api.schemas.bodies import Strict
 from torchloom.api.schemas.steering import Choice

@@ -7,8 +7,8 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from torchloom.api import once
+from torchloom.api.access_guard import caller
 from torchloom.api.find import job_of
-from torchloom.api.guard import caller
 from torchloom.api.ports import Control
 from torchloom.api.routes.jobs import Key
 from torchloom.api.schemas.steering import (

@@ -1,11 +1,11 @@
-"""The route that injects a fault into a running job. Only admins may: see guard.py."""
+"""The route that injects a fault into a running job. Only admins may: see access_guard.py."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
-from torchloom.api.guard import caller
+from torchloom.api.access_guard import caller
 from torchloom.api.ports import Control
 from torchloom.api.schemas.bodies import JobId, Strict
 from torchloom.model.faults import Fault, FaultKind, FaultPlace

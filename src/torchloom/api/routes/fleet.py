@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
+from torchloom.api.access_guard import caller
 from torchloom.api.find import job_of
-from torchloom.api.guard import caller
 from torchloom.api.ports import Control
 from torchloom.api.schemas.bodies import DeviceMap, DrainRequest, IncidentView, JobId, NodeView
 from torchloom.api.schemas.incidents import IncidentDetail

@@ -9,9 +9,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
+from torchloom.api.access_guard import caller
 from torchloom.api.defaults import Defaults
 from torchloom.api.find import job_of, ranks_of
-from torchloom.api.guard import caller
 from torchloom.api.ports import Control
 from torchloom.api.schemas.bodies import (
     BoxView,

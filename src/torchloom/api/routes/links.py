@@ -6,8 +6,8 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
 from torchloom.api import once
+from torchloom.api.access_guard import caller
 from torchloom.api.find import job_of
-from torchloom.api.guard import caller
 from torchloom.api.ports import Control
 from torchloom.api.routes.jobs import Key
 from torchloom.api.schemas.links import LinkMatrixView, link_matrix_view

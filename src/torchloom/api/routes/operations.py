@@ -9,8 +9,8 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 
 from torchloom.api import once
+from torchloom.api.access_guard import caller
 from torchloom.api.find import job_of
-from torchloom.api.guard import caller
 from torchloom.api.ports import Control
 from torchloom.api.routes.jobs import Key, Wait
 from torchloom.api.schemas.steering import OperationAccepted, OperationState, OperationView, ReasonRequest

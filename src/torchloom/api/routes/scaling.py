@@ -5,8 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
+from torchloom.api.access_guard import caller
 from torchloom.api.find import job_of
-from torchloom.api.guard import caller
 from torchloom.api.ports import Control
 from torchloom.api.schemas.bodies import Strict
 from torchloom.model.job import MAX_WORKERS

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from torchloom.api.find import job_of
 from torchloom.api.ports import Control
 from torchloom.core.detect.cost import RankCost, per_rank
-from torchloom.core.history.job import PHASES
+from torchloom.core.history.job_history import PHASES
 from torchloom.core.history.series import Lanes
 
 What = Literal["own", "wait", "data", "phase"]

@@ -21,7 +21,7 @@ from torchloom.checkpoint.restoring.choosing import Choice
 from torchloom.checkpoint.restoring.deciding import Decider
 from torchloom.checkpoint.restoring.loading import stream_memory, stream_store
 from torchloom.checkpoint.state.filling import Filling
-from torchloom.checkpoint.state.parts import State
+from torchloom.checkpoint.state.training_parts import State
 from torchloom.checkpoint.store.catalogue import mark_damaged
 from torchloom.checkpoint.store.generations import settle
 from torchloom.checkpoint.store.names import Branch, CheckpointName

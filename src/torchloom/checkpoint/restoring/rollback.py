@@ -25,8 +25,8 @@ from torchloom.checkpoint.restoring.choosing import pick
 from torchloom.checkpoint.restoring.loading import from_memory, from_store
 from torchloom.checkpoint.state.filling import Filling, Images
 from torchloom.checkpoint.state.image import Reading, plan
-from torchloom.checkpoint.state.parts import State
 from torchloom.checkpoint.state.region import anonymous
+from torchloom.checkpoint.state.training_parts import State
 from torchloom.checkpoint.store.generations import claim_branch, settle
 from torchloom.checkpoint.store.names import Branch, CheckpointName, parse_name
 from torchloom.checkpoint.store.reader import look

@@ -19,8 +19,8 @@ from torchloom.checkpoint.report_text import Told
 from torchloom.checkpoint.saving.agenda import Agenda
 from torchloom.checkpoint.saving.interval import SHARE, Every, SavePace
 from torchloom.checkpoint.saving.writer import PEER_FAILED, Save, SaveOutcome, Writer
-from torchloom.checkpoint.state.parts import State
 from torchloom.checkpoint.state.staging import Staging
+from torchloom.checkpoint.state.training_parts import State
 from torchloom.checkpoint.store.commit import Target
 from torchloom.checkpoint.store.manifest import Facts
 from torchloom.checkpoint.store.names import Branch, CheckpointName

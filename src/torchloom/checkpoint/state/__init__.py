@@ -1,6 +1,6 @@
 """A training's state as bytes, and back.
 
-parts                  what is saved, and what ranks have in common; rng, buckets
+training_parts         what is saved, and what ranks have in common; rng, buckets
 tree, decoding, image  a state as JSON and raw tensors in one run of bytes, and back; kinds: ../leaves
 region, fresh_pages    memory that is kept, made beside the training
 staging                the one copy the loop waits for

@@ -22,11 +22,11 @@ from torchloom.checkpoint.leaves.sharing import Runs
 from torchloom.checkpoint.state import readback, rng
 from torchloom.checkpoint.state.decoding import Decoder, no_tensor
 from torchloom.checkpoint.state.image import Reading
-from torchloom.checkpoint.state.parts import ABOUT, DIFFERING, Component, State, same_memory_kind
 from torchloom.checkpoint.state.readback import ComparedPart
 from torchloom.checkpoint.state.region import large_pages
 from torchloom.checkpoint.state.resharding import Box
 from torchloom.checkpoint.state.streaming import Streamed
+from torchloom.checkpoint.state.training_parts import ABOUT, DIFFERING, Component, State, same_memory_kind
 from torchloom.checkpoint.state.tree import (
     DTYPES,
     Leaf,

@@ -23,9 +23,9 @@ from torchloom.checkpoint.group import Board, SaveGroup
 from torchloom.checkpoint.memory.slots import SLOTS, SPARE, MemoryTier, SlotFile
 from torchloom.checkpoint.state.fresh_pages import INLINE, Making
 from torchloom.checkpoint.state.image import Image, plan
-from torchloom.checkpoint.state.parts import State
 from torchloom.checkpoint.state.region import Region, anonymous
 from torchloom.checkpoint.state.threads import beside
+from torchloom.checkpoint.state.training_parts import State
 from torchloom.checkpoint.store.names import CheckpointName
 
 _SEALED = "sealed"

@@ -1,1 +1,1 @@
-"""Verbs about the fleet: incidents, stragglers, links (probe), events, devices, nodes; and inject."""
+"""Verbs about the fleet: incidents, stragglers, links (probe), events, devices, nodes; trace and inject."""

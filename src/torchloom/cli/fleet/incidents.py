@@ -25,9 +25,9 @@ def command(
 
     client = api()
     if watch:
-        from torchloom.cli.show import live
+        from torchloom.cli.show import watching
 
-        live.watch(lambda: client.incidents(job=job), show, lines=list if as_json else None)
+        watching.watch(lambda: client.incidents(job=job), show, lines=list if as_json else None)
     elif as_json:
         output.show_json(client.incidents(job=job))
     else:

@@ -18,9 +18,9 @@ def command(watch: WatchOption = False, as_json: JsonOption = False) -> None:
 
     client = api()
     if watch:
-        from torchloom.cli.show import live
+        from torchloom.cli.show import watching
 
-        live.watch(client.nodes, _table, lines=list if as_json else None)
+        watching.watch(client.nodes, _table, lines=list if as_json else None)
     elif as_json:
         output.show_json(client.nodes())
     else:

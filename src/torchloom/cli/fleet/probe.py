@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from torchloom.cli.options import JobArgument, JsonOption, api
-from torchloom.cli.steer.changes import TimeoutOption, WhyOption
+from torchloom.cli.steer.outcome import TimeoutOption, WhyOption
 
 if TYPE_CHECKING:
     from torchloom.client.schema import LinkDelayView, LinkMatrixView
@@ -42,7 +42,7 @@ def command(
     between the hosts over its own connections.
     """
     from torchloom.cli.show import output
-    from torchloom.cli.steer import changes
+    from torchloom.cli.steer import outcome
     from torchloom.core.detect.tournament import LONGEST_PROBE_S, SHORTEST_PROBE_S
     from torchloom.durations import parse_span
 
@@ -50,8 +50,8 @@ def command(
     client = api()
     if not last:
         accepted = client.probe(job, {"within_s": within_s, "why": why})
-        view = changes.follow(client, job, accepted["operation"], timeout, quiet=as_json)
-        error = changes.failure(view)
+        view = outcome.follow(client, job, accepted["operation"], timeout, quiet=as_json)
+        error = outcome.failure(view)
         if error is not None:
             raise error
     found = client.links(job)

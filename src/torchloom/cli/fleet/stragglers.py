@@ -22,9 +22,9 @@ def command(job: JobArgument, watch: WatchOption = False, as_json: JsonOption = 
 
     client = api()
     if watch:
-        from torchloom.cli.show import live
+        from torchloom.cli.show import watching
 
-        live.watch(lambda: client.stragglers(job), _show, lines=(lambda now: [now]) if as_json else None)
+        watching.watch(lambda: client.stragglers(job), _show, lines=(lambda now: [now]) if as_json else None)
     elif as_json:
         output.show_json(client.stragglers(job))
     else:

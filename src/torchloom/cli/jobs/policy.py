@@ -1,4 +1,4 @@
-"""Reads policy files (TOML). core/policy/reading.py says what may be in one, rules.py what it means."""
+"""Reads policy files (TOML). core/policy/parsing.py says what may be in one, rules.py what it means."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FILE = "policy.toml"
 
 def read(path: Path) -> dict[str, Any]:
     """The file's content, checked."""
-    from torchloom.core.policy.reading import PolicyProblem, policy_from
+    from torchloom.core.policy.parsing import PolicyProblem, policy_from
 
     try:
         text = path.read_text()
@@ -57,7 +57,7 @@ def line_of(text: str, word: str, within: str) -> int:
 
 def of_home(root: Path) -> Policy:
     """The policy of this home; the defaults when it has none."""
-    from torchloom.core.policy.reading import policy_from
+    from torchloom.core.policy.parsing import policy_from
     from torchloom.model.policy import Policy
 
     path = root / FILE

@@ -50,9 +50,9 @@ def command(
             _table(jobs)
 
     if watch:
-        from torchloom.cli.show import live
+        from torchloom.cli.show import watching
 
-        live.watch(read, show, lines=list if as_json else None)
+        watching.watch(read, show, lines=list if as_json else None)
     elif as_json:
         output.show_json(read())
     else:

@@ -77,7 +77,7 @@ def _save(client: Client, job: str, workers: int, quiet: bool) -> None:
     A job that is not running has nothing to save, and one that already has this many workers stays as it is.
     If a save fails, nothing is stopped: the store may hang, and then the job could not restore either.
     """
-    from torchloom.cli.steer import changes
+    from torchloom.cli.steer import outcome
     from torchloom.cli.steer.checkpoint import wait_committed
     from torchloom.errors import Conflict, JobFailed
 
@@ -86,8 +86,8 @@ def _save(client: Client, job: str, workers: int, quiet: bool) -> None:
         return
     try:
         asked = client.checkpoint_now(job, {"why": f"before it continues with {workers} workers"})
-        view = changes.follow(client, job, asked["operation"], None, quiet)
-        why_not = changes.failure(view)
+        view = outcome.follow(client, job, asked["operation"], None, quiet)
+        why_not = outcome.failure(view)
         if why_not is not None and view["raised"]:
             hint = "it keeps training with the same workers; --no-save scales it from its last save"
             raise JobFailed(f"{job} was not scaled: {why_not.message}", hint=hint)

@@ -29,9 +29,9 @@ def command(
 
     client = api()
     if watch:
-        from torchloom.cli.show import live
+        from torchloom.cli.show import watching
 
-        live.watch(
+        watching.watch(
             lambda: client.job(job),
             _show,
             lines=(lambda view: [view]) if as_json else None,

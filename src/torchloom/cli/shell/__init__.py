@@ -1,1 +1,4 @@
-"""`loom shell` and completion: the prompt, the notices above it, and candidates for the next word."""
+"""`loom shell` and completion.
+
+prompt, notices: the prompt and what is printed above it; complete, candidates: the next word of a command line.
+"""

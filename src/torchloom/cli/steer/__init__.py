@@ -1,4 +1,4 @@
 """Verbs that change a running job: set, config, revert, pause, resume, operations, checkpoint(s), restore.
 
-`changes` follows an operation to its outcome for all of them.
+`outcome` follows an operation to its outcome for all of them.
 """

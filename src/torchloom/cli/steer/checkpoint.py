@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from torchloom.cli.options import JobArgument, JsonOption, api
-from torchloom.cli.steer.changes import TimeoutOption, WaitOption, WhyOption
+from torchloom.cli.steer.outcome import TimeoutOption, WaitOption, WhyOption
 
 if TYPE_CHECKING:
     from torchloom.client import Client
@@ -34,18 +34,18 @@ def command(
 ) -> None:
     """Save a checkpoint now, besides the regular ones. The script must use loom.Checkpoint."""
     from torchloom.cli.show import output
-    from torchloom.cli.steer import changes
+    from torchloom.cli.steer import outcome
     from torchloom.cli.steer.checkpoints import size
 
     client = api()
     begun = time.monotonic()
     accepted = client.checkpoint_now(job, {"why": why})
     if not wait:
-        changes.answer(accepted, f"{job} will save: {accepted['operation']}", as_json)
+        outcome.answer(accepted, f"{job} will save: {accepted['operation']}", as_json)
         return
-    view = changes.follow(client, job, accepted["operation"], timeout, quiet=as_json)
-    if changes.failure(view) is not None:
-        changes.conclude(view, "", as_json)
+    view = outcome.follow(client, job, accepted["operation"], timeout, quiet=as_json)
+    if outcome.failure(view) is not None:
+        outcome.conclude(view, "", as_json)
     name = wait_committed(client, view, quiet=as_json, timeout=timeout)
     took = output.seconds(time.monotonic() - begun)
     saved = _entry(client, job, name)

@@ -27,7 +27,7 @@ def command(
     as_json: JsonOption = False,
 ) -> None:
     """Show a job's settings, their values and limits, or the history of changes."""
-    from torchloom.cli.show import live, output
+    from torchloom.cli.show import output, watching
 
     client = api()
     if history:
@@ -37,7 +37,7 @@ def command(
         else:
             show_history(versions)
     elif watch:
-        live.watch(
+        watching.watch(
             lambda: client.config(job),
             show,
             lines=(lambda view: [view]) if as_json else None,
@@ -50,20 +50,20 @@ def command(
 
 def show(view: ConfigView) -> None:
     from torchloom.cli.show import output
-    from torchloom.cli.steer import changes
+    from torchloom.cli.steer import outcome
 
     said = f"version {view['version']}" if view["version"] else "no changes yet"
     print(f"{view['job']}: {said}{', paused' if view['paused'] else ''}")
     for one in view["operations"]:
-        told = changes.assignments(one["values"]) or one["kind"]
-        print(f"  in progress: {told} · {changes.phase(one)} · requested by {one['by']} ({one['id']})")
+        told = outcome.assignments(one["values"]) or one["kind"]
+        print(f"  in progress: {told} · {outcome.phase(one)} · requested by {one['by']} ({one['id']})")
     for entry in view["schedule"]:
         if not entry["in_force"]:
             by = entry["superseded_by"]
             print(
                 f"  {'scheduled' if by is None else f'superseded by version {by}'}: "
                 f"version {entry['version']} at step {entry['step']}: "
-                f"{changes.assignments(entry['values'])}"
+                f"{outcome.assignments(entry['values'])}"
             )
     print()
     output.table(
@@ -77,33 +77,33 @@ def show(view: ConfigView) -> None:
 
 def rows(setting: SettingView) -> list[tuple[str, ...]]:
     """One row if all places have the same value, otherwise one row per place."""
-    from torchloom.cli.steer import changes
+    from torchloom.cli.steer import outcome
 
     allowed = setting["allowed"]
     if setting["description"]:
         allowed += f" – {setting['description']}"
-    alike = {(changes.value(place["value"]), ruled(place)) for place in setting["places"]}
+    alike = {(outcome.value(place["value"]), ruled(place)) for place in setting["places"]}
     if len(alike) == 1:
         value, by = alike.pop()
         name = setting["name"]
         many = len(setting["places"])
         return [(f"{name} ({many} places)" if many > 1 else name, value, by, allowed)]
     found = [
-        (place["address"], changes.value(place["value"]), ruled(place), "") for place in setting["places"]
+        (place["address"], outcome.value(place["value"]), ruled(place), "") for place in setting["places"]
     ]
     return [(*found[0][:3], allowed), *found[1:]] if found else [(setting["name"], "–", "–", allowed)]
 
 
 def ruled(place: PlaceView) -> str:
     """Whether the script or a change controls the value, and the script's own value if a change does."""
-    from torchloom.cli.steer import changes
+    from torchloom.cli.steer import outcome
 
     by = f" by version {place['version']}" if place["version"] is not None else ""
     match place["mode"]:
         case "hold":
-            return f"held{by}; the script's own value is {changes.value(place['own'])}"
+            return f"held{by}; the script's own value is {outcome.value(place['own'])}"
         case "scale":
-            return f"scaled{by}; the script's own value is {changes.value(place['own'])}"
+            return f"scaled{by}; the script's own value is {outcome.value(place['own'])}"
         case None:
             return f"set{by}" if by else "the script"
 
@@ -139,14 +139,14 @@ def became(one: HistoryView) -> str:
 
 def change(one: HistoryView) -> str:
     """What the change did, and why."""
-    from torchloom.cli.steer import changes
+    from torchloom.cli.steer import outcome
     from torchloom.core.config.overrides import HOLD, mode_of
 
-    done = "; ".join(f"{place} {text}" for place, text in changes.grouped(one["changed"]))
-    parts = [done or changes.assignments(one["values"])]
+    done = "; ".join(f"{place} {text}" for place, text in outcome.grouped(one["changed"]))
+    parts = [done or outcome.assignments(one["values"])]
     how = {name: given for name, given in one["values"].items() if mode_of(given) != HOLD}
     if done and how:  # a number alone does not say whether the value is held or scaled
-        parts.append(changes.assignments(how))
+        parts.append(outcome.assignments(how))
     if one["state"] not in ("applied",):
         parts.append(one["reason"])
     if one["reverts"] is not None:

@@ -31,7 +31,7 @@ def command(
 ) -> None:
     """List operations on a job (set, pause, checkpoint, restore …), or cancel one."""
     from torchloom.cli.show import output
-    from torchloom.cli.steer import changes
+    from torchloom.cli.steer import outcome
     from torchloom.errors import UsageError
 
     client = api()
@@ -39,8 +39,8 @@ def command(
         if operation is not None:
             raise UsageError("--cancel takes the id itself", hint=f"write --cancel {cancel}")
         client.cancel_operation(job, cancel)
-        view = changes.follow(client, job, cancel, None, quiet=as_json)
-        changes.answer(view, f"{cancel} {view['state']}: {view['reason']}", as_json)
+        view = outcome.follow(client, job, cancel, None, quiet=as_json)
+        outcome.answer(view, f"{cancel} {view['state']}: {view['reason']}", as_json)
     elif operation is not None:
         found = client.operation(job, operation)
         if as_json:
@@ -57,7 +57,7 @@ def command(
 
 def _table(listed: list[OperationView]) -> None:
     from torchloom.cli.show import output
-    from torchloom.cli.steer import changes
+    from torchloom.cli.steer import outcome
 
     output.table(
         ("ID", "VERSION", "KIND", "STATE", "STEP", "ASKED", "BY", "WHAT"),
@@ -67,10 +67,10 @@ def _table(listed: list[OperationView]) -> None:
                 f"{one['version'] or '–'}",
                 one["kind"],
                 one["state"],
-                changes.step_of(one) or "–",
+                outcome.step_of(one) or "–",
                 output.clock(one["asked_at_ns"]),
                 one["by"],
-                " · ".join(part for part in (changes.assignments(one["values"]), _reason(one)) if part),
+                " · ".join(part for part in (outcome.assignments(one["values"]), _reason(one)) if part),
             )
             for one in listed
         ),
@@ -86,18 +86,18 @@ def _reason(view: OperationView) -> str:
 
 def _show(view: OperationView) -> None:
     from torchloom.cli.show import output
-    from torchloom.cli.steer import changes
+    from torchloom.cli.steer import outcome
 
     facts = [
         ("operation", f"{view['id']} of {view['job']}, {view['kind']}, version {view['version'] or '–'}"),
         ("state", " – ".join(part for part in (view["state"], _reason(view)) if part)),
-        ("step", changes.at(view) or "–"),
+        ("step", outcome.at(view) or "–"),
         ("asked", f"{output.clock(view['asked_at_ns'])}, by {view['by']}"),
         ("ended", output.clock(view["ended_at_ns"])),
         ("attempts", f"{view['attempts']}"),
     ]
     if view["values"]:
-        facts.insert(1, ("values", changes.assignments(view["values"])))
+        facts.insert(1, ("values", outcome.assignments(view["values"])))
     if view["why"]:
         facts.append(("why", view["why"]))
     if view["reverts"] is not None:
@@ -106,10 +106,10 @@ def _show(view: OperationView) -> None:
         facts.append(("unheard", f"rank {', '.join(map(str, view['unheard']))}"))
     for name, text in facts:
         print(f"{name:<10} {text}")
-    changes.show_differences(view["changed"])
+    outcome.show_differences(view["changed"])
     for rank, changed in view["differing"].items():
         print(f"  rank {rank}:")
-        changes.show_differences(changed, indent="    ")
+        outcome.show_differences(changed, indent="    ")
     for rank, text in view["trouble"].items():
         print(f"rank {rank}:")
         print("\n".join(f"  {line}" for line in text.rstrip().splitlines()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchloom.cli.options import JobArgument, JsonOption, api
-from torchloom.cli.steer.changes import TimeoutOption, WaitOption, WhyOption
+from torchloom.cli.steer.outcome import TimeoutOption, WaitOption, WhyOption
 
 EXAMPLES = (
     ("loom pause train-3f9a", "hold all ranks before the same step"),
@@ -23,12 +23,12 @@ def command(
 
     Settings can be changed while the job is paused. It stays paused if the control service restarts.
     """
-    from torchloom.cli.steer import changes
+    from torchloom.cli.steer import outcome
 
     client = api()
     accepted = client.pause(job, {"why": why})
     if not wait:
-        changes.answer(accepted, f"{job} will be paused: {accepted['operation']}", as_json)
+        outcome.answer(accepted, f"{job} will be paused: {accepted['operation']}", as_json)
         return
-    view = changes.follow(client, job, accepted["operation"], timeout, quiet=as_json)
-    changes.conclude(view, f"{job} is paused: all ranks wait before {changes.at(view)}", as_json)
+    view = outcome.follow(client, job, accepted["operation"], timeout, quiet=as_json)
+    outcome.conclude(view, f"{job} is paused: all ranks wait before {outcome.at(view)}", as_json)

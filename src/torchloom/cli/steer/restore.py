@@ -50,7 +50,7 @@ def command(
     """
     from torchloom.cli.show import output
     from torchloom.cli.show.states import ConfigChoice, check
-    from torchloom.cli.steer import changes
+    from torchloom.cli.steer import outcome
 
     body: RestoreRequest = {"step": step}
     if config is not None:
@@ -62,17 +62,17 @@ def command(
     chosen = accepted["checkpoint"]
     asked = told(accepted, before)
     if not wait:
-        changes.answer(asked, f"{job} will resume from {chosen}", as_json)
+        outcome.answer(asked, f"{job} will resume from {chosen}", as_json)
         return
     if accepted["operation"]:
-        view = changes.follow(client, job, accepted["operation"], f"{RESTORED_WITHIN_S:g}s", quiet=as_json)
+        view = outcome.follow(client, job, accepted["operation"], f"{RESTORED_WITHIN_S:g}s", quiet=as_json)
         if view["state"] == "applied" or client.job(job)["restoring"] is None:
             if as_json:
                 output.show_json({**asked, "state": view["state"], "reason": view["reason"]})
-                if (error := changes.failure(view)) is not None:
+                if (error := outcome.failure(view)) is not None:
                     raise typer.Exit(error.exit_code)
                 return
-            changes.conclude(view, f"{job} went back to {chosen} on all ranks, without a restart", as_json)
+            outcome.conclude(view, f"{job} went back to {chosen} on all ranks, without a restart", as_json)
             return
         if not as_json:
             print(
@@ -82,7 +82,7 @@ def command(
     generation = wait_restored(client, job, before, chosen, quiet=as_json)
     done = {**asked, "how": "restart", "state": "applied", "generation": generation}
     text = f"{job} resumes after step {step}, from {chosen}"
-    changes.answer({**done, "reason": f"generation {generation} began from it"}, text, as_json)
+    outcome.answer({**done, "reason": f"generation {generation} began from it"}, text, as_json)
 
 
 def told(accepted: RestoreAccepted, generation: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchloom.cli.options import JobArgument, JsonOption, api
-from torchloom.cli.steer.changes import TimeoutOption, WaitOption, WhyOption
+from torchloom.cli.steer.outcome import TimeoutOption, WaitOption, WhyOption
 
 EXAMPLES = (("loom resume train-3f9a", "all ranks continue with the next step"),)
 
@@ -16,12 +16,12 @@ def command(
     as_json: JsonOption = False,
 ) -> None:
     """Continue a paused job; the result is the same as if it had never been paused."""
-    from torchloom.cli.steer import changes
+    from torchloom.cli.steer import outcome
 
     client = api()
     accepted = client.resume(job, {"why": why})
     if not wait:
-        changes.answer(accepted, f"{job} will continue: {accepted['operation']}", as_json)
+        outcome.answer(accepted, f"{job} will continue: {accepted['operation']}", as_json)
         return
-    view = changes.follow(client, job, accepted["operation"], timeout, quiet=as_json)
-    changes.conclude(view, f"{job} continues with {changes.at(view)}", as_json)
+    view = outcome.follow(client, job, accepted["operation"], timeout, quiet=as_json)
+    outcome.conclude(view, f"{job} continues with {outcome.at(view)}", as_json)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from torchloom.cli.options import JobArgument, JsonOption, api
-from torchloom.cli.steer.changes import TimeoutOption, WaitOption, WhyOption
+from torchloom.cli.steer.outcome import TimeoutOption, WaitOption, WhyOption
 
 if TYPE_CHECKING:
     from torchloom.client.schema import RevertRequest
@@ -37,7 +37,7 @@ def command(
     as_json: JsonOption = False,
 ) -> None:
     """Revert settings to what they were before the last change, or to an earlier version."""
-    from torchloom.cli.steer import changes
+    from torchloom.cli.steer import outcome
     from torchloom.cli.steer.set import only_planned
 
     body: RevertRequest = {"why": why, "dry_run": dry_run}
@@ -47,7 +47,7 @@ def command(
     plan = client.revert(job, body)
     if only_planned(plan, dry_run or not wait, as_json):
         return
-    view = changes.follow(client, job, plan["operation"], timeout, quiet=as_json)
-    changes.conclude(
-        view, f"{job}: reverted on all ranks at {changes.at(view)}, as version {view['version']}", as_json
+    view = outcome.follow(client, job, plan["operation"], timeout, quiet=as_json)
+    outcome.conclude(
+        view, f"{job}: reverted on all ranks at {outcome.at(view)}, as version {view['version']}", as_json
     )

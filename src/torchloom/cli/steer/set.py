@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from torchloom.cli.options import JobArgument, JsonOption, api
-from torchloom.cli.steer.changes import TimeoutOption, WaitOption, WhyOption
+from torchloom.cli.steer.outcome import TimeoutOption, WaitOption, WhyOption
 
 if TYPE_CHECKING:
     from torchloom.client.schema import ChangePlanView, ChangeRequest
@@ -55,7 +55,7 @@ def command(
 
     Exit code 5, with the ranks' tracebacks, if it was not applied; 2 if a name or value is not allowed.
     """
-    from torchloom.cli.steer import changes
+    from torchloom.cli.steer import outcome
 
     body: ChangeRequest = {"values": parse(settings, scale), "mode": "scale" if scale else "hold", "why": why}
     if at_step is not None:
@@ -66,11 +66,11 @@ def command(
     plan = client.change(job, body)
     if only_planned(plan, dry_run or not wait, as_json):
         return
-    view = changes.follow(
+    view = outcome.follow(
         client, job, plan["operation"], timeout, quiet=as_json, patient=plan["at_step"] is not None
     )
-    changes.conclude(
-        view, f"{job}: version {view['version']} applied on all ranks at {changes.at(view)}", as_json
+    outcome.conclude(
+        view, f"{job}: version {view['version']} applied on all ranks at {outcome.at(view)}", as_json
     )
 
 
@@ -116,11 +116,11 @@ def only_planned(plan: ChangePlanView, enough: bool, as_json: bool) -> bool:
 
 def show_plan(plan: ChangePlanView) -> None:
     """Print what would change, or what was requested."""
-    from torchloom.cli.steer import changes
+    from torchloom.cli.steer import outcome
 
     when = f"at step {plan['at_step']}" if plan["at_step"] is not None else "as soon as all ranks can"
     if plan["dry_run"]:
         print(f"{plan['job']}: would be set on all ranks {when}")
     else:
         print(f"{plan['operation']} in progress, {when}; `loom operations {plan['job']} {plan['operation']}`")
-    changes.show_differences(plan["differences"])
+    outcome.show_differences(plan["differences"])

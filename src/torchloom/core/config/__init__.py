@@ -2,6 +2,6 @@
 
 settings       types, bounds and names of settings
 schedule       from which training step on which values hold
-codec          both as JSON in the black box
+box_codec      both as JSON in the black box
 overrides      what a change says about a param group's value: hold, scale, own
 """

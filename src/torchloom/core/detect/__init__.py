@@ -1,1 +1,11 @@
-"""Detectors: pure functions from what was observed, and the time, to findings. They never act."""
+"""Detectors: pure functions from what was observed, and the time, to findings. They never act.
+
+judge        runs all detectors in their order, and keeps what must be remembered between two looks
+hang, graph, joining, devices     ranks that others wait for; certainty: whether they will never arrive
+desync, counts, unlike            ranks whose collectives do not fit together
+slow, attribute, transfers        who is slow, why, and which transfers are; cost: what it costs
+matrix, tournament                the delay matrix, and who meets whom to measure it
+numerics, replicas                NaN, spikes, replicas that differ; watched_metrics: which metrics count
+crash, silence                    processes that are gone, nodes that have fallen silent
+window, encoding, thresholds, robust, words     windows, learned limits, statistics, pieces of sentences
+"""

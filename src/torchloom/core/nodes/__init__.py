@@ -1,7 +1,7 @@
 """Nodes and the weavers that judge them.
 
 membership   nodes come, fall silent, come back
-joining      who owns a node's name
+name_owner   who owns a node's name
 lost_nodes   unreachable nodes, and hosts a person declared gone
 speaking     whose events count: an agent's about its own node, the judgement of the weaver that leads
 """

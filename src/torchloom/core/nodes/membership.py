@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from torchloom.core.nodes.joining import change_of, other_claims, refused
 from torchloom.core.nodes.lost_nodes import HEARD, lose_workers, say_heard, say_silent
+from torchloom.core.nodes.name_owner import change_of, other_claims, refused
 from torchloom.core.placement.drain import drain_jobs
 from torchloom.core.recovery.generation_end import rendezvous_lost_at_start, start_did_fail, worker_exited
 from torchloom.core.recovery.generation_start import (

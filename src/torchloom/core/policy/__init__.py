@@ -1,8 +1,8 @@
 """What is done about a finding.
 
 findings       a finding becomes an incident and, where policy and evidence allow it, a recovery
-rules          the job's policy over the defaults, budgets, and the reason; reading: policy files
-options        what a decision rests on: what can be done, what it costs, what was done before
+rules          the job's policy over the defaults, budgets, and the reason; parsing: policy files
+decision_facts what a decision rests on: what can be done, what it costs, what was done before
 actions        carry out the choice: pause, rollback, restart, move
 rollback       go back to before the numbers went wrong
 reporting      which findings of one look are worth reporting now

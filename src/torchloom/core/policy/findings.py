@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from torchloom.core.detect.words import lasting, ranks_text
 from torchloom.core.policy.actions import act, culprit, is_under_way, plan_for
+from torchloom.core.policy.decision_facts import facts_of
 from torchloom.core.policy.link_probing import probe_on_suspicion
-from torchloom.core.policy.options import facts_of
 from torchloom.core.policy.reporting import key
 from torchloom.core.policy.rules import decide, wanted
 from torchloom.core.recovery.incidents import close, drop_old_evidence, goodput, open_incident

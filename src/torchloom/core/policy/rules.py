@@ -2,7 +2,7 @@
 
 The defaults recover from hangs and only report slowness and odd numbers. A finding that is not certain is
 acted on only after the job's own limit (`may_act`). Where an action is not possible the job is left as it is,
-and a person decides: ending a job that only seems to hang is worse than leaving it alone. reading.py reads a
+and a person decides: ending a job that only seems to hang is worse than leaving it alone. parsing.py reads a
 policy; actions.py carries out what is chosen here.
 """
 

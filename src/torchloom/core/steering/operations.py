@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torchloom.core.config.codec import pack_schedule
+from torchloom.core.config.box_codec import pack_schedule
 from torchloom.core.config.schedule import record as record_entry
 from torchloom.core.config.schedule import roll_back, superseded
 from torchloom.core.config.settings import MAX_STEPS

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torchloom.core.transaction import actions
+from torchloom.core.transaction import rank_actions
 from torchloom.core.transaction.attempt import (
     ABORT,
     COMMIT,
@@ -212,18 +212,17 @@ class Rank:
         return [a for a in self._attempts.values() if Stage.ARMED <= a.stage < Stage.CLOSED]
 
     # -- what to do -----------------------------------------------------------------------------
-    def next(self, now_ns: int) -> actions.Do:
+    def next(self, now_ns: int) -> rank_actions.Do:
         """The next thing this rank must do at this boundary (or, after `leave`, before it goes)."""
         while not self.broken:
             if self.stopped and not self._leaving:
-                return actions.StopScript()
+                return rank_actions.StopScript()
             attempt = self._busy()
             if attempt is None:
-                return actions.Hold() if self.held and not self._on_its_way() else actions.Pass()
-            do = self._go_on(attempt, now_ns)
-            if do is not None:
+                return rank_actions.Hold() if self.held and not self._on_its_way() else rank_actions.Pass()
+            if (do := self._go_on(attempt, now_ns)) is not None:
                 return do
-        return actions.EndWorker(self.broken)
+        return rank_actions.EndWorker(self.broken)
 
     def _busy(self) -> Attempt | None:
         """The attempt to work on: the oldest that is due here, else one whose PREPARE is to be answered."""
@@ -249,7 +248,7 @@ class Rank:
         """Whether the ranks have decided on something that is done at the next place and not here."""
         return any(attempt.stage >= Stage.RUNNING for attempt in self._armed())
 
-    def _go_on(self, attempt: Attempt, now_ns: int) -> actions.Do | None:
+    def _go_on(self, attempt: Attempt, now_ns: int) -> rank_actions.Do | None:
         """One move of the attempt; None when it changed its stage and must be looked at again."""
         if self._leaving:
             return self._go_away(attempt, now_ns)
@@ -259,7 +258,8 @@ class Rank:
                 self._prepared(attempt)
             case Stage.ASKED:
                 self._asked_ns = now_ns
-                return actions.Look((decision_key(name),), attempt.until(now_ns, proposal.control_timeout_ns))
+                until_ns = attempt.until(now_ns, proposal.control_timeout_ns)
+                return rank_actions.Look((decision_key(name),), until_ns)
             case Stage.ARMED:
                 attempt.enter(Stage.WAITING)
             case Stage.WAITING:
@@ -273,7 +273,7 @@ class Rank:
                     timed_out=now_ns >= until_ns,
                 )
                 if not attempt.proposing:
-                    return actions.Wait(until_ns, () if self.world == 1 else (decision_key(name),))
+                    return rank_actions.Wait(until_ns, () if self.world == 1 else (decision_key(name),))
                 attempt.enter(Stage.DECIDING)
             case Stage.DECIDING:
                 return self._ask(attempt, attempt.store_key, attempt.proposing, now_ns)
@@ -281,7 +281,7 @@ class Rank:
                 self.ran(NEVER_BETWEEN)  # decided while paused, and the script went past the place
             case Stage.RUNNING:
                 attempt.has_run = True
-                return actions.Run(proposal)
+                return rank_actions.Run(proposal)
             case Stage.VOTING:
                 return self._ask(attempt, vote_key(name, self.rank), vote(attempt.trouble), now_ns)
             case Stage.COUNTING:
@@ -290,17 +290,17 @@ class Rank:
                 attempt.proposing, attempt.why = to_settle(attempt.votes, self.world, timed_out=timed_out)
                 if not attempt.proposing:
                     votes = (vote_key(name, rank) for rank in range(self.world))
-                    return actions.Wait(until_ns, (settlement_key(name), *votes))
+                    return rank_actions.Wait(until_ns, (settlement_key(name), *votes))
                 attempt.enter(Stage.SETTLING)
             case Stage.SETTLING:
                 return self._ask(attempt, attempt.store_key, attempt.proposing, now_ns)
             case Stage.UNDOING:
-                return actions.Undo(proposal)
+                return rank_actions.Undo(proposal)
             case _:
                 raise AssertionError(f"nothing is to be done for an attempt that is {attempt.stage.name}")
         return None
 
-    def _go_away(self, attempt: Attempt, now_ns: int) -> actions.Do | None:
+    def _go_away(self, attempt: Attempt, now_ns: int) -> rank_actions.Do | None:
         """Leave without being waited for: a later rank finds ABORT, unless it is decided already."""
         if self.world == 1:
             self._close(attempt, Said.LEFT, "the script ended")
@@ -310,11 +310,11 @@ class Rank:
             attempt.enter(Stage.DECIDING)
         return self._ask(attempt, attempt.store_key, attempt.proposing, now_ns)
 
-    def _ask(self, attempt: Attempt, key: str, value: str, now_ns: int) -> actions.Do | None:
+    def _ask(self, attempt: Attempt, key: str, value: str, now_ns: int) -> rank_actions.Do | None:
         """Propose a value in the store. A world of one has no store and needs no agreement."""
         until_ns, self._asked_ns = attempt.until(now_ns, STORE_TIMEOUT_NS), now_ns
         if self.world > 1:
-            return actions.CompareSet(key, value, until_ns)
+            return rank_actions.CompareSet(key, value, until_ns)
         self.store_said(key, value)
         return None
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchloom.data.loader_state import VERSION, checked, whole_number
 from torchloom.data.shards.deal import Piece, deal, gathered, left_over, rest, total
 from torchloom.data.shards.left_out import Places, apart
 from torchloom.data.skipping import parse
-from torchloom.data.state import VERSION, checked, whole_number
 from torchloom.errors import UsageError
 
 

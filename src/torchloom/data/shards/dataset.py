@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from torchloom.data.loader_state import checked, whole_number
 from torchloom.data.order import Permutation
-from torchloom.data.place import whereabouts
 from torchloom.data.shards.cursor import Cursor, restored
 from torchloom.data.shards.deal import Piece, deal
 from torchloom.data.shards.left_out import Places
 from torchloom.data.shards.reading import Shards
 from torchloom.data.skipping import SkippedRun, Skips, merged
-from torchloom.data.state import checked, whole_number
+from torchloom.data.world import whereabouts
 from torchloom.errors import UsageError
 
 if TYPE_CHECKING:

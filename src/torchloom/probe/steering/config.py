@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchloom.core.config import schedule as schedules
-from torchloom.core.config.codec import ToldSettings, pack_settings, unpack_schedule
+from torchloom.core.config.box_codec import ToldSettings, pack_settings, unpack_schedule
 from torchloom.core.config.overrides import Held
 from torchloom.core.config.settings import HYPERPARAMETERS, MAX_STEPS, KnownSettings, parse_address, resolve
 from torchloom.errors import UsageError

@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import assert_never
 
-from torchloom.core.transaction.actions import (
+from torchloom.core.transaction.packing import MailReader, join_answers, pack_answer, pack_answers
+from torchloom.core.transaction.rank import Rank
+from torchloom.core.transaction.rank_actions import (
     CompareSet,
     EndWorker,
     Hold,
@@ -25,8 +27,6 @@ from torchloom.core.transaction.actions import (
     Undo,
     Wait,
 )
-from torchloom.core.transaction.packing import MailReader, join_answers, pack_answer, pack_answers
-from torchloom.core.transaction.rank import Rank
 from torchloom.model.transaction.messages import Answer, AttemptId, Changed, Kind, Phase, Proposal, Said
 from torchloom.probe.observe.phases import Phases
 from torchloom.probe.steering.changes import Changes

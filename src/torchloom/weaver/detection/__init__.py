@@ -1,3 +1,5 @@
-"""Detection in the weaver: `loop` runs the detectors over the newest windows, `evidence` asks agents,
+"""Detection in the weaver: `loop` runs the detectors over the newest windows, `evidence` asks agents.
 
-`baselines` keeps what was learned of a job, `lateness` says how long a message was in transit."""
+`kept` holds what is kept of windows between two looks, `baselines` what was learned of a job,
+and `lateness` says how long a message was in transit.
+"""

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from torchloom.bus.protocol import Bus, Lease, Message
 from torchloom.core.detect.silence import fenced_nodes, heard_again, silent_nodes
-from torchloom.core.nodes.joining import standing
+from torchloom.core.nodes.name_owner import standing
 from torchloom.errors import Conflict, NotFound
 from torchloom.model.events import NodeDrained, NodeGone
 from torchloom.model.fleet import NodeState

@@ -6,7 +6,7 @@ from itertools import permutations
 
 import pytest
 
-from torchloom.core.config.codec import pack_schedule, unpack_schedule
+from torchloom.core.config.box_codec import pack_schedule, unpack_schedule
 from torchloom.core.config.schedule import (
     Entry,
     begin,

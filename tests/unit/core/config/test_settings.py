@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from torchloom.core.config.codec import (
+from torchloom.core.config.box_codec import (
     MOST_SETTINGS_BYTES,
     ToldSettings,
     known,

@@ -6,7 +6,7 @@ import math
 
 import msgspec
 
-from torchloom.core.history.job import MOST_NAMES, PHASES, RANKS_BYTES, History, restored
+from torchloom.core.history.job_history import MOST_NAMES, PHASES, RANKS_BYTES, History, restored
 from torchloom.model.messages import WorkerPulse
 from torchloom.model.windows import RankWindow, StepTimes
 from torchloom.model.worker import WorkerRef

@@ -6,7 +6,7 @@ import pytest
 from core_story import KILLED, S, Story
 from notice_story import apply_and_tell
 
-from torchloom.core.nodes.joining import CLAIMS_KEPT, host_of, standing
+from torchloom.core.nodes.name_owner import CLAIMS_KEPT, host_of, standing
 from torchloom.core.reducer import apply
 from torchloom.model.effects import Effect
 from torchloom.model.events import (

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from torchloom.core.policy.reading import policy_from
+from torchloom.core.policy.parsing import policy_from
 from torchloom.core.policy.reporting import AGAIN_S, CALM_S, SLOW_FOR_S, Ended, Seen, choose, key
 from torchloom.core.policy.rules import DecisionFacts, decide, level_of, wanted
 from torchloom.errors import UsageError

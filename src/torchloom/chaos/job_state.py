@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
 
-from torchloom.chaos.program import Action, Stop, Work
+from torchloom.chaos.rank_program import Action, Stop, Work
 from torchloom.core.detect.encoding import Recorded
 from torchloom.core.detect.slow import MAX_STEPS
 from torchloom.model.windows import PairCount
