@@ -19,7 +19,7 @@ from torch.optim import lr_scheduler as sched
 from torch.optim import swa_utils
 
 import torchloom as loom
-from torchloom.core.config.codec import pack_schedule
+from torchloom.core.config.box_codec import pack_schedule
 from torchloom.model.transaction.config import Entry
 from torchloom.probe import session as sessions
 from torchloom.probe.box import OwnBox
