@@ -10,7 +10,7 @@ fi
 [ -x "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV"
 echo "installing packages (a minute the first time)…"
 "$VENV/bin/python" -m pip install -q --disable-pip-version-check -c constraints.txt torch==2.13.0
-"$VENV/bin/python" -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+"$VENV/bin/python" -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,integrations]'
 "$VENV/bin/python" -m torchloom.probe.native
 # Tests of the page need a browser. A new CI machine has none; nobody else's machine is changed.
 if [ "${CI:-}" = true ] && [ "$(id -u)" = 0 ] && ! command -v chromium >/dev/null && command -v apt-get >/dev/null; then

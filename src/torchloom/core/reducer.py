@@ -52,7 +52,7 @@ from torchloom.core.steering.driver import (
     time_passed,
 )
 from torchloom.core.steering.restore import restore_not_applied, restore_requested
-from torchloom.core.steering.stop import boundary_not_reached, stop_again, stop_requested
+from torchloom.core.steering.stop import boundary_agreed, boundary_not_reached, stop_again, stop_requested
 from torchloom.core.stream_time import in_stream_time, stream_time
 from torchloom.core.turn import Turn, jobs_of
 from torchloom.model.effects import (
@@ -321,6 +321,8 @@ def _follow_outcomes(turn: Turn) -> None:
         if record.state == "applied":
             if record.kind is Kind.PROBE:
                 links_measured(turn, job, record)
+            elif record.kind is Kind.STOP:
+                boundary_agreed(turn, job)
         elif record.kind is Kind.PROBE:
             links_not_measured(turn, job, record)
         elif record.kind is Kind.RESTORE:

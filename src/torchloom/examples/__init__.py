@@ -1,4 +1,5 @@
-"""The workload that `loom demo` and a job without a program run. Reads top to bottom."""
+"""Examples, each to be read from top to bottom: char_gpt is what `loom demo` and a job without a program run;
+hf_trainer, lightning_fit and accelerate_loop have no line of torchloom in them."""
 
 from __future__ import annotations
 

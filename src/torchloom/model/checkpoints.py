@@ -15,6 +15,10 @@ class CheckpointPlace(Struct, frozen=True):
     """A directory on the node that reported it, or `s3://bucket/prefix`."""
     name: str
     """The job's name in that store."""
+    framework: str = ""
+    """Whose trainer saves them: `transformers`, `lightning`, `accelerate`; empty: loom.Checkpoint does."""
+    index: str = ""
+    """The file on that node that names what such a trainer has saved."""
 
 
 class SavedCheckpoint(Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
+from torchloom.probe import frameworks
 from torchloom.probe.box import OwnBox, write_identity
 from torchloom.probe.end_record import end_record, threads_go_on, write_end
 from torchloom.probe.guard import Guard
@@ -74,6 +75,8 @@ class Session:
         self._arrivals = Arrivals(self.guard)
         self._device: dict[str, Any] = {}
         self._counted_by_checkpoint = False
+        self._continues: int | None = None
+        """Training step minus step, where the script loaded a state and reports no steps itself."""
         # What can be changed.
         steering = SteeringParts(view, self.phases, self.optimizers, os.environ, self.guard)
         self.hide_settings, self.show_settings = steering.hide, steering.show
@@ -145,6 +148,8 @@ class Session:
         self._arrivals.expect("torch.distributed", self._joining.install)
         self._arrivals.expect("torch.utils.data.dataloader", self.data.install)
         self._arrivals.expect("torch._dynamo.callback", self._compiling.install)
+        for module, integration in frameworks.ARRIVALS.items():
+            self._arrivals.expect(module, frameworks.activation(integration))
 
     def _torch_arrived(self, torch: ModuleType) -> None:
         optim = importlib.import_module("torch.optim.optimizer")
@@ -179,6 +184,8 @@ class Session:
         self._watch_device()
         self._watch_compiling()
         self._write_metrics(now_ns)
+        if self._continues is not None and not self._counted_by_checkpoint:
+            self._count_training_step(completed + self._continues)
         self._watch_hyper()
         if self._store_values.ignored != self._ignored:
             self._watch_store()
@@ -283,6 +290,46 @@ class Session:
             if known is optimizer:
                 return self.steps.overrides.in_force(number, optimizer, name, group)
         return None
+
+    # -- what a framework's training loop calls (torchloom.integrations) --------------------------
+    def attach_trainer(self, trainer: Any) -> bool:
+        """Steer this training loop from now on; False if another one trains already."""
+        checkpoints = self._changes.checkpoints
+        if checkpoints.trainer is not None and checkpoints.trainer is not trainer:
+            return False
+        checkpoints.trainer = trainer
+        return True
+
+    def detach_trainer(self, trainer: Any) -> None:
+        if self._changes.checkpoints.trainer is trainer:
+            self._changes.checkpoints.trainer = None
+
+    @property
+    def has_trainer(self) -> bool:
+        """Whether a framework's trainer trains here now."""
+        return self._changes.checkpoints.trainer is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last step that `max_steps` allows is behind."""
+        return self._changes.is_over(self.steps.completed)
+
+    def continue_after(self, step: int) -> None:
+        """The script has loaded the state of this training step: count from there."""
+        self._continues = step - self.steps.completed
+        self._count_training_step(step)
+
+    def training_step(self) -> int:
+        """The training step that was completed last."""
+        return self.steps.completed + (self._changes.offset or 0)
+
+    def held_value(self, name: str, own: float) -> object:
+        """The value of `name` in the first group of the first optimizer that steps use, if the script itself
+        has `own` there."""
+        found = self._config.held().get(f"optimizer0.{name}@0")
+        if found is None:
+            return own
+        return own * found.factor if found.factor is not None else found.value
 
     # -- the end --------------------------------------------------------------------------------
     def _end(self, error: BaseException | None) -> None:

@@ -13,6 +13,7 @@ import threading
 import time
 from dataclasses import replace
 
+from torchloom.agent.checkpoints import trainer_catalogue
 from torchloom.checkpoint.store import catalogue
 from torchloom.checkpoint.store.catalogue import CatalogueEntry
 from torchloom.checkpoint.store.damage import damage_newest
@@ -63,6 +64,8 @@ async def _beside(ask: AskCheckpoints) -> CheckpointAnswer:
 
 def answer(ask: AskCheckpoints, now_s: float) -> CheckpointAnswer:
     """Do what is asked. A refusal is an answer too."""
+    if ask.place.framework:
+        return trainer_catalogue.answer(ask)
     try:
         storage = open_storage(ask.place.uri, ask.env)
         why = _do(storage, ask, now_s)

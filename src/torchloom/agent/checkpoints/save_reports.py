@@ -59,6 +59,8 @@ class _Told(Struct):
     failures: int = 0
     failing: _Failing | None = None
     lost: str = ""
+    framework: str = ""
+    index: str = ""
 
 
 _decoder = msgspec.json.Decoder(_Told)
@@ -147,7 +149,9 @@ def _say_opened(host: Host, worker: LocalWorker, told: _Told) -> None:
     opened = CheckpointStoreOpened(
         node=host.node,
         ref=worker.ref,
-        place=CheckpointPlace(told.uri, _short(told.name)),
+        place=CheckpointPlace(
+            told.uri, _short(told.name), framework=_short(told.framework), index=_short(told.index)
+        ),
         restored=_short(told.restored),
         restored_from=_short(told.restored_from),
         saved_step=None if told.restored_from == "memory" else _step_of(told.restored),

@@ -114,6 +114,12 @@ def parser(verb: str) -> argparse.ArgumentParser:
     _add(ours, "--expect-steps", metavar="N", type=int, help="total steps of the job, for the ETA")
     _add(ours, "--max-steps", metavar="N", type=int, help="last step; workers read it as MAX_STEPS")
     ours.add_argument(
+        "--resume",
+        choices=("auto", "no"),
+        help="auto: Hugging Face and Lightning trainers resume from their newest checkpoint; "
+        "no: the script decides (default)",
+    )
+    ours.add_argument(
         "--policy", metavar="FILE", help="policy file: how to react to findings (LOOM_HOME/policy.toml)"
     )
     _add(ours, "--hang-report", metavar="S", type=float, help="report a hang after this long")

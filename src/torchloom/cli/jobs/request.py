@@ -45,7 +45,7 @@ def job_request(options: argparse.Namespace, env: Mapping[str, str], cwd: str) -
         "stop_grace_s": options.shutdown_timeout,
         "pin_cores": options.pin_cores,
         "expected_steps": options.expect_steps,
-        "env": job_env(env),
+        "env": job_env(env) | ({"LOOM_RESUME": options.resume} if options.resume else {}),
         "labels": pairs(options.label, "--label"),
         "max_steps": options.max_steps,
         "queue": options.queue,

@@ -28,6 +28,8 @@ from torchloom.model.transaction.operation import Operation
 LEAD_S = 0.25
 """How far ahead a boundary must lie so that every rank reads the request before it gets there."""
 MOST_WAIT_S = 60.0
+TRAINER_ENDS_S = 300.0
+"""How long a framework's trainer may take to save and end before its workers get SIGTERM."""
 
 
 def stop_requested(turn: Turn, event: StopRequested) -> None:
@@ -76,6 +78,15 @@ def end_at_boundary(
         return
     stop_workers(turn, job, reason=reason, grace_s=grace_s, at_step=at_step, boundary_wait_s=wait_s)
     settle(turn, job)
+
+
+def boundary_agreed(turn: Turn, job: Job) -> None:
+    """All ranks end at one boundary. A framework's trainer ends its loop in its own way there: it saves, and
+    the script continues behind it, which may take longer than a boundary."""
+    if job.state is not JobState.STOPPING or not job.living:
+        return
+    if job.checkpoints is not None and job.checkpoints.place.framework:
+        turn.set_timer(TimerKind.STOP_BOUNDARY, job, max(TRAINER_ENDS_S, job.stop_grace_s))
 
 
 def boundary_not_reached(turn: Turn, job: Job) -> None:

@@ -107,7 +107,8 @@ class Changes:
             case Kind.SET:
                 return self.config.problem(proposal.values, two_phase=proposal.two_phase)
             case Kind.CHECKPOINT | Kind.RESTORE:
-                return self.checkpoints.problem(completed)
+                going_back = proposal.kind is Kind.RESTORE
+                return self.checkpoints.problem(completed, going_back=going_back)
             case Kind.PROBE:
                 return self._links.problem()
             case _:

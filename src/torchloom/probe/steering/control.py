@@ -70,6 +70,8 @@ class BoundaryControl:
         self._said: tuple[Answer, ...] = ()
         """What is written there."""
         self._left = False
+        self._ending = False
+        """A framework's trainer was asked to end its loop."""
         self.anchor: Callable[[], str] = str
         """Names the optimizer whose steps are counted."""
         self.begins_paused = False
@@ -88,6 +90,10 @@ class BoundaryControl:
         """Whether an error here must end the worker: passing a boundary could make it differ from others."""
         return self._rank is not None and self._rank.is_armed
 
+    def ends_itself(self, completed: int) -> bool:
+        """Whether a framework's trainer ends its loop in its own way instead of being ended here."""
+        return self._changes.checkpoints.ends_itself(completed)
+
     # -- the two places -------------------------------------------------------------------------
     def boundary(self, completed: int) -> None:
         """At the boundary before step `completed` + 1. May end the script."""
@@ -100,6 +106,8 @@ class BoundaryControl:
         if self._changes.is_over(completed):
             raise StopAtBoundary
         self._plan(completed)
+        if self._ending:
+            self.due = completed + 1  # a trainer that does not end by itself is ended there
 
     def between(self, completed: int) -> None:
         """After step `completed`, before anything of the next one. Called by loom.Checkpoint."""
@@ -185,7 +193,10 @@ class BoundaryControl:
                         self._changes.checkpoints.report()
                         sleep_s = self._sleep(sleep_s, PAUSED_SHORT_S, PAUSED_LONG_S)
                     case StopScript():
-                        raise StopAtBoundary
+                        if not self._changes.checkpoints.ends_itself(completed):
+                            raise StopAtBoundary
+                        self._ending = True
+                        return
                     case EndWorker(why=why):
                         raise Lost(why)
                     case _:

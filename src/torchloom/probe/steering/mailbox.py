@@ -48,7 +48,8 @@ class Inbox:
             self._faults.at_boundary(completed)
         if completed >= self._stop_after:
             self._answer(completed)
-            raise StopAtBoundary
+            if not self.control.ends_itself(completed):
+                raise StopAtBoundary
 
     def _read(self, completed: int) -> None:
         words = self._words

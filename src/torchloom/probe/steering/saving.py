@@ -1,4 +1,5 @@
-"""Saving and going back when somebody outside wants it, through the `loom.Checkpoint` that the script uses.
+"""Saving and going back when somebody outside wants it, through the `loom.Checkpoint` that the script uses,
+or through the trainer of a framework that saves and ends by itself (torchloom.integrations).
 
 Owns finding it and speaking to it at the place between the steps. Imports nothing of it: a script that has
 none has not loaded torch's part of torchloom either.
@@ -27,19 +28,29 @@ class ScriptCheckpoint:
         self._saved: tuple[int, int, int] | None = None
         """Of the last requested save: steps made, training step, failures before it."""
         self._asking = False
+        self.trainer: Any = None
+        """The training loop of a framework, while it trains (torchloom.integrations.loop)."""
 
     def look(self) -> Any:
         """The one in use, or None."""
         live = sys.modules.get(_LIVE)
         if live is None:
-            return None
+            return self.trainer
         live.set_config_version(self._config_version)
-        return live.current()
+        return live.current() or self.trainer
 
-    def problem(self, completed: int) -> str:
+    def ends_itself(self, completed: int) -> bool:
+        """Whether a framework's trainer ends its loop after the step that begins at this boundary. Without
+        one, or if it did not end when it was asked before, the script must be ended here."""
+        return self.trainer is not None and bool(self.trainer.stop_soon(completed))
+
+    def problem(self, completed: int, *, going_back: bool = False) -> str:
         """Why this script can neither save nor go back on request; empty when it can."""
-        if self.look() is None:
+        found = self.look()
+        if found is None:
             return "the script uses no loom.Checkpoint, so it has no state to save or to go back to"
+        if going_back and found is self.trainer:
+            return f"the trainer of {found.framework} loads a checkpoint only when it starts"
         told_at = self._view.progress(Progress.TRAINING_STEP_AT)
         if completed and told_at != completed:
             return "the script does not call loom.Checkpoint.step after every step"

@@ -11,6 +11,7 @@ from steering_story import SteeringStory
 
 from torchloom.api.views.steering import history
 from torchloom.core.config.schedule import in_force, merge
+from torchloom.core.steering.stop import TRAINER_ENDS_S
 from torchloom.core.transaction.packing import pack_answers, unpack_mail
 from torchloom.model.checkpoints import CheckpointPlace, SavedCheckpoint
 from torchloom.model.effects import PostMail, StartWorkers, StopWorkers
@@ -25,6 +26,7 @@ from torchloom.model.events import (
     WorkerProgress,
 )
 from torchloom.model.fleet import Fleet, JobState
+from torchloom.model.timers import TimerKind
 from torchloom.model.transaction.messages import Answer, Kind, Phase, Said
 from torchloom.wire import codec
 
@@ -434,6 +436,23 @@ def test_a_stop_is_agreed_on_by_the_ranks() -> None:
     assert story.state() is JobState.STOPPED and kinds(effects) == ["StopRendezvous"]
     (record,) = story.job().operations.values()
     assert record.state == "applied" and record.by == "bob" and not story.fleet.timers
+    story.check_replay()
+
+
+def test_a_trainer_that_ends_in_its_own_way_has_time_to_save() -> None:
+    """Ranks of a framework's trainer agree on the boundary, and end behind it: after they have saved."""
+    story = running()
+    place = CheckpointPlace("/out", "j", framework="transformers", index="/out/j.trainer.json")
+    story.tell(CheckpointStoreOpened(node="a", ref=story.ref(), place=place))
+    story.stop(steps=100, step_s=0.1, hears=True)
+    story.carry(step=100)
+    (timer,) = story.fleet.timers.values()
+    left_s = (timer.at_ns - story.now_ns) / 1e9
+    assert timer.kind is TimerKind.STOP_BOUNDARY and left_s == pytest.approx(TRAINER_ENDS_S, abs=5)
+    assert not story.open(StopWorkers)
+    assert len(only(StopWorkers, story.fire()).workers) == 2, "one that never ends is ended"
+    story.end_rest()
+    assert story.state() is JobState.STOPPED and not story.fleet.timers
     story.check_replay()
 
 

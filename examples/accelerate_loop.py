@@ -1,0 +1,1 @@
+../src/torchloom/examples/accelerate_loop.py

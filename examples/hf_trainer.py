@@ -1,0 +1,1 @@
+../src/torchloom/examples/hf_trainer.py

@@ -1,0 +1,1 @@
+../src/torchloom/examples/lightning_fit.py
