@@ -54,6 +54,7 @@ ONE_MEANING = {
     "restore": "going back to a state: requested in the core, done in the training process",
     "rollback": "going back while the processes keep running: by policy (core), in the process (checkpoint)",
     "stop": "ending a job: as an operation (core), by signals (agent)",
+    "windows": "windows for detectors: of black boxes (agent), of Flight Recorder dumps (core)",
     "words": "pieces of sentences about a rank, from its box (agent) and from windows (core)",
 }
 """Names that several modules outside of those shelves share because they are about one thing, and which."""

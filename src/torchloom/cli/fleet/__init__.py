@@ -1,1 +1,2 @@
-"""Verbs about the fleet: incidents, stragglers, links (probe), events, devices, nodes; trace and inject."""
+"""Verbs about the fleet: incidents, stragglers, links (probe), events, devices, nodes; trace and inject;
+analyze and dump_files: Flight Recorder dumps."""

@@ -6,6 +6,6 @@ desync, counts, unlike            ranks whose collectives do not fit together
 slow, attribute, transfers        who is slow, why, and which transfers are; cost: what it costs
 matrix, tournament                the delay matrix, and who meets whom to measure it
 numerics, replicas                NaN, spikes, replicas that differ; watched_metrics: which metrics count
-crash, silence                    processes that are gone, nodes that have fallen silent
+crash, silence, still             processes that are gone, silent nodes, jobs in which nothing moves
 window, encoding, thresholds, robust, words     windows, learned limits, statistics, pieces of sentences
 """
