@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -101,3 +102,52 @@ def test_the_environment_alone_trains_from_s3_into_s3_and_goes_on_from_there(
     view = elsewhere.status("nightly")
     assert view["state"] == "completed" and view["restarts"] == 0, "no trace of what the first host counted"
     assert not (tmp_path / "checkpoints").exists() and not Path("runs").exists()
+
+
+NEEDS_ONE = """
+import os, pathlib, time
+value = os.environ["MY_SERVICE_KEY"]
+print("got", len(value), flush=True)
+while not pathlib.Path({over!r}).exists():
+    time.sleep(0.05)
+"""
+
+
+def files_with(stack: Stack, value: str) -> list[Path]:
+    """Files of this torchloom, black boxes included, in which a value can be read."""
+    found = []
+    for place in (stack.home.root, stack.home.boxes):
+        for path in place.rglob("*"):
+            with contextlib.suppress(OSError):  # a socket, or gone meanwhile
+                if path.is_file() and value.encode() in path.read_bytes():
+                    found.append(path)
+    return found
+
+
+def test_a_variable_that_is_not_forwarded_is_named_and_one_that_is_leaves_nothing_behind(
+    stack: Stack, tmp_path: Path
+) -> None:
+    value, over = "hunter2-not-a-real-secret", tmp_path / "over"
+    script = tmp_path / "needs_one.py"
+    script.write_text(NEEDS_ONE.format(over=str(over)))
+    stack.env |= {"MY_SERVICE_KEY": value}
+    job = stack.submit(str(script), workers=1, flags=("--max-restarts", "0"))
+    stack.wait_state(job, "failed")
+    (incident,) = stack.faults(job)
+    assert incident["verdict"].endswith(
+        "KeyError: 'MY_SERVICE_KEY'; MY_SERVICE_KEY was set where the job was submitted"
+        " and was not forwarded: submit with --env MY_SERVICE_KEY"
+    )
+
+    job = stack.submit(str(script), workers=1, flags=("--max-restarts", "0", "--env", "MY_SERVICE_KEY"))
+    wait_until(lambda: f"got {len(value)}" in stack.loom("logs", job).stdout, "the script has its variable")
+    assert not files_with(stack, value), "while the job runs"
+    assert (stack.home.root / "keys").is_dir()
+    over.touch()
+    stack.wait_state(job, "completed")
+    keys = set((stack.home.root / "keys").iterdir())
+    stack.loom("delete", job)
+    wait_until(
+        lambda: len(set((stack.home.root / "keys").iterdir()) & keys) == len(keys) - 1, "its key is gone"
+    )
+    assert not files_with(stack, value), "after the job was deleted"

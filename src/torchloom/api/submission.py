@@ -58,6 +58,7 @@ def spec_of(body: JobRequest, env: Mapping[str, str], defaults: Defaults, fleet:
         pin_cores=body.pin_cores,
         expected_steps=body.expected_steps,
         env_names=tuple(sorted(env)),
+        env_withheld=tuple(name for name in body.env_withheld if name not in env),
         labels=dict(body.labels),
         max_steps=body.max_steps or defaults.max_steps,
         min_workers=body.min_workers,

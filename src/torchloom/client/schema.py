@@ -451,6 +451,7 @@ class JobRequest(TypedDict):
     policy: NotRequired[PolicyBody | None]
     checkpoint: NotRequired[CheckpointBody]
     env: NotRequired[dict[str, str]]
+    env_withheld: NotRequired[list[str]]
     labels: NotRequired[dict[str, Any]]
     queue: NotRequired[bool | None]
 

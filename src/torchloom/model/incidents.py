@@ -69,6 +69,8 @@ class Verdict(Struct, frozen=True, kw_only=True):
     """An unreachable node that may be related."""
     others: str = ""
     """Who else ended."""
+    hint: str = ""
+    """What to do about it, if that is known."""
 
     @property
     def sentence(self) -> str:
@@ -76,7 +78,8 @@ class Verdict(Struct, frozen=True, kw_only=True):
         text += f"; before that, {self.before}" if self.before else ""
         text += f"; then {self.then}" if self.then else ""
         text += f"; {self.silence}" if self.silence else ""
-        return text + (f"; {self.others}" if self.others else "")
+        text += f"; {self.others}" if self.others else ""
+        return text + (f"; {self.hint}" if self.hint else "")
 
 
 class DecisionOutcome(StrEnum):

@@ -80,6 +80,8 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Known end of the job in steps, for the ETA only."""
     env_names: tuple[str, ...] = ()
     """Names of the job's environment variables. The values are kept apart and never shown."""
+    env_withheld: tuple[str, ...] = ()
+    """Names of variables that were set where the job was submitted from, and that it was not given."""
     labels: dict[str, str] = {}
     max_steps: int | None = None
     """The job's workers read it as MAX_STEPS; ETA and progress count towards it."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from torchloom.cli.jobs import flags
-from torchloom.cli.jobs.request import interpreter, job_env, job_name, job_request
+from torchloom.cli.jobs.request import interpreter, job_name, job_request
 from torchloom.errors import NotFound, UsageError
 
 
@@ -65,15 +65,6 @@ def test_a_policy_that_cannot_be_read_is_refused_with_its_name(tmp_path: Path, t
         assert body["checkpoint"] == {"directory": None, "every": None}
     with pytest.raises(UsageError, match="HEARTBEAT_TIMEOUT must be a number of seconds"):
         job_request(parse("train.py"), {"HEARTBEAT_TIMEOUT": "soon"}, str(tmp_path))
-
-
-def test_our_secrets_stay_here() -> None:
-    env = {"LOOM_TOKEN": "t", "LOOM_NATS_PASSWORD": "p", "LOOM_NATS_URL": "u", "LOOM_ADDRESS": "a", "A": "b"}
-    assert job_env(env) == {"A": "b"}
-
-
-def test_what_is_not_utf_8_is_left_out() -> None:
-    assert job_env({"A": "\udcff", "B": "ü"}) == {"B": "ü"}
 
 
 def test_a_script_that_is_not_there(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ JobId = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 State = Literal[
     "waiting", "starting", "running", "recovering", "backoff", "stopping", "completed", "failed", "stopped"
 ]
+VariableName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00=]+$")]
 EndState = Literal["completed", "failed", "stopped"]
 Number = float | Literal["nan", "inf", "-inf"]
 """A number that the script logged: JSON has no NaN and no infinity, so those are sent by name."""
@@ -115,7 +116,10 @@ class JobRequest(Strict):
     """What to do about findings; if it is missing, the service's own policy file applies."""
     checkpoint: CheckpointBody = CheckpointBody()
     env: dict[str, Text] = {}
-    """Kept apart from the job's description and never shown again."""
+    """Kept apart from the job's description, encrypted, and never shown again."""
+    env_withheld: list[VariableName] = Field(default=[], max_length=256)
+    """Names of variables that the submitter has and the job does not get. If the script fails for lack of
+    one, the incident says so."""
     labels: dict[Label, LabelValue] = Field(default={}, max_length=64)
     queue: bool | None = None
     """Wait for room: true always, false never; if it is missing, only when the nodes could hold the job."""

@@ -132,6 +132,16 @@ def parser(verb: str) -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         help="wait for room: always, or never; default: wait if the nodes are large enough for the job",
     )
+    everything = " (`loom run` in the foreground on this machine does)" if verb == "run" else ""
+    ours.add_argument(
+        "--env",
+        metavar="NAME[=VALUE]",
+        action="append",
+        default=[],
+        help="a variable for the workers, with the shell's value or this one; NAME* for all that begin so;"
+        " repeatable. Others than those in docs/environment.md are not forwarded",
+    )
+    _add(ours, "--env-all", action="store_true", help=f"forward all variables of this shell{everything}")
     ours.add_argument("--python", metavar="PATH", help="Python interpreter for the workers")
     if verb == "run":
         ours.add_argument("--detach", action="store_true", help="return at once, as `loom submit` does")

@@ -1,4 +1,4 @@
-"""Turns a command line into the body of POST /jobs. Owns what a job gets of the caller's environment."""
+"""Turns a command line into the body of POST /jobs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 from torchloom.cli.jobs import flags
+from torchloom.cli.jobs.forwarding import forward
 from torchloom.cli.show.states import pairs
 from torchloom.errors import NotFound, UsageError
 from torchloom.model.ids import check_token, token_from
@@ -19,15 +20,16 @@ from torchloom.model.ids import check_token, token_from
 if TYPE_CHECKING:
     from torchloom.client.schema import JobRequest, LimitsBody, PolicyBody
 
-_NOT_FOR_JOBS = ("LOOM_TOKEN", "LOOM_ADDRESS", "LOOM_NATS_")
 
-
-def job_request(options: argparse.Namespace, env: Mapping[str, str], cwd: str) -> JobRequest:
-    """The whole request. Raises with one sentence for a mistake."""
+def job_request(
+    options: argparse.Namespace, env: Mapping[str, str], cwd: str, *, whole_shell: bool = False
+) -> JobRequest:
+    """The whole request. Raises with one sentence for a mistake. `whole_shell`: forward all variables."""
     kind: Literal["script", "module", "command"]
     kind = "module" if options.module else "command" if options.no_python else "script"
     if "LOOM_ADDRESS" not in env:
         _check_target(kind, options.script, cwd)
+    forwarded = forward(env, options.env, whole_shell or options.env_all)
     body: JobRequest = {
         "name": job_name(options, env),
         "program": {"kind": kind, "target": options.script, "args": script_args(options)},
@@ -45,7 +47,8 @@ def job_request(options: argparse.Namespace, env: Mapping[str, str], cwd: str) -
         "stop_grace_s": options.shutdown_timeout,
         "pin_cores": options.pin_cores,
         "expected_steps": options.expect_steps,
-        "env": job_env(env) | ({"LOOM_RESUME": options.resume} if options.resume else {}),
+        "env": forwarded.env | ({"LOOM_RESUME": options.resume} if options.resume else {}),
+        "env_withheld": forwarded.withheld,
         "labels": pairs(options.label, "--label"),
         "max_steps": options.max_steps,
         "queue": options.queue,
@@ -135,17 +138,3 @@ def interpreter(given: str | None, env: Mapping[str, str]) -> str:
         if python.exists():
             return str(python)
     return sys.executable
-
-
-def job_env(env: Mapping[str, str]) -> dict[str, str]:
-    """The caller's environment without torchloom's own secrets and without what JSON cannot carry."""
-    found: dict[str, str] = {}
-    for name, value in env.items():
-        if name.startswith(_NOT_FOR_JOBS):
-            continue
-        try:
-            (name + value).encode()
-        except UnicodeEncodeError:
-            continue
-        found[name] = value
-    return found

@@ -23,7 +23,8 @@ def main(argv: Sequence[str]) -> int:
     options = flags.parse("run", argv)
     choose_place(options)
     shown = flags.shown_ranks(options)
-    body = job_request(options, os.environ, os.getcwd())
+    here = not options.detach and "LOOM_ADDRESS" not in os.environ
+    body = job_request(options, os.environ, os.getcwd(), whole_shell=here)
     if options.detach:
         from torchloom.cli.jobs.submit import submit
 

@@ -21,11 +21,12 @@ from torchloom.model.fleet import Worker
 from torchloom.model.incidents import ExitReport, Incident, Verdict
 
 
-def charge(incident: Incident, report: ExitReport) -> bool:
+def charge(incident: Incident, report: ExitReport, withheld: Sequence[str] = ()) -> bool:
     """Add an exit to an incident and say whether it changed who is to blame.
 
     A survivor that dies of a closed connection is secondary even if its process is gone first, because
     the culprit may still be finalising; the time of the exception decides before the time of the exit.
+    `withheld` are names of variables that the job was not given.
     """
     if report.after_stop:
         # The last words of workers that we stopped explain nothing, and there may be thousands of them.
@@ -47,7 +48,8 @@ def charge(incident: Incident, report: ExitReport) -> bool:
         incident.exits[0] = _as_secondary(chief)
     incident.exits.insert(0, report)
     incident.culprit = report.rank
-    incident.judged = Verdict(cause=verdict(report), exit_rank=report.rank)
+    hint = missing_variable(report, withheld)
+    incident.judged = Verdict(cause=verdict(report), exit_rank=report.rank, hint=hint)
     return True
 
 
@@ -128,6 +130,22 @@ def verdict(culprit: ExitReport) -> str:
     elif culprit.activity:
         text += f"; it was {culprit.activity}"
     return text
+
+
+def missing_variable(culprit: ExitReport, withheld: Sequence[str]) -> str:
+    """A hint if the script's error names a variable that its submitter had and did not forward."""
+    if culprit.end is None or not culprit.end.exception:
+        return ""
+    said = culprit.end.message
+    for name in withheld:
+        looked_up = culprit.end.exception == "KeyError" and said.strip().strip("'\"") == name
+        if looked_up or (
+            "_" in name and re.search(rf"(?<![A-Za-z0-9_]){re.escape(name)}(?![A-Za-z0-9_])", said)
+        ):
+            return (
+                f"{name} was set where the job was submitted and was not forwarded: submit with --env {name}"
+            )
+    return ""
 
 
 def secondary_note(exits: Sequence[ExitReport]) -> str:

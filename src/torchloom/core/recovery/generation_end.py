@@ -257,7 +257,7 @@ def add_exit(turn: Turn, job: Job, incident: Incident, report: ExitReport) -> No
     away = budget.store_explains(job, incident, report) and bool(incident.exits)
     if away:
         budget.blame_store(job, incident, report, turn.chance)
-    changed = charge(incident, report)
+    changed = charge(incident, report, job.spec.env_withheld)
     if incident.kind == budget.STORE_AWAY:
         if away and job.plan is not None:
             _say_plan(job, incident, job.plan)

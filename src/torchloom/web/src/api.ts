@@ -387,6 +387,7 @@ export interface JobRequest {
   policy?: PolicyBody | null;
   checkpoint?: CheckpointBody;
   env?: Record<string, string>;
+  env_withheld?: Array<string>;
   labels?: Record<string, unknown>;
   queue?: boolean | null;
 }

@@ -131,3 +131,25 @@ def test_without_restarts_left_the_job_fails_when_all_are_gone() -> None:
     assert story.state() is JobState.RECOVERING
     story.exit(0, FAILED, end=raised(at_ns=story.now_ns), steps=50)
     assert story.state() is JobState.FAILED and "ValueError" in story.job().reason
+
+
+def test_an_error_that_names_a_variable_which_was_not_forwarded_says_how_to_forward_it() -> None:
+    hint = "; MY_KEY was set where the job was submitted and was not forwarded: submit with --env MY_KEY"
+    for exception, message, told in (
+        ("KeyError", "'MY_KEY'", hint),
+        ("RuntimeError", "set MY_KEY in the environment first", hint),
+        ("KeyError", "'HOST'", hint.replace("MY_KEY", "HOST")),
+        ("KeyError", "'OTHER'", ""),
+        ("RuntimeError", "MY_KEYS and NOT_MY_KEY are missing", ""),
+        ("RuntimeError", "the HOST is gone", ""),
+    ):
+        story = Story(a=8)
+        story.run(workers=2, env_withheld=("MY_KEY", "HOST"))
+        fail(story, 0, raised(exception, message, at_ns=story.now_ns))
+        said = f"rank 0 on a exited with code 1 after 50 steps: {exception}: {message}"
+        assert story.incident().verdict == said + told
+        end = raised(exception, message, at_ns=story.now_ns)
+        story.exit(1, KILLED)
+        story.exit(0, FAILED, end=end, steps=50)
+        assert story.incident().verdict == said + told, "also when its process is gone"
+        story.check_replay()
