@@ -16,6 +16,7 @@ from torchloom.agent.checkpoints.save_reports import Saves
 from torchloom.agent.journal import Journal, ProcessNote
 from torchloom.agent.observe.boxes import ReadableBox
 from torchloom.agent.observe.devices import Devices
+from torchloom.agent.observe.kernel_log import KernelLog
 from torchloom.agent.processes.process import Process, boot_id
 from torchloom.agent.processes.spawners import Spawners
 from torchloom.agent.reporting import Reporter
@@ -125,6 +126,7 @@ class Host:
     journal: Journal
     reporter: Reporter
     spawners: Spawners
+    kernel_log: KernelLog = field(default_factory=KernelLog)
     epoch: int = 0
     workers: dict[WorkerRef, LocalWorker] = field(default_factory=dict)
     stores: dict[RendezvousRef, Store] = field(default_factory=dict)

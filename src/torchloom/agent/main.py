@@ -91,6 +91,7 @@ async def serve(
         tasks.keep(lambda: mail.follow_answers(host), "answers")
         tasks.keep(lambda: windows.send(bus), "windows")
         tasks.keep(samples.run, "samples")
+        tasks.keep(host.kernel_log.run, "kernel log")
         tasks.keep(lambda: fencing.keep_lease(host, bus), "lease")
         tasks.keep(lambda: fencing.enforce(host), "fence")
         tasks.keep(lambda: memory_tiers.keep(host), "memory tiers")
@@ -118,6 +119,7 @@ async def serve(
         keep = not (clean or refused) or (keep_spawners is not None and keep_spawners.is_set())
         await host.spawners.close(quit_unused=not keep)
         watch.close()
+        host.kernel_log.close()
         if clean:
             memory_tiers.release_idle(host, {}, 0.0, 0.0)
         if clean or refused:

@@ -108,6 +108,15 @@ class DeviceEntry(TypedDict):
     replicas: list[str]
 
 
+class DeviceFaultView(TypedDict):
+    """The class of a crash that has to do with a device, its driver, memory or communication."""
+
+    kind: str
+    blame: str
+    sentence: str
+    advice: str
+
+
 class DeviceMap(TypedDict):
     """The same relation in both directions."""
 
@@ -308,6 +317,7 @@ class IncidentDetail(TypedDict):
     generation: int
     kind: str
     verdict: str
+    fault: DeviceFaultView | None
     decision: str
     action: str
     outcome: str
@@ -334,6 +344,7 @@ class IncidentView(TypedDict):
     generation: int
     kind: str
     verdict: str
+    fault: DeviceFaultView | None
     decision: str
     action: str
     outcome: str

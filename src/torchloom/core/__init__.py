@@ -12,6 +12,7 @@ config/      its settings, and the schedule by which they hold
 transaction/ one change, all ranks, one step: the protocol
 policy/      what is done about a finding, and when it is reported
 detect/      detectors: windows and the time to findings
+device_faults/ crashes of devices by class, Xid codes, who is to blame
 flight/      dumps of torch's Flight Recorder: what they show of a hang
 history/     what is kept of a job over time
 changes      what an event changed; notices puts it into words

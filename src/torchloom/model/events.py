@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from torchloom.model.checkpoints import CheckpointPlace, RejectedCheckpoint, SavedCheckpoint
+from torchloom.model.device_faults import Xid
 from torchloom.model.effects import Effect
 from torchloom.model.faults import Fault
 from torchloom.model.findings import Finding, RankEvidence
@@ -287,6 +288,8 @@ class WorkerExited(EventBase, frozen=True, kw_only=True, tag="worker-exited"):
     """What it had answered to proposals, as its black box holds it (core/transaction/packing.py)."""
     collectives: tuple[Collective, ...] = ()
     """Of a failed worker: its oldest unfinished collectives, and its newest ones."""
+    xids: tuple[Xid, ...] = ()
+    """Of a failed worker: what the driver reported about its device shortly before."""
 
 
 class ScriptFailed(EventBase, frozen=True, kw_only=True, tag="script-failed"):

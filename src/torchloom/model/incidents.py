@@ -11,6 +11,7 @@ from typing import Literal
 
 from msgspec import Struct, field
 
+from torchloom.model.device_faults import Xid
 from torchloom.model.findings import Finding, RankEvidence
 from torchloom.model.links import LinkMatrix
 from torchloom.model.policy import Action
@@ -37,6 +38,8 @@ class ExitReport(Struct, frozen=True, kw_only=True):
     secondary: bool = False
     collectives: tuple[Collective, ...] = ()
     """Unfinished ones, and the newest."""
+    xids: tuple[Xid, ...] = ()
+    """What the driver reported about its device shortly before its end."""
 
 
 class Timeline(Struct, kw_only=True):

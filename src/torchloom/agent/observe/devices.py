@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torchloom.core.device_faults.xids import short_pci
 from torchloom.model.worker import DeviceUse
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,8 @@ class Gpu:
 
     uuid: str
     name: str
+    pci: str = ""
+    """`0000:3b:00`, as the kernel's log names it; empty when NVML does not say."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,11 @@ class Devices:
         if isinstance(index, int) and 0 <= index < len(visible):
             return (gpu_use(visible[index]),)
         return ()
+
+    def pci_of(self, uses: Iterable[DeviceUse]) -> tuple[str, ...]:
+        """Where these devices are on the bus, as far as that is known."""
+        used = {use.device for use in uses}
+        return tuple(gpu.pci for gpu in self.gpus if gpu.uuid in used and gpu.pci)
 
     def share(self, local_rank: int, local_world_size: int) -> list[int]:
         """The cores of one worker when each gets its own; with fewer cores than workers they are shared."""
@@ -153,13 +161,21 @@ def gpus_or_why() -> tuple[list[Gpu], str]:
         found = []
         for index in range(nvml.nvmlDeviceGetCount()):
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            found.append(Gpu(_text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle))))
+            uuid, name = _text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle))
+            found.append(Gpu(uuid, name, _pci(nvml, handle)))
         return found, "" if found else "it lists no GPU"
     except nvml.NVMLError as error:
         log.warning("NVML does not list the GPUs of this host: %s", error)
         return [], str(error)
     finally:
         nvml.nvmlShutdown()
+
+
+def _pci(nvml: Any, handle: Any) -> str:
+    try:
+        return short_pci(_text(nvml.nvmlDeviceGetPciInfo(handle).busId))
+    except (nvml.NVMLError, AttributeError):
+        return ""
 
 
 def _text(value: object) -> str:

@@ -81,6 +81,8 @@ class ExitWatch:
         # While there was no agent only the spawner saw when it ended.
         at_ns = min(at_ns, told_at_ns or at_ns)
         event = last_words(host.node, worker, found, at_ns, end)
+        if not found.ok:
+            event = replace(event, xids=host.kernel_log.of(worker.pid, host.devices.pci_of(worker.devices)))
         stored = host.reporter.say(event, f"{worker.event_stem}.exit")
         worker.told.set()
         times.note(worker.log)

@@ -267,12 +267,26 @@ class TimelineView(BaseModel):
     first_step_ns: int
 
 
+class DeviceFaultView(BaseModel):
+    """The class of a crash that has to do with a device, its driver, memory or communication."""
+
+    kind: str
+    """For programs: device-out-of-memory, ecc-error, illegal-address, nccl-remote, xid-79, …"""
+    blame: str
+    """program, device, driver, network, host or unknown. A device must not simply be tried again."""
+    sentence: str
+    """What it means, with the numbers of this case."""
+    advice: str
+
+
 class IncidentView(BaseModel):
     id: str
     job: str
     generation: int
     kind: str
     verdict: str
+    fault: DeviceFaultView | None
+    """Of a crash whose class is known."""
     decision: str
     """The action and its reason, as a sentence made of the three fields below."""
     action: str

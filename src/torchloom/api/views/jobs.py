@@ -9,6 +9,7 @@ from typing import Literal
 
 from torchloom.api.schemas.bodies import (
     DeviceEntry,
+    DeviceFaultView,
     DeviceMap,
     DeviceUser,
     DeviceView,
@@ -26,9 +27,11 @@ from torchloom.api.schemas.bodies import (
 )
 from torchloom.core.config.schedule import merge, version_at
 from torchloom.core.config.settings import MAX_STEPS
+from torchloom.core.device_faults.classify import fault_of
 from torchloom.core.nodes.lost_nodes import waiting_note
 from torchloom.core.placement.place import wanted
 from torchloom.core.recovery.incidents import goodput
+from torchloom.model.device_faults import DeviceFault
 from torchloom.model.fleet import Fleet, Job, JobState, Node, Worker, WorkerState
 from torchloom.model.ids import replica_id, worker_id
 from torchloom.model.incidents import ExitReport, Incident, Timeline
@@ -260,6 +263,7 @@ def incident_view(incident: Incident) -> IncidentView:
         generation=incident.generation,
         kind=incident.kind,
         verdict=incident.verdict,
+        fault=device_fault_view(fault_of(incident)),
         decision=incident.decision,
         action=decided.action if decided is not None else "",
         outcome=decided.outcome if decided is not None else "",
@@ -282,6 +286,12 @@ def incident_view(incident: Incident) -> IncidentView:
             first_step_ns=line.first_step_ns,
         ),
     )
+
+
+def device_fault_view(fault: DeviceFault | None) -> DeviceFaultView | None:
+    if fault is None:
+        return None
+    return DeviceFaultView(kind=fault.kind, blame=fault.blame, sentence=fault.sentence, advice=fault.advice)
 
 
 def exit_view(report: ExitReport) -> ExitView:

@@ -33,6 +33,9 @@ def command(
         return
     print(f"{found['id']}  {found['kind']} in {found['job']}, generation {found['generation']}")
     print(f"verdict    {found['verdict']}")
+    if (fault := found["fault"]) is not None:
+        print(f"cause      {fault['kind']} (blame: {fault['blame']}): {fault['sentence']}")
+        print(f"advice     {fault['advice']}")
     print(f"decision   {found['decision'] or '–'}")
     if found["resolution"]:
         print(f"ended      {found['resolution']}")

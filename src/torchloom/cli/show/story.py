@@ -23,6 +23,7 @@ class Story:
         self._version = 0
         self._decided: dict[str, str] = {}
         """The decision about each incident at its last report."""
+        self._advised: set[str] = set()
 
     def tell(self, view: JobDetail) -> list[tuple[str, str]]:
         """The sentences that are new in this view, each with its mark."""
@@ -69,6 +70,9 @@ class Story:
                 self._told[id] = False
                 self._decided[id] = incident["decision"]
                 told.append((sentence, "bad"))
+                if id not in self._advised and (fault := incident.get("fault")):
+                    self._advised.add(id)
+                    told.append((f"{fault['sentence']}. {fault['advice']}", ""))
             if not incident["open"] and incident["resolution"] and self._told.get(id) is False:
                 self._told[id] = True
                 told.append((incident["resolution"], "good"))

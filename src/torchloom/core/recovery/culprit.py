@@ -64,6 +64,7 @@ def complete(incident: Incident, report: ExitReport) -> bool:
                 exit=report.exit if by_itself else said.exit,
                 end=report.end or said.end,
                 collectives=report.collectives or said.collectives,
+                xids=report.xids or said.xids,
                 secondary=said.secondary,
             )
             incident.exits[at] = whole

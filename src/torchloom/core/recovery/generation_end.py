@@ -84,6 +84,7 @@ def worker_exited(turn: Turn, event: WorkerExited) -> None:
         log_tail=event.log_tail,
         devices=worker.devices,
         collectives=event.collectives,
+        xids=event.xids,
         after_stop=before is WorkerState.STOPPING
         and not worker.script_failed
         and event.exit.source not in ("operator", "fence")

@@ -90,6 +90,13 @@ export interface DeviceEntry {
   replicas: Array<string>;
 }
 
+export interface DeviceFaultView {
+  kind: string;
+  blame: string;
+  sentence: string;
+  advice: string;
+}
+
 export interface DeviceMap {
   devices: Array<DeviceEntry>;
   workers: Array<WorkerDevices>;
@@ -251,6 +258,7 @@ export interface IncidentDetail {
   generation: number;
   kind: string;
   verdict: string;
+  fault: DeviceFaultView | null;
   decision: string;
   action: string;
   outcome: string;
@@ -277,6 +285,7 @@ export interface IncidentView {
   generation: number;
   kind: string;
   verdict: string;
+  fault: DeviceFaultView | null;
   decision: string;
   action: string;
   outcome: string;

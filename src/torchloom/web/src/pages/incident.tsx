@@ -24,6 +24,7 @@ export function IncidentPage({ id }: { id: string }) {
       </div>
       <div class={one.open ? "verdict" : "verdict over"} role="status">
         <p class="says">{one.verdict}</p>
+        {one.fault && <p>{one.fault.sentence}. {one.fault.advice}</p>}
         <p class="foot">
           <b><Mark tone={one.open ? "bad" : "done"} /> {one.open ? "Still open" : over(one)}</b>
           <Copy text={report(one)} what="verdict" />

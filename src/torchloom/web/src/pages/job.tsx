@@ -130,6 +130,7 @@ function Verdict({ incident, note }: { incident: IncidentView; note: boolean }) 
   return (
     <div class={note ? "verdict note" : "verdict"} role="status">
       <p class="says">{incident.verdict}</p>
+      {incident.fault && <p>{incident.fault.sentence}. {incident.fault.advice}</p>}
       {incident.decision && <p>{incident.decision}</p>}
       <p class="foot">
         <a href={link("incident", incident.id)}>{incident.id}: evidence and timeline</a>
