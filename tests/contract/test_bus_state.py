@@ -121,6 +121,19 @@ async def test_epochs_grow_over_a_cut(stage: Any) -> None:
     assert not await answered(first.renew)
 
 
+async def test_an_epoch_is_above_the_one_the_candidate_knows_of_and_stays_so(stage: Any) -> None:
+    """The store of the leases may be made anew while the stream, which knows the epochs, stays."""
+    a, b = await stage.open(), await stage.open()
+    first, second = a.lease("weaver", "a", 3600), b.lease("weaver", "b", 3600)
+    epoch = await first.acquire(above=1_000)
+    assert epoch is not None and epoch > 1_000
+    assert await first.renew() and first.epoch == epoch == await a.held_epoch("weaver")
+    await first.release()
+    later = await second.acquire()
+    assert later is not None and later > epoch, "also for a candidate that knows of none"
+    assert await b.held_epoch("weaver") == later
+
+
 async def test_objects_of_three_mebibytes(stage: Any) -> None:
     a, b = await stage.open(), await stage.open()
     assert await b.get_object("snapshot") is None

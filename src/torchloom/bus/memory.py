@@ -125,7 +125,7 @@ class MemoryLease:
     def expired(self) -> bool:
         return self._epoch is None or self._bus.hub.now_s() >= self._until_s
 
-    async def acquire(self) -> int | None:
+    async def acquire(self, above: int = 0) -> int | None:
         await self._bus.online(REQUEST_TIMEOUT_S)
         hub = self._bus.hub
         entry = hub.leases.get(self._name)
@@ -133,6 +133,7 @@ class MemoryLease:
             return self._epoch if await self.renew() else None
         if entry is not None and entry.token and entry.until_s > hub.now_s():
             return None
+        hub.revision = max(hub.revision, above)
         self._epoch = None
         self._write(self._token)
         self._epoch = hub.leases[self._name].revision

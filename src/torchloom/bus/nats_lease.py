@@ -1,7 +1,8 @@
 """A lease on a NATS key-value bucket.
 
 Owns the rule who may take it: each write is conditional on the last revision, the last value is never
-deleted, and the epoch is the revision of the acquisition, so epochs only grow. A candidate may take over when
+deleted, and the epoch is above the last revision and the last epoch, so epochs only grow. A bucket that was
+made anew knows neither: the candidate then says which epoch it knows of. A candidate may take over when
 the holder's last write is older than its TTL, by the server's clock or because the candidate itself has
 watched it unchanged for so long. Clocks that jump can therefore cost a takeover too early, never two holders
 with the same epoch: receivers of commands refuse the lower one.
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 
 STREAM = f"KV_{LEASE_BUCKET}"
 LONGEST_TTL_S = 3600.0
+HIGHEST_EPOCH = 2**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class _Entry:
     at_ns: int
     epoch: int
     """Of the acquisition; 0 after a release."""
+    last_epoch: int = 0
+    """The highest that this entry knows of, also after a release."""
 
 
 def parse_entry(message: dict[str, Any]) -> _Entry:
@@ -48,13 +52,14 @@ def parse_entry(message: dict[str, Any]) -> _Entry:
         token, ttl_s, epoch = value["token"], value["ttl_s"], value["epoch"]
         if not isinstance(token, str) or isinstance(ttl_s, bool) or not isinstance(epoch, int):
             raise TypeError("an entry of another kind")
-        if not 0 < ttl_s <= LONGEST_TTL_S or not 0 <= epoch <= revision:
+        if not 0 < ttl_s <= LONGEST_TTL_S or not 0 <= epoch < HIGHEST_EPOCH:
             raise ValueError("an entry that no weaver writes")
     except (ValueError, KeyError, TypeError, RecursionError):
         log.warning("the lease at revision %d cannot be read; it counts as free", revision)
         return _Entry(revision, "", 0.0, at_ns, 0)
-    # The acquisition itself cannot know its revision, which is the epoch.
-    return _Entry(revision, token, float(ttl_s), at_ns, (epoch or revision) if token else 0)
+    # Earlier versions wrote an acquisition without an epoch: it was the revision.
+    known = epoch or revision
+    return _Entry(revision, token, float(ttl_s), at_ns, known if token else 0, max(known, revision))
 
 
 async def held_epoch(link: Link, name: str, timeout_s: float) -> int:
@@ -92,7 +97,7 @@ class NatsLease:
     def expired(self) -> bool:
         return self._epoch is None or time.monotonic() >= self._until_s
 
-    async def acquire(self) -> int | None:
+    async def acquire(self, above: int = 0) -> int | None:
         if self._epoch is not None and await self.renew():
             return self._epoch
         entry = await self._read()
@@ -100,24 +105,25 @@ class NatsLease:
         if entry is not None and entry.token not in ("", self._token) and not await self._stale(entry):
             return None
         try:
-            revision = await self._write(self._token, entry.revision if entry else 0)
+            highest = max(above, entry.revision, entry.last_epoch) if entry else above
+            await self._write(self._token, entry.revision if entry else 0, highest + 1)
         except Conflict:
             return None
-        self._epoch = revision
-        return revision
+        self._epoch = highest + 1
+        return self._epoch
 
     async def renew(self) -> bool:
         if self._epoch is None:
             return False
         try:
-            await self._write(self._token, self._revision)
+            await self._write(self._token, self._revision, self._epoch)
             return True
         except Conflict:
             # Perhaps our last renewal arrived and only its answer was lost: then the entry is still ours.
             entry = await self._read()
         if entry is not None and entry.token == self._token:
             try:
-                await self._write(self._token, entry.revision)
+                await self._write(self._token, entry.revision, self._epoch)
                 return True
             except Conflict:
                 pass
@@ -127,15 +133,14 @@ class NatsLease:
     async def release(self) -> None:
         if self._epoch is None:
             return
-        self._epoch = None
+        epoch, self._epoch = self._epoch, None
         try:
-            await self._write("", self._revision)
+            await self._write("", self._revision, epoch)
         except (Conflict, BusUnavailable):
             return  # taken over, or the bus is unreachable: the TTL releases it
 
-    async def _write(self, token: str, expect: int) -> int:
+    async def _write(self, token: str, expect: int, epoch: int) -> None:
         began_s = time.monotonic()
-        epoch = self._epoch or 0
         value = json.dumps(
             {"holder": self._holder, "token": token, "ttl_s": self._ttl_s, "epoch": epoch}
         ).encode()
@@ -143,7 +148,6 @@ class NatsLease:
             self._link, self._subject, value, timeout_s=self._timeout_s, expect_last=expect
         )
         self._until_s = began_s + self._ttl_s
-        return self._revision
 
     async def _read(self) -> _Entry | None:
         message = await get_message(self._link, STREAM, {"last_by_subj": self._subject}, self._timeout_s)

@@ -88,10 +88,11 @@ class Lease(Protocol):
         """The epoch this candidate holds, or None. Other holders' epochs are never equal to it."""
         ...
 
-    async def acquire(self) -> int | None:
+    async def acquire(self, above: int = 0) -> int | None:
         """Try once. The epoch, or None while somebody else holds the lease.
 
-        The epoch is strictly greater than that of every earlier acquisition by any holder.
+        The epoch is strictly greater than that of every earlier acquisition by any holder, and than `above`:
+        the highest that the caller knows of, in case the store of the leases was made anew.
         """
         ...
 

@@ -299,7 +299,7 @@ class Weaver:
                 if self._stream.epoch and not await self._lease.renew():
                     self._step_down("the lease was lost")
                 if not self._stream.epoch and self.fleet.seq >= self._stream.caught_up_to:
-                    epoch = await self._lease.acquire()
+                    epoch = await self._lease.acquire(above=self.fleet.epoch)
                     if epoch is not None:
                         self._stream.epoch = epoch
                         self._live.expect(self.fleet, asyncio.get_running_loop().time())

@@ -238,3 +238,19 @@ def test_a_later_service_can_tell_what_an_earlier_one_told() -> None:
             assert not await later.reach_back(10_000), "that place is in another stream"
 
     asyncio.run(scenario())
+
+
+def test_a_weaver_leads_although_the_store_of_the_lease_was_made_anew() -> None:
+    async def scenario() -> None:
+        hub = MemoryHub()
+        for name in ("w1", "w2", "w3"):
+            async with running(hub, name) as weaver:
+                await until(weaver, lambda: weaver.active, "leads")
+                epoch = weaver.fleet.epoch
+        hub.leases.clear()
+        hub.revision = 0
+        async with running(hub, "later") as later:
+            await until(later, lambda: later.active, "leads")
+            assert later.fleet.epoch > epoch
+
+    asyncio.run(scenario())
