@@ -9,7 +9,8 @@
     ├── Conflict               5  somebody else was first, or the state moved on
     │   ├── StoreInUse         5  a second server on one JetStream store
     │   ├── PortTaken          5  another program listens there
-    │   └── StreamRewound      5  the event stream is shorter than what was already read
+    │   ├── StreamRewound      5  the event stream is shorter than what was already read
+    │   └── SnapshotsLost      5  no snapshot is readable, and older events are gone
     ├── TimedOut               6  no answer in time
     │   ├── BusUnavailable     6  NATS is not reachable now; the same call may be repeated
     │   └── NoResponder        6  nobody listens on that subject
@@ -103,6 +104,10 @@ class PortTaken(Conflict):
 
 class StreamRewound(Conflict):
     """The event stream ends before the place a reader has already reached: its store was replaced."""
+
+
+class SnapshotsLost(Conflict):
+    """No snapshot of the fleet is readable, and the events that could replace it were dropped."""
 
 
 class TimedOut(LoomError):

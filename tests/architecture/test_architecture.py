@@ -29,7 +29,7 @@ SERVICE_TOPS = {
     "agent/observe/guarded.py": "a box is written inside the user's process: anything may be in it",
     "agent/commands.py": "an agent reports any failure of a command",
     "agent/tasks.py": "the top of each of the agent's tasks",
-    "weaver/service.py": "one bad event must not stop all jobs",
+    "weaver/feed.py": "one bad event must not stop all jobs",
     "weaver/history.py": "a picture of the past must not end the service",
     "weaver/detection/loop.py": "a mistake in a detector must cost a verdict, not the control of all jobs",
     "data/shards/fetch.py": "a reader without an answer would wait for ever",

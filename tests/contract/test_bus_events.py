@@ -215,3 +215,19 @@ async def test_what_no_stream_takes_is_refused(stage: Any) -> None:
             await bus.append(subject, b"", id="1")
     with pytest.raises(UsageError, match="put_object"):
         await bus.append(SUBJECT, bytes(MAX_MESSAGE_BYTES + 1), id="1")
+
+
+async def test_trimmed_events_are_gone_and_the_others_keep_their_place(stage: Any) -> None:
+    bus, other = await stage.open(), await stage.open()
+    for number in range(1, 11):
+        subject = f"{SUBJECT}.early" if number <= 4 else SUBJECT
+        assert await bus.append(subject, b"%d" % number, id=f"{number}") == number
+    await bus.trim(6)
+    await bus.trim(3)
+    assert (await bus.first_seq(), await bus.last_seq()) == (7, 10)
+    assert [record.seq for record in await take(other, 0, 4)] == [7, 8, 9, 10]
+    assert await bus.last_seq(f"{SUBJECT}.early") == 0, "a subject whose events are gone has none"
+    assert await bus.append(f"{SUBJECT}.early", b"", id="early", expect_last=0) == 11
+    await bus.trim(11)
+    assert (await bus.first_seq(), await bus.last_seq()) == (12, 11)
+    assert await bus.append(SUBJECT, b"", id="later") == 12

@@ -179,6 +179,10 @@ class Control(Protocol):
         """Notices after a place in the stream, oldest first; None when they are not in memory."""
         ...
 
+    def notices_from(self) -> int:
+        """The place after which `notices` can answer without another `reach_back`."""
+        ...
+
     async def reach_back(self, after_seq: int) -> bool:
         """Load what `notices` needs to answer for that place; False if the stream no longer holds it."""
         ...

@@ -72,6 +72,7 @@ class MemoryHub:
     def forget_before(self, seq: int) -> None:
         """Drop history, as a retention limit would."""
         self.records = [record for record in self.records if record.seq >= seq]
+        self.last_of = {subject: last for subject, last in self.last_of.items() if last >= seq}
 
     def store(self, subject: str, data: bytes, id: str, expect_last: int | None) -> int:
         if (known := self.by_id.get(id)) is not None:
@@ -299,6 +300,10 @@ class MemoryBus:
                     yield record
                     continue
             await self.hub.change()
+
+    async def trim(self, upto: int) -> None:
+        await self.online(REQUEST_TIMEOUT_S)
+        self.hub.forget_before(upto + 1)
 
     async def first_seq(self) -> int:
         await self.online(REQUEST_TIMEOUT_S)

@@ -117,6 +117,11 @@ class NatsBus:
     def read(self, after: int) -> AsyncGenerator[Record, None]:
         return read_events(self._link, after)
 
+    async def trim(self, upto: int) -> None:
+        await nats_stream.api(
+            self._link, f"STREAM.PURGE.{EVENT_STREAM}", {"seq": upto + 1}, REQUEST_TIMEOUT_S
+        )
+
     async def first_seq(self) -> int:
         # An empty stream says 0 before its first event, and last + 1 when its history was cut off.
         return max(1, int((await self._state())["first_seq"]))

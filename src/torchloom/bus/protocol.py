@@ -177,8 +177,12 @@ class Bus(Protocol):
         """
         ...
 
+    async def trim(self, upto: int) -> None:
+        """Drop every event up to and including this sequence, for good. Weaver only; idempotent."""
+        ...
+
     async def first_seq(self) -> int:
-        """Sequence of the oldest event kept; 1 when there never was one."""
+        """Sequence of the oldest event kept, or of the next one when none is kept."""
         ...
 
     async def last_seq(self, subject: str | None = None) -> int:

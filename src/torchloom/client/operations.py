@@ -573,6 +573,10 @@ class Operations(Transport):
         """Live from now on, or from `after` or `Last-Event-ID`. With `follow=false` it ends with the
         present.
 
+        `after=0` begins with the oldest event that is kept. Where events after another place are no
+        longer
+        kept, a `reset` comes first.
+
         `topic` is job, worker, incident, node, device, config or system (the last only when asked for);
         `kind` is the name of an event such as `worker-exited`.
         """

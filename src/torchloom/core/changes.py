@@ -44,6 +44,7 @@ from torchloom.model.events import (
     RestoreRequested,
     ScaleRequested,
     ScriptFailed,
+    SnapshotVerified,
     StepReached,
     StopRequested,
     TimerFired,
@@ -128,14 +129,14 @@ def job_of(event: Event, fleet: Fleet) -> str:
             return next((job for job, open_ in fleet.open_by_job.items() if event.effect in open_), "")
         case NodeJoined() | NodeUnreachable() | NodeReachable() | NodeLeft() | NodeGone() | NodeDrained():
             return ""
-        case LeaseTaken() | Decided():
+        case LeaseTaken() | SnapshotVerified() | Decided():
             return ""
         case _:
             assert_never(event)
 
 
 def _near(fleet: Fleet, event: Event, job: str) -> dict[str, None]:
-    if isinstance(event, Decided | LeaseTaken):
+    if isinstance(event, Decided | LeaseTaken | SnapshotVerified):
         return {}
     near = dict.fromkeys((*fleet.waiting, *fleet.leaving, *fleet.acting))
     if job:

@@ -36,6 +36,7 @@ from torchloom.model.events import (
     RestoreRequested,
     ScaleRequested,
     ScriptFailed,
+    SnapshotVerified,
     StepReached,
     StopRequested,
     TimerFired,
@@ -154,6 +155,8 @@ def _words(event: Event) -> tuple[Topic, str]:
             return "incident", f"{event.job}: resolved after {event.lasted_s:.1f} s"
         case TimerFired():
             return "system", "a wait is over"
+        case SnapshotVerified():
+            return "system", f"a snapshot was verified; events up to {event.base} are no longer needed"
         case LeaseTaken():
             return "system", f"{event.weaver} leads with epoch {event.epoch}"
         case Decided():

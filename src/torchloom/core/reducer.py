@@ -11,6 +11,7 @@ from torchloom.core.checkpoint_reports import (
     checkpoint_saved,
     checkpoint_store_opened,
 )
+from torchloom.core.history.trimming import snapshot_verified
 from torchloom.core.injection import fault_injected
 from torchloom.core.jobs import job_deleted, job_submitted
 from torchloom.core.nodes.membership import (
@@ -98,6 +99,7 @@ from torchloom.model.events import (
     RestoreRequested,
     ScaleRequested,
     ScriptFailed,
+    SnapshotVerified,
     StepReached,
     StopRequested,
     TimerFired,
@@ -221,6 +223,8 @@ def _dispatch(turn: Turn, event: Event) -> None:
         case LeaseTaken():
             if event.epoch > turn.fleet.epoch:  # a deposed weaver's claim may come late
                 turn.fleet.epoch, turn.fleet.leader = event.epoch, event.weaver
+        case SnapshotVerified():
+            snapshot_verified(turn.fleet, event)
         case Decided():
             pass
         case _:

@@ -401,6 +401,17 @@ class LeaseTaken(EventBase, frozen=True, kw_only=True, tag="lease-taken"):
     epoch: int
 
 
+class SnapshotVerified(EventBase, frozen=True, kw_only=True, tag="snapshot-verified"):
+    """Replaying from the stored snapshot `base` gave the same fleet as the one that the active weaver has at
+    `seq`, which is stored as a snapshot too. Whatever is older than `base` is needed by nobody."""
+
+    epoch: int
+    base: int
+    seq: int
+    digest: str
+    """SHA-256 of the fleet at `seq`."""
+
+
 class Decided(EventBase, frozen=True, kw_only=True, tag="decided"):
     """The active weaver's record of the effects it is about to send; appended before they are sent."""
 
@@ -442,6 +453,7 @@ Event = (
     | FindingEnded
     | TimerFired
     | LeaseTaken
+    | SnapshotVerified
     | Decided
 )
 

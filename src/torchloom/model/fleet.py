@@ -314,6 +314,8 @@ class Fleet(Struct, kw_only=True):
     """The stamp of the newest event."""
     epoch: int = 0
     leader: str = ""
+    trimmed: int = 0
+    """Events up to here are needed by nobody, and may be dropped; kept by core.history.trimming."""
     jobs: dict[str, Job] = field(default_factory=dict)
     nodes: dict[str, Node] = field(default_factory=dict)
     clocks: dict[str, NodeClock] = field(default_factory=dict)

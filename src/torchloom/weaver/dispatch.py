@@ -82,12 +82,22 @@ class Dispatcher:
         body = Decided(epoch=epoch, effects=tuple(effects))
         envelope = Envelope(f"d-{epoch}-{effects[0].id}-{uuid.uuid4().hex[:8]}", self._name, body)
         try:
-            self.last_decision = await self._bus.append(
-                subjects.DECISIONS, codec.encode(envelope), id=envelope.id, expect_last=self.last_decision
-            )
+            await self._append(envelope)
         except Conflict as error:
-            raise Deposed("another weaver has decided meanwhile") from error
+            stored = await self._bus.last_seq(subjects.DECISIONS)
+            if stored >= self.last_decision:
+                raise Deposed("another weaver has decided meanwhile") from error
+            self.last_decision = stored  # the one before was dropped with the history that nobody needs
+            try:
+                await self._append(envelope)
+            except Conflict as again:
+                raise Deposed("another weaver has decided meanwhile") from again
         self._recorded.update(e.id for e in effects)
+
+    async def _append(self, envelope: Envelope) -> None:
+        self.last_decision = await self._bus.append(
+            subjects.DECISIONS, codec.encode(envelope), id=envelope.id, expect_last=self.last_decision
+        )
 
     async def _send_all(self, fleet: Fleet, node: str, effects: Sequence[Effect], epoch: int) -> None:
         for effect in effects:

@@ -1,7 +1,7 @@
 """The newest notices, for clients that follow the fleet live or reconnect. A cache, never the truth.
 
-Older notices are rebuilt from the stream, once, when a client asks for them; if the stream no longer holds
-their events, the client gets a `reset`.
+Older notices are rebuilt from the stream, once, when a client asks for them, from the oldest snapshot on. If
+their events were dropped, the client gets a `reset`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from bisect import bisect_right
+from collections.abc import Awaitable, Callable
 
 from torchloom.bus.protocol import Bus, Record
 from torchloom.core.changes import apply_and_compare
@@ -27,6 +28,9 @@ KEPT = 8192
 MOST_RETOLD = 200_000
 """A longer history is not replayed for a client: reading the whole fleet again is faster."""
 BREATHE_EVERY = 100
+
+Oldest = Callable[[int], Awaitable[Fleet | None]]
+"""The fleet from which all events that are kept up to a place can be replayed (weaver/snapshot.py)."""
 
 
 class Feed:
@@ -54,27 +58,32 @@ class Feed:
         at = bisect_right(self._notices, seq, key=lambda notice: notice.seq)
         return self._notices[at : at + most]
 
-    async def reach_back(self, seq: int, bus: Bus) -> bool:
+    @property
+    def complete_after(self) -> int:
+        return self._complete_after
+
+    async def reach_back(self, seq: int, bus: Bus, oldest: Oldest) -> bool:
         """Whether all notices after `seq` are available, if need be after reading the stream again."""
         if seq >= self._complete_after:
             return True
         async with self._retelling:
-            if not self._retold and seq < self._complete_after <= MOST_RETOLD:
+            if not self._retold and seq < self._complete_after:
                 with contextlib.suppress(LoomError):
-                    await self._retell(bus)
+                    await self._retell(bus, oldest)
         return seq >= self._complete_after
 
-    async def _retell(self, bus: Bus) -> None:
-        """Replay from the first event up to where our own notices begin."""
+    async def _retell(self, bus: Bus, oldest: Oldest) -> None:
+        """Replay from the oldest snapshot up to where our own notices begin."""
         self._retold = True
-        if await bus.first_seq() > 1:
-            return  # notices from before the first kept event would be missing
-        fleet, told, until = Fleet(), [], self._complete_after
-        async with contextlib.aclosing(bus.read(0)) as records:
+        fleet, told, until = await oldest(self._complete_after), [], self._complete_after
+        if fleet is None or until - fleet.seq > MOST_RETOLD:
+            return
+        began = fleet.seq
+        async with contextlib.aclosing(bus.read(began)) as records:
             async for record in records:
                 if record.seq > until:
                     break
-                notice = tell(fleet, record)
+                notice = apply_record(fleet, record)
                 if notice is not None:
                     told.append(notice)
                 if record.seq % BREATHE_EVERY == 0:
@@ -82,7 +91,7 @@ class Feed:
                 if record.seq == until:
                     break
         if self._complete_after == until:
-            self._notices, self._complete_after = told + self._notices, 0
+            self._notices, self._complete_after = told + self._notices, began
             self._trim()
 
     def _trim(self) -> None:
@@ -90,6 +99,15 @@ class Feed:
         if extra > 0:
             self._complete_after = self._notices[extra - 1].seq
             del self._notices[:extra]
+
+
+def apply_record(fleet: Fleet, record: Record) -> Notice | None:
+    """Like `tell`, for the service's top level: one bad event must not stop all jobs, nor a replay."""
+    try:
+        return tell(fleet, record)
+    except Exception:  # the service's top level
+        log.exception("event %d on %s broke the core", record.seq, record.subject)
+        return None
 
 
 def tell(fleet: Fleet, record: Record) -> Notice | None:

@@ -9,20 +9,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 import uuid
 from weakref import WeakValueDictionary
 
 from torchloom import boottime
 from torchloom.bus.protocol import LEADER, Bus, Message, Record
 from torchloom.core.history.job_history import History
+from torchloom.core.history.trimming import KEEP_HISTORY
 from torchloom.core.placement.place import refusal
 from torchloom.core.stream_time import stream_time
-from torchloom.errors import BusUnavailable, Conflict, LoomError, NotFound, TimedOut, UsageError
+from torchloom.errors import (
+    BusUnavailable,
+    Conflict,
+    LoomError,
+    NotFound,
+    StreamRewound,
+    TimedOut,
+    UsageError,
+)
 from torchloom.model.events import (
     JobDeleted,
     JobSubmitted,
-    LeaseTaken,
     StopRequested,
     TimerFired,
 )
@@ -40,16 +47,16 @@ from torchloom.model.messages import (
 )
 from torchloom.model.notice import Notice
 from torchloom.model.windows import RankWindow
-from torchloom.weaver import snapshot
 from torchloom.weaver.alarms import Alarms
 from torchloom.weaver.clock import StreamClock
 from torchloom.weaver.detection.loop import Detection
 from torchloom.weaver.dispatch import Deposed, Dispatcher
 from torchloom.weaver.environments import Environments
-from torchloom.weaver.feed import Feed, tell
+from torchloom.weaver.feed import Feed, apply_record
 from torchloom.weaver.history import Histories
 from torchloom.weaver.job_keys import JobKeys
 from torchloom.weaver.knowledge import hears, steps_near
+from torchloom.weaver.leading import LEASE_TTL_S, Leading
 from torchloom.weaver.live_view import LiveView
 from torchloom.weaver.publisher import Publisher
 from torchloom.weaver.requests.checkpoints import Catalogues
@@ -57,21 +64,24 @@ from torchloom.weaver.requests.injection import Injecting
 from torchloom.weaver.requests.nodes import Nodes
 from torchloom.weaver.requests.scaling import Scaling
 from torchloom.weaver.requests.steering import Steering
-from torchloom.weaver.trouble import Troubles
+from torchloom.weaver.snapshot import Snapshots
+from torchloom.weaver.trimming import Trimming
 from torchloom.wire import codec, subjects
 
 log = logging.getLogger(__name__)
 
-LEASE_TTL_S = 2.0
 TICK_S = 0.05
 SNAPSHOT_EVERY = 500
 """Events between two snapshots."""
+BREATHE_EVERY = 50
 
 
 class Weaver:
     """Fulfils api.ports.Control. `run` does everything until `stop` is set."""
 
-    def __init__(self, bus: Bus, name: str = "", keys: JobKeys | None = None) -> None:
+    def __init__(
+        self, bus: Bus, name: str = "", keys: JobKeys | None = None, *, keep_history: int = KEEP_HISTORY
+    ) -> None:
         self.name = name or f"weaver-{uuid.uuid4().hex[:8]}"
         self._bus = bus
         self._stream = Publisher(bus, self.name)
@@ -93,9 +103,12 @@ class Weaver:
         self._wake = asyncio.Event()
         self._dispatcher = Dispatcher(bus, self.name, self._environments, self._wake)
         self._lease = bus.lease(LEADER, self.name, LEASE_TTL_S)
+        self._snapshots = Snapshots(bus)
         self._snapshot_seq = 0
+        self._trimming = Trimming(bus, self._stream, self._snapshots, keep_history)
         self._joined: set[str] = set()
-        self._troubles = Troubles()
+        self._leading = Leading(bus, self._stream, self._live, self._lease, self._wake)
+        self.troubles, self.stuck_s = self._leading.troubles, self._leading.stuck_s
         self._feed = Feed()
         self._nodes = Nodes(bus, self._stream, self._live, self._lease)
         steering = Steering(bus, self._stream, self._live, self._catalogues)
@@ -123,12 +136,6 @@ class Weaver:
     @property
     def ready(self) -> bool:
         return self._stream.ready
-
-    def troubles(self) -> list[str]:
-        return self._troubles.look(self._bus.connected, time.monotonic())
-
-    def stuck_s(self) -> float:
-        return self._troubles.stuck_s(self._bus.connected, time.monotonic())
 
     def pulse(self, job: str) -> dict[int, WorkerPulse]:
         return self._live.pulses(self.fleet, job)
@@ -223,16 +230,21 @@ class Weaver:
     def notices(self, after_seq: int, most: int) -> list[Notice] | None:
         return self._feed.after(after_seq, most)
 
+    def notices_from(self) -> int:
+        return self._feed.complete_after
+
     async def reach_back(self, after_seq: int) -> bool:
         if after_seq > self.fleet.seq:  # a service that was just asked may be a little ahead of this one
             await self.changed(after_seq - 1, timeout_s=2.0)
-        return after_seq <= self.fleet.seq and await self._feed.reach_back(after_seq, self._bus)
+        return after_seq <= self.fleet.seq and await self._feed.reach_back(
+            after_seq, self._bus, self._snapshots.oldest
+        )
 
     # -- the service --------------------------------------------------------------------------------
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set. Returns after giving up the lease."""
         await self._bus.provision()
-        self._stream.fleet = await snapshot.load(self._bus)
+        self._stream.fleet = await self._snapshots.load()
         self._snapshot_seq = self.fleet.seq
         self._feed.begin(self.fleet.seq)
         self._stream.caught_up_to = await self._bus.last_seq()
@@ -243,11 +255,12 @@ class Weaver:
         self._stream.started = True
         tasks = [
             asyncio.create_task(self._read(), name="read"),
-            asyncio.create_task(self._lead(), name="lead"),
+            asyncio.create_task(self._leading.run(), name="lead"),
             asyncio.create_task(self._perform(), name="perform"),
             asyncio.create_task(self._tick(), name="tick"),
             asyncio.create_task(self._watch.run(), name="watch"),
             asyncio.create_task(self._histories.run(), name="history"),
+            asyncio.create_task(self._trimming.run(), name="trimming"),
         ]
         sweep = asyncio.create_task(self._environments.sweep(lambda: self.fleet, lambda: self.active))
         stopping = asyncio.create_task(stop.wait(), name="stop")
@@ -259,7 +272,7 @@ class Weaver:
             _, living = await asyncio.wait(living, timeout=0.5)
         with contextlib.suppress(LoomError):
             if self.active:
-                await snapshot.save(self._bus, self.fleet)
+                await self._snapshots.save(self.fleet)
                 await self._histories.save_all()
             await self._lease.release()
         for task in done - {stopping}:
@@ -268,19 +281,22 @@ class Weaver:
     async def _read(self) -> None:
         async with contextlib.aclosing(self._bus.read(self.fleet.seq)) as records:
             async for record in records:
+                if record.seq > self.fleet.seq + 1 and await self._bus.first_seq() > self.fleet.seq + 1:
+                    raise StreamRewound(
+                        f"events after {self.fleet.seq} were dropped before this weaver read them",
+                        hint="it starts again, from a snapshot",
+                    )
                 self._apply(record)
                 await self._stream.moved()
+                if record.seq % BREATHE_EVERY == 0:
+                    await asyncio.sleep(0)  # while it catches up it leads, answers and renews as well
 
     def _apply(self, record: Record) -> None:
         self._clock.heard(record.at_ns, boottime.now_ns())
         self._live.listen(asyncio.get_running_loop().time())
         if record.subject == subjects.DECISIONS:
             self._dispatcher.last_decision = max(self._dispatcher.last_decision, record.seq)
-        try:
-            notice = tell(self.fleet, record)
-        except Exception:  # the service's top level: one bad event must not stop all jobs
-            log.exception("event %d on %s broke the core", record.seq, record.subject)
-            return
+        notice = apply_record(self.fleet, record)
         if record.seq > self._stream.caught_up_to:  # what is older was set a while ago
             self._alarms.note(self.fleet, self.fleet.now_ns, boottime.now_ns())
         if notice is None:
@@ -291,34 +307,6 @@ class Weaver:
             self._live.last_heard_s[notice.node] = asyncio.get_running_loop().time()
         if notice.kind != "decided":
             self._wake.set()
-
-    async def _lead(self) -> None:
-        """Hold the lease if nobody else does. The lease's epoch goes into every command."""
-        while True:
-            try:
-                if self._stream.epoch and not await self._lease.renew():
-                    self._step_down("the lease was lost")
-                if not self._stream.epoch and self.fleet.seq >= self._stream.caught_up_to:
-                    epoch = await self._lease.acquire(above=self.fleet.epoch)
-                    if epoch is not None:
-                        self._stream.epoch = epoch
-                        self._live.expect(self.fleet, asyncio.get_running_loop().time())
-                if self.fleet.epoch < self._stream.epoch:
-                    # Also if it could not be stored the first time, on a disk that was full for instance.
-                    await self._stream.say("lease", LeaseTaken(weaver=self.name, epoch=self._stream.epoch))
-                    log.info("%s leads with epoch %d", self.name, self._stream.epoch)
-                    self._wake.set()
-                self._troubles.end("lease")
-            except (BusUnavailable, TimedOut) as error:
-                now_s = time.monotonic()
-                self._troubles.begin("lease", f"The lease cannot be written: {error.message}", now_s)
-                if self._stream.epoch and self._lease.expired:
-                    self._step_down(f"the bus is unreachable: {error}")
-            await asyncio.sleep(LEASE_TTL_S / 4)
-
-    def _step_down(self, why: str) -> None:
-        log.warning("%s no longer leads: %s", self.name, why)
-        self._stream.epoch = 0
 
     async def _perform(self) -> None:
         """Send what is open, at once after every change and again after a while."""
@@ -333,7 +321,7 @@ class Weaver:
             try:
                 await self._dispatcher.perform(self.fleet, self._stream.epoch, now=joined)
             except Deposed as error:
-                # Only the lease says who leads, and `_lead` renews it several times a second. Until it has,
+                # Only the lease says who leads, and `leading` renews it several times a second. Until it has,
                 # no agent obeys a weaver that was deposed.
                 log.warning("%s; the lease will show whether %s still leads", error, self.name)
             except (BusUnavailable, TimedOut) as error:
@@ -355,7 +343,7 @@ class Weaver:
                 await self._nodes.say_silence(loop.time())
                 if self.fleet.seq - self._snapshot_seq >= SNAPSHOT_EVERY:
                     self._snapshot_seq = self.fleet.seq
-                    await snapshot.save(self._bus, self.fleet)
+                    await self._snapshots.save(self.fleet)
             except (BusUnavailable, TimedOut) as error:
                 log.info("the bus is unreachable: %s", error)
 

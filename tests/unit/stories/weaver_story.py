@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 
 from torchloom.bus.memory import MemoryBus, MemoryHub
 from torchloom.bus.protocol import Bus, Message
+from torchloom.core.history.trimming import KEEP_HISTORY
 from torchloom.model.effects import (
     Effect,
     ReleaseMemory,
@@ -91,8 +92,8 @@ class ObedientAgent:
 
 
 @contextlib.asynccontextmanager
-async def running(hub: MemoryHub, name: str) -> AsyncIterator[Weaver]:
-    weaver, stop = Weaver(MemoryBus(hub), name), asyncio.Event()
+async def running(hub: MemoryHub, name: str, keep_history: int = KEEP_HISTORY) -> AsyncIterator[Weaver]:
+    weaver, stop = Weaver(MemoryBus(hub), name, keep_history=keep_history), asyncio.Event()
     task = asyncio.create_task(weaver.run(stop))
     try:
         yield weaver

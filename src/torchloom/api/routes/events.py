@@ -67,6 +67,9 @@ def routes(control: Control) -> APIRouter:
     ) -> EventStream:
         """Live from now on, or from `after` or `Last-Event-ID`. With `follow=false` it ends with the present.
 
+        `after=0` begins with the oldest event that is kept. Where events after another place are no longer
+        kept, a `reset` comes first.
+
         `topic` is job, worker, incident, node, device, config or system (the last only when asked for);
         `kind` is the name of an event such as `worker-exited`.
         """
@@ -75,7 +78,10 @@ def routes(control: Control) -> APIRouter:
         place = control.fleet.seq if after is None else after
         if last_event_id is not None:
             place = int(last_event_id)
-        return EventStream(_follow(control, render, WantedNotices(topic, kind, job), place, follow))
+        from_oldest = after == 0 and last_event_id is None
+        return EventStream(
+            _follow(control, render, WantedNotices(topic, kind, job), place, follow, from_oldest)
+        )
 
     return router
 
@@ -100,14 +106,17 @@ class WantedNotices:
 
 
 async def _follow(
-    control: Control, render: Renderer, wanted: WantedNotices, place: int, follow: bool
+    control: Control, render: Renderer, wanted: WantedNotices, place: int, follow: bool, from_oldest: bool
 ) -> AsyncGenerator[bytes, None]:
     clock = asyncio.get_running_loop().time
     yield b": torchloom events\nretry: 500\n\n"
     spoke = clock()
     if not await control.reach_back(place):
-        place = control.fleet.seq
-        yield _reset(place, "events since then are no longer kept")
+        if from_oldest:
+            place = control.notices_from()
+        else:
+            place = control.fleet.seq
+            yield _reset(place, "events since then are no longer kept")
     while True:
         notices = control.notices(place, AT_ONCE)
         if notices is None:

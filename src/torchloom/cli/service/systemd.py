@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 
 
-def unit(home: Path, port: int | None) -> str:
+def unit(home: Path, port: int | None, keep_history: int | None = None) -> str:
     """A user's unit. Workers outlive a restart of the unit, as they do any death of the supervisor."""
     loom = Path(sys.executable).parent / "loom"
-    words = ["up", "--foreground", *(["--port", str(port)] if port is not None else [])]
+    words = ["up", "--foreground"]
+    for flag, value in (("--port", port), ("--keep-history", keep_history)):
+        words += [flag, str(value)] if value is not None else []
     return f"""[Unit]
 Description=torchloom ({_escaped(str(home))})
 After=network-online.target

@@ -31,6 +31,16 @@ def command(
             "LOOM_NATS_PASSWORD.",
         ),
     ] = "",
+    keep_history: Annotated[
+        int | None,
+        typer.Option(
+            "--keep-history",
+            metavar="N",
+            help="Events of the past that are kept at least; older ones are dropped once a verified snapshot "
+            "stands for them.",
+            show_default="20000, or LOOM_KEEP_HISTORY",
+        ),
+    ] = None,
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Run in the foreground and log to the terminal.")
     ] = False,
@@ -42,6 +52,7 @@ def command(
     from torchloom.cli.access.open import page_line
     from torchloom.cli.service import parts, stack
     from torchloom.cli.service.plan import DEFAULT_PORT, Plan
+    from torchloom.cli.service.weaver import kept_history
     from torchloom.errors import LoomError
     from torchloom.home import Home
 
@@ -50,9 +61,11 @@ def command(
     if systemd:
         from torchloom.cli.service.systemd import unit
 
-        print(unit(where.root, port), end="")
+        print(unit(where.root, port, keep_history), end="")
         return
+    kept = kept_history(keep_history)
     where.prepare()
+    os.environ["LOOM_KEEP_HISTORY"] = str(kept)
     if nats:
         os.environ["LOOM_NATS_URL"] = nats
     parts.stay(where)

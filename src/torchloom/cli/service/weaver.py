@@ -34,6 +34,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate (PEM); with --tls-key")
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="key of the certificate")
     parser.add_argument("--insecure", action="store_true", help="allow listening beyond loopback without TLS")
+    parser.add_argument(
+        "--keep-history",
+        type=int,
+        metavar="N",
+        help="events of the past that are kept at least (LOOM_KEEP_HISTORY; 20000); older ones are dropped "
+        "once a verified snapshot stands for them",
+    )
     parser.add_argument("--part", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--fd", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -42,10 +49,24 @@ def main(argv: Sequence[str]) -> int:
         os.environ["LOOM_HOME"] = str(options.home.expanduser().absolute())
     if options.nats:
         os.environ["LOOM_NATS_URL"] = options.nats
+    options.keep_history = kept_history(options.keep_history)
 
     from torchloom.cli.service.part_main import run_part
 
     return run_part("weaver", options.part, lambda: _serve(Home.default(), options))
+
+
+def kept_history(asked: int | None) -> int:
+    """How many events are kept: as asked for, else as the environment says."""
+    from torchloom.core.history.trimming import KEEP_HISTORY, LEAST_KEPT
+
+    named = os.environ.get("LOOM_KEEP_HISTORY", "")
+    if asked is None and named and not named.isdecimal():
+        raise UsageError(f"LOOM_KEEP_HISTORY is a number of events, not {named!r}.")
+    number = asked if asked is not None else int(named or KEEP_HISTORY)
+    if number < LEAST_KEPT:
+        raise UsageError(f"--keep-history is at least {LEAST_KEPT} events, {number} were asked for.")
+    return number
 
 
 def check_exposure(options: argparse.Namespace) -> None:
@@ -113,7 +134,7 @@ async def _serve(home: Home, options: argparse.Namespace) -> None:
         from torchloom.weaver.job_keys import KeyFiles
         from torchloom.weaver.service import Weaver
 
-        weaver = Weaver(bus, name, KeyFiles(home.keys_dir))
+        weaver = Weaver(bus, name, KeyFiles(home.keys_dir), keep_history=options.keep_history)
         api = asyncio.create_task(
             serve_api(
                 weaver,

@@ -3,4 +3,5 @@
 series        bounded series: buckets of time that keep mean, lowest and highest, for one lane or a thousand
 trace         steps and collectives of all ranks as a trace that Perfetto opens
 job_history   one job's: its numbers, logged values and settings, and every rank's own time
+trimming      which events of the stream are needed no longer
 """

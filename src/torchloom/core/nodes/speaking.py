@@ -29,6 +29,7 @@ from torchloom.model.events import (
     RendezvousLost,
     RendezvousStarted,
     ScriptFailed,
+    SnapshotVerified,
     WorkerExited,
     WorkerRegistered,
     WorkersStarted,
@@ -71,7 +72,7 @@ def speaks_for_another_node(fleet: Fleet, event: Event) -> bool:
 def is_of_a_deposed_weaver(fleet: Fleet, envelope: Envelope) -> bool:
     """Whether a weaver that does not lead any more says this from what it has seen."""
     match envelope.body:
-        case NodeUnreachable() | NodeReachable() | FindingMade() | FindingEnded():
+        case NodeUnreachable() | NodeReachable() | FindingMade() | FindingEnded() | SnapshotVerified():
             pass
         case NodeGone(fenced=fenced) if fenced:
             pass
