@@ -1,8 +1,8 @@
 """How long a control service takes to start, with and without its whole history in the stream.
 
-A real nats-server is filled with the recorded stream of a job that lost a worker, again and again under other
-names. Then it is restarted, a weaver is started on it, and both are timed: with every event kept and no
-snapshot, with every event kept and a snapshot, and after a weaver dropped them. Run it with
+A real nats-server is filled with the events of jobs that waited for a node, were stopped and deleted. Then it
+is restarted, a weaver is started on it, and both are timed: with every event kept and no snapshot, with every
+event kept and a snapshot, and after a weaver dropped them. Run it with
 
     python bench/history.py [--events 200000] [--home DIR] [--json]
 """
@@ -17,37 +17,36 @@ import tempfile
 import time
 from pathlib import Path
 
-import msgspec
-
 from torchloom.bus.embedded import EmbeddedNats
 from torchloom.bus.nats import NatsBus
-from torchloom.model.events import Decided, Envelope, JobDeleted, LeaseTaken
+from torchloom.model.events import Envelope, JobDeleted, JobSubmitted, StopRequested, TimerFired
+from torchloom.model.job import JobSpec, Program
 from torchloom.weaver import trimming
 from torchloom.weaver.service import Weaver
 from torchloom.weaver.snapshot import ANCHORS, NEWEST, Snapshots
 from torchloom.wire import codec, subjects
 
-RECORDING = Path(__file__).parents[1] / "tests" / "replay" / "recordings" / "killed-worker.jsonl"
 AT_ONCE = 512
 KEEP = 20_000
 
 
 def one_job(number: int) -> list[tuple[str, bytes, str]]:
-    """The recorded events under another job's name, and its deletion: subject, bytes and id of each."""
-    name, found = f"job{number}", []
-    for line in RECORDING.read_text().splitlines():
-        record = json.loads(line.replace("recorded", name))
-        envelope = msgspec.convert(record["envelope"], Envelope)
-        if isinstance(envelope.body, LeaseTaken | Decided):
-            continue
-        envelope = msgspec.structs.replace(envelope, id=f"{envelope.id}-{number}")
-        found.append((subjects.weaver_event("bench"), codec.encode(envelope), envelope.id))
-    gone = Envelope(f"gone-{number}", "bench", JobDeleted(job=name, by="bench", keep_logs=False))
-    return [*found, (subjects.weaver_event("bench"), codec.encode(gone), gone.id)]
+    """A job's events: subject, bytes and id of each."""
+    name = f"job{number}"
+    spec = JobSpec(program=Program("script", "train.py"), cwd="/", workers_per_node=8)
+    bodies = [
+        JobSubmitted(job=name, spec=spec, by="bench", env_id=name),
+        *(TimerFired(timer=f"{name}-{n}") for n in range(6)),
+        StopRequested(job=name, by="bench"),
+        JobDeleted(job=name, by="bench", keep_logs=False),
+    ]
+    made = [Envelope(f"{name}-{at}", "bench", body) for at, body in enumerate(bodies)]
+    return [(subjects.weaver_event("bench"), codec.encode(one), one.id) for one in made]
 
 
 async def fill(bus: NatsBus, events: int, number: int = 0) -> int:
-    stored, due = 0, []
+    stored = 0
+    due: list[tuple[str, bytes, str]] = []
     while stored < events:
         due += one_job(number)
         number += 1

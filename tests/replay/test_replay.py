@@ -128,8 +128,8 @@ def test_a_circle_of_waiting_was_certain_and_ended() -> None:
 
 
 def test_a_snapshot_of_an_earlier_version_is_continued() -> None:
-    """Its events may be dropped by then: a fleet that today's code cannot read would be lost. Never make these
-    files again; a new format gets another file beside them."""
+    """Its events may be dropped by then: a fleet that today's code cannot read would be lost. Never make
+    these files again; a new format gets another file beside them."""
     found = sorted(Path(__file__).parent.glob("snapshots/*.fleet-*"))
     assert found
     for snapshot in found:

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Sequence
 from functools import partial
 
-from torchloom.bus.protocol import Bus
+from torchloom.bus.protocol import MAX_MESSAGE_BYTES, Bus
 from torchloom.errors import BusUnavailable, Conflict, NoResponder, TimedOut
 from torchloom.model.effects import Effect, PostMail, StartRendezvous, StartWorkers, WarmSpawner
 from torchloom.model.events import Decided, Envelope
@@ -77,8 +77,10 @@ class Dispatcher:
         self._wake.set()
 
     async def _record(self, effects: Sequence[Effect], epoch: int) -> None:
-        if not effects:
-            return
+        for some in _in_pieces(effects):
+            await self._record_some(some, epoch)
+
+    async def _record_some(self, effects: Sequence[Effect], epoch: int) -> None:
         body = Decided(epoch=epoch, effects=tuple(effects))
         envelope = Envelope(f"d-{epoch}-{effects[0].id}-{uuid.uuid4().hex[:8]}", self._name, body)
         try:
@@ -144,3 +146,17 @@ class Dispatcher:
             del self._sent_s[effect_id]
             self._recorded.discard(effect_id)
             self._delivered.discard(effect_id)
+
+
+def _in_pieces(effects: Sequence[Effect]) -> list[list[Effect]]:
+    """Groups of effects, in order, that each fit into one event."""
+    pieces: list[list[Effect]] = []
+    room = 0
+    for effect in effects:
+        size = len(codec.encode(effect))
+        if size > room or not pieces:
+            pieces.append([])
+            room = MAX_MESSAGE_BYTES // 2
+        pieces[-1].append(effect)
+        room -= size
+    return pieces

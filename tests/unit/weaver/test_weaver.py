@@ -20,6 +20,7 @@ from torchloom.model.events import (
 )
 from torchloom.model.fleet import JobState
 from torchloom.model.job import JobSpec
+from torchloom.model.node import RendezvousRef
 from torchloom.model.worker import Exit
 from torchloom.wire import codec
 
@@ -252,5 +253,29 @@ def test_a_weaver_leads_although_the_store_of_the_lease_was_made_anew() -> None:
         async with running(hub, "later") as later:
             await until(later, lambda: later.active, "leads")
             assert later.fleet.epoch > epoch
+
+    asyncio.run(scenario())
+
+
+def test_decisions_that_do_not_fit_into_one_event_are_recorded_in_several() -> None:
+    async def scenario() -> None:
+        hub = MemoryHub()
+        agent = ObedientAgent(MemoryBus(hub))
+        async with running(hub, "w1") as weaver:
+            await agent.join()
+            await until(weaver, lambda: weaver.active and "n1" in weaver.fleet.nodes, "ready")
+            store = RendezvousRef("j", 1)
+            many = [
+                StopRendezvous(id=f"e{n}", cause=1, reason="x" * 10_000, node="n1", store=store)
+                for n in range(200)
+            ]
+            await weaver._dispatcher._record(many, weaver.fleet.epoch)
+        recorded = [
+            effect.id
+            for record in hub.records
+            if isinstance(body := codec.decode_envelope(record.data).body, Decided)
+            for effect in body.effects
+        ]
+        assert recorded == [effect.id for effect in many]
 
     asyncio.run(scenario())
