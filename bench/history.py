@@ -21,7 +21,7 @@ from torchloom.bus.embedded import EmbeddedNats
 from torchloom.bus.nats import NatsBus
 from torchloom.model.events import Envelope, JobDeleted, JobSubmitted, StopRequested, TimerFired
 from torchloom.model.job import JobSpec, Program
-from torchloom.weaver import trimming
+from torchloom.weaver import dropping
 from torchloom.weaver.service import Weaver
 from torchloom.weaver.snapshot import ANCHORS, NEWEST, Snapshots
 from torchloom.wire import codec, subjects
@@ -92,7 +92,7 @@ async def without_snapshots(server: EmbeddedNats) -> None:
 
 async def tended(server: EmbeddedNats, anchors: int, first: int) -> int:
     """Run a weaver until so many anchors are stored and events before `first` are dropped; events left."""
-    trimming.LOOK_EVERY_S = 0.1
+    dropping.LOOK_EVERY_S = 0.1
     bus = await NatsBus.connect(server.address("weaver"), name="bench", wait_s=60)
     stop = asyncio.Event()
     weaver = Weaver(bus, "bench", keep_history=KEEP)

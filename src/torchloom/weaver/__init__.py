@@ -5,6 +5,6 @@ publisher    the fleet as applied so far, and publishing events: every part is g
 dispatch     sends effects to agents and repeats them        feed        the newest notices
 requests/    what people ask for, checked and said            detection/  detectors over the agents' windows
 live_view, knowledge     what telemetry shows                 history     a job's numbers over time
-leading      the lease, and what keeps it from being held    trimming    drops history behind snapshots
+leading      the lease, and what keeps it from being held    dropping    drops history behind snapshots
 snapshot, clock, alarms, environments, job_keys    mechanics  trouble     what keeps it from acting
 """

@@ -51,6 +51,7 @@ from torchloom.weaver.alarms import Alarms
 from torchloom.weaver.clock import StreamClock
 from torchloom.weaver.detection.loop import Detection
 from torchloom.weaver.dispatch import Deposed, Dispatcher
+from torchloom.weaver.dropping import Trimming
 from torchloom.weaver.environments import Environments
 from torchloom.weaver.feed import Feed, apply_record
 from torchloom.weaver.history import Histories
@@ -65,7 +66,6 @@ from torchloom.weaver.requests.nodes import Nodes
 from torchloom.weaver.requests.scaling import Scaling
 from torchloom.weaver.requests.steering import Steering
 from torchloom.weaver.snapshot import Snapshots
-from torchloom.weaver.trimming import Trimming
 from torchloom.wire import codec, subjects
 
 log = logging.getLogger(__name__)

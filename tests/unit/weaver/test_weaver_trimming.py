@@ -15,7 +15,7 @@ from torchloom.bus.memory import MemoryBus, MemoryHub
 from torchloom.errors import SnapshotsLost
 from torchloom.model.events import Envelope, TimerFired
 from torchloom.model.fleet import JobState
-from torchloom.weaver import trimming
+from torchloom.weaver import dropping
 from torchloom.weaver.service import Weaver
 from torchloom.weaver.snapshot import ANCHORS, NEWEST, Snapshots, pack, unpack
 from torchloom.wire import codec, subjects
@@ -25,7 +25,7 @@ KEEP = 100
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trimming, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(dropping, "LOOK_EVERY_S", 0.01)
 
 
 def pass_time(hub: MemoryHub, count: int) -> None:
@@ -135,7 +135,7 @@ async def replayed(hub: MemoryHub) -> bytes:
     fleet = await Snapshots(MemoryBus(hub)).load()
     for record in hub.records:
         if record.seq > fleet.seq:
-            trimming.apply_record(fleet, record)
+            dropping.apply_record(fleet, record)
     assert fleet.seq == hub.last
     return codec.encode(fleet)
 
@@ -173,9 +173,9 @@ def test_a_weaver_that_lost_the_lease_while_it_verified_says_and_drops_nothing()
             anchors = await snapshots.anchors(hub.last)
             pass_time(hub, 3)
             await until(weaver, lambda: weaver.fleet.seq >= hub.last, "applied")
-            late = trimming.Trimming(MemoryBus(hub), weaver._stream, snapshots, KEEP)
+            late = dropping.Trimming(MemoryBus(hub), weaver._stream, snapshots, KEEP)
             objects = dict(hub.objects)
-            step = trimming.Next("anchor", anchors[-1], "it is due")
+            step = dropping.Next("anchor", anchors[-1], "it is due")
             await late._take_anchor(step, weaver.fleet.epoch - 1)
             assert hub.objects == objects and weaver.fleet.trimmed == 0
 
