@@ -3,6 +3,9 @@
 Ctrl-C, a kill or a crash of pytest runs no fixture to its end, and stacks are made to outlive whoever started
 them. So everything that tests start carries a mark in its environment, and a process of its own waits for the
 end of pytest and then ends what has the mark, and its descendants. It touches nothing else.
+
+The mark is also an entry of PATH, a directory that does not exist: our nats-server is given PATH and HOME only, and
+once its parent is gone nothing else shows whose it is.
 """
 
 from __future__ import annotations
@@ -28,9 +31,10 @@ LONGEST_S = 60.0
 
 def begin() -> None:
     """Mark this process and so all that it starts, and have somebody wait for its end."""
-    os.environ[MARK] = uuid.uuid4().hex
+    os.environ[MARK] = mark = uuid.uuid4().hex
+    os.environ["PATH"] = os.pathsep.join((os.environ.get("PATH", os.defpath), f"/nonexistent/{mark}"))
     env = {name: value for name, value in os.environ.items() if name != MARK} | {GUARD: "1"}
-    command = [sys.executable, __file__, str(os.getpid()), os.environ[MARK]]
+    command = [sys.executable, __file__, str(os.getpid()), mark]
     quiet = subprocess.DEVNULL
     subprocess.Popen(command, env=env, start_new_session=True, stdin=quiet, stdout=quiet, stderr=quiet)
 
@@ -65,13 +69,14 @@ def marked(mark: str, homes: set[str]) -> set[int]:
             state, parent = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()[:2]
             if state == "Z":
                 continue
-            words = Path("/proc", entry, "environ").read_bytes().split(b"\0")
+            environment = Path("/proc", entry, "environ").read_bytes()
+            words = environment.split(b"\0")
             if f"{GUARD}=1".encode() in words:
                 continue
             children.setdefault(int(parent), []).append(int(entry))
         except (OSError, ValueError):
             continue  # ended meanwhile, or somebody else's
-        if f"{MARK}={mark}".encode() in words:
+        if mark.encode() in environment:
             found.add(int(entry))
             homes |= {word[10:].decode() for word in words if word.startswith(b"LOOM_HOME=")}
     new = list(found)

@@ -42,3 +42,15 @@ def test_a_process_that_nobody_waits_for() -> None:
     code = f"import subprocess as s; print(s.Popen({SLEEP!r}, start_new_session=True, stdout=s.DEVNULL).pid)"
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
     wait_for_ever("orphan", int(done.stdout))
+
+
+@pytest.mark.xdist_group("orphan-server")
+def test_a_server_that_is_given_next_to_no_environment_and_lost_its_parent() -> None:
+    home = Path(os.environ["LEFT_RUNNING"]) / "nats"
+    code = f"""
+import pathlib
+from torchloom.bus.embedded import EmbeddedNats
+print(EmbeddedNats(pathlib.Path({str(home)!r}), "n1").start().pid)
+"""
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+    wait_for_ever("server", int(done.stdout))
