@@ -4,8 +4,8 @@ Ctrl-C, a kill or a crash of pytest runs no fixture to its end, and stacks are m
 them. So everything that tests start carries a mark in its environment, and a process of its own waits for the
 end of pytest and then ends what has the mark, and its descendants. It touches nothing else.
 
-The mark is also an entry of PATH, a directory that does not exist: our nats-server is given PATH and HOME only, and
-once its parent is gone nothing else shows whose it is.
+The mark is also an entry of PATH, a directory that does not exist: our nats-server is given only PATH and
+HOME, and once its parent is gone nothing else shows whose it is.
 """
 
 from __future__ import annotations
