@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from torchloom.probe import frameworks
+from torchloom.probe import agent_store, frameworks
 from torchloom.probe.box import OwnBox, write_identity
 from torchloom.probe.end_record import end_record, threads_go_on, write_end
 from torchloom.probe.guard import Guard
@@ -146,6 +146,12 @@ class Session:
         self._watch_device()
         self._arrivals.expect("torch", self._torch_arrived)
         self._arrivals.expect("torch.distributed", self._joining.install)
+        port = os.environ.get("MASTER_PORT", "")
+        if port and os.environ.get(agent_store.VARIABLE) == "True":
+            self._arrivals.expect(agent_store.RENDEZVOUS, lambda module: agent_store.only_at(port, module))
+            self._arrivals.expect(
+                "multiprocessing.spawn", lambda module: agent_store.tell_children(port, module)
+            )
         self._arrivals.expect("torch.utils.data.dataloader", self.data.install)
         self._arrivals.expect("torch._dynamo.callback", self._compiling.install)
         for module, integration in frameworks.ARRIVALS.items():
