@@ -16,6 +16,8 @@ from hypothesis import HealthCheck, settings
 import session_guard
 
 os.environ.setdefault("LOOM_RESTORE_CHECK", "all")
+# A test host has few cores, and tests share stacks.
+os.environ.setdefault("LOOM_SLOTS", "64")
 
 settings.register_profile(
     "torchloom", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]

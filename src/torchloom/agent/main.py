@@ -33,12 +33,13 @@ from torchloom.errors import BusUnavailable, Conflict
 from torchloom.home import Home
 from torchloom.model.events import NodeLeft
 from torchloom.model.ids import check_token
+from torchloom.model.job import MAX_WORKERS
 from torchloom.wire import subjects
 
 log = logging.getLogger(__name__)
 
 _GOODBYE_WITHIN_S = 3.0
-_WORKERS_PER_CORE = 16
+_WORKERS_PER_CORE = 8
 _MOST_WORKERS = 256
 """Each worker costs two of the 1,024 files that a process may usually have open."""
 
@@ -146,7 +147,7 @@ def _host(
         node=node,
         address=address,
         session=session,
-        max_workers=max_workers or min(_MOST_WORKERS, max(64, _WORKERS_PER_CORE * len(found.cores))),
+        max_workers=max_workers or _slots(found),
         log_limit=log_limit,
         devices=found,
         journal=journal,
@@ -155,6 +156,15 @@ def _host(
         epoch=journal.epoch(),
     )
     return host
+
+
+def _slots(found: devices.Devices) -> int:
+    """How many workers this host offers room for: LOOM_SLOTS, else one per GPU, else a few per core."""
+    asked = os.environ.get("LOOM_SLOTS", "")
+    if asked.isdecimal() and int(asked) > 0:
+        return min(MAX_WORKERS, int(asked))
+    gpus = sum(use.kind == "gpu" for use in found.all())
+    return gpus or min(_MOST_WORKERS, _WORKERS_PER_CORE * len(found.cores))
 
 
 async def _either(*events: asyncio.Event) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -66,10 +65,10 @@ class _InChild:
 
 def begin(port: str) -> None:
     """In a child: follow the rule once torch is there, and have its own children follow it."""
-    import multiprocessing.spawn
+    from multiprocessing import spawn
 
     from torchloom.probe.guard import Guard
     from torchloom.probe.import_watch import Arrivals
 
     Arrivals(Guard(lambda trips: None)).expect(RENDEZVOUS, functools.partial(only_at, port))
-    tell_children(port, sys.modules["multiprocessing.spawn"])
+    tell_children(port, spawn)

@@ -369,9 +369,12 @@ class Weaver:
             raise UsageError(f"A job has 1 to {MAX_WORKERS} workers, {spec.world_size} were asked for.")
         why_not = refusal(self.fleet, spec, queue)
         if why_not:
-            raise Conflict(
-                why_not, hint='ask for fewer, or let it wait for room (--queue, in a request "queue": true)'
+            hint = (
+                "leave --no-queue out to wait for room"
+                if queue is False
+                else "ask for fewer, add a node, or offer more places on one (`loom up --slots`)"
             )
+            raise Conflict(why_not, hint=hint)
 
     def _node_of(self, job: str, rank: int) -> str:
         workers = self._stream.job(job).workers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from torchloom.agent.main import _slots
 from torchloom.agent.observe.devices import Devices, Gpu, find_uuid, ranges, resolve_visible
 
 A = Gpu("GPU-aaaa1111-0000", "H100")
@@ -82,3 +83,13 @@ def test_ranges() -> None:
     assert ranges([]) == ""
     assert ranges([5]) == "5"
     assert ranges([3, 1, 2, 7, 2]) == "1-3,7"
+
+
+def test_a_host_offers_places_by_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOOM_SLOTS", raising=False)
+    gpus = (A, B)
+    assert _slots(Devices("n", gpus, tuple(range(96)))) == 2
+    assert _slots(Devices("n", (), (0, 1))) == 16
+    assert _slots(Devices("n", (), tuple(range(128)))) == 256
+    monkeypatch.setenv("LOOM_SLOTS", "5")
+    assert _slots(Devices("n", gpus, (0, 1))) == 5

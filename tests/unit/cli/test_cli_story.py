@@ -27,7 +27,7 @@ def view(**changes: Any) -> dict[str, Any]:
         "eta_s": None,
         "goodput": None,
         "elapsed_s": 3.0,
-        "workers": [{"node": "n"}],
+        "workers": [{"node": "n", "devices": []}],
         "incident_list": [],
     } | changes
 
@@ -104,6 +104,29 @@ def test_the_status_line_shows_what_is_known() -> None:
     assert story.status_line(view()) == "job running · step 10 · 2/2 workers"
     full = view(total_steps=100, steps_per_s=20.0, eta_s=4.5, restarts=1)
     assert story.status_line(full) == "job running · step 10/100 · 20.0/s · ETA 4 s · 2/2 workers · 1 restart"
+
+
+def on(device: str, name: str, kind: str = "cpu") -> dict[str, Any]:
+    return {"node": "n", "devices": [{"device": device, "kind": kind, "name": name}]}
+
+
+def test_workers_that_share_a_device_are_named() -> None:
+    shared = [on("cpu-n-0-1", "CPU cores 0-1") for _ in range(3)]
+    assert story.crowded(view(workers=shared)) == ["3 workers share CPU cores 0-1: expect slow steps"]
+    assert story.crowded(view(workers=shared[:2])) == []
+    assert story.crowded(view(workers=[on("c", "CPU cores 0-2,6")] * 5)) != []
+    assert story.crowded(view(workers=[on("c", "CPU cores 0-2,6")] * 4)) == []
+    assert story.crowded(view(workers=[on("c", "CPU core 5")] * 2)) != []
+    gpus = [on("GPU-1", "H100", "gpu"), on("GPU-2", "H100", "gpu")]
+    assert story.crowded(view(workers=gpus)) == []
+    assert story.crowded(view(workers=[*gpus, gpus[0]])) == ["2 workers share H100: expect slow steps"]
+
+
+def test_a_job_whose_steps_nobody_saw_claims_no_goodput() -> None:
+    said = story.summary(view(state="completed", step=0, goodput=1.0))
+    assert said == (
+        "job completed: in 3.00 s; no step was seen: the workers ran no torch optimizer themselves"
+    )
 
 
 def test_the_summary_has_the_numbers() -> None:

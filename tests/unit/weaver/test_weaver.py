@@ -158,8 +158,9 @@ def test_bad_requests_are_refused_with_a_sentence_and_leave_no_event() -> None:
                 await weaver.submit("j", SPEC, {}, "me")
             with pytest.raises(UsageError, match="not a valid job id"):
                 await weaver.submit("../etc", SPEC, {}, "me")
-            with pytest.raises(Conflict, match="largest node holds 8"):
+            with pytest.raises(Conflict, match="largest node holds 8") as refused:
                 await weaver.submit(None, replace(SPEC, workers_per_node=9), {}, "me")
+            assert "--queue" not in str(refused.value), "waiting would not help"
             with pytest.raises(UsageError, match="1 to 4096"):
                 await weaver.submit(None, replace(SPEC, workers_per_node=0), {}, "me")
             with pytest.raises(NotFound):

@@ -15,6 +15,8 @@ EXAMPLES = (
     ("loom status train-3f9a --json | jq .steps_per_s", "one number"),
 )
 
+_UNSEEN_S = 120.0
+"""A job without a step for this long may train where nobody sees it: in a child process, say."""
 _IDLE_S = 5.0
 """A rank without progress for this long, and in no collective, is stuck in other code."""
 
@@ -67,6 +69,8 @@ def _facts(view: JobDetail) -> list[tuple[str, str]]:
 
     made = output.steps(view)
     progress = f"training step {made}" if view["step_is_training"] else f"{made} steps of this generation"
+    if not view["step"] and (view["ended"] or view["elapsed_s"] > _UNSEEN_S):
+        progress = "no step seen: torchloom counts steps of torch optimizers in the workers themselves"
     if view["steps_per_s"] > 0:
         progress += f", {output.rate(view['steps_per_s'])}"
     facts = [

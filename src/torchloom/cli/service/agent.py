@@ -24,12 +24,17 @@ def main(argv: Sequence[str]) -> int:
         default="127.0.0.1",
         help="address at which other nodes reach this one (default %(default)s)",
     )
+    parser.add_argument(
+        "--slots", type=int, metavar="N", help="workers this host offers room for (LOOM_SLOTS)"
+    )
     parser.add_argument("--part", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.home is not None:
         os.environ["LOOM_HOME"] = str(options.home.expanduser().absolute())
     if options.nats:
         os.environ["LOOM_NATS_URL"] = options.nats
+    if options.slots is not None:
+        os.environ["LOOM_SLOTS"] = str(options.slots)
     if options.node:
         os.environ["LOOM_NODE"] = options.node
 

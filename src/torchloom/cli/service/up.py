@@ -41,6 +41,15 @@ def command(
             show_default="20000, or LOOM_KEEP_HISTORY",
         ),
     ] = None,
+    slots: Annotated[
+        int | None,
+        typer.Option(
+            "--slots",
+            min=1,
+            max=4096,
+            help="Workers this host offers room for (LOOM_SLOTS): one per GPU, or 8 per core without GPUs.",
+        ),
+    ] = None,
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Run in the foreground and log to the terminal.")
     ] = False,
@@ -68,6 +77,8 @@ def command(
     os.environ["LOOM_KEEP_HISTORY"] = str(kept)
     if nats:
         os.environ["LOOM_NATS_URL"] = nats
+    if slots is not None:
+        os.environ["LOOM_SLOTS"] = str(slots)
     parts.stay(where)
     # A plan is left over only by a crash: whoever knows the old address finds the new stack there, too.
     left = Plan.read(where) if port is None else None
@@ -88,6 +99,10 @@ def command(
         print(f"torchloom is already up at {endpoint.url} (`loom open` for the page)")
         if port not in (None, 0) and not endpoint.url.endswith(f":{port}"):
             print("loom: --port has no effect while torchloom is up; use `loom down` first.", file=sys.stderr)
+        if slots is not None:
+            print(
+                "loom: --slots has no effect while torchloom is up; use `loom down` first.", file=sys.stderr
+            )
         return
     print(f"torchloom is up at {endpoint.url} (in {time.monotonic() - began:.1f} s)")
     print(f"home   {where.root}")

@@ -57,7 +57,8 @@ class Story:
                 return [(f"{view['state']}: {view['reason']}", "")]
             case "running" if view["generation"] <= 1:
                 where = ", ".join(sorted({worker["node"] for worker in view["workers"]}))
-                return [(f"{self._job} is running: {_workers(view)} on {where}", "")]
+                told = [(f"{self._job} is running: {_workers(view)} on {where}", "")]
+                return told + [(text, "") for text in crowded(view)]
         return []
 
     def _incidents(self, incidents: list[IncidentView]) -> list[tuple[str, str]]:
@@ -80,6 +81,30 @@ class Story:
                 self._told[id] = True
                 told.append((f"recovered: first step {output.seconds(took_s)} after the fault", "good"))
         return told
+
+
+def crowded(view: JobDetail) -> list[str]:
+    """A sentence for each device that has more workers than it has room for."""
+    ranks: dict[str, int] = {}
+    names: dict[str, tuple[str, int]] = {}
+    for worker in view["workers"]:
+        for device in worker["devices"]:
+            ranks[device["device"]] = ranks.get(device["device"], 0) + 1
+            cores = device["kind"] == "cpu"
+            names[device["device"]] = (device["name"], _count(device["name"]) if cores else 1)
+    return [
+        f"{count} workers share {names[id][0] or id}: expect slow steps"
+        for id, count in ranks.items()
+        if count > names[id][1]
+    ]
+
+
+def _count(name: str) -> int:
+    """How many cores `CPU cores 0-3,6` are."""
+    parts = [part.split("-") for part in name.rpartition(" ")[2].split(",")]
+    if not all(number.isdecimal() for part in parts for number in part):
+        return len(parts)
+    return sum(int(part[-1]) - int(part[0]) + 1 for part in parts)
 
 
 def _waits_for(incident: IncidentView) -> bool:
@@ -108,12 +133,16 @@ def status_line(view: JobDetail) -> str:
 def summary(view: JobDetail) -> str:
     """How the job ended, in one sentence with the numbers that matter."""
     took = [i["recovery_s"] for i in view["incident_list"] if i["recovery_s"] is not None]
-    parts = [f"{view['step']} steps in {output.seconds(view['elapsed_s'])}"]
+    unseen = view["state"] == "completed" and not view["step"]
+    parts = [f"{'' if unseen else str(view['step']) + ' steps '}in {output.seconds(view['elapsed_s'])}"]
     count = view["restarts"]
     if count:
         recovered = f", recovered in {', '.join(output.seconds(s) for s in took)}" if took else ""
         parts.append(f"{count} restart{'s' if count != 1 else ''}{recovered}")
-    if view["goodput"] is not None:
+    if unseen:
+        # Without steps nobody knows how the time was spent.
+        parts.append("no step was seen: the workers ran no torch optimizer themselves")
+    elif view["goodput"] is not None:
         parts.append(f"goodput {output.percent(view['goodput'])}")
     if view["state"] == "completed":
         return f"{view['id']} completed: {'; '.join(parts)}"
