@@ -203,6 +203,32 @@ def test_a_job_is_readable_on_a_phone_and_without_a_mouse(stack: Stack, job: str
     assert page.evaluate("document.activeElement !== document.body")
 
 
+def points_of(stack: Stack, job: str, name: str) -> int:
+    return sum(len(one["at_s"]) for one in stack.client().series(job, name=[name])["series"])
+
+
+def test_a_report_opens_offline(stack: Stack, job: str, looker: Looker, tmp_path: Path) -> None:
+    page, shown = looker.page, tmp_path / "report.html"
+    os.kill(stack.status(job)["workers"][0]["pid"], signal.SIGKILL)
+    wait_until(lambda: any(not one["open"] for one in stack.json("incidents", job)), "it recovered")
+    wait_until(lambda: points_of(stack, job, "metric:loss") > 2, "a curve of the loss")
+    stack.loom("report", job, "-o", str(shown))
+    page.context.set_offline(True)
+    page.goto(f"file://{shown}")
+    expect(page.get_by_role("heading", name=job, exact=True)).to_be_visible()
+    expect(page.get_by_role("img", name=re.compile("loss"))).to_be_visible()
+    expect(page.get_by_text("SIGKILL").first).to_be_visible()
+    assert not looker.axe()
+    page.screenshot(path=tmp_path / "report.png", full_page=True)
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert not page.evaluate(OUTSIDE)
+    incident = stack.json("incidents", job)[0]
+    stack.loom("incident", incident["id"], "--html", str(tmp_path / "incident.html"))
+    page.goto(f"file://{tmp_path / 'incident.html'}")
+    expect(page.get_by_role("heading", level=1)).to_contain_text(incident["id"])
+    assert not looker.axe()
+
+
 def test_the_bundle_is_small() -> None:
     import gzip
 

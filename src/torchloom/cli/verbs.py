@@ -33,6 +33,7 @@ FAMILIES = {
     "analyze": "fleet",
     "stragglers": "fleet",
     "trace": "fleet",
+    "report": "fleet",
     "probe": "fleet",
     "events": "fleet",
     "devices": "fleet",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     ("loom incident train-3f9a.1", "verdict, decision, timeline, stacks, tracebacks"),
     ("loom incident train-3f9a.1 --json", "the same, with all recorded collectives of every rank"),
+    ("loom incident train-3f9a.1 --html incident.html", "as a file for somebody without access"),
 )
 _SHOWN = 8
 """How many collectives of a blamed rank to show: the newest matter most, `--json` has all."""
@@ -22,14 +24,25 @@ _SHOWN = 8
 def command(
     incident: Annotated[str, typer.Argument(help="Id of the incident.")],
     as_json: JsonOption = False,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write one self-contained HTML file that opens offline."),
+    ] = None,
 ) -> None:
     """Show an incident: verdict, decision, timeline, what each rank was doing, exits, last output."""
     from torchloom.cli.fleet.probe import show as show_links
     from torchloom.cli.show import output
 
     found = api().incident(incident)
+    if html is not None:
+        from torchloom.report.incident import incident_page
+
+        html.write_text(incident_page(found), encoding="utf-8")
     if as_json:
         output.show_json(found)
+        return
+    if html is not None:
+        print(f"{html}: {found['verdict']}")
         return
     print(f"{found['id']}  {found['kind']} in {found['job']}, generation {found['generation']}")
     print(f"verdict    {found['verdict']}")
