@@ -1,7 +1,8 @@
 """Holding the lease: the weaver that has it leads, and its epoch goes into every command.
 
-Renews it several times a second and steps down when that fails. Owns what keeps the service from acting
-(trouble.py), because the lease is the first thing that a bus without room cannot store.
+Renews it several times a second and steps down when that fails. A weaver that no longer reads the stream must
+not lead, however regularly it renews: then the service ends, and another one takes over. Owns what keeps the
+service from acting (trouble.py), because the lease is the first thing that a bus without room cannot store.
 """
 
 from __future__ import annotations
@@ -20,6 +21,11 @@ from torchloom.weaver.trouble import Troubles
 log = logging.getLogger(__name__)
 
 LEASE_TTL_S = 2.0
+LOOK_EVERY_S = 2.0
+STALLED_AFTER_S = 15.0
+"""Without one event read for so long, although the stream has newer ones."""
+LOOKS = 5
+"""And at least so many looks: a host that stood still looks once, and its reader had no turn."""
 
 
 class Leading:
@@ -28,6 +34,10 @@ class Leading:
     ) -> None:
         self._bus, self._stream, self._live, self._lease, self._wake = bus, stream, live, lease, wake
         self._troubles = Troubles()
+        self._looked_s = 0.0
+        self._read: tuple[int, float, int] = (-1, 0.0, 0)
+        """The last event read, since when it has been the last although there are newer ones, and how often
+        that was seen."""
 
     def troubles(self) -> list[str]:
         return self._troubles.look(self._bus.connected, time.monotonic())
@@ -39,12 +49,14 @@ class Leading:
         while True:
             try:
                 await self._hold()
+                await self._look(time.monotonic())
                 self._troubles.end("lease")
             except (BusUnavailable, TimedOut) as error:
                 now_s = time.monotonic()
                 self._troubles.begin("lease", f"The lease cannot be written: {error.message}", now_s)
                 if self._stream.epoch and self._lease.expired:
                     self._step_down(f"the bus is unreachable: {error}")
+            self._check_progress(time.monotonic())
             await asyncio.sleep(LEASE_TTL_S / 4)
 
     async def _hold(self) -> None:
@@ -62,6 +74,26 @@ class Leading:
             await stream.say("lease", LeaseTaken(weaver=stream.name, epoch=stream.epoch))
             log.info("%s leads with epoch %d", stream.name, stream.epoch)
             self._wake.set()
+
+    async def _look(self, now_s: float) -> None:
+        """Compare the last event read with the stream's."""
+        if now_s - self._looked_s < LOOK_EVERY_S or not self._stream.started:
+            return
+        self._looked_s = now_s
+        read, last = self._stream.fleet.seq, await self._bus.last_seq()
+        before, since_s, looks = self._read
+        if read >= last:
+            self._read = (-1, 0.0, 0)
+        else:
+            self._read = (read, since_s, looks + 1) if read == before else (read, now_s, 1)
+
+    def _check_progress(self, now_s: float) -> None:
+        read, since_s, looks = self._read
+        if read == self._stream.fleet.seq and looks >= LOOKS and now_s - since_s > STALLED_AFTER_S:
+            raise TimedOut(
+                f"No event after {read} was read for {now_s - since_s:.0f} s, although there are newer ones",
+                hint="the weaver ends, and its supervisor starts another",
+            )
 
     def _step_down(self, why: str) -> None:
         log.warning("%s no longer leads: %s", self._stream.name, why)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
 
 import pytest
 from msgspec.structs import replace
 from weaver_story import SPEC, ObedientAgent, running, until
 
 from torchloom.bus.memory import MemoryBus, MemoryHub
-from torchloom.errors import Conflict, NotFound, UsageError
+from torchloom.bus.protocol import Record
+from torchloom.errors import Conflict, NotFound, TimedOut, UsageError
 from torchloom.model.effects import (
     StartWorkers,
     StopRendezvous,
@@ -22,6 +25,8 @@ from torchloom.model.fleet import JobState
 from torchloom.model.job import JobSpec
 from torchloom.model.node import RendezvousRef
 from torchloom.model.worker import Exit
+from torchloom.weaver import leading
+from torchloom.weaver.service import Weaver
 from torchloom.wire import codec
 
 
@@ -278,5 +283,39 @@ def test_decisions_that_do_not_fit_into_one_event_are_recorded_in_several() -> N
             for effect in body.effects
         ]
         assert recorded == [effect.id for effect in many]
+
+    asyncio.run(scenario())
+
+
+class DeafBus(MemoryBus):
+    """Its readers get nothing any more, and everything else works."""
+
+    deaf = False
+
+    async def read(self, after: int) -> AsyncGenerator[Record, None]:
+        async with contextlib.aclosing(super().read(after)) as records:
+            async for record in records:
+                while self.deaf:
+                    await asyncio.sleep(0.01)
+                yield record
+
+
+def test_a_weaver_that_no_longer_reads_the_stream_gives_up_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leading, "STALLED_AFTER_S", 0.5)
+    monkeypatch.setattr(leading, "LOOK_EVERY_S", 0.1)
+
+    async def scenario() -> None:
+        hub = MemoryHub()
+        bus = DeafBus(hub)
+        deaf, agent = Weaver(bus, "deaf"), ObedientAgent(MemoryBus(hub))
+        task = asyncio.create_task(deaf.run(asyncio.Event()))
+        await until(deaf, lambda: deaf.active, "leads")
+        async with running(hub, "other") as other:
+            bus.deaf = True
+            await agent.join()
+            with pytest.raises(TimedOut, match="although there are newer ones"):
+                await task
+            await until(other, lambda: other.active, "takes over")
+            assert "n1" in other.fleet.nodes
 
     asyncio.run(scenario())

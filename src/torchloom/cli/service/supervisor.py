@@ -39,9 +39,11 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 0.1
 """How often a stack without a holder asks whether a job is active."""
-HEALTH_EVERY_S, HEALTH_WITHIN_S = 5.0, 3.0
-HUNG_AFTER_S = 60.0
+HEALTH_EVERY_S, HEALTH_WITHIN_S, AGAIN_AFTER_S = 5.0, 3.0, 1.0
+HUNG_AFTER_S = float(os.environ.get("LOOM_HUNG_AFTER_S") or 30.0)
 """A weaver that lives and has not answered for so long is killed and started again; no job notices."""
+UNANSWERED = 3
+"""So many questions in a row, besides: it may be this process that stood still."""
 STUCK_AFTER_S = 5.0
 ROOM_BYTES = 4 << 20
 RESTART_APART_S = 15.0
@@ -62,7 +64,9 @@ class Supervisor:
         self._ending = False
         self._health_due_s = 0.0
         self._answered_s = 0.0
-        """When the API answered last, on the monotonic clock; 0 before it ever did."""
+        """When the API answered last, on the monotonic clock; 0 before it was first asked."""
+        self._unanswered = 0
+        """Questions in a row since then."""
         self._settled = False
         """Whether the API has answered once, or parts were adopted: there is a stack to keep alive. Until
         then, a part that cannot start is an error to report, and the supervisor gives up."""
@@ -172,6 +176,8 @@ class Supervisor:
                 poll.register(watched.process.fd, select.POLLIN)
         due = [w.due_s for w in self._parts.values() if w.process is None]
         quiet_s = 5.0 if self._settled and parts.stays(self._home) else LOOK_EVERY_S
+        if self._unanswered:
+            due.append(self._health_due_s)
         until_s = min([quiet_s, *(max(0.0, d - time.monotonic()) for d in due)])
         if poll.poll(until_s * 1000):
             try:
@@ -215,14 +221,16 @@ class Supervisor:
             found.append(api.health())
             return True
 
-        if self._ask(ask, timeout_s=HEALTH_WITHIN_S):
-            self._answered_s = now_s
-        elif weaver.process is None or not self._answered_s or now_s - weaver.started_s < HUNG_AFTER_S:
+        if self._ask(ask, timeout_s=HEALTH_WITHIN_S) or weaver.process is None or not self._answered_s:
+            self._answered_s, self._unanswered = now_s, 0
+        else:
+            self._unanswered += 1
+            self._health_due_s = now_s + AGAIN_AFTER_S
+            silent_s = now_s - max(self._answered_s, weaver.started_s)
+            if self._unanswered >= UNANSWERED and silent_s > HUNG_AFTER_S:
+                say(f"weaver: has not answered for {silent_s:.0f} s; it is restarted")
+                weaver.process.signal_group(signal.SIGKILL)
             return
-        elif now_s - self._answered_s > HUNG_AFTER_S:
-            say(f"weaver: has not answered for {now_s - self._answered_s:.0f} s; it is restarted")
-            self._answered_s = now_s
-            weaver.process.signal_group(signal.SIGKILL)
         stuck_s = found[0].get("stuck_s", 0.0) if found else 0.0
         if nats is None or nats.process is None or stuck_s < STUCK_AFTER_S:
             return
