@@ -25,6 +25,7 @@
     │   ├── RestoreDiffers     1  after a restore the script's objects do not hold what was saved
     │   ├── CheckpointMissing  3  no such checkpoint
     │   ├── CheckpointFenced   5  a newer generation of the job has begun
+    │   │   └── RunTakenOver   5  another run of the job's name has begun there; for this one it is over
     │   ├── CheckpointExists   5  that step of that generation was committed with other content
     │   └── CheckpointInUse    5  pinned, or the state the job would resume from
     ├── DataDamaged            1  a data shard that is missing, cut short or not what its index says
@@ -170,6 +171,10 @@ class CheckpointFenced(CheckpointError):
     """A newer generation of the job has begun: what this one still saves would never be used."""
 
     exit_code = 5
+
+
+class RunTakenOver(CheckpointFenced):
+    """Another run of the same name has begun in this checkpoint store; this one may not use it any more."""
 
 
 class CheckpointExists(CheckpointError):

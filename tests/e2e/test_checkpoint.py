@@ -12,6 +12,7 @@ from s3 import S3Server
 from stack import SCRIPTS, Stack, wait_until
 
 from torchloom.checkpoint.memory import tier
+from torchloom.checkpoint.store.catalogue import list_checkpoints
 from torchloom.checkpoint.store.reader import find
 from torchloom.checkpoint.store.storage import open_storage
 
@@ -56,6 +57,27 @@ def test_a_restore_at_the_last_step_gives_each_rank_its_own_buffers(
     kind, *digests = trained.split()
     assert kind == "trained" and len(set(digests)) == 2, "the ranks differ, or this test tests nothing"
     assert back == [" ".join(("restored", *digests)), " ".join(("rolled back", *digests))]
+
+
+def test_ranks_never_mix_two_saves_of_one_step(ranks: Forked, tmp_path: Path) -> None:
+    """Both saves have the same name; a rank that was killed between the two has only the first."""
+
+    def lines(what: str, directory: Path) -> list[str]:
+        directory.mkdir(exist_ok=True)
+        return ranks.lines(2, SCRIPTS / "same_step.py", str(directory), what, directory=directory)
+
+    assert lines("killed", tmp_path / "killed") == []
+    assert lines("restored", tmp_path / "killed") == ["1.0 1.0"]
+    assert lines("rolled-back", tmp_path / "live") == ["1.0 1.0"]
+
+
+def test_ranks_agree_on_the_saves_after_a_second_restore(ranks: Forked, tmp_path: Path) -> None:
+    """What they agreed on before must not be taken for what they agree on now."""
+    script = SCRIPTS / "same_step.py"
+    (values,) = ranks.lines(2, script, str(tmp_path), "again", directory=tmp_path)
+    assert len(set(values.split())) == 1
+    saved = [one.step for one in list_checkpoints(open_storage(str(tmp_path), {}), "job") if one.whole]
+    assert sorted(saved)[:2] == [4, 8] and max(saved) >= 14, saved
 
 
 def test_a_run_on_s3_survives_the_death_of_workers_and_of_the_server(

@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 from stack import Stack, lines_of, wait_until
 
+from torchloom.checkpoint.store.local import LocalStorage
+from torchloom.checkpoint.store.runs import begin_run, number_in_store
+
 
 class Saver:
     """One job of scripts/saves.py."""
@@ -194,3 +197,62 @@ def test_a_full_and_a_read_only_store_are_incidents_and_training_goes_on(
     subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
     wait_until(lambda: not saver.incident("checkpoint-failed")["open"], "and ends when it can be written")
     stack.loom("stop", saver.job)
+
+
+@pytest.mark.parametrize("keep", [2, 50])
+def test_a_disk_with_room_for_two_checkpoints_always_has_one_to_resume_from(
+    stack: Stack, tmp_path: Path, small_disk: Path, keep: int
+) -> None:
+    """2.1 MB each: two fit. With keep=2 each save makes room; with keep=50 later saves fail."""
+    saver = Saver(stack, tmp_path, small_disk, "--width", "512", "--keep", str(keep))
+    saver.wait_saved(5)
+    if keep == 2:
+        saver.wait_saved(25)  # after two more than there is room for
+        assert not stack.faults(saver.job), "the rules make room before a save fails"
+    else:
+        assert "the disk is full" in saver.incident("checkpoint-failed")["verdict"]
+    before = [entry["step"] for entry in saver.entries() if entry["whole"]]
+    saver.kill(1)
+    first = saver.first_step(2)
+    assert first > max(before), f"resumed from the newest of {before}, or from a later one"
+    after = [entry for entry in saver.entries() if entry["whole"]]
+    assert 1 <= len(after) <= 2 and all(not entry["why"] for entry in after)
+    status = stack.status(saver.job)
+    assert status["restarts"] == 1 and status["generation"] == 2
+    kinds = {one["kind"] for one in stack.faults(saver.job)}
+    assert kinds <= {"crash", "checkpoint-failed"}, "it may have been saving when it was killed"
+    stack.loom("stop", saver.job)
+
+
+def test_a_directory_deleted_while_the_job_runs_is_made_again_and_resumed_from(
+    stack: Stack, tmp_path: Path
+) -> None:
+    saver = Saver(stack, tmp_path, tmp_path / "store")
+    deleted = saver.wait_saved(10)["step"]
+    saver.store.rename(tmp_path / "gone")
+    incident = saver.incident("checkpoint-deleted")
+    assert "were deleted while it ran" in incident["verdict"]
+    new = saver.wait_saved(deleted + 1)["step"]
+    status = stack.status(saver.job)
+    assert status["state"] == "running" and status["restarts"] == 0, "nothing is restarted for it"
+    saver.kill(1)
+    assert saver.first_step(2) > new > deleted
+    assert "crash" in {one["kind"] for one in stack.faults(saver.job)}
+    stack.loom("stop", saver.job)
+    stack.loom("checkpoints", saver.job, "--verify")
+
+
+def test_a_run_whose_checkpoints_another_run_took_over_is_not_restarted_in_vain(
+    stack: Stack, tmp_path: Path
+) -> None:
+    saver = Saver(stack, tmp_path, tmp_path / "store")
+    saver.wait_saved(5)
+    storage = LocalStorage(saver.store)
+    other = number_in_store(storage, saver.job, "another", 1)
+    begin_run(storage, saver.job, "another", other.number)
+    saver.kill(1)
+    status = stack.wait_state(saver.job, "failed", "completed")
+    assert status["restarts"] == 1, "one restart finds out, and it is the last"
+    assert f"another run of {saver.job} has taken over" in status["reason"], status["reason"]
+    assert "not restarted" in status["reason"] and "Traceback" not in status["reason"]
+    assert saver.incident("taken-over")["verdict"].startswith(f"another run of {saver.job} has taken over")

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any
 
 from torchloom.checkpoint import live, reporting
-from torchloom.checkpoint.group import SaveGroup, generation_of, here, job_name, store_uri
+from torchloom.checkpoint.group import SaveGroup, generation_of, here, job_name, new_series, store_uri
 from torchloom.checkpoint.memory.slots import MemoryTier
 from torchloom.checkpoint.report_text import Told
 from torchloom.checkpoint.restoring import rollback
@@ -119,7 +119,12 @@ class Checkpoint:
             self._told.opened(restored.name, restored.where or "the store", restorer.rejected)
         registered = restored.where != "memory"
         self._saver.connect(
-            restored.generation, parse_name(restored.name), restored.owed, self._every, registered
+            restored.generation,
+            parse_name(restored.name),
+            restored.owed,
+            self._every,
+            registered,
+            restored.series,
         )
         if restored.name and group.rank == 0:
             reporting.say(
@@ -308,8 +313,7 @@ class Checkpoint:
         """Look around once, as late as possible: the process group may be made after the Checkpoint."""
         if self._group is not None:
             return self._group
-        self._group = group = here(os.environ)
-        live.register(self)
+        group = here(os.environ)
         talks = group.connected or group.world == 1
         tier = None
         if self._memory and talks:
@@ -322,6 +326,8 @@ class Checkpoint:
         self._can_agree = talks
         parts = (self._job, self._run, self._state, self._storage, self._keep, self._told)
         self._saver = Saver(*parts, group, tier)
+        self._group = group
+        live.register(self)
         return group
 
     def _ready(self) -> None:
@@ -329,10 +335,11 @@ class Checkpoint:
         if self._saver.agenda is None:  # the script never restored
             decider = Decider(self._storage, self._job, self._run, self._staging.folder)
             leads = group.rank == 0 or not group.connected
-            self._generation = int(group.share(decider.number(self._generation) if leads else 0))
+            begun = (decider.number(self._generation), new_series(group)) if leads else (0, "")
+            self._generation, series = group.share(begun)
             if group.rank == 0:
                 self._told.opened("", "", {})
-            self._saver.connect(self._generation, None, {}, self._every, registered=False)
+            self._saver.connect(self._generation, None, {}, self._every, registered=False, series=series)
 
     # -- requests from outside -----------------------------------------------------------------------
 
@@ -364,7 +371,7 @@ class Checkpoint:
     def _rolled_back(self, done: rollback.Prepared) -> None:
         """All ranks are at that state: later saves descend from it."""
         self._count.roll_back(done.step)
-        self._saver.begin_branch(done.goal.branch, done.goal.name)
+        self._saver.begin_branch(done.goal.branch, done.goal.kept)
         reporting.ports.step(done.step)
         reporting.ports.log(restored_step=done.step)
         self._step_ended = time.perf_counter()

@@ -41,6 +41,8 @@ class EndRecord(Struct, frozen=True):
     """Wall-clock time of the exception, which comes before the exit of the process."""
     certain: bool = False
     """The process is certain to end with it: no thread of the script keeps running."""
+    taken_over: bool = False
+    """The script died because another run of the job's name has begun in its checkpoint store."""
 
 
 class Exit(Struct, frozen=True):

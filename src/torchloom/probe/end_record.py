@@ -7,7 +7,7 @@ import re
 import threading
 import time
 
-from torchloom.errors import StoreUnreachable
+from torchloom.errors import RunTakenOver, StoreUnreachable
 from torchloom.wire.blackbox import END, View
 
 MESSAGE_CHARS = 2000
@@ -32,6 +32,7 @@ def end_record(error: BaseException | None, *, stopped: bool) -> dict[str, objec
         "at_ns": time.monotonic_ns(),
         "connection_lost": False,
         "store_away": False,
+        "taken_over": False,
         "stopped": stopped,
     }
     if error is None:
@@ -50,6 +51,7 @@ def end_record(error: BaseException | None, *, stopped: bool) -> dict[str, objec
         traceback=_traceback(error),
         connection_lost=lost_connection(error),
         store_away=isinstance(error, StoreUnreachable),
+        taken_over=isinstance(error, RunTakenOver),
     )
     return record
 

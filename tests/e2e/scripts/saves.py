@@ -1,4 +1,6 @@
-"""A small DDP training with loom.Checkpoint and nothing else of torchloom: saves.py NOTES STORE [--every N].
+"""A small DDP training with loom.Checkpoint and nothing else of torchloom.
+
+saves.py NOTES STORE [--every N] [--keep N]
 
 Every rank appends a line `<generation> <rank> <step>` to NOTES for every step.
 """
@@ -17,6 +19,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("notes")
 parser.add_argument("store")
 parser.add_argument("--every", default="5")
+parser.add_argument("--keep", type=int, default=50)
 parser.add_argument("--width", type=int, default=64)
 parser.add_argument("--memory", action="store_true")
 args = parser.parse_args()
@@ -27,7 +30,7 @@ torch.manual_seed(1)
 model = DistributedDataParallel(torch.nn.Linear(args.width, args.width))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 ckpt = loom.Checkpoint(
-    model=model, optimizer=optimizer, every=args.every, keep=50, dir=args.store, memory=args.memory
+    model=model, optimizer=optimizer, every=args.every, keep=args.keep, dir=args.store, memory=args.memory
 )
 step = ckpt.restore()
 with open(args.notes, "a", buffering=1) as notes:

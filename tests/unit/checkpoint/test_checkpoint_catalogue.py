@@ -138,6 +138,21 @@ def test_ranks_that_have_not_finished_are_named_and_attempts_are_not_mixed(stora
     assert newest(storage) is None
 
 
+def test_parts_of_an_earlier_series_of_saves_are_not_taken_for_those_of_this_one(
+    storage: LocalStorage,
+) -> None:
+    """One process may save a step with two Checkpoints, and each counts its attempts from 1."""
+    first, second = (Target(JOB, CheckpointName(0, 10), 2, 1, series=series) for series in ("a", "b"))
+    for target, rank in ((first, 1), (second, 0)):
+        writer = PartWriter(storage, target, rank)
+        writer.add("model", [b"x"])
+        writer.finish()
+    with pytest.raises(CheckpointError, match="no part of rank 1"):
+        gather(storage, second)
+    PartWriter(storage, second, 1).finish()
+    assert [part.series for part in gather(storage, second)] == ["b", "b"]
+
+
 def test_a_step_is_committed_once_and_repeating_the_same_is_no_error(storage: LocalStorage) -> None:
     target = Target(JOB, CheckpointName(0, 10), 1, 0)
     writer = PartWriter(storage, target, 0)

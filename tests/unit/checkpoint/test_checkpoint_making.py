@@ -91,7 +91,7 @@ def test_a_script_that_only_saves_gets_its_second_slot_beside_the_training(tmp_p
     assert tier is not None and sum(tier.made(slot, sizes) for slot in range(slots.SLOTS)) == 2
     ckpt.save(2, wait=True)
     ckpt.close()
-    assert {name.step for name in tier.offers()} == {1, 2}
+    assert {kept.name.step for kept in tier.offers()} == {1, 2}
 
 
 def test_a_third_slot_is_made_when_it_is_missed_and_nobody_waits_for_it(tmp_path: Path) -> None:
@@ -103,11 +103,11 @@ def test_a_third_slot_is_made_when_it_is_missed_and_nobody_waits_for_it(tmp_path
     tier.begin_write(0)  # a slow store still reads the first state
     for step in (2, 3):
         ckpt._saver.take(step, {}, to_store=False)
-    assert {name.step for name in tier.offers()} == {1, 2}, "the third was skipped, not waited for"
+    assert {kept.name.step for kept in tier.offers()} == {1, 2}, "the third was skipped, not waited for"
     ckpt._staging.finish_making()
     ckpt._saver.take(4, {}, to_store=False)
     ckpt.close()
-    assert {name.step for name in tier.offers()} == {1, 2, 4}
+    assert {kept.name.step for kept in tier.offers()} == {1, 2, 4}
 
 
 def test_making_a_slot_leaves_what_is_sealed_in_it(tmp_path: Path) -> None:

@@ -122,7 +122,8 @@ def test_a_state_in_memory_can_be_gone_back_to(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("LOOM_GENERATION", "1")
     training = Training(tmp_path / "store", every=1000)
     training.run(3)
-    (name,) = (str(n) for n in training.ckpt._staging.tier.offers() if n.step == 3)  # type: ignore[union-attr]
+    offered = training.ckpt._staging.tier.offers()  # type: ignore[union-attr]
+    (name,) = (str(kept.name) for kept in offered if kept.name.step == 3)
     prepared = training.ckpt.prepare_roll_back(name)
     assert (prepared.where, prepared.step) == ("memory", 3)
     prepared.apply()

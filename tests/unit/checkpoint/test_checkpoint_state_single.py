@@ -165,6 +165,15 @@ def test_an_older_life_cannot_save_any_more(tmp_path: Path, monkeypatch: pytest.
     new.run(0, 4)
 
 
+def test_ranks_that_cannot_agree_are_told_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="needs a process group"):
+        Training(tmp_path, every="10s").ckpt.restore()
+    with pytest.raises(UsageError, match="needs a process group"):
+        Training(tmp_path, every=5).ckpt.restore()
+
+
 def test_a_chosen_step_is_restored(tmp_path: Path) -> None:
     training = Training(tmp_path, every=5)
     training.ckpt.restore()

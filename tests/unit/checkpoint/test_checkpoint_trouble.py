@@ -36,7 +36,7 @@ def test_a_state_that_could_not_be_sealed_is_not_waited_for(
     ckpt = checkpoint(tmp_path, torch.nn.Linear(100, 100))
     ckpt.save(1, wait=True)
     tier = ckpt._staging.tier
-    assert tier is not None and {name.step for name in tier.offers()} == {1}
+    assert tier is not None and {kept.name.step for kept in tier.offers()} == {1}
     with monkeypatch.context() as full:
 
         def no_memory(*args: object) -> torch.Tensor:
@@ -50,7 +50,7 @@ def test_a_state_that_could_not_be_sealed_is_not_waited_for(
     within(120, threading.Thread(target=lambda: ckpt.save(4, wait=True), daemon=True))
     ckpt.close()
     assert committed(tmp_path) == ["step-1.g0", "step-4.g0"] and ckpt.failures == 0
-    assert {name.step for name in tier.offers()} == {1, 4}
+    assert {kept.name.step for kept in tier.offers()} == {1, 4}
 
 
 def test_a_process_that_may_start_no_thread_trains_on(

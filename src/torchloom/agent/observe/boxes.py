@@ -182,6 +182,7 @@ class ReadableBox:
             traceback=str(found.get("traceback") or ""),
             connection_lost=bool(found.get("connection_lost")),
             store_away=bool(found.get("store_away")),
+            taken_over=bool(found.get("taken_over")),
             at_ns=self.wall_ns(at_ns) if isinstance(at_ns, int) else 0,
             certain=bool(found.get("certain")),
         )

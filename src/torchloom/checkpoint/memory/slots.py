@@ -8,7 +8,8 @@ Owns the files and the rule for overwriting them. The directory is the agent's, 
 job has ended. A file is a header, an image (image.py) and the sums of its blocks; the header is wiped
 before the image is touched and written after it, so a killed process leaves a slot that says it is nothing.
 Ranks inform each other of what they have sealed, and a slot is used again only if it does not hold the newest
-state that **all** have sealed. Making a slot (`make`) touches nothing of what is in it, so it may happen at
+state that **all** have sealed. Two saves of one step have one name and are two states (`Kept`): ranks restore
+the same one or none. Making a slot (`make`) touches nothing of what is in it, so it may happen at
 any time and beside the training.
 """
 
@@ -19,11 +20,13 @@ import math
 import os
 import shutil
 import struct
+import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -45,6 +48,14 @@ USABLE = 0.8
 """How much of the memory that is free now the tier may take."""
 
 
+class Kept(NamedTuple):
+    """A state in memory: what it is called, and which save made it."""
+
+    name: CheckpointName
+    save: str
+    """The same on all ranks; another for every save, also of the same step."""
+
+
 @dataclass(frozen=True)
 class Sealed:
     """A whole image in memory, by what its header says; its bytes are compared with the sums when they are
@@ -55,8 +66,13 @@ class Sealed:
     size: int
     path: Path
     sums: torch.Tensor
-    event: int = 0
-    """Which save of its process it is: of two states of one step the later counts."""
+    save: str = ""
+    sealed_ns: int = 0
+    """By the host's monotonic clock: of two states of one step the later counts."""
+
+    @property
+    def kept(self) -> Kept:
+        return Kept(self.name, self.save)
 
     def map(self) -> Region:
         """Its bytes. Raises OSError, or ValueError if the file was cut short."""
@@ -92,7 +108,7 @@ class SlotFile:
         self._region.bytes[: _HEAD.size] = bytes(_HEAD.size)
         return _parts(self._region, size)[0]
 
-    def seal(self, name: CheckpointName, world: int, event: int = 0) -> None:
+    def seal(self, name: CheckpointName, world: int, save: str = "") -> None:
         """Sum the image and say what it is; only then does it count."""
         assert self._region is not None
         payload, sums = _parts(self._region, self._size)
@@ -104,7 +120,8 @@ class SlotFile:
                 "step": name.step,
                 "world": world,
                 "size": self._size,
-                "event": event,
+                "save": save,
+                "sealed_ns": time.monotonic_ns(),
                 "sums": _crc(sums),
             }
         ).encode()
@@ -135,7 +152,8 @@ def read(path: Path) -> Sealed | None:
         if _crc(sums) != facts["sums"]:
             return None
         name = CheckpointName(int(facts["generation"]), int(facts["step"]), int(facts["branch"]))
-        return Sealed(name, int(facts["world"]), size, path, sums, int(facts.get("event", 0)))
+        save = str(facts.get("save", facts.get("event", "")))  # an older torchloom counted events only
+        return Sealed(name, int(facts["world"]), size, path, sums, save, int(facts.get("sealed_ns", 0)))
     except (OSError, ValueError, KeyError, TypeError, struct.error):
         return None
 
@@ -154,27 +172,27 @@ class MemoryTier:
         self.keep: int | None = None
         """The slot that holds the newest state sealed by all, if any."""
 
-    def offers(self) -> dict[CheckpointName, dict[str, Sealed]]:
-        """States of an earlier life that this rank can restore: its own image and the host's shared one."""
+    def offers(self) -> dict[Kept, dict[str, Sealed]]:
+        """States that this rank can restore, oldest first: its own image and the host's shared one."""
         own = self._found(tier.own(self._rank))
         shared = self._found(tier.SHARED)
         return {
-            name: {"own": sealed, **({tier.SHARED: shared[name]} if name in shared else {})}
-            for name, sealed in own.items()
+            kept: {"own": sealed, **({tier.SHARED: shared[kept]} if kept in shared else {})}
+            for kept, sealed in own.items()
         }
 
-    def hold(self, name: CheckpointName) -> None:
+    def hold(self, kept: Kept) -> None:
         """This state was restored: its slots are not used before a newer one is sealed by all."""
-        found = ((read(self._path(tier.own(self._rank), slot)), slot) for slot in range(SLOTS))
-        events = {slot: sealed.event for sealed, slot in found if sealed is not None and sealed.name == name}
-        if events:
-            self.keep = max(events, key=lambda slot: events[slot])
+        for slot in range(SLOTS):
+            sealed = read(self._path(tier.own(self._rank), slot))
+            if sealed is not None and sealed.kept == kept:
+                self.keep = slot
 
-    def adopt(self, name: CheckpointName) -> None:
-        """Go on from this state: only its slot, if it is here, is worth keeping."""
+    def adopt(self, kept: Kept) -> None:
+        """Continue from this state: only its slot, if it is here, is worth keeping."""
         self._held.clear()
         self.keep = None
-        self.hold(name)
+        self.hold(kept)
 
     def room_for(self, own: int, shared: int, local_world: int) -> str:
         """Why the tier cannot be used, in words; empty if it can. Looked at once."""
@@ -239,15 +257,24 @@ class MemoryTier:
     def _age(self, slot: int) -> float:
         return self._held.get(slot, math.inf)
 
-    def _found(self, name: str) -> dict[CheckpointName, Sealed]:
+    def _found(self, name: str) -> dict[Kept, Sealed]:
         if why_not_private(self.directory):  # whoever made it could have put a state of their own there
             return {}
         found = [sealed for slot in range(SLOTS) if (sealed := read(self._path(name, slot))) is not None]
-        found.sort(key=lambda sealed: sealed.event)
-        return {sealed.name: sealed for sealed in found if sealed.world == self._world}
+        found.sort(key=lambda sealed: sealed.sealed_ns)
+        return {sealed.kept: sealed for sealed in found if sealed.world == self._world}
 
     def _path(self, name: str, slot: int) -> Path:
         return tier.file(self.directory, name, slot)
+
+
+def held_by_all(offers: Sequence[Sequence[Kept]]) -> dict[CheckpointName, Kept]:
+    """The states that every rank can restore, from the `offers` of each: of several saves of one step the
+    newest that all have."""
+    if not offers:
+        return {}
+    everywhere = set.intersection(*(set(mine) for mine in offers))
+    return {kept.name: kept for kept in offers[0] if kept in everywhere}
 
 
 def _parts(region: Region, size: int) -> tuple[Region, torch.Tensor]:

@@ -30,6 +30,8 @@ class Choice:
     """Checkpoints that were passed over, and why."""
     owed: Mapping[Branch, CheckpointName | None] = field(default_factory=dict)
     """Choices on the way to it that the store does not know."""
+    series: str = ""
+    """Begins the names of the saves that follow (saver.py)."""
     damaged: tuple[tuple[str, str], ...] = ()
     """Small records that cannot be read, and what was made of them."""
 

@@ -9,14 +9,14 @@ is tried.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from torchloom.checkpoint import reporting
-from torchloom.checkpoint.group import SaveGroup
+from torchloom.checkpoint.group import SaveGroup, new_series
 from torchloom.checkpoint.memory.hostline import Known, together
-from torchloom.checkpoint.memory.slots import MemoryTier, Sealed
+from torchloom.checkpoint.memory.slots import Kept, MemoryTier, Sealed, held_by_all
 from torchloom.checkpoint.restoring.choosing import Choice
 from torchloom.checkpoint.restoring.deciding import Decider
 from torchloom.checkpoint.restoring.loading import stream_memory, stream_store
@@ -32,6 +32,7 @@ from torchloom.errors import (
     CheckpointFenced,
     RestoreDiffers,
     StorageFailed,
+    UsageError,
 )
 
 _Failure: TypeAlias = StorageFailed | RestoreDiffers
@@ -53,6 +54,8 @@ class Restored:
     took_s: float
     owed: Mapping[Branch, CheckpointName | None] = field(default_factory=dict)
     """Choices on the way to it that the store may not know yet."""
+    series: str = ""
+    """Begins the names of the saves that follow (saver.py)."""
 
 
 class Restorer:
@@ -70,7 +73,7 @@ class Restorer:
         self._state, self._storage, self._job, self._group = state, storage, job, group
         self._tier = tier
         self._decider = Decider(storage, job, run, tier.directory if tier is not None else None)
-        self._bad_in_memory: set[CheckpointName] = set()
+        self._bad_in_memory: set[Kept] = set()
         self._bad_in_store: set[CheckpointName] = set()
         self.rejected: dict[str, str] = {}
         """Damaged states that were passed over, by name, and why; only rank 0 knows them."""
@@ -78,16 +81,17 @@ class Restorer:
     def run(self, generation: int | None, step: int | None) -> Restored:
         """The newest state, or that of `step`. Raises CheckpointError when there is one that must be read
         and cannot."""
+        if not self._group.connected and self._group.world > 1:
+            raise UsageError(
+                "restore() needs a process group, because ranks must agree on the state",
+                hint="call init_process_group before",
+            )
         began = time.perf_counter()
         spoiled = ""
         while True:
             offers = self._tier.offers() if self._tier else {}
-            common, known = self._common(set(offers))
-            choice: Choice = self._group.share(
-                self._decider.choose(generation, step, common, known, self._bad_in_store)
-                if self._group.rank == 0
-                else None
-            )
+            common, known = self._common(list(offers))
+            choice = self._choose(generation, step, common.keys(), known)
             number = choice.generation
             if self._tier is not None and number >= 0:
                 self._tier.line.begin(number)
@@ -106,32 +110,43 @@ class Restorer:
                         hint="delete them, or give the job another name, to begin from nothing",
                     )
                 self._settle(choice)
-                return Restored(number, 0, "", "", time.perf_counter() - began)
-            problem, failed = self._load(choice, offers.get(choice.name, {}))
+                return Restored(number, 0, "", "", time.perf_counter() - began, series=choice.series)
+            kept = common.get(choice.name)
+            problem, failed = self._load(choice, offers[kept] if kept is not None else {})
             results = self._group.gather((problem, failed))
             problems = [text for text, _ in results if text]
             if not problems:
                 self._settle(choice)
-                if self._tier is not None and choice.manifest is None:
-                    self._tier.hold(choice.name)
+                if self._tier is not None and choice.manifest is None and kept is not None:
+                    self._tier.hold(kept)
                 took_s = time.perf_counter() - began
-                return Restored(number, choice.name.step, str(choice.name), choice.where, took_s, choice.owed)
+                where = (choice.name.step, str(choice.name), choice.where)
+                return Restored(number, *where, took_s, choice.owed, choice.series)
             if any(failed for _, failed in results):  # the next try may read it; an older state loses work
                 kind, why = next((failed, text) for text, failed in results if failed)
                 if kind is RestoreDiffers:
                     raise RestoreDiffers(f"{choice.name} was read and not restored as it was saved: {why}")
                 raise kind(f"{choice.name} could not be read, so nothing was restored: {why}")
             spoiled = problems[0]
-            self._reject(choice, spoiled)
+            self._reject(choice, kept, spoiled)
 
-    def _common(self, mine: set[CheckpointName]) -> tuple[set[CheckpointName], Known]:
-        """(what all ranks have in memory, what their hosts know of the line)."""
-        if not self._group.connected and self._group.world > 1:
-            return set(), Known()
+    def _choose(
+        self, generation: int | None, step: int | None, common: Set[CheckpointName], known: Known
+    ) -> Choice:
+        """Rank 0's choice for all."""
+        choice = None
+        if self._group.rank == 0:
+            choice = self._decider.choose(generation, step, common, known, self._bad_in_store)
+            choice = replace(choice, series=new_series(self._group))
+        shared: Choice = self._group.share(choice)
+        return shared
+
+    def _common(self, mine: list[Kept]) -> tuple[dict[CheckpointName, Kept], Known]:
+        """(what all ranks have in memory, what their hosts know of the line); the same on all ranks."""
         known = self._tier.line.read() if self._tier is not None else Known()
-        everyone = self._group.gather((mine, known))
-        common = set.intersection(*(names for names, _ in everyone)) - self._bad_in_memory
-        return common, together(known for _, known in everyone)
+        usable = [kept for kept in mine if kept not in self._bad_in_memory]
+        everyone = self._group.gather((usable, known))
+        return held_by_all([kept for kept, _ in everyone]), together(known for _, known in everyone)
 
     def _load(self, choice: Choice, offer: dict[str, Sealed]) -> tuple[str, type[_Failure] | None]:
         """Load on this rank; why it could not be, or nothing, and how that failed if no file is to blame."""
@@ -170,9 +185,12 @@ class Restorer:
             except CheckpointError as error:
                 reporting.say(f"the choice of {choice.name} could not be recorded yet: {error}")
 
-    def _reject(self, choice: Choice, why: str) -> None:
+    def _reject(self, choice: Choice, kept: Kept | None, why: str) -> None:
         assert choice.name is not None
-        (self._bad_in_memory if choice.manifest is None else self._bad_in_store).add(choice.name)
+        if choice.manifest is not None:
+            self._bad_in_store.add(choice.name)
+        elif kept is not None:
+            self._bad_in_memory.add(kept)
         if self._group.rank != 0:
             return
         reporting.say(f"{choice.name} in {choice.where} is passed over: {why}")

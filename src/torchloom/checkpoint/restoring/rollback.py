@@ -20,7 +20,7 @@ from typing import Any
 
 from torchloom.checkpoint import reporting
 from torchloom.checkpoint.group import Board, SaveGroup
-from torchloom.checkpoint.memory.slots import MemoryTier
+from torchloom.checkpoint.memory.slots import Kept, MemoryTier, held_by_all
 from torchloom.checkpoint.restoring.choosing import pick
 from torchloom.checkpoint.restoring.loading import from_memory, from_store
 from torchloom.checkpoint.state.filling import Filling, Images
@@ -61,6 +61,12 @@ class Goal:
     branch: Branch
     """What is trained from there on."""
     in_memory: bool
+    save: str = ""
+    """Which save of that step, if it is in memory."""
+
+    @property
+    def kept(self) -> Kept:
+        return Kept(self.name, self.save)
 
 
 class Prepared:
@@ -161,23 +167,34 @@ def _present(state: State) -> Filling:
 
 def _agree(site: Site, which: int | str, key: str) -> Goal:
     """Rank 0's choice. Every rank reports what it has in memory, because only what all ranks have counts."""
-    offered = [str(name) for name in site.tier.offers()] if site.tier is not None else []
+    offered = list(site.tier.offers()) if site.tier is not None else []
     if site.board is None:
         return _choose(site, which, [offered])
     ranks = [f"rollback/{key}/offer/{rank}" for rank in range(site.group.world)]
     answer = f"rollback/{key}/goal"
-    site.board.post(ranks[site.group.rank], json.dumps(offered))
+    site.board.post(ranks[site.group.rank], json.dumps([(str(name), save) for name, save in offered]))
     if site.group.rank != 0:
         return _read_goal(site.board.read_within([answer], 2 * RANKS_WITHIN_S)[0])
     try:
-        offers = [_read_offer(text) for text in site.board.read_within(ranks, RANKS_WITHIN_S)]
+        offers = [_read_offers(text) for text in site.board.read_within(ranks, RANKS_WITHIN_S)]
         goal = _choose(site, which, offers)
     except CheckpointError as error:
         site.board.post(answer, json.dumps({"problem": str(error)}))
         raise
     told = {"name": str(goal.name), "branch": goal.branch.number, "in_memory": goal.in_memory}
-    site.board.post(answer, json.dumps(told | {"generation": goal.branch.generation}))
+    site.board.post(answer, json.dumps(told | {"generation": goal.branch.generation, "save": goal.save}))
     return goal
+
+
+def _read_offers(text: str) -> list[Kept]:
+    offers = []
+    for offer in _read_list(_read_json(text)):
+        name, save = _read_list(offer, 2)
+        parsed = parse_name(name) if isinstance(name, str) else None
+        if parsed is None or not isinstance(save, str):
+            raise CheckpointError(UNREADABLE)
+        offers.append(Kept(parsed, save))
+    return offers
 
 
 def _read_goal(text: str) -> Goal:
@@ -187,17 +204,17 @@ def _read_goal(text: str) -> Goal:
     if "problem" in told:
         raise CheckpointError(str(told["problem"]))
     name = parse_name(str(told.get("name")))
-    generation, branch = told.get("generation"), told.get("branch")
-    if name is None or not isinstance(generation, int) or not isinstance(branch, int):
+    generation, branch, save = told.get("generation"), told.get("branch"), told.get("save")
+    numbers = isinstance(generation, int) and isinstance(branch, int)
+    if name is None or not numbers or not isinstance(save, str):
         raise CheckpointError(UNREADABLE)
-    return Goal(name, Branch(generation, branch), told.get("in_memory") is True)
+    return Goal(name, Branch(generation, branch), told.get("in_memory") is True, save)
 
 
-def _read_offer(text: str) -> list[str]:
-    names = _read_json(text)
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+def _read_list(found: Any, length: int | None = None) -> list[Any]:
+    if not isinstance(found, list) or (length is not None and len(found) != length):
         raise CheckpointError(UNREADABLE)
-    return names
+    return found
 
 
 def _read_json(text: str) -> Any:
@@ -207,21 +224,22 @@ def _read_json(text: str) -> Any:
         raise CheckpointError(UNREADABLE) from error
 
 
-def _choose(site: Site, which: int | str, offers: list[list[str]]) -> Goal:
-    common = set.intersection(*(set(names) for names in offers))
-    in_memory = {name for text in common if (name := parse_name(text)) is not None}
-    choice = pick(look(site.storage, site.job), site.generation, in_memory, which)
+def _choose(site: Site, which: int | str, offers: list[list[Kept]]) -> Goal:
+    common = held_by_all(offers)
+    choice = pick(look(site.storage, site.job), site.generation, common.keys(), which)
     if choice.name is None:
         raise CheckpointMissing("; ".join(why for _, why in choice.rejected))
     if site.run:
         begin_run(site.storage, site.job, site.run, site.generation)
     branch = claim_branch(site.storage, site.job, site.generation)
-    return Goal(choice.name, branch, in_memory=choice.manifest is None)
+    if choice.manifest is not None:
+        return Goal(choice.name, branch, in_memory=False)
+    return Goal(choice.name, branch, in_memory=True, save=common[choice.name].save)
 
 
 def _load(site: Site, goal: Goal) -> Images:
     if goal.in_memory:
         assert site.tier is not None
-        return from_memory(site.tier.offers().get(goal.name, {}))
+        return from_memory(site.tier.offers().get(goal.kept, {}))
     manifest = look(site.storage, site.job).judge(goal.name)
     return from_store(site.storage, manifest, site.group.rank, site.group.world)

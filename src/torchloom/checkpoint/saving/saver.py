@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from torchloom.checkpoint import reporting
 from torchloom.checkpoint.group import Board, SaveGroup
 from torchloom.checkpoint.lineage import about_state, facts_of
-from torchloom.checkpoint.memory.slots import MemoryTier
+from torchloom.checkpoint.memory.slots import Kept, MemoryTier
 from torchloom.checkpoint.report_text import Told
 from torchloom.checkpoint.saving.agenda import Agenda
 from torchloom.checkpoint.saving.interval import SHARE, Every, SavePace
@@ -58,6 +58,7 @@ class Saver:
         self.board: Board | None = None
         self.agenda: Agenda | None = None
         self._generation, self._branch, self._parent = 0, 0, ""
+        self._series = ""  # which saver this is, the same on all ranks: so that no two saves are ever mixed
         self._owed: dict[Branch, CheckpointName | None] = {}
         self._registered = False  # the store knows of this generation
         self._attempt = 0
@@ -88,22 +89,25 @@ class Saver:
         owed: Mapping[Branch, CheckpointName | None],
         every: Every,
         registered: bool,
+        series: str,
     ) -> None:
-        """This generation has begun, from `origin`. `registered`: the store is known to know of it."""
+        """This generation has begun, from `origin`. `registered`: the store is known to know of it.
+        `series`: a name that all ranks have agreed on; empty if they cannot agree on anything."""
         self._generation, self._parent = generation, "" if origin is None else str(origin)
         self._owed = {**owed, Branch(generation): origin}
         self._registered = registered
         if self._group.connected and self._group.world > 1:
-            self.board = Board(self._group, f"{self._job}/{generation}")
-        self.staging.board = self.board
+            self.board = Board(self._group, f"{self._job}/{generation}/{series}")
+        self._series = series
+        self.staging.connect(self.board, series)
         leads = self._group.rank == 0 or self.board is None
         self.agenda = Agenda(SavePace(every), SavePace(Every(share=SHARE)), leads, self.board)
 
-    def begin_branch(self, branch: Branch, origin: CheckpointName) -> None:
+    def begin_branch(self, branch: Branch, origin: Kept) -> None:
         """The training was rolled back: what is saved from here on descends from that state."""
         assert self.agenda is not None
-        self._branch, self._parent = branch.number, str(origin)
-        self._owed[branch] = origin
+        self._branch, self._parent = branch.number, str(origin.name)
+        self._owed[branch] = origin.name
         self.agenda.begin_branch()
         self.staging.begin_branch(origin)
 
@@ -168,7 +172,7 @@ class Saver:
         elif to_store and staged.files is not None:
             rank, world = self._group.rank, self._group.world
             save = Save(
-                target=Target(self._job, name, world, self._attempt, self._run),
+                target=Target(self._job, name, world, self._attempt, self._run, self._series),
                 rank=rank,
                 files=staged.files,
                 facts=facts_of(self._state, self._parent, metrics) if rank == 0 else Facts(),

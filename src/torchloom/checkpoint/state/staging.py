@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from torchloom.checkpoint.group import Board, SaveGroup
-from torchloom.checkpoint.memory.slots import SLOTS, SPARE, MemoryTier, SlotFile
+from torchloom.checkpoint.memory.slots import SLOTS, SPARE, Kept, MemoryTier, SlotFile
 from torchloom.checkpoint.state.fresh_pages import INLINE, Making
 from torchloom.checkpoint.state.image import Image, plan
 from torchloom.checkpoint.state.region import Region, anonymous
@@ -53,6 +53,7 @@ class _Sealing:
     name: CheckpointName
     world: int
     event: int
+    save: str
     done: threading.Event = field(default_factory=threading.Event)
     """Set however it ends: training may be waiting for it."""
     sealed: threading.Event = field(default_factory=threading.Event)
@@ -60,7 +61,7 @@ class _Sealing:
     def run(self) -> None:
         try:
             for slot in self.slots:
-                slot.seal(self.name, self.world, self.event)
+                slot.seal(self.name, self.world, self.save)
             self.sealed.set()
         finally:
             self.done.set()
@@ -73,6 +74,7 @@ class Staging:
         self._state, self._group = state, group
         self.tier = tier
         self.board: Board | None = None
+        self._series = ""  # begins the name of every save
         self._regions: dict[str, Region] = {}
         self._making = Making()
         self._begun = False
@@ -81,6 +83,12 @@ class Staging:
         self._seal: Callable[[], None] | None = None
         self._sizes: dict[str, int] = {}
         self._missed_one = False
+
+    def connect(self, board: Board | None, series: str) -> None:
+        """Saves begin, under names that begin with `series`. All ranks call it."""
+        self.board, self._series = board, series
+        if self._sealed_event:  # the others wait for our first word on this board
+            self._tell_sealed()
 
     @property
     def folder(self) -> Path | None:
@@ -175,10 +183,10 @@ class Staging:
         if self.tier is not None:
             self.tier.begin_write(None)
 
-    def begin_branch(self, name: CheckpointName) -> None:
+    def begin_branch(self, origin: Kept) -> None:
         """Training resumes from another state: free the memory of the abandoned branch."""
         if self.tier is not None:
-            self.tier.adopt(name)
+            self.tier.adopt(origin)
 
     def _plan(self, about: Mapping[str, Any]) -> dict[str, Image]:
         keeps = self._group.keeps_shared if self.tier else self._group.rank == 0
@@ -261,7 +269,7 @@ class Staging:
         self.tier.sealed(slot, event)
         # What is shared first: a rank whose own image is sealed has sealed everything it keeps.
         slots = [self.tier.file(kind, slot) for kind in sorted(images, reverse=True)]
-        self._sealing = _Sealing(slots, name, self._group.world, event)
+        self._sealing = _Sealing(slots, name, self._group.world, event, f"{self._series}.{event}")
         if sum(self._sizes.values()) <= INLINE:
             self._sealing.run()
         else:

@@ -97,6 +97,8 @@ class Target:
     """Counts the saves of this generation, failed ones too, so that parts of two attempts never mix."""
     run: str = ""
     """The submission whose generation this is; empty if unknown (runs.py)."""
+    series: str = ""
+    """Whose saves `attempt` counts: a process group may save one step twice, each time counting from 1."""
 
     def __post_init__(self) -> None:
         check_job(self.job)
@@ -132,7 +134,8 @@ class PartWriter:
     def finish(self) -> RankPart:
         """Write the list of what this rank wrote, for the rank that gathers."""
         target = self._target
-        part = RankPart(target.name, target.attempt, self._rank, tuple(self._files.values()))
+        files = tuple(self._files.values())
+        part = RankPart(target.name, target.attempt, self._rank, files, target.series)
         if target.world > 1:
             key = part_key(target.job, target.name, self._rank, target.attempt)
             self._storage.put(key, [encode_part(part)])
@@ -175,6 +178,9 @@ def gather(storage: Storage, target: Target) -> list[RankPart]:
             continue
         if (part.name, part.attempt, part.rank) != (target.name, target.attempt, rank):
             raise CheckpointDamaged(f"{key} is the part of another rank or attempt")
+        if part.series != target.series:  # left by an earlier save of this step; the right one replaces it
+            missing.append(rank)
+            continue
         parts.append(part)
     if missing:
         ranks = ", ".join(map(str, missing))

@@ -44,6 +44,8 @@ class RankPart:
     attempt: int
     rank: int
     files: tuple[FileEntry, ...]
+    series: str = ""
+    """Whose attempt it is (commit.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +171,8 @@ def decode_part(data: bytes, what: str) -> RankPart:
         name = parse_name(_text(body["name"]))
         if name is None or body["format"] != FORMAT:
             raise ValueError("its name or format is not known here")
-        return RankPart(name, _count(body["attempt"]), _count(body["rank"]), _files(body["files"]))
+        counts = _count(body["attempt"]), _count(body["rank"])
+        return RankPart(name, *counts, _files(body["files"]), _text(body.get("series", "")))
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointDamaged(f"{what} makes no sense ({error})") from error
 

@@ -34,6 +34,7 @@ from torchloom.errors import (
     CheckpointExists,
     CheckpointFenced,
     CheckpointMissing,
+    RunTakenOver,
     UsageError,
 )
 from torchloom.private import make_private, why_not_private
@@ -167,8 +168,8 @@ def _by_fences(storage: Storage, job: str, run: str) -> Begun | None:
     return None
 
 
-def _refusal(job: str, run: str, number: int) -> CheckpointFenced:
-    return CheckpointFenced(
+def _refusal(job: str, run: str, number: int) -> RunTakenOver:
+    return RunTakenOver(
         f"another run of {job} has taken over: it began generation {number} in this checkpoint store, "
         f"so run {run} may neither resume nor save there",
         hint="stop one of the two, or give one another name or CHECKPOINT_DIR; submit it again to take over",

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from torchloom.core.lifecycle import move_job, move_worker
-from torchloom.core.recovery import budget
+from torchloom.core.recovery import budget, taken_over
 from torchloom.core.recovery.budget import made_progress, plan_restart
 from torchloom.core.recovery.culprit import (
     charge,
@@ -43,13 +43,7 @@ from torchloom.core.turn import Turn
 from torchloom.model.effects import ReleaseMemory, StartWorkers, StopWorkers
 from torchloom.model.events import WorkerExited
 from torchloom.model.fleet import Job, JobState, NodeState, RestartPlan, Worker, WorkerState
-from torchloom.model.incidents import (
-    EndedBy,
-    Ending,
-    ExitReport,
-    Incident,
-    Verdict,
-)
+from torchloom.model.incidents import EndedBy, Ending, ExitReport, Incident, Verdict
 from torchloom.model.timers import TimerKind
 from torchloom.model.worker import EndRecord, Exit, WorkerRef
 
@@ -255,6 +249,12 @@ def add_exit(turn: Turn, job: Job, incident: Incident, report: ExitReport) -> No
     """Record one more exit, and decide again if it shows another culprit or progress unknown so far."""
     if incident.kind == budget.STORE_AWAY and incident.generation != job.generation:
         return  # one more try that the store did not answer
+    over = taken_over.plan_end(job, incident, report)
+    if over is not None:
+        job.plan = over
+        charge(incident, report)
+        _say_plan(job, incident, over)
+        return
     away = budget.store_explains(job, incident, report) and bool(incident.exits)
     if away:
         budget.blame_store(job, incident, report, turn.chance)
