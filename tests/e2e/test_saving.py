@@ -256,3 +256,21 @@ def test_a_run_whose_checkpoints_another_run_took_over_is_not_restarted_in_vain(
     assert f"another run of {saver.job} has taken over" in status["reason"], status["reason"]
     assert "not restarted" in status["reason"] and "Traceback" not in status["reason"]
     assert saver.incident("taken-over")["verdict"].startswith(f"another run of {saver.job} has taken over")
+
+
+def test_an_object_that_does_not_hold_what_was_saved_is_an_incident_and_training_continues(
+    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(stack.env, "LOOM_RESTORE_CHECK", "sample")
+    saver = Saver(stack, tmp_path, tmp_path / "store", "--forgetful")
+    saver.wait_saved(5)
+    saver.kill(1)
+    saver.wait_steps(2, 5)
+    incident = saver.incident("restore-differs")
+    assert re.search(
+        r'rank \d restored step-\d+\.g1, and mean\["average"\] does not hold', incident["verdict"]
+    )
+    assert "training continues" in incident["decision"] and not incident["open"]
+    status = stack.status(saver.job)
+    assert status["state"] == "running" and status["restarts"] == 1 and status["generation"] == 2
+    stack.loom("stop", saver.job)

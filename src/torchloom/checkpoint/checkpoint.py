@@ -117,6 +117,8 @@ class Checkpoint:
         self._count.begin(restored.step)
         if group.rank == 0:
             self._told.opened(restored.name, restored.where or "the store", restorer.rejected)
+        if restored.differs:
+            self._told.differs(restored.name, restored.differs)
         registered = restored.where != "memory"
         self._saver.connect(
             restored.generation,
@@ -371,6 +373,8 @@ class Checkpoint:
     def _rolled_back(self, done: rollback.Prepared) -> None:
         """All ranks are at that state: later saves descend from it."""
         self._count.roll_back(done.step)
+        if done.differs:
+            self._told.differs(done.name, done.differs)
         self._saver.begin_branch(done.goal.branch, done.goal.kept)
         reporting.ports.step(done.step)
         reporting.ports.log(restored_step=done.step)

@@ -2,21 +2,24 @@
 
     {"uri": …, "name": …, "opened": true, "restored": "step-40.g1", "restored_from": "the store",
      "rejected": [["step-60.g1", "…"]], "saved": {"name": …, "step": 80, …}, "interval": 20,
-     "memory_interval": 1, "failures": 1, "failing": {"step": 100, "why": …} or null, "lost": "step-40.g1"}
+     "memory_interval": 1, "failures": 1, "failing": {"step": 100, "why": …} or null, "lost": "step-40.g1",
+     "differs": {"number": 1, "name": "step-40.g1", "places": ["ema[\"shadow\"]"], "more": 0}}
 
-Owns that text; reporting.py sends it. Only rank 0 knows what was opened and saved; every
-rank reports its failed writes. No credentials: they are removed from addresses.
+Owns that text; reporting.py sends it. Only rank 0 knows what was opened and saved; every rank reports its
+failed writes, and its objects that do not hold what was saved. No credentials: addresses come without them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torchloom.checkpoint import reporting
 
 MOST_REJECTED = 8
+MOST_PLACES = 5
 MOST_CHARS = 400
+MOST_PLACE_CHARS = 120
 
 
 class Told:
@@ -25,6 +28,7 @@ class Told:
     def __init__(self, uri: str, name: str) -> None:
         self._text: dict[str, object] = {"uri": without_credentials(uri), "name": name, "failures": 0}
         self._failures = 0
+        self._differed = 0
 
     def opened(self, restored: str, where: str, rejected: Mapping[str, str]) -> None:
         """What this generation begins from, and what it had to pass over."""
@@ -47,6 +51,13 @@ class Told:
         """Somebody deleted what was saved before; said with the save that found it out."""
         self._text["lost"] = newest
         reporting.say(f"the checkpoints of {self._text['name']} were deleted while it ran; saving continues")
+
+    def differs(self, name: str, places: Sequence[str]) -> None:
+        """After restoring that state, objects of the script hold something else at these places."""
+        self._differed += 1
+        shown = [_short(place, MOST_PLACE_CHARS) for place in places[:MOST_PLACES]]
+        more = len(places) - len(shown)
+        self._tell(differs={"number": self._differed, "name": name, "places": shown, "more": more})
 
     def wrote(self) -> None:
         """This rank's part is in the store again; whether all parts are is rank 0's word."""
@@ -73,5 +84,5 @@ def without_credentials(uri: str) -> str:
     return re.sub(r"^([a-z0-9+.-]+://)[^/@]*@", r"\1", uri.partition("?")[0])
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= MOST_CHARS else text[: MOST_CHARS - 1] + "…"
+def _short(text: str, most: int = MOST_CHARS) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"

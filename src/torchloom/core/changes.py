@@ -41,6 +41,7 @@ from torchloom.model.events import (
     RanksAnswered,
     RendezvousLost,
     RendezvousStarted,
+    RestoreDiffered,
     RestoreRequested,
     ScaleRequested,
     ScriptFailed,
@@ -115,6 +116,8 @@ def job_of(event: Event, fleet: Fleet) -> str:
         case WorkerRegistered() | FirstStep() | WorkerExited() | ScriptFailed():
             return event.ref.job
         case CheckpointStoreOpened() | CheckpointSaved() | CheckpointFailed() | CheckpointRejected():
+            return event.ref.job
+        case RestoreDiffered():
             return event.ref.job
         case RendezvousStarted() | RendezvousLost():
             return event.store.job

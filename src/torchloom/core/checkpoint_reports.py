@@ -17,8 +17,9 @@ from torchloom.model.events import (
     CheckpointRejected,
     CheckpointSaved,
     CheckpointStoreOpened,
+    RestoreDiffered,
 )
-from torchloom.model.fleet import Job, JobCheckpoints
+from torchloom.model.fleet import Differing, Job, JobCheckpoints
 from torchloom.model.incidents import Decision, DecisionOutcome, Incident, Verdict
 
 SAME_TROUBLE_NS = 300 * 10**9
@@ -129,6 +130,37 @@ def checkpoint_rejected(turn: Turn, event: CheckpointRejected) -> None:
     verdict = "; ".join(f"{_what(one.name)} {one.name} cannot be used: {one.why}" for one in new)
     incident = open_incident(turn, job, "checkpoint-damaged", verdict, turn.now_ns)
     _train_on(incident, f"{event.used} was used instead" if event.used else "no other one was there")
+    incident.open = False
+
+
+DIFFERS_ADVICE = (
+    "training continues, because an object may keep something else than its load_state_dict was given; "
+    "if this one should not, stop the job and correct it (LOOM_RESTORE_CHECK=all makes it an error)"
+)
+
+
+def restore_differed(turn: Turn, event: RestoreDiffered) -> None:
+    """One incident for the same places, though every rank and every restart may report them again. It never
+    ends anything: only the script knows whether its object is right."""
+    if find_worker(turn.fleet, event.ref, event.node) is None:
+        return
+    job = turn.fleet.jobs[event.ref.job]
+    known = job.differing
+    incident = turn.fleet.incidents.get(known.incident) if known is not None else None
+    if known is None or incident is None or known.places != event.places:
+        more = f" and {event.more} more places" if event.more else ""
+        cause = (
+            f"rank {event.ref.rank} restored {event.restored} and holds something else than was saved in "
+            f"{', '.join(event.places)}{more}"
+        )
+        incident = open_incident(turn, job, "restore-differs", cause, turn.now_ns)
+        incident.culprit = event.ref.rank
+        job.differing = Differing(incident=incident.id, places=event.places)
+    else:
+        known.reports += 1
+        again = f"{known.reports} reports, the last by rank {event.ref.rank} after {event.restored}"
+        incident.judged = replace(incident.judged, repeats=again)
+    _train_on(incident, DIFFERS_ADVICE)
     incident.open = False
 
 

@@ -33,6 +33,7 @@ from torchloom.model.events import (
     RanksAnswered,
     RendezvousLost,
     RendezvousStarted,
+    RestoreDiffered,
     RestoreRequested,
     ScaleRequested,
     ScriptFailed,
@@ -146,6 +147,12 @@ def _words(event: Event) -> tuple[Topic, str]:
         case CheckpointRejected():
             names = ", ".join(one.name for one in event.rejected)
             return "worker", f"{event.ref.job} passed over damaged checkpoints: {names}"
+        case RestoreDiffered():
+            places = ", ".join(event.places)
+            return (
+                "worker",
+                f"rank {event.ref.rank} of {event.ref.job} restored {places} otherwise than saved",
+            )
         case FaultInjected():
             ranks = ", ".join(map(str, event.ranks))
             return "job", f"{event.by} injected {event.fault.kind} into rank {ranks} of {event.job}"

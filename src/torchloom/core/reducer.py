@@ -10,6 +10,7 @@ from torchloom.core.checkpoint_reports import (
     checkpoint_rejected,
     checkpoint_saved,
     checkpoint_store_opened,
+    restore_differed,
 )
 from torchloom.core.history.trimming import snapshot_verified
 from torchloom.core.injection import fault_injected
@@ -96,6 +97,7 @@ from torchloom.model.events import (
     RanksAnswered,
     RendezvousLost,
     RendezvousStarted,
+    RestoreDiffered,
     RestoreRequested,
     ScaleRequested,
     ScriptFailed,
@@ -212,6 +214,8 @@ def _dispatch(turn: Turn, event: Event) -> None:
             checkpoint_failed(turn, event)
         case CheckpointRejected():
             checkpoint_rejected(turn, event)
+        case RestoreDiffered():
+            restore_differed(turn, event)
         case FaultInjected():
             fault_injected(turn, event)
         case FindingMade():

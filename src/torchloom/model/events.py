@@ -348,6 +348,19 @@ class CheckpointRejected(EventBase, frozen=True, kw_only=True, tag="checkpoint-r
     """Name of the state that was used instead; empty: there was none."""
 
 
+class RestoreDiffered(EventBase, frozen=True, kw_only=True, tag="restore-differed"):
+    """After a restore, objects of the script hold something else than was saved. Training continues."""
+
+    node: str
+    ref: WorkerRef
+    restored: str
+    """Name of the state."""
+    places: tuple[str, ...]
+    """Where, as a script would write it: `ema["shadow"]`."""
+    more: int = 0
+    """Places that are not listed."""
+
+
 class FaultInjected(EventBase, frozen=True, kw_only=True, tag="fault-injected"):
     """Somebody injects a fault. Published before it is done."""
 
@@ -448,6 +461,7 @@ Event = (
     | CheckpointSaved
     | CheckpointFailed
     | CheckpointRejected
+    | RestoreDiffered
     | FaultInjected
     | FindingMade
     | FindingEnded

@@ -125,6 +125,14 @@ class JobCheckpoints(Struct, kw_only=True):
     """Damaged states that an incident has already reported."""
 
 
+class Differing(Struct, kw_only=True):
+    """Objects of the script that did not hold what was saved after a restore."""
+
+    incident: str
+    places: tuple[str, ...]
+    reports: int = 1
+
+
 class Restore(Struct, frozen=True, kw_only=True):
     """An earlier state that a person wants the next generation to begin from."""
 
@@ -194,6 +202,7 @@ class Job(Struct, kw_only=True):
     """The open incident, if any."""
     incidents: list[str] = field(default_factory=list)
     checkpoints: JobCheckpoints | None = None
+    differing: Differing | None = None
     restore: Restore | None = None
     """Requested and not yet carried out."""
     control: Proposer = field(default_factory=lambda: Proposer(limits=STEERING))

@@ -1,6 +1,6 @@
 """A small DDP training with loom.Checkpoint and nothing else of torchloom.
 
-saves.py NOTES STORE [--every N] [--keep N]
+saves.py NOTES STORE [--every N] [--keep N] [--forgetful]
 
 Every rank appends a line `<generation> <rank> <step>` to NOTES for every step.
 """
@@ -22,16 +22,31 @@ parser.add_argument("--every", default="5")
 parser.add_argument("--keep", type=int, default=50)
 parser.add_argument("--width", type=int, default=64)
 parser.add_argument("--memory", action="store_true")
+parser.add_argument(
+    "--forgetful", action="store_true", help="keep an average that does not load what it saved"
+)
 args = parser.parse_args()
+
+
+class Forgetful:
+    """Keeps something else than it is given."""
+
+    average = torch.ones(3)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"average": self.average}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.average = state["average"] * 2
+
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(1)
 model = DistributedDataParallel(torch.nn.Linear(args.width, args.width))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-ckpt = loom.Checkpoint(
-    model=model, optimizer=optimizer, every=args.every, keep=args.keep, dir=args.store, memory=args.memory
-)
+parts = {"model": model, "optimizer": optimizer, **({"mean": Forgetful()} if args.forgetful else {})}
+ckpt = loom.Checkpoint(**parts, every=args.every, keep=args.keep, dir=args.store, memory=args.memory)
 step = ckpt.restore()
 with open(args.notes, "a", buffering=1) as notes:
     while True:

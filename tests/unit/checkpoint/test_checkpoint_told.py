@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from torchloom.checkpoint import reporting
-from torchloom.checkpoint.report_text import MOST_CHARS, MOST_REJECTED, Told, without_credentials
+from torchloom.checkpoint.report_text import MOST_CHARS, MOST_PLACES, MOST_REJECTED, Told, without_credentials
 from torchloom.wire.blackbox import CHECKPOINTS
 
 
@@ -54,6 +54,8 @@ def test_the_longest_text_fits_into_the_black_box(heard: list[dict[str, Any]]) -
     told.opened("step-1.g1", "the store", {f"step-{n}.g1": "x" * 10_000 for n in range(100)})
     told.saved("step-2.g1", 2, 1.0, 1, 1.0)
     told.failed(3, "ü" * 10_000)
+    told.differs("step-1.g1", ["ü" * 10_000] * 100)
+    assert len(heard[-1]["differs"]["places"]) == MOST_PLACES and heard[-1]["differs"]["more"] == 95
     assert len(heard[-1]["rejected"]) == MOST_REJECTED
     assert len(heard[-1]["failing"]["why"]) == MOST_CHARS
     assert len(json.dumps(heard[-1]).encode()) < CHECKPOINTS.capacity

@@ -12,6 +12,7 @@ from torchloom.model.events import (
     CheckpointRejected,
     CheckpointSaved,
     CheckpointStoreOpened,
+    RestoreDiffered,
     RestoreRequested,
 )
 from torchloom.model.fleet import Fleet, JobCheckpoints, JobState
@@ -171,6 +172,28 @@ def test_a_damaged_state_is_told_once_with_what_was_used_instead() -> None:
     story.rejected("step-10.g1", "step-5.g1", used="")
     assert len(story.job().incidents) == 2 and "step-10.g1" not in story.incident().verdict
     assert "no other" in story.incident().decision
+    story.check_replay()
+
+
+def test_an_object_that_differs_after_a_restore_is_one_incident_and_restarts_nothing() -> None:
+    story = SavingStory()
+    place = 'ema["shadow"]'
+
+    def differs(rank: int, restored: str, *places: str) -> list[Effect]:
+        ref = story.ref(rank)
+        return story.tell(RestoreDiffered(node="a", ref=ref, restored=restored, places=places, more=2))
+
+    assert differs(0, "step-10.g1", place) == []
+    incident = story.incident()
+    assert incident.kind == "restore-differs" and not incident.open
+    assert incident.verdict == (
+        'rank 0 restored step-10.g1 and holds something else than was saved in ema["shadow"] and 2 more places'
+    )
+    assert "training continues" in incident.decision and "load_state_dict" in incident.decision
+    assert differs(1, "step-10.g1", place) == [] and len(story.job().incidents) == 1
+    assert "(2 reports, the last by rank 1 after step-10.g1)" in incident.verdict
+    assert differs(0, "step-20.g1", place, "other") == [] and len(story.job().incidents) == 2
+    assert story.state() is JobState.RUNNING and story.job().restarts == 0 and not story.job().findings
     story.check_replay()
 
 

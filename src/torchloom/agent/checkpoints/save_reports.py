@@ -20,6 +20,7 @@ from torchloom.model.events import (
     CheckpointRejected,
     CheckpointSaved,
     CheckpointStoreOpened,
+    RestoreDiffered,
 )
 from torchloom.wire import blackbox
 
@@ -46,6 +47,13 @@ class _Failing(Struct):
     why: str
 
 
+class _Differs(Struct):
+    number: int
+    name: str
+    places: list[str] = []
+    more: int = 0
+
+
 class _Told(Struct):
     uri: str
     name: str
@@ -61,6 +69,7 @@ class _Told(Struct):
     lost: str = ""
     framework: str = ""
     index: str = ""
+    differs: _Differs | None = None
 
 
 _decoder = msgspec.json.Decoder(_Told)
@@ -80,6 +89,7 @@ class Saves:
     lost: str = ""
     failed_ns: int = 0
     failures: int = 0
+    differs: int = 0
 
 
 def look_at_saves(host: Host, worker: LocalWorker, box: ReadableBox, now_ns: int, last: bool = False) -> None:
@@ -107,6 +117,9 @@ def _say_news(host: Host, worker: LocalWorker, told: _Told, now_ns: int, last: b
     if first and told.opened and not seen.opened:
         seen.opened = True
         _say_opened(host, worker, told)
+    if told.differs is not None and told.differs.number != seen.differs:
+        seen.differs = told.differs.number
+        _say_differs(host, worker, told.differs)
     failing = told.failing
     newly_failing = failing is not None and not seen.failing
     again = told.failures != seen.failures and now_ns - seen.failed_ns >= TELL_EVERY_NS
@@ -163,6 +176,17 @@ def _say_opened(host: Host, worker: LocalWorker, told: _Told) -> None:
             node=host.node, ref=worker.ref, rejected=passed, used=_short(told.restored)
         )
         host.reporter.say(rejected, f"{stem}.checkpoint-rejected")
+
+
+def _say_differs(host: Host, worker: LocalWorker, differs: _Differs) -> None:
+    event = RestoreDiffered(
+        node=host.node,
+        ref=worker.ref,
+        restored=_short(differs.name),
+        places=tuple(_short(place) for place in differs.places[:16]),
+        more=max(0, differs.more),
+    )
+    host.reporter.say(event, f"{worker.event_stem}.restore-differed.{differs.number}")
 
 
 def _step_of(name: str) -> int | None:

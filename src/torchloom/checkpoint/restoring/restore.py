@@ -56,6 +56,8 @@ class Restored:
     """Choices on the way to it that the store may not know yet."""
     series: str = ""
     """Begins the names of the saves that follow (saver.py)."""
+    differs: tuple[str, ...] = ()
+    """Where objects of the script hold something else than was saved, on this rank (readback.py)."""
 
 
 class Restorer:
@@ -75,6 +77,7 @@ class Restorer:
         self._decider = Decider(storage, job, run, tier.directory if tier is not None else None)
         self._bad_in_memory: set[Kept] = set()
         self._bad_in_store: set[CheckpointName] = set()
+        self._differs: tuple[str, ...] = ()
         self.rejected: dict[str, str] = {}
         """Damaged states that were passed over, by name, and why; only rank 0 knows them."""
 
@@ -121,7 +124,7 @@ class Restorer:
                     self._tier.hold(kept)
                 took_s = time.perf_counter() - began
                 where = (choice.name.step, str(choice.name), choice.where)
-                return Restored(number, *where, took_s, choice.owed, choice.series)
+                return Restored(number, *where, took_s, choice.owed, choice.series, self._differs)
             if any(failed for _, failed in results):  # the next try may read it; an older state loses work
                 kind, why = next((failed, text) for text, failed in results if failed)
                 if kind is RestoreDiffers:
@@ -168,6 +171,7 @@ class Restorer:
             filling.run()
         except CheckpointError as error:
             return str(error), _failure(error)
+        self._differs = tuple(filling.differs)
         return "", None
 
     def _settle(self, choice: Choice) -> None:

@@ -95,6 +95,11 @@ class Prepared:
     def where(self) -> str:
         return "memory" if self.goal.in_memory else "the store"
 
+    @property
+    def differs(self) -> tuple[str, ...]:
+        """Where objects of the script hold something else than was saved (readback.py)."""
+        return tuple(self._wanted.differs)
+
     def apply(self) -> None:
         """Copy it in. If this raises, `undo` brings back what was there."""
         self._applied = True

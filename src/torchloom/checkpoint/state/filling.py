@@ -72,6 +72,8 @@ class Filling:
         self._runs: dict[int, Runs] = {}
         self._leaves: dict[tuple[int, Path], Any] = {}
         self._planned = False
+        self.differs: list[str] = []
+        """Where objects of the script hold something else than was saved, once it has run."""
 
     @property
     def about(self) -> Mapping[str, Any]:
@@ -113,9 +115,11 @@ class Filling:
         """Does the script have what was saved? Raises RestoreDiffers."""
         images = self._images
         seed = f"{self.about.get('step')}/{images.own.size}"
-        for sentence in readback.compare(parts, images.same_world, images.everyone, seed):
+        for place in readback.compare(parts, images.same_world, images.everyone, seed):
+            sentence = f"after the restore {place} is not what was saved"
             reporting.say(sentence)
             reporting.ports.log(restore_differs=sentence)
+            self.differs.append(place)
 
     def _held(self, component: Component) -> ComparedPart:
         reading = self._images.find(component.name)

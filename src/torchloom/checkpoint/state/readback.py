@@ -82,7 +82,7 @@ def loaded_by_torch(inner: Any) -> bool:
 def compare(
     parts: list[ComparedPart], same_world: bool, everyone: Callable[[], Iterator[Any]], seed: str
 ) -> list[str]:
-    """What an object of the script holds otherwise, as sentences. Raises RestoreDiffers."""
+    """The places at which an object of the script holds something else. Raises RestoreDiffers."""
     comparison = _Comparison(same_world, seed)
     for part in parts:
         comparison.add(part)
@@ -96,7 +96,7 @@ def compare(
             f"after the restore {', '.join(errors[:MOST_SHOWN])}{more} is not what was saved",
             hint="report this; LOOM_RESTORE_CHECK=off restores without comparing",
         )
-    return [f"after the restore {text} is not what was saved" for text, _ in comparison.wrong]
+    return [text for text, _ in comparison.wrong]
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from torchloom.model.events import (
     RanksAnswered,
     RendezvousLost,
     RendezvousStarted,
+    RestoreDiffered,
     ScriptFailed,
     SnapshotVerified,
     WorkerExited,
@@ -46,6 +47,7 @@ _OF_A_WORKER = (
     | CheckpointSaved
     | CheckpointFailed
     | CheckpointRejected
+    | RestoreDiffered
 )
 _OF_AN_AGENT = _RESULTS | _OF_A_WORKER | NodeJoined | NodeLeft | RanksAnswered | RendezvousLost
 
