@@ -187,7 +187,7 @@ def test_an_object_that_differs_after_a_restore_is_one_incident_and_restarts_not
     incident = story.incident()
     assert incident.kind == "restore-differs" and not incident.open
     assert incident.verdict == (
-        'rank 0 restored step-10.g1 and holds something else than was saved in ema["shadow"] and 2 more places'
+        f"rank 0 restored step-10.g1 and holds something else than was saved in {place} and 2 more places"
     )
     assert "training continues" in incident.decision and "load_state_dict" in incident.decision
     assert differs(1, "step-10.g1", place) == [] and len(story.job().incidents) == 1
