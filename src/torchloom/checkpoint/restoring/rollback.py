@@ -210,8 +210,9 @@ def _read_goal(text: str) -> Goal:
         raise CheckpointError(str(told["problem"]))
     name = parse_name(str(told.get("name")))
     generation, branch, save = told.get("generation"), told.get("branch"), told.get("save")
-    numbers = isinstance(generation, int) and isinstance(branch, int)
-    if name is None or not numbers or not isinstance(save, str):
+    if name is None or not isinstance(generation, int) or not isinstance(branch, int):
+        raise CheckpointError(UNREADABLE)
+    if not isinstance(save, str):
         raise CheckpointError(UNREADABLE)
     return Goal(name, Branch(generation, branch), told.get("in_memory") is True, save)
 
