@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -105,6 +107,49 @@ def test_a_stop_is_answered_before_it_is_raised(worker: Worker) -> None:
         with pytest.raises(StopAtBoundary):
             worker.step()
     assert worker.said().said is Said.APPLIED
+
+
+@pytest.fixture
+def handled() -> Iterator[list[int]]:
+    """How often the script's own handler of SIGTERM was called."""
+    calls: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: calls.append(number))
+    yield calls
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_a_stop_uses_the_scripts_own_handler_at_the_agreed_step(worker: Worker, handled: list[int]) -> None:
+    worker.step()
+    for phase in (Phase.PREPARE, Phase.ARM):
+        worker.mail(phase, Kind.STOP, at_step=4)
+        worker.step()
+    assert not handled
+    worker.mail(Phase.CONFIRM, Kind.STOP, at_step=4)
+    for _ in range(3):  # the script ends when it wants to, and its handler is called once
+        worker.step()
+    assert handled == [signal.SIGTERM]
+    assert worker.said().said is Said.APPLIED and worker.session.steps.completed == 6
+
+
+def test_what_the_scripts_handler_raises_is_the_scripts(worker: Worker, handled: list[int]) -> None:
+    def save_and_leave(number: int, frame: object) -> None:
+        raise RuntimeError("saved")
+
+    signal.signal(signal.SIGTERM, save_and_leave)
+    worker.session.steps.install(
+        importlib.import_module("torch.optim.optimizer"), lambda: False, worker.session.guard
+    )
+    try:
+        worker.optimizer.step()
+        for phase in (Phase.PREPARE, Phase.ARM):
+            worker.mail(phase, Kind.STOP, at_step=4)
+            worker.optimizer.step()
+        worker.mail(Phase.CONFIRM, Kind.STOP, at_step=4)
+        with pytest.raises(RuntimeError, match="saved"):
+            worker.optimizer.step()
+    finally:
+        worker.session.steps.remove()
+    assert worker.session.guard.trips == 0
 
 
 def test_an_error_of_ours_ends_an_armed_worker_and_only_that(worker: Worker) -> None:

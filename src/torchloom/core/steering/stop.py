@@ -28,6 +28,8 @@ from torchloom.model.transaction.operation import Operation
 LEAD_S = 0.25
 """How far ahead a boundary must lie so that every rank reads the request before it gets there."""
 MOST_WAIT_S = 60.0
+HANDLER_ENDS_S = 2.0
+"""How long a script that was ended at a boundary may take at least; the job's grace if that is longer."""
 TRAINER_ENDS_S = 300.0
 """How long a framework's trainer may take to save and end before its workers get SIGTERM."""
 
@@ -81,12 +83,13 @@ def end_at_boundary(
 
 
 def boundary_agreed(turn: Turn, job: Job) -> None:
-    """All ranks end at one boundary. A framework's trainer ends its loop in its own way there: it saves, and
-    the script continues behind it, which may take longer than a boundary."""
+    """All ranks end at one boundary. A framework's trainer, or the script's own handler of SIGTERM, ends the
+    loop in its own way there: it saves, and the script continues behind it, which takes longer."""
     if job.state is not JobState.STOPPING or not job.living:
         return
-    if job.checkpoints is not None and job.checkpoints.place.framework:
-        turn.set_timer(TimerKind.STOP_BOUNDARY, job, max(TRAINER_ENDS_S, job.stop_grace_s))
+    trains = job.checkpoints is not None and bool(job.checkpoints.place.framework)
+    within_s = max(TRAINER_ENDS_S if trains else HANDLER_ENDS_S, job.stop_grace_s)
+    turn.set_timer(TimerKind.STOP_BOUNDARY, job, within_s)
 
 
 def boundary_not_reached(turn: Turn, job: Job) -> None:

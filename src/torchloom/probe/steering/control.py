@@ -31,7 +31,7 @@ from torchloom.model.transaction.messages import Answer, AttemptId, Changed, Kin
 from torchloom.probe.observe.phases import Phases
 from torchloom.probe.steering.changes import Changes
 from torchloom.probe.steering.registers import Registers, StoreSilent
-from torchloom.probe.steering.stopping import Lost, StopAtBoundary, nap
+from torchloom.probe.steering.stopping import Lost, ScriptsHandler, StopAtBoundary, nap
 from torchloom.wire.blackbox import (
     ANSWERS,
     MAIL,
@@ -70,6 +70,7 @@ class BoundaryControl:
         self._said: tuple[Answer, ...] = ()
         """What is written there."""
         self._left = False
+        self._handler = ScriptsHandler()
         self._ending = False
         """A framework's trainer was asked to end its loop."""
         self.anchor: Callable[[], str] = str
@@ -91,8 +92,8 @@ class BoundaryControl:
         return self._rank is not None and self._rank.is_armed
 
     def ends_itself(self, completed: int) -> bool:
-        """Whether a framework's trainer ends its loop in its own way instead of being ended here."""
-        return self._changes.checkpoints.ends_itself(completed)
+        """Whether a framework's trainer, or the script's handler of SIGTERM, ends the loop in its own way."""
+        return self._changes.checkpoints.ends_itself(completed) or self._handler.ask()
 
     # -- the two places -------------------------------------------------------------------------
     def boundary(self, completed: int) -> None:
@@ -193,9 +194,10 @@ class BoundaryControl:
                         self._changes.checkpoints.report()
                         sleep_s = self._sleep(sleep_s, PAUSED_SHORT_S, PAUSED_LONG_S)
                     case StopScript():
-                        if not self._changes.checkpoints.ends_itself(completed):
+                        if self._changes.checkpoints.ends_itself(completed):
+                            self._ending = True
+                        elif not self._handler.ask():
                             raise StopAtBoundary
-                        self._ending = True
                         return
                     case EndWorker(why=why):
                         raise Lost(why)

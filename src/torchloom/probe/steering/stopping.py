@@ -1,7 +1,8 @@
 """How the probe ends a script at a boundary: cleanly with all ranks, or because it must not continue.
 
 Both are a SystemExit, so that `finally` blocks and atexit handlers run and no `except Exception` keeps them.
-A script that swallows one meets it again at every boundary. A worker that is lost ends for sure: should its
+A script that swallows one meets it again at every boundary. A script that handles SIGTERM is left to its
+handler instead. A worker that is lost ends for sure: should its
 clean-up wait for ranks that wait for it, it is cut short.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
 import time
 
 from torchloom.probe.end_record import end_record, write_end
@@ -63,6 +65,26 @@ def nap(seconds: float) -> None:
         time.sleep(seconds)
     except Exception as error:  # noqa: BLE001 – raised by a signal handler of the script's
         raise Interrupted(error) from None
+
+
+class ScriptsHandler:
+    """The script's own handler of SIGTERM, which saves, perhaps, and ends the loop: a stop leaves the rest to it.
+
+    The signal comes at the boundary that all ranks agreed on, so the handlers of all ranks run at one step.
+    """
+
+    def __init__(self) -> None:
+        self._asked = False
+
+    def ask(self) -> bool:
+        """Send this process SIGTERM, once, if the script handles it; whether it does."""
+        if not self._asked and callable(signal.getsignal(signal.SIGTERM)):
+            self._asked = True
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            except Exception as error:  # noqa: BLE001 – raised by the script's handler
+                raise Interrupted(error) from None
+        return self._asked
 
 
 def end_surely(view: View, lost: Lost) -> None:

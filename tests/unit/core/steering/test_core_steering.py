@@ -456,6 +456,16 @@ def test_a_trainer_that_ends_in_its_own_way_has_time_to_save() -> None:
     story.check_replay()
 
 
+def test_a_script_that_handles_sigterm_has_its_grace_to_save() -> None:
+    story = running()
+    story.stop(steps=100, step_s=0.01, hears=True, grace_s=40.0)
+    story.carry(step=100)
+    (timer,) = story.fleet.timers.values()
+    left_s = (timer.at_ns - story.now_ns) / 1e9
+    assert timer.kind is TimerKind.STOP_BOUNDARY and left_s == pytest.approx(40.0, abs=5)
+    assert len(only(StopWorkers, story.fire()).workers) == 2, "then by signals"
+
+
 def test_a_stop_that_ranks_cannot_agree_on_goes_by_signals_at_once() -> None:
     story = running()
     story.stop(steps=100, hears=True, grace_s=3.0)
