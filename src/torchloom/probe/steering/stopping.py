@@ -68,7 +68,7 @@ def nap(seconds: float) -> None:
 
 
 class ScriptsHandler:
-    """The script's own handler of SIGTERM, which saves, perhaps, and ends the loop: a stop leaves the rest to it.
+    """The script's own handler of SIGTERM, which may save and ends the loop: a stop leaves the rest to it.
 
     The signal comes at the boundary that all ranks agreed on, so the handlers of all ranks run at one step.
     """
