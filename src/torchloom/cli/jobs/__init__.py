@@ -1,5 +1,6 @@
 """Verbs of a job's life (run, submit, ps, status, logs, wait, stop, scale, delete, purge); what they share:
 
 flags     torchrun's flags and ours      request   from a command line to the body of POST /jobs
+forwarding  which variables of the shell a job gets
 policy    policy files                   follow    a job to its end: logs, state, incidents, Ctrl-C
 """
