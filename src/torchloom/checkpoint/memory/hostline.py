@@ -81,7 +81,7 @@ class HostLine:
             branches = {parse_branch(str(text)): parse_name(str(name)) for text, name in body["from"].items()}
             chosen = {found[0]: name for found, name in branches.items() if found is not None}
             return Known(frozenset(int(number) for number in body["begun"]), chosen)
-        except (OSError, CheckpointDamaged, KeyError, TypeError, ValueError, AttributeError):
+        except (OSError, CheckpointDamaged, KeyError, TypeError, ValueError, AttributeError, OverflowError):
             return Known()
 
     def begin(self, generation: int) -> None:

@@ -145,6 +145,8 @@ def read(path: Path) -> Sealed | None:
                 return None
             facts = json.loads(body)
             size = int(facts["size"])
+            if not 0 <= size <= os.fstat(file.fileno()).st_size:
+                return None
             found = os.pread(file.fileno(), 8 * block_count(size), HEADER + _padded(size))
         if len(found) != 8 * block_count(size):
             return None
@@ -154,7 +156,7 @@ def read(path: Path) -> Sealed | None:
         name = CheckpointName(int(facts["generation"]), int(facts["step"]), int(facts["branch"]))
         save = str(facts.get("save", facts.get("event", "")))  # an older torchloom counted events only
         return Sealed(name, int(facts["world"]), size, path, sums, save, int(facts.get("sealed_ns", 0)))
-    except (OSError, ValueError, KeyError, TypeError, struct.error):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, struct.error):
         return None
 
 

@@ -39,7 +39,8 @@ class Decoder:
             TypeError,
             ValueError,
             AttributeError,
-            RecursionError,
+            OverflowError,
+            RuntimeError,  # torch's own, and too deep a tree
             struct.error,
         ) as error:
             problem = f"the state of {told(path)} makes no sense ({type(error).__name__})"

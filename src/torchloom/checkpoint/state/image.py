@@ -107,7 +107,7 @@ def read_index(head: bytes, size: int) -> ImageIndex:
             at, length = record["at"], _numel(record["shape"]) * DTYPES[record["dtype"]].itemsize
             if at < 0 or at % ALIGN or (length and index.first + at + length > size):
                 raise ValueError(f"{record['path']} lies outside")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise CheckpointDamaged(f"an image makes no sense ({error})") from error
     return index
 

@@ -190,7 +190,7 @@ def _recorded(storage: Storage, job: str, run: str) -> Begun:
     key = run_key(job, run)
     try:
         return _begun(unseal(storage.get(key), key))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise CheckpointDamaged(f"{key} is damaged ({type(error).__name__})") from error
 
 
@@ -211,7 +211,7 @@ def remember(folder: Path | None, run: str, begun: Begun) -> None:
 
 
 def recall(folder: Path | None, run: str) -> Begun | None:
-    with suppress(OSError, ValueError, KeyError, TypeError):
+    with suppress(OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         if folder is not None and not why_not_private(folder):
             note = json.loads(tier.numbers(folder).read_text())
             if note["run"] == run:

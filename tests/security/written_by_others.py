@@ -1,0 +1,281 @@
+"""More decoders of what workers, spawners, ranks and stores write, and what each of them is usually given.
+
+A decoder here takes the *content*; checksums, seals and proofs around it are made right, because whoever
+writes hostile content makes them right, too. `seeds` are good contents, from which bad ones are made."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import tempfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from torchloom.agent.checkpoints.save_reports import _decoder as save_reports
+from torchloom.agent.observe.boxes import ReadableBox
+from torchloom.api.defaults import Defaults
+from torchloom.api.schemas.bodies import JobRequest
+from torchloom.api.submission import env_of, spec_of
+from torchloom.checkpoint.memory import slots, tier
+from torchloom.checkpoint.memory.hostline import HostLine
+from torchloom.checkpoint.restoring.rollback import _read_goal, _read_offer
+from torchloom.checkpoint.saving.agenda import _read as read_plan
+from torchloom.checkpoint.state.decoding import Decoder
+from torchloom.checkpoint.state.image import _HEAD, FIRST, MAGIC, Reading, plan
+from torchloom.checkpoint.state.region import anonymous
+from torchloom.checkpoint.store.generations import _choice
+from torchloom.checkpoint.store.manifest import seal
+from torchloom.checkpoint.store.runs import recall
+from torchloom.data.shards import index as shard_index
+from torchloom.model.fleet import Fleet
+from torchloom.spawner.client import SpawnerGone, read_keeper, read_message, read_started
+from torchloom.spawner.server import read_request
+from torchloom.wire import blackbox
+from torchloom.wire.start_line import read_start_line
+from torchloom.wire.store_values import StoreValues
+
+_PLACE = Path(
+    tempfile.mkdtemp(prefix="loom-decoders-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+)
+
+
+class Taken(NamedTuple):
+    decode: Callable[[bytes], object]
+    seeds: tuple[bytes, ...] = ()
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value).encode()
+
+
+# -- spawners ------------------------------------------------------------------------------------------------
+
+
+def _message(data: bytes) -> object:
+    try:
+        message = read_message(data)
+    except SpawnerGone:
+        return None
+    if isinstance(message, dict) and "result" in message:
+        for read in (read_started, read_keeper):
+            try:
+                read(message["result"])
+            except Exception as error:
+                if type(error).__name__ != "SpawnFailed":
+                    raise
+    return message
+
+
+_EXIT = {
+    "pid": 77,
+    "start_ticks": 5,
+    "code": 1,
+    "signal": None,
+    "at_ns": 9,
+    "kind": "worker",
+    "box": "/b",
+    "job": "j",
+    "core_dumped": False,
+}
+_STARTED = {"pid": 77, "start_ticks": 5, "box": "/b", "already": False, "error": None, "notes": ["a"]}
+_KEEPER = {"pid": 77, "start_ticks": 5, "host": "127.0.0.1", "port": 99, "already": False}
+
+
+# -- the job's store -----------------------------------------------------------------------------------------
+
+
+def _store_value(data: bytes) -> object:
+    """Foreign bytes are ignored; what a rank of ours proves may still be nonsense, and is refused."""
+    values = StoreValues(b"secret")
+    assert values.unpack("loom/1/1.1", data) is None and values.ignored == 1
+    text = data.decode(errors="replace")
+    assert values.unpack("k", values.pack("k", text).encode()) == text
+    read_plan(text)
+    for read in (_read_goal, _read_offer):
+        try:
+            read(text)
+        except ValueError:
+            raise
+        except Exception as error:
+            if type(error).__name__ not in ("CheckpointError", "CheckpointDamaged"):
+                raise
+    return None
+
+
+# -- images and records of checkpoints -----------------------------------------------------------------------
+
+
+def _image(data: bytes) -> object:
+    """An image with this index and a sum that fits: read, and every tree of it built."""
+    size = FIRST + len(data) + 4096
+    region = anonymous(size)
+    head = _HEAD.pack(MAGIC, len(data), zlib.crc32(data)) + data
+    region.bytes[: len(head)] = head
+    reading = Reading(region, size)
+    decoder = Decoder(reading.records, reading.objects, lambda record, path: reading.view(record).clone())
+    return [decoder.decode(tree, (name,)) for name, tree in reading.trees.items()]
+
+
+def _an_index() -> bytes:
+    state = {
+        "model": {"w": torch.ones(2, 3), "n": 3, "d": {1: (2.5, None), "x": [True, b"bytes"]}},
+        "arrays": {"a": np.arange(4), "s": np.float32(2), "c": 1j, "set": {1, 2}},
+        "about": {"rng": {"python": [3, [1, 2], None]}, "step": 5},
+    }
+    head = plan(state).head
+    return head[FIRST:]
+
+
+def _slot(data: bytes) -> object:
+    path = _PLACE / "slot"
+    body = data[: slots.HEADER - slots._HEAD.size]
+    head = slots._HEAD.pack(slots._MAGIC, len(body), zlib.crc32(body)) + body
+    path.write_bytes(head.ljust(slots.HEADER, b"\0") + bytes(1 << 12))
+    return slots.read(path)
+
+
+def _host_line(data: bytes) -> object:
+    tier.line_file(_PLACE).write_bytes(_sealed(data))
+    return HostLine(_PLACE, writes=False).read()
+
+
+def _recalled(data: bytes) -> object:
+    tier.numbers(_PLACE).write_bytes(data)
+    return recall(_PLACE, "r")
+
+
+def _sealed(data: bytes) -> bytes:
+    """The content under a seal that fits, if it is JSON at all; else as it is."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return data
+    try:
+        return seal(found if isinstance(found, dict) else {"from": found, "begun": found})
+    except (ValueError, TypeError, RecursionError):
+        return data
+
+
+# -- black boxes ---------------------------------------------------------------------------------------------
+
+
+def _box(data: bytes) -> object:
+    """A box full of these words, and with this text in each blob."""
+    memory = bytearray(blackbox.SIZE)
+    words = data[: len(data) // 8 * 8] or b"\xff" * 8
+    for at in (blackbox.PROGRESS_AT, blackbox.GROUPS_AT, blackbox.STEPS_AT, blackbox.COLLECTIVES_AT):
+        memory[at : at + 512] = (words * (512 // len(words) + 1))[:512]
+    view = blackbox.View(memoryview(memory))
+    for blob in (blackbox.END, blackbox.METRICS, blackbox.CHECKPOINTS, blackbox.STORE_SECRET):
+        view.write_blob(blob, data[: blob.capacity])
+    if len(data) >= 24:
+        struct.pack_into("<3Q", memory, blackbox.MAIL.at, *struct.unpack_from("<3Q", data))
+    reader = _Reader(view)
+    reader.end_record(), reader.newest_collective(), reader.json(blackbox.METRICS), reader.under_way()
+    view.groups(), view.hashes(), list(view.steps(8)), list(view.collectives(8)), view.fence()
+    view.read_blob(blackbox.MAIL)
+    return None
+
+
+class _Reader(ReadableBox):
+    """A readable box without a file."""
+
+    def __init__(self, view: blackbox.View) -> None:
+        self._own_view = view
+
+    @property
+    def view(self) -> blackbox.View:
+        return self._own_view
+
+
+# -- requests ------------------------------------------------------------------------------------------------
+
+
+def _report(data: bytes) -> object:
+    try:
+        return save_reports.decode(data)
+    except RecursionError:  # as `look_at_saves` does
+        return None
+
+
+def _body(data: bytes) -> object:
+    body = JobRequest.model_validate_json(data)
+    return spec_of(body, env_of(body, Defaults()), Defaults(), Fleet())
+
+
+DECODERS: dict[str, Taken] = {
+    "request to a spawner": Taken(
+        read_request, (_json({"id": 1, "do": "start", "workers": [{"box": "/b", "env": {}}]}),)
+    ),
+    "message of a spawner": Taken(
+        _message,
+        (
+            _json({"exit": _EXIT}),
+            _json({"id": 1, "result": [_STARTED]}),
+            _json({"id": 1, "result": _KEEPER}),
+            _json({"id": 1, "error": "x"}),
+        ),
+    ),
+    "value in the job's store": Taken(
+        _store_value,
+        (
+            b"1 0 20 10",
+            b"COMMIT",
+            _json(["step-5.g1"]),
+            _json({"name": "step-5.g1", "branch": 0, "generation": 1, "in_memory": True}),
+        ),
+    ),
+    "image": Taken(_image, (_an_index(),)),
+    "slot of the memory tier": Taken(
+        _slot, (_json({"size": 64, "sums": 0, "generation": 1, "step": 5, "branch": 0, "world": 2}),)
+    ),
+    "line of this host": Taken(_host_line, (_json({"begun": [1, 2], "from": {"1.from": "step-5.g1"}}),)),
+    "numbers of a run": Taken(_recalled, (_json({"run": "r", "generation": 1, "number": 2}),)),
+    "choice of a generation": Taken(
+        lambda data: _choice(_sealed(data), "1.from"), (_json({"from": "step-5.g1"}), _json({"from": ""}))
+    ),
+    "index of shards": Taken(
+        shard_index.parse,
+        (
+            _json(
+                {
+                    "torchloom_index": 1,
+                    "format": "text",
+                    "token_bytes": 2,
+                    "shards": [{"name": "a", "bytes": 9, "lines": 2, "sha256": "0" * 64}],
+                }
+            ),
+        ),
+    ),
+    "report of checkpoints": Taken(
+        _report,
+        (_json({"uri": "s3://b", "name": "j", "opened": True, "saved": {"name": "step-5.g1", "step": 5}}),),
+    ),
+    "black box": Taken(
+        _box, (_json({"how": "exception", "code": 1, "exception": "E", "at_ns": 5}), bytes(range(64)))
+    ),
+    "start line of a log": Taken(
+        lambda data: read_start_line(data.decode(errors="replace")),
+        (b"[loom] 2026-01-01T00:00:00Z generation 1: rank 0 of 2",),
+    ),
+    "body of a submission": Taken(
+        _body,
+        (
+            _json({"world_size": 4, "env": {"A": "b"}, "env_withheld": ["X"], "labels": {"a": "b"}}),
+            _json({"script": "/t.py", "nodes": 1, "workers_per_node": 2, "limits": {"hang_act_s": 5}}),
+            _json({"command": ["true"], "policy": {"rules": {"hang": {"certain": "report"}}}}),
+        ),
+    ),
+}
+
+
+def remove_files() -> None:
+    for path in _PLACE.iterdir():
+        path.unlink()
+    _PLACE.rmdir()
