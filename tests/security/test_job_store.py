@@ -11,7 +11,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from torchloom.checkpoint.saving.agenda import Agenda
-from torchloom.checkpoint.saving.interval import Every, Pace
+from torchloom.checkpoint.saving.interval import Every, SavePace
 from torchloom.core.transaction.attempt import ABORT, COMMIT
 from torchloom.probe.steering.registers import Registers
 from torchloom.wire.store_values import StoreValues
@@ -98,7 +98,7 @@ class Notes:
 
 
 def agenda(board: Any, leads: bool) -> Agenda:
-    return Agenda(Pace(Every(steps=10)), Pace(Every(share=0.01)), leads, board)
+    return Agenda(SavePace(Every(steps=10)), SavePace(Every(share=0.01)), leads, board)
 
 
 def test_a_rank_that_misses_a_plan_trains_on_and_saves_again_with_the_others() -> None:

@@ -24,7 +24,7 @@ from torchloom.api.schemas.bodies import JobRequest
 from torchloom.api.submission import env_of, spec_of
 from torchloom.checkpoint.memory import slots, tier
 from torchloom.checkpoint.memory.hostline import HostLine
-from torchloom.checkpoint.restoring.rollback import _read_goal, _read_offer
+from torchloom.checkpoint.restoring.rollback import _read_goal, _read_offers
 from torchloom.checkpoint.saving.agenda import _read as read_plan
 from torchloom.checkpoint.state.decoding import Decoder
 from torchloom.checkpoint.state.image import _HEAD, FIRST, MAGIC, Reading, plan
@@ -97,7 +97,7 @@ def _store_value(data: bytes) -> object:
     text = data.decode(errors="replace")
     assert values.unpack("k", values.pack("k", text).encode()) == text
     read_plan(text)
-    for read in (_read_goal, _read_offer):
+    for read in (_read_goal, _read_offers):
         try:
             read(text)
         except ValueError:
@@ -227,8 +227,8 @@ DECODERS: dict[str, Taken] = {
         (
             b"1 0 20 10",
             b"COMMIT",
-            _json(["step-5.g1"]),
-            _json({"name": "step-5.g1", "branch": 0, "generation": 1, "in_memory": True}),
+            _json([["step-5.g1", "s"]]),
+            _json({"name": "step-5.g1", "branch": 0, "generation": 1, "in_memory": True, "save": "s"}),
         ),
     ),
     "image": Taken(_image, (_an_index(),)),
