@@ -1,4 +1,4 @@
-"""`loom ps`: all jobs, newest last."""
+"""`loom ps`: active jobs, one line each; with -a also those that have ended."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from torchloom.client.schema import JobSummary
 
 EXAMPLES = (
-    ("loom ps", "all jobs"),
+    ("loom ps", "active jobs"),
+    ("loom ps -a", "all jobs, active ones first"),
     ("loom ps --active --watch", "live view of active jobs"),
     ("loom ps --state failed,stopped -l team=vision", "by state and label"),
     ("loom ps --active -q | xargs loom stop", "ids only"),
@@ -20,7 +21,10 @@ EXAMPLES = (
 
 
 def command(
-    active: Annotated[bool, typer.Option("--active", help="Only jobs that have not ended.")] = False,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Also jobs that have ended.")] = False,
+    active: Annotated[
+        bool, typer.Option("--active", help="Only jobs that have not ended, also with -q and --json.")
+    ] = False,
     state: Annotated[
         list[str] | None,
         typer.Option("--state", metavar="STATE", help="Only jobs in this state; repeatable."),
@@ -36,9 +40,13 @@ def command(
     """List jobs: state, progress and restarts."""
     from torchloom.cli.show import output
     from torchloom.cli.show.states import Sort, State, check
+    from torchloom.errors import UsageError
 
     states, order = check(state or (), State, "--state"), check([sort], Sort, "--sort")[0]
     client = api()
+
+    if active and everything:
+        raise UsageError("--active and --all exclude each other", hint="leave one of them out")
 
     def read() -> list[JobSummary]:
         return client.all_jobs(active=active, state=states, label=label, sort=order)
@@ -47,7 +55,7 @@ def command(
         if quiet:
             print("".join(f"{job['id']}\n" for job in jobs), end="")
         else:
-            _table(jobs)
+            _show(jobs, ended_too=everything or bool(states))
 
     if watch:
         from torchloom.cli.show import watching
@@ -60,31 +68,59 @@ def command(
         output.show_troubles(client)
 
 
+def _show(jobs: list[JobSummary], ended_too: bool) -> None:
+    """Active jobs first. Those that have ended are counted if nobody asked for them."""
+    from torchloom.cli.show import output
+
+    ended = [job for job in jobs if job["ended"]]
+    active = [job for job in jobs if not job["ended"]]
+    shown = [*active, *ended] if ended_too else active
+    rest = 0 if ended_too else len(ended)
+    if shown:
+        _table(shown)
+    elif jobs:
+        print("no active jobs")
+    else:
+        print("no jobs; start one with `loom run train.py`")
+    if rest:
+        print(
+            f"{rest} ended job{'s' if rest != 1 else ''}: `loom ps -a` shows {'them' if rest != 1 else 'it'}"
+        )
+    if output.on_terminal() and any(job["step"] and job["last_loss"] is None for job in active):
+        print("LOSS is what the script reports with loom.log(loss=…)")
+
+
 def _table(jobs: list[JobSummary]) -> None:
     from torchloom.cli.show import output
 
-    columns = ("JOB", "STATE", "WORKERS", "STEP", "SPEED", "LOSS", "ETA", "RESTARTS", "GOODPUT", "TIME")
+    columns = ("JOB", "STATE", "STEP", "SPEED", "LOSS", "ETA", "WORKERS", "RESTARTS", "GOODPUT", "TIME")
     # Most jobs are never changed: then there is nothing to show.
     changed = any(job["config_version"] for job in jobs)
-    output.table(
+    output.line_table(
         (*columns, *(("CONFIG",) if changed else ()), "REASON"),
-        (
+        [
             (
                 job["id"],
                 output.state(job),
-                f"{job['running_workers']}/{job['wanted_workers']}",
                 output.steps(job),
                 output.rate(job["steps_per_s"]),
                 output.number(job["last_loss"]),
                 output.time_left(job["eta_s"]),
+                f"{job['running_workers']}/{job['wanted_workers']}",
                 f"{job['restarts']}",
                 output.percent(job["goodput"]),
                 output.seconds(job["elapsed_s"]),
                 *((f"v{job['config_version']}" if job["config_version"] else "–",) if changed else ()),
-                job["reason"],
+                _reason(job),
             )
             for job in jobs
-        ),
-        nothing="no jobs; start one with `loom run train.py`",
-        spare=("TIME", "GOODPUT", "CONFIG", "LOSS", "RESTARTS", "WORKERS"),
+        ],
+        spare=("GOODPUT", "CONFIG", "TIME", "RESTARTS", "WORKERS"),
+        narrow=("ETA", "LOSS", "SPEED"),
     )
+
+
+def _reason(job: JobSummary) -> str:
+    """Why it is in its state, where that says more than the state itself."""
+    whole = job["running_workers"] == job["wanted_workers"]
+    return "" if job["state"] == "completed" or (job["state"] == "running" and whole) else job["reason"]

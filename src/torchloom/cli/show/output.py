@@ -79,6 +79,18 @@ def table(
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
+def line_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], spare: Sequence[str], narrow: Sequence[str]
+) -> None:
+    """A table with one line per row: the last column, of sentences, is cut to the room that is left."""
+    from torchloom.cli.show import layout
+
+    seen = on_terminal()
+    width = shutil.get_terminal_size().columns if seen else 200
+    shape = layout.one_line(columns, rows, width, spare, narrow, cut=seen)
+    sys.stdout.write("".join(f"{line}\n" for line in _draw(shape, max(width, shape.width), seen)))
+
+
 def _draw(shape: Layout, width: int, seen: bool) -> list[str]:
     """The table's lines: names, a rule, and one per row unless its sentence needs more."""
     from rich.box import SIMPLE_HEAD
