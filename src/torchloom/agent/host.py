@@ -17,6 +17,7 @@ from torchloom.agent.journal import Journal, ProcessNote
 from torchloom.agent.observe.boxes import ReadableBox
 from torchloom.agent.observe.devices import Devices
 from torchloom.agent.observe.kernel_log import KernelLog
+from torchloom.agent.processes.learned_spawners import LearnedSpawners
 from torchloom.agent.processes.process import Process, boot_id
 from torchloom.agent.processes.spawners import Spawners
 from torchloom.agent.reporting import Reporter
@@ -126,6 +127,7 @@ class Host:
     journal: Journal
     reporter: Reporter
     spawners: Spawners
+    learned: LearnedSpawners
     kernel_log: KernelLog = field(default_factory=KernelLog)
     epoch: int = 0
     workers: dict[WorkerRef, LocalWorker] = field(default_factory=dict)

@@ -23,6 +23,7 @@ from torchloom.agent.observe.evidence import Samples
 from torchloom.agent.observe.windows import Windows
 from torchloom.agent.processes import adopt, fencing
 from torchloom.agent.processes.exits import ExitWatch
+from torchloom.agent.processes.learned_spawners import LearnedSpawners
 from torchloom.agent.processes.spawners import Spawners, recipe
 from torchloom.agent.processes.worker_environment import without_secrets
 from torchloom.agent.queries import Queries
@@ -118,6 +119,7 @@ async def serve(
         watch.look_away()  # an exit seen during shutdown would start a task that nobody waits for
         await tasks.cancel()
         keep = not (clean or refused) or (keep_spawners is not None and keep_spawners.is_set())
+        await host.learned.close()
         await host.spawners.close(quit_unused=not keep)
         watch.close()
         host.kernel_log.close()
@@ -142,6 +144,10 @@ def _host(
     def has_workers(spawner: str) -> bool:
         return any(worker.spawner == spawner for worker in host.workers.values())
 
+    def job_lives(job: str) -> bool:
+        return any(ref.job == job for ref in (*host.workers, *host.starting))
+
+    spawners = Spawners(home, has_workers)
     host = Host(
         home=home,
         node=node,
@@ -152,7 +158,8 @@ def _host(
         devices=found,
         journal=journal,
         reporter=Reporter(bus, node, session),
-        spawners=Spawners(home, has_workers),
+        spawners=spawners,
+        learned=LearnedSpawners(home, spawners, job_lives),
         epoch=journal.epoch(),
     )
     return host

@@ -1,6 +1,6 @@
 """Training frameworks: what their own callbacks show is recorded, and their own way to save and stop is used.
 
-loop           one training loop under torchloom: steps, metrics, saves, and what somebody asks of it
+training_loop  one training loop under torchloom: steps, metrics, saves, and what somebody asks of it
 resume         the checkpoint to resume from, if the job asks for that
 transformers   Hugging Face Trainer          lightning    Lightning (both package names)
 accelerate     a loop written with Accelerator    torchtitan   its metrics and its checkpoints

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from torchloom.checkpoint.store import trainer_index
-from torchloom.integrations.loop import TrainingLoop, index_of
+from torchloom.integrations.training_loop import TrainingLoop, index_of
 from torchloom.probe import session as sessions
 
 _loops: dict[int, TrainingLoop] = {}

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from torchloom.integrations import resume
-from torchloom.integrations.loop import TrainingLoop, attach
+from torchloom.integrations.training_loop import TrainingLoop, attach
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 LOOK_EVERY_S = 0.2

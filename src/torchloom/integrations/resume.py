@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 
 from torchloom.checkpoint.store import trainer_index
-from torchloom.integrations.loop import index_of
+from torchloom.integrations.training_loop import index_of
 
 
 def wanted() -> bool:

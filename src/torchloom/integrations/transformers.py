@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from torchloom.integrations import resume
-from torchloom.integrations.loop import TrainingLoop, attach
+from torchloom.integrations.training_loop import TrainingLoop, attach
 
 try:
     from transformers.trainer_callback import TrainerCallback

@@ -8,6 +8,6 @@ import_watch a module (torch…) has been imported                      api     
 observe/     steps, phases, data waits, metrics, collectives, devices, hashes
 steering/    mail, transaction, settings and saves at the step boundary
 links/       the delay matrix                                         native/  the recorder in C++
-injected_faults   faults on purpose
+injected_faults   faults on purpose                               frameworks   joins Hugging Face, Lightning…
 agent_store  the job's store is at the job's port only: groups of the script's own (mp.spawn) get theirs
 """

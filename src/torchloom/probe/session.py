@@ -24,6 +24,7 @@ from torchloom.probe.injected_faults import Faults
 from torchloom.probe.observe import device
 from torchloom.probe.observe.data_wait import DataWait
 from torchloom.probe.observe.hyperparameters import Hyperparameters
+from torchloom.probe.observe.import_report import ImportReport
 from torchloom.probe.observe.joining import Joining
 from torchloom.probe.observe.metrics import Metrics
 from torchloom.probe.observe.parameter_hashes import FIRST, ParameterHashes
@@ -74,6 +75,8 @@ class Session:
         self._joining = Joining(self.phases, self.guard)
         self._arrivals = Arrivals(self.guard)
         self._device: dict[str, Any] = {}
+        self._imports = ImportReport(os.environ)
+        self._report_imports = self.guard.wrap(self._imports.write)
         self._counted_by_checkpoint = False
         self._continues: int | None = None
         """Training step minus step, where the script loaded a state and reports no steps itself."""
@@ -192,6 +195,8 @@ class Session:
         self._write_metrics(now_ns)
         if self._continues is not None and not self._counted_by_checkpoint:
             self._count_training_step(completed + self._continues)
+        if self._imports.is_due:
+            self._report_imports()
         self._watch_hyper()
         if self._store_values.ignored != self._ignored:
             self._watch_store()

@@ -27,6 +27,7 @@ def _arguments() -> argparse.Namespace:
         "--cold", action="store_true", help="import nothing; every worker is a new interpreter"
     )
     parser.add_argument("--preload", action="append", default=[], metavar="MODULE", help="import this too")
+    parser.add_argument("--learned", type=Path, help="import what this file lists, as far as that is safe")
     parser.add_argument(
         "--idle-s", type=float, default=30.0, help="exit after this long without a client or worker"
     )
@@ -46,7 +47,11 @@ def main() -> None:
         sys.exit(f"spawner: {refusal}")
     newborn: Become | None = None
     try:
-        warmth = Warmth(cold=True) if arguments.cold else warm_up(arguments.preload, server.pump)
+        warmth = (
+            Warmth(cold=True)
+            if arguments.cold
+            else warm_up(arguments.preload, server.pump, arguments.learned)
+        )
         server.warmed(warmth)
         server.run()
     except Become as become:

@@ -21,6 +21,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, NoReturn
 
+from torchloom.spawner import learned_imports
 from torchloom.spawner.boxes import NewBox, start_ticks
 from torchloom.spawner.warm import Warmth
 
@@ -126,6 +127,7 @@ def run(spec: Mapping[str, Any], warmth: Warmth) -> NoReturn:
     correct_main_thread()
     forget_random_state()
     restore_threads(spec, warmth)
+    learned_imports.repair(spec["env"])
     if not sys.flags.safe_path:
         sys.path.insert(0, "")  # -m had put something there, and the probe replaces it by the script's place
     from torchloom.probe import worker

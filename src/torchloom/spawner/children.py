@@ -175,6 +175,8 @@ class Children:
                 raise Refused(f"there is no program {spec['command'][0]}")
         if not self.warmth.cold and self.warmth.problem is not None:
             raise Refused(self.warmth.problem)
+        if self.warmth.learned.unsafe:
+            raise Refused(f"importing {self.warmth.learned.unsafe} made this spawner unsafe to fork")
 
     def _identity(self, spec: Mapping[str, Any]) -> dict[str, Any]:
         known = {key: spec[key] for key in _IDENTITY_KEYS if spec.get(key) is not None}

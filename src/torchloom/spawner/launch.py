@@ -32,6 +32,7 @@ def start_spawner(
     flags: Sequence[str] = TORCHRUN_FLAGS,
     idle_s: float = 30.0,
     cwd: Path | str | None = None,
+    learned: str = "",
 ) -> subprocess.Popen[bytes]:
     """Start a spawner in its own session, logging to `<directory>/spawner-<key>.log`.
 
@@ -44,6 +45,7 @@ def start_spawner(
     command = [interpreter, *flags, "-m", "torchloom.spawner"]
     command += ["--socket", str(socket_path(directory, key)), "--key", key, "--idle-s", f"{idle_s:g}"]
     command += ["--cold"] if cold else [word for module in preload for word in ("--preload", module)]
+    command += ["--learned", learned] if learned and not cold else []
     log = os.open(directory / f"spawner-{key}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         return subprocess.Popen(

@@ -282,6 +282,9 @@ class Server:
             "import_s": warmth.seconds,
             "missing": warmth.missing,
             "problem": warmth.problem,
+            "learned": warmth.learned.imported,
+            "unsafe": warmth.learned.unsafe,
+            "why_unsafe": warmth.learned.why,
             "threads": thread_count(),
             "children": [
                 {

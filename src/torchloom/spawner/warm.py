@@ -15,9 +15,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from torchloom.spawner.learned_imports import Descriptors, LearnedImports, import_learned, read_list
 
 MODULES = (
     "torch",
@@ -56,6 +60,8 @@ class Warmth:
     threads_capped: bool = False
     """torch asks MKL, which never gives more threads than there are cores unless MKL_DYNAMIC forbids it."""
     set_blas_threads: Callable[[int], Any] | None = None
+    learned: LearnedImports = field(default_factory=LearnedImports)
+    """What the job was seen to import, as far as it was imported here."""
 
 
 def thread_count() -> int:
@@ -63,15 +69,19 @@ def thread_count() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-def warm_up(extra: Sequence[str], pump: Callable[[], None]) -> Warmth:
+def warm_up(extra: Sequence[str], pump: Callable[[], None], learned: Path | None = None) -> Warmth:
     """Import everything; `pump` is called between imports so that the socket is answered meanwhile."""
     warmth = Warmth(cold=False)
     began = time.monotonic()
     gc.disable()
-    with _environment_for_import(), _pumped_imports(pump):
+    descriptors = Descriptors()
+    answer = pump if learned is None else partial(descriptors.around, pump)
+    with _environment_for_import(), _pumped_imports(answer):
         for name in (*OURS, *MODULES, *extra):
             _import_one(name, warmth)
         _load_recorder(warmth)
+        if learned is not None:
+            warmth.learned = import_learned(read_list(learned), descriptors.again())
     torch = sys.modules.get("torch")
     if torch is not None:
         warmth.torch = str(torch.__version__)

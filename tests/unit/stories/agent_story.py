@@ -8,6 +8,7 @@ from torchloom.agent.host import Host, LocalWorker
 from torchloom.agent.journal import Journal
 from torchloom.agent.observe.boxes import ReadableBox
 from torchloom.agent.observe.devices import look
+from torchloom.agent.processes.learned_spawners import LearnedSpawners
 from torchloom.agent.processes.spawners import Spawners
 from torchloom.agent.reporting import Reporter
 from torchloom.bus.memory import MemoryBus
@@ -33,6 +34,7 @@ def box(path: Path) -> ReadableBox:
 
 def a_host(tmp_path: Path, bus: MemoryBus, made: ReadableBox) -> Host:
     home = Home(tmp_path / "home")
+    spawners = Spawners(home, lambda _: False)
     host = Host(
         home=home,
         node="a",
@@ -43,7 +45,8 @@ def a_host(tmp_path: Path, bus: MemoryBus, made: ReadableBox) -> Host:
         devices=look("a"),
         journal=Journal(home),
         reporter=Reporter(bus, "a"),
-        spawners=Spawners(home, lambda _: False),
+        spawners=spawners,
+        learned=LearnedSpawners(home, spawners, lambda _: False),
     )
     log = tmp_path / "log"
     host.workers[REF] = LocalWorker(

@@ -17,7 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torchloom.agent.processes import spawner_files
 from torchloom.errors import LoomError, SpawnFailed
@@ -48,10 +48,15 @@ class Recipe:
     env: dict[str, str] = field(repr=False)
     preload: tuple[str, ...]
     cold: bool
+    learned: str = ""
+    """A file that lists what the job was seen to import (learned_spawners.py)."""
+    digest: str = ""
+    """Of that file: another list needs another spawner."""
 
     @property
     def key(self) -> str:
-        return spawner_key(self.interpreter, TORCHRUN_FLAGS, self.env, preload=self.preload, cold=self.cold)
+        preload = (*self.preload, f"{self.learned} {self.digest}") if self.learned else self.preload
+        return spawner_key(self.interpreter, TORCHRUN_FLAGS, self.env, preload=preload, cold=self.cold)
 
 
 def recipe(interpreter: str, env: Mapping[str, str], preload: tuple[str, ...], spawn: str) -> Recipe:
@@ -156,6 +161,19 @@ class Spawners:
             await asyncio.sleep(_LOOK_EVERY_S)
         return client
 
+    async def warmed(self, wanted: Recipe) -> dict[str, Any]:
+        """The state of this spawner once it has imported everything, started if there is none."""
+        client = await self._warm(wanted, lambda: not self._closing)
+        return await client.state()
+
+    async def quit(self, key: str) -> None:
+        """End a spawner once its last worker has ended."""
+        spawner = self._pool.get(key)
+        self._recipes.pop(key, None)
+        if spawner is not None:
+            with contextlib.suppress(LoomError, SpawnerGone, OSError):
+                await spawner.client.quit(at_once=False, timeout_s=_LEAVE_WITHIN_S)
+
     async def prewarm(self, wanted: Recipe) -> None:
         """Have one ready, and have it replaced when it dies, before any job asks for it."""
         self._wanted_warm.add(wanted.key)
@@ -177,6 +195,7 @@ class Spawners:
                 wanted.env,
                 preload=wanted.preload,
                 cold=wanted.cold,
+                learned=wanted.learned,
             )
         except OSError as error:
             spawner_files.sweep(path)

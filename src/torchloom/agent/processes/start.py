@@ -23,6 +23,7 @@ from torchloom.agent.observe import boxes
 from torchloom.agent.observe.boxes import ReadableBox
 from torchloom.agent.processes.exits import ExitWatch
 from torchloom.agent.processes.fencing import wait_for_lease
+from torchloom.agent.processes.learned_spawners import PATH_VARIABLE
 from torchloom.agent.processes.process import Process, boot_id, is_alive
 from torchloom.agent.processes.spawners import Recipe, recipe
 from torchloom.agent.processes.worker_environment import start_order, without_secrets
@@ -140,7 +141,10 @@ async def _start(
 ) -> list[LocalWorker]:
     wanted = recipe(effect.interpreter, without_secrets(env), effect.preload, effect.spawn)
     _prepare_directories(host)
+    wanted, imports = host.learned.choose(effect, wanted, without_secrets(env))
     orders = [_order(host, effect, order, launch, env) for launch in launches]
+    if imports is not None:
+        orders[0]["env"][PATH_VARIABLE] = str(imports)
     refs = [launch.ref for launch in launches]
 
     async def fork(spawner: AsyncSpawnerClient) -> list[Started]:

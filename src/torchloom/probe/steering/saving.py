@@ -29,7 +29,7 @@ class ScriptCheckpoint:
         """Of the last requested save: steps made, training step, failures before it."""
         self._asking = False
         self.trainer: Any = None
-        """The training loop of a framework, while it trains (torchloom.integrations.loop)."""
+        """The training loop of a framework, while it trains (torchloom.integrations.training_loop)."""
 
     def look(self) -> Any:
         """The one in use, or None."""
