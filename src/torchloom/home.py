@@ -44,6 +44,11 @@ class Home:
         return self.root / "tokens.json"
 
     @property
+    def webhooks_file(self) -> Path:
+        """Receivers of incidents; there is none unless a person wrote it."""
+        return self.root / "webhooks.toml"
+
+    @property
     def nats_dir(self) -> Path:
         return self.root / "nats"
 

@@ -20,6 +20,7 @@ PLAIN = {
     "submit": "Start a job like `run` and return its id at once.",
     "weaver": "Run one control service (production).",
     "agent": "Run this host's agent (production).",
+    "notify": "Deliver incidents to webhooks (production).",
 }
 
 COMPLETE = "__complete"

@@ -48,6 +48,7 @@ FAMILIES = {
     "completion": "shell",
     "weaver": "service",
     "agent": "service",
+    "notify": "service",
 }
 """The shelf of every verb. A new verb is one line here and one file on that shelf."""
 

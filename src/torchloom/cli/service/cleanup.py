@@ -23,8 +23,8 @@ LOOK_EVERY_S = 0.01
 
 
 def end_parts(home: Home) -> None:
-    """End agent, weaver and nats-server, in this order: each may need the next one to shut down cleanly."""
-    for name in ("agent", "weaver"):
+    """End the parts in this order: each may need the next one to shut down cleanly."""
+    for name in ("notify", "agent", "weaver"):
         record = parts.living(home, name)
         if record is not None:
             end_process(record)

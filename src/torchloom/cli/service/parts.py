@@ -15,7 +15,7 @@ from typing import Any
 from torchloom.agent.processes.process import Process, boot_id, is_alive, start_ticks
 from torchloom.home import Home
 
-PARTS = ("agent", "weaver", "nats")
+PARTS = ("agent", "weaver", "notify", "nats")
 """In start order: the parts' imports take longer than the server needs to come up."""
 
 

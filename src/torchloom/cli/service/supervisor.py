@@ -116,6 +116,8 @@ class Supervisor:
                 # An external server chosen for this stack stays in use until `loom down`.
                 self._plan = replace(old, port=bound) if old is not None else Plan(bound)
             self._plan.write(self._home)
+        if not self._home.webhooks_file.exists():
+            del self._parts["notify"]
         if self._plan.servers:
             del self._parts["nats"]
         elif not alive:
