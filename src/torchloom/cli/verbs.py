@@ -34,6 +34,8 @@ FAMILIES = {
     "stragglers": "fleet",
     "trace": "fleet",
     "report": "fleet",
+    "tensorboard": "fleet",
+    "otlp": "fleet",
     "probe": "fleet",
     "events": "fleet",
     "devices": "fleet",

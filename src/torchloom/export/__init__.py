@@ -6,5 +6,7 @@ so that a slow or dead receiver costs neither a decision nor a training step.
 * `notify`: follows incidents and delivers them in order, also over restarts.
 * `events_file`: a writer of TensorBoard event files.
 * `tensorboard`: a job's numbers as such a file.
-* `telemetry`: incidents, operations and numbers over OTLP (extra `otel`).
+* `telemetry`: incidents, operations and metrics in OpenTelemetry's form (extra `otel`).
+* `otlp`: sends those to a collector.
+* `prometheus_text`: reads what `/metrics` answers.
 """
