@@ -93,7 +93,7 @@ class Stack:
         self.env = {
             k: v for k, v in os.environ.items() if not k.startswith("LOOM_") or k == "LOOM_RESTORE_CHECK"
         }
-        self.env |= {"LOOM_HOME": str(root), "NO_COLOR": "1", "PYTHONUNBUFFERED": "1"}
+        self.env |= {"LOOM_HOME": str(root), "NO_COLOR": "1", "PYTHONUNBUFFERED": "1", "LOOM_SLOTS": "64"}
         self.env["LOOM_KERNEL_LOG"] = str(root.with_name(f"{root.name}.kernel.log"))
 
     # -- commands -------------------------------------------------------------------------------------

@@ -1,0 +1,133 @@
+"""What people run: one small training of each kind (argv[1]), as in tutorials. It knows no torchloom."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+CASE = sys.argv[1]
+OUT = Path(sys.argv[2])
+STEPS = 12
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+
+
+def loss_of(net: nn.Module) -> torch.Tensor:
+    return net(torch.ones(4, 8)).square().mean()
+
+
+def simple(net: nn.Module, steps: int = STEPS) -> None:
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss_of(net).backward()
+        optimizer.step()
+
+
+def lbfgs() -> None:
+    net = model()
+    optimizer = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=3)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(net)
+        loss.backward()
+        return loss
+
+    for _ in range(STEPS):
+        optimizer.step(closure)
+
+
+def gan() -> None:
+    nets = [model(), model()]
+    optimizers = [torch.optim.Adam(net.parameters()) for net in nets]
+    for _ in range(STEPS):
+        for net, optimizer in zip(nets, optimizers, strict=True):
+            optimizer.zero_grad()
+            loss_of(net).backward()
+            optimizer.step()
+
+
+def compiled() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+
+    @torch.compile(backend="eager")
+    def step() -> None:
+        optimizer.step()
+
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(net).backward()
+        step()
+
+
+def fsdp2() -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo")
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    net = model()
+    fully_shard(net, mesh=mesh)
+    simple(net)
+    dist.destroy_process_group()
+
+
+def in_child(rank: int, world: int, port: int) -> None:
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "127.0.0.1", str(port)
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    (OUT / f"spawned-{rank}").write_text(f"{total.item()}")
+    dist.destroy_process_group()
+
+
+def spawn() -> None:
+    """As the tutorial of DDP does it: processes and a store of the script's own."""
+    mp.spawn(in_child, args=(2, int(sys.argv[3])), nprocs=2)
+
+
+def saver() -> None:
+    """Saves in its handler of SIGTERM, and ends by itself."""
+    dist.init_process_group("gloo")
+    leaving: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: leaving.append(number))
+    net = nn.parallel.DistributedDataParallel(model())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    done = 0
+    while not leaving:
+        optimizer.zero_grad()
+        loss_of(net).backward()
+        optimizer.step()
+        done += 1
+        time.sleep(0.01)
+    (OUT / f"saved-{dist.get_rank()}").write_text(f"{done}")
+    dist.destroy_process_group()
+
+
+def logged() -> None:
+    """Logs its own learning rate, and ends when the test says so."""
+    net = model()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    with open(OUT / "lr", "a", buffering=1) as log:
+        while not (OUT / "end").exists():
+            optimizer.zero_grad()
+            loss_of(net).backward()
+            optimizer.step()
+            log.write(f"{optimizer.param_groups[0]['lr']}\n")
+            time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    print("case", CASE, flush=True)
+    globals()[CASE]()
+    print("done", CASE, flush=True)

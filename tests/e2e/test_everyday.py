@@ -1,0 +1,77 @@
+"""What people run every day, as they wrote it: it works, is seen, and what cannot work is said at once."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+from stack import BIN, SCRIPTS, Stack, lines_of, wait_until
+
+EVERYDAY = str(SCRIPTS / "everyday.py")
+
+
+def test_trainings_of_many_kinds(stack: Stack, tmp_path: Path) -> None:
+    """All at once, because to start them takes the time."""
+    module = tmp_path / "pack" / "train.py"
+    module.parent.mkdir()
+    module.write_text(Path(EVERYDAY).read_text())
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    out = str(tmp_path)
+    jobs = {case: stack.submit(EVERYDAY, case, out, workers=1) for case in ("lbfgs", "gan", "compiled")}
+    jobs["fsdp2"] = stack.submit(EVERYDAY, "fsdp2", out)
+    spawned = stack.submit(EVERYDAY, "spawn", out, str(port), workers=1)
+    stack.env["PYTHONPATH"] = out
+    done = stack.loom("submit", "-m", "pack.train", "lbfgs", out)
+    jobs["-m"] = done.stdout.split()[-1]
+    python = str(BIN / "python")
+    done = stack.loom("submit", "--no-python", python, EVERYDAY, "lbfgs", out)
+    wrapped = done.stdout.split()[-1]
+    for case, job in jobs.items():
+        view = stack.wait_state(job, "completed", "failed")
+        assert view["state"] == "completed" and view["step"] == 12, (case, view["reason"])
+        assert view["restarts"] == 0
+    for job in (spawned, wrapped):
+        view = stack.wait_state(job, "completed", "failed")
+        assert view["state"] == "completed", view["reason"]
+        assert "no step seen" in stack.loom("status", job).stdout
+    assert [(tmp_path / f"spawned-{rank}").read_text() for rank in (0, 1)] == ["2.0", "2.0"]
+
+
+def test_a_set_learning_rate_is_in_the_scripts_own_log(stack: Stack, tmp_path: Path) -> None:
+    job = stack.submit(EVERYDAY, "logged", str(tmp_path), workers=1)
+    log = tmp_path / "lr"
+    wait_until(lambda: len(lines_of(log)) > 3, "the script logs")
+    stack.steer("set", job, "lr=0.125")
+    wait_until(lambda: lines_of(log)[-1] == "0.125", "the script logs what was set")
+    stack.steer("set", job, "lr=own")
+    wait_until(lambda: lines_of(log)[-1] == "0.01", "the script's own is back")
+    (tmp_path / "end").touch()
+    stack.wait_state(job, "completed")
+    assert set(lines_of(log)) == {"0.01", "0.125"}
+
+
+def test_a_stop_uses_the_scripts_own_handler(stack: Stack, tmp_path: Path) -> None:
+    job = stack.submit(EVERYDAY, "saver", str(tmp_path))
+    wait_until(lambda: stack.status(job)["step"] > 2, "it trains")
+    stack.loom("stop", job)
+    assert stack.status(job)["state"] == "stopped"
+    saved = [(tmp_path / f"saved-{rank}").read_text() for rank in (0, 1)]
+    assert saved[0] == saved[1] and int(saved[0]) > 2, "both handlers ran, at one step"
+
+
+def test_what_cannot_work_is_said_once(stack: Stack, tmp_path: Path) -> None:
+    def fails(name: str, text: str) -> dict[str, Any]:
+        path = tmp_path / f"{name}.py"
+        path.write_text(text)
+        job = stack.submit(str(path))
+        return stack.wait_state(job, "failed", "completed")
+
+    broken = fails("broken", "def f(:\n")
+    assert broken["restarts"] == 0 and "the script cannot be compiled" in broken["reason"]
+    missing = fails("missing", "import nothing_of_this_name\n")
+    assert missing["restarts"] == 0 and "a module is missing" in missing["reason"]
+    wrong = fails("wrong", "{}['key']\n")
+    assert wrong["restarts"] == 1 and "the same KeyError at" in wrong["reason"]
