@@ -6,6 +6,6 @@ messages, notice            commands, queries and telemetry; an event as people 
 job, policy, steering, transaction/     what a user asks for: the job, what is done about findings, changes
 node, worker, links, checkpoints        facts about a host, a process, the network, what was saved
 windows, findings, finding_kinds        what detectors look at and conclude; the table of kinds
-incidents, faults                       what went wrong, and what was made to go wrong
+incidents, faults, device_faults        what went wrong, and what was made to go wrong
 flight                                  dumps of torch's Flight Recorder
 """

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptEnvironment:
     """What is kept of one submission."""
 
     env: dict[str, str]
@@ -60,10 +60,10 @@ class Environments:
     def __init__(self, bus: Bus, keys: JobKeys | None = None) -> None:
         self._bus = bus
         self._keys: JobKeys = keys if keys is not None else IN_MEMORY
-        self._cache: dict[str, Kept] = {}
+        self._cache: dict[str, KeptEnvironment] = {}
 
     async def put(self, env_id: str, env: dict[str, str]) -> None:
-        kept = Kept(env, secrets.token_bytes(32))
+        kept = KeptEnvironment(env, secrets.token_bytes(32))
         try:
             box = SecretBox(self._keys.make(env_id))
         except OSError as error:
@@ -82,29 +82,29 @@ class Environments:
         """Of the job's store; empty for a job from before there was one."""
         return (await self._get(job)).secret
 
-    async def _get(self, job: Job) -> Kept:
+    async def _get(self, job: Job) -> KeptEnvironment:
         name = job.env_id or job.id
         if name not in self._cache:
             data = await self._bus.get_object(_PREFIX + name)
             if data is None and job.spec.env_names:
                 raise BusUnavailable(f"the environment of {job.id} is not in the object store")
-            self._remember(name, self._open(job.id, name, data) if data else Kept({}))
+            self._remember(name, self._open(job.id, name, data) if data else KeptEnvironment({}))
         return self._cache[name]
 
-    def _open(self, job: str, name: str, data: bytes) -> Kept:
+    def _open(self, job: str, name: str, data: bytes) -> KeptEnvironment:
         key = self._keys.get(name)
         if key is None and data.startswith(_ENCRYPTED):
             raise BusUnavailable(f"the key of the environment of {job} is not on this host")
         try:
             if key is None:
-                return Kept(msgspec.msgpack.decode(data, type=dict[str, str]))
+                return KeptEnvironment(msgspec.msgpack.decode(data, type=dict[str, str]))
             if not data.startswith(_ENCRYPTED):
                 raise ValueError("it is not encrypted, and it was")
             plain = SecretBox(key).decrypt(data[len(_ENCRYPTED) :])
             stored = msgspec.msgpack.decode(plain, type=_Stored)
         except (CryptoError, ValueError, msgspec.MsgspecError) as error:
             raise BusUnavailable(f"the environment of {job} in the object store is damaged") from error
-        return Kept(stored.env, stored.secret)
+        return KeptEnvironment(stored.env, stored.secret)
 
     async def forget(self, env_id: str) -> None:
         """The key first: whatever becomes of the object, nobody can read it from here on."""
@@ -134,7 +134,7 @@ class Environments:
         wanted = {job.env_id or job.id for job in fleet.jobs.values()}
         return (stored | set(self._keys.names())) - wanted
 
-    def _remember(self, name: str, kept: Kept) -> None:
+    def _remember(self, name: str, kept: KeptEnvironment) -> None:
         while len(self._cache) >= _REMEMBERED:
             del self._cache[next(iter(self._cache))]
         self._cache[name] = kept

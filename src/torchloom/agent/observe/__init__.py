@@ -6,6 +6,7 @@ pulse         regular looks: first steps, devices, telemetry
 windows       what detectors look at, twice a second; collectives: records of the ring
 evidence      stacks, collectives and samples on request; stacks: py-spy
 kernel        state, CPU time, I/O, children of a process; cgroups: quotas; kernel_files: how both are read
+kernel_log    errors of the device driver in the kernel's log
 kernel_waits  what a blocked process waits for, and who debugs it
 accelerator   the device a rank's collectives run on: where it stands, its own steps
 devices       devices of this host, and which worker uses which

@@ -1,2 +1,2 @@
 """Verbs about the fleet: incidents, stragglers, links (probe), events, devices, nodes; trace and inject;
-analyze and dump_files: Flight Recorder dumps."""
+analyze and dump_files: Flight Recorder dumps; report: a job as one HTML file."""

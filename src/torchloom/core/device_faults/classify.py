@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from torchloom.core.device_faults.memory import out_of_memory
+from torchloom.core.device_faults.out_of_memory import out_of_memory
 from torchloom.core.device_faults.texts import OUT_OF_MEMORY, TEXTS
 from torchloom.core.device_faults.xids import meaning_of
 from torchloom.model.device_faults import DeviceFault, Xid
