@@ -45,6 +45,66 @@ def test_killed_workers_resume_bit_identical_from_memory(stack: Stack, tmp_path:
     compare(plain, disturbed)
 
 
+def test_killed_workers_of_a_sharded_training_resume_bit_identical(stack: Stack, tmp_path: Path) -> None:
+    """FSDP2: parameters and moments are DTensors, and the script keeps one of its own."""
+    args = ("--fsdp", "--layers", "2", "--width", "64", "--every", "10", "--step-ms", "20")
+    plain = Run(stack, tmp_path / "plain", 2, 40, *args)
+    plain.finish()
+    disturbed = Run(stack, tmp_path / "disturbed", 2, 40, *args)
+    disturbed.wait_step(7)
+    disturbed.kill_worker(1)
+    disturbed.wait_step(25)
+    disturbed.kill_worker(0)
+    assert disturbed.finish()["restarts"] == 2
+    assert disturbed.restored_from("memory")
+    compare(plain, disturbed)
+
+
+def train_lives(stack: Stack, root: Path, kills: dict[int, tuple[tuple[int, int], ...]]) -> list[Run]:
+    """A sharded training that is resized from life to life; `kills` are (step, rank) by life."""
+    runs = []
+    for life, (world, steps) in enumerate(((2, 30), (4, 60), (3, 90))):
+        args = ("--fsdp", "--every", "7", "--step-ms", "20", "--save-last")
+        store = ("--dir", str(root / "store"), "--name", "resized")
+        run = Run(stack, root / f"life-{life}", world, steps, *args, *store)
+        for step, rank in kills.get(life, ()):
+            run.wait_step(step)
+            run.kill_worker(rank)
+        run.finish()
+        runs.append(run)
+    return runs
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_a_sharded_training_that_is_resized_and_killed_ends_like_one_that_is_only_resized(
+    stack: Stack, tmp_path: Path
+) -> None:
+    """Some kills come before the first save of the new size, so that shards are put together once more."""
+    plain = train_lives(stack, tmp_path / "plain", {})
+    kills = {0: ((9, 1),), 1: ((32, 3), (50, 0)), 2: ((62, 2), (80, 1))}
+    disturbed = train_lives(stack, tmp_path / "disturbed", kills)
+    assert [run.stack.status(run.job)["restarts"] for run in disturbed] == [1, 2, 2]
+    for one, other in zip(plain, disturbed, strict=True):
+        compare(one, other)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("world", "tier"), [(2, "memory"), (3, "disk"), (4, "memory")])
+def test_ten_kills_of_everything_leave_no_trace_in_a_sharded_training(
+    stack: Stack, tmp_path: Path, world: int, tier: str
+) -> None:
+    args = ("--fsdp", "--every", "25", "--step-ms", "30", *(("--no-memory",) if tier == "disk" else ()))
+    plain = Run(stack, tmp_path / "plain", world, STEPS, *args)
+    plain.finish(300)
+    disturbed = Run(stack, tmp_path / "disturbed", world, STEPS, *args)
+    disturb(disturbed, random_steps(STEPS, len(TURN), SEED, CHOSEN), TURN, SEED)
+    assert disturbed.finish(600)["restarts"] >= TURN.count("worker")
+    assert disturbed.restored_from("memory" if tier == "memory" else "the store") >= RESTORED
+    compare(plain, disturbed)
+
+
 def test_a_disturbed_run_resumes_bit_identical_from_disk(stack: Stack, tmp_path: Path) -> None:
     args = ("--every", "5", "--step-ms", "20", "--no-memory")
     plain = Run(stack, tmp_path / "plain", 3, 60, *args)

@@ -1,8 +1,10 @@
-"""A deterministic DDP training with dropout and data workers, which notes its samples and how it ended.
+"""A deterministic training with dropout and data workers, which notes its samples and how it ended.
 
 It draws from every generator a script may have, those of the process and its own, and keeps NumPy's arrays.
+It trains under DDP, or with --fsdp under FSDP2, with a DTensor of its own.
 
-    identical.py OUT [--steps N] [--every N|Ts|auto] [--layers N] [--step-ms M] [--dataset URI]
+    identical.py OUT [--steps N] [--every N|Ts|auto] [--layers N] [--step-ms M] [--dataset URI] [--fsdp]
+                     [--dir STORE --name NAME --save-last]
 
 OUT/samples-<rank> gets a line `<generation> <step> <indices> <pid>` for every step; OUT/final-<rank> gets
 digests of parameters, buffers, the optimizer's state, what the script keeps and all generators at the end.
@@ -34,6 +36,11 @@ parser.add_argument("--width", type=int, default=256)
 parser.add_argument("--layers", type=int, default=6)
 parser.add_argument("--step-ms", type=float, default=30)
 parser.add_argument("--dir", default=None)
+parser.add_argument("--name", default=None)
+parser.add_argument(
+    "--save-last", action="store_true", help="save the last step, for another life to go on from"
+)
+parser.add_argument("--fsdp", action="store_true")
 parser.add_argument("--no-memory", action="store_true")
 parser.add_argument("--dataset", help="lines of a ShardedDataset instead of samples made here")
 args = parser.parse_args()
@@ -101,6 +108,8 @@ class Noise:
         now["history"][step % 4] = 0.9 * now["history"][step % 4] + row
         now["best"] = min(now["best"], np.float32(row[0]))
         now["seen"] = frozenset([*now["seen"], step % 7])
+        if "average" in now:
+            now["average"] = now["average"] * 0.9 + step
         return torch.from_numpy(now["history"].sum(0)).float() * 1e-3
 
     def state_dict(self) -> dict[str, Any]:
@@ -114,6 +123,9 @@ class Noise:
         kept += [self.state["python"].getstate(), self.state["torch"].get_state().tolist()]
         kept += [self.state["history"].tolist(), self.state["history"].flags.f_contiguous]
         kept += [repr(self.state["best"]), sorted(self.state["seen"])]
+        if "average" in self.state:
+            average = self.state["average"]
+            kept += [type(average).__name__, average.placements, average.shape, average.to_local().tolist()]
         return hashlib.sha256(repr(kept).encode()).hexdigest()
 
 
@@ -127,7 +139,8 @@ def wait_for_leave(step: int) -> None:
 def digest(tensors: list[torch.Tensor]) -> str:
     total = hashlib.sha256()
     for tensor in tensors:
-        total.update(tensor.detach().contiguous().numpy().tobytes())
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        total.update(local.detach().contiguous().numpy().tobytes())
     return total.hexdigest()
 
 
@@ -137,7 +150,18 @@ torch.manual_seed(1 + rank)
 np.random.seed(1 + rank)
 random.seed(1 + rank)
 noise = Noise(11 + rank)
-model = DistributedDataParallel(Net(), bucket_cap_mb=1)
+if args.fsdp:
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    model: nn.Module = Net()
+    for layer in model.middle:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    noise.state["average"] = distribute_tensor(torch.zeros(5, 3), mesh, [Shard(0)])
+else:
+    model = DistributedDataParallel(Net(), bucket_cap_mb=1)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
 if args.dataset:
@@ -154,6 +178,7 @@ ckpt = loom.Checkpoint(
     every=args.every,
     keep=3,
     dir=args.dir,
+    name=args.name,
     memory=not args.no_memory,
 )
 step = ckpt.restore()
@@ -178,6 +203,8 @@ with open(args.out / f"samples-{rank}", "a", buffering=1) as samples, ckpt:
             time.sleep(max(0.0, args.step_ms / 1000 - (time.monotonic() - began)))
             if step == args.steps:
                 break
+    if args.save_last:
+        ckpt.save(step, wait=True)
 
 moments = [t for state in optimizer.state.values() for _, t in sorted(state.items())]
 final = {

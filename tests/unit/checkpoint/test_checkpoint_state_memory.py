@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from torchloom.checkpoint.memory import slots, tier
-from torchloom.checkpoint.memory.slots import Kept, MemoryTier, SlotFile, held_by_all
+from torchloom.checkpoint.memory.slots import KeptState, MemoryTier, SlotFile, held_by_all
 from torchloom.checkpoint.state.image import plan
 from torchloom.checkpoint.store.names import CheckpointName
 
@@ -42,7 +42,7 @@ def test_a_slot_cut_short_or_of_another_kind_is_nothing(tmp_path: Path) -> None:
 
 def test_only_states_of_the_same_world_are_offered(tmp_path: Path) -> None:
     fill(SlotFile(tmp_path / "own-0.0"), 1.0, CheckpointName(1, 10), world=2)
-    assert list(MemoryTier(tmp_path, 0, 2).offers()) == [Kept(CheckpointName(1, 10), "a.1")]
+    assert list(MemoryTier(tmp_path, 0, 2).offers()) == [KeptState(CheckpointName(1, 10), "a.1")]
     assert MemoryTier(tmp_path, 0, 3).offers() == {}
     assert MemoryTier(tmp_path, 1, 2).offers() == {}
 
@@ -55,11 +55,11 @@ def test_two_saves_of_one_step_are_two_states_and_the_later_counts(tmp_path: Pat
     offers = MemoryTier(tmp_path, 0, 1).offers()
     assert [kept.save for kept in offers] == ["a.1", "a.2", "b.1"], "in the order of sealing"
     assert [sorted(offer) for offer in offers.values()] == [["own"], ["own", "shared"], ["own"]]
-    mine, other = list(offers), [Kept(name, "a.2"), Kept(name, "a.1")]
-    assert held_by_all([mine]) == {name: Kept(name, "b.1")}
-    assert held_by_all([mine, other]) == {name: Kept(name, "a.2")}
-    assert held_by_all([mine, other, other[1:]]) == {name: Kept(name, "a.1")}
-    assert held_by_all([mine, [Kept(name, "c.1")]]) == {}
+    mine, other = list(offers), [KeptState(name, "a.2"), KeptState(name, "a.1")]
+    assert held_by_all([mine]) == {name: KeptState(name, "b.1")}
+    assert held_by_all([mine, other]) == {name: KeptState(name, "a.2")}
+    assert held_by_all([mine, other, other[1:]]) == {name: KeptState(name, "a.1")}
+    assert held_by_all([mine, [KeptState(name, "c.1")]]) == {}
 
 
 def test_the_newest_state_sealed_by_all_is_never_overwritten(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_slot_on_its_way_to_disk_is_left_alone_and_a_third_is_made(tmp_path: P
 def test_what_was_restored_is_held_until_a_newer_one_is_sealed(tmp_path: Path) -> None:
     fill(SlotFile(tmp_path / "own-0.0"), 1.0, CheckpointName(1, 10))
     kept = MemoryTier(tmp_path, 0, 1)
-    kept.hold(Kept(CheckpointName(1, 10), "a.1"))
+    kept.hold(KeptState(CheckpointName(1, 10), "a.1"))
     assert kept.choose(0)[0] == 1
 
 

@@ -8,9 +8,9 @@ Owns the files and the rule for overwriting them. The directory is the agent's, 
 job has ended. A file is a header, an image (image.py) and the sums of its blocks; the header is wiped
 before the image is touched and written after it, so a killed process leaves a slot that says it is nothing.
 Ranks inform each other of what they have sealed, and a slot is used again only if it does not hold the newest
-state that **all** have sealed. Two saves of one step have one name and are two states (`Kept`): ranks restore
-the same one or none. Making a slot (`make`) touches nothing of what is in it, so it may happen at
-any time and beside the training.
+state that **all** have sealed. Two saves of one step have one name and are two states (`KeptState`): ranks
+restore the same one or none. Making a slot (`make`) touches nothing of what is in it, so it may happen at any
+time and beside the training.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ USABLE = 0.8
 """How much of the memory that is free now the tier may take."""
 
 
-class Kept(NamedTuple):
+class KeptState(NamedTuple):
     """A state in memory: what it is called, and which save made it."""
 
     name: CheckpointName
@@ -71,8 +71,8 @@ class Sealed:
     """By the host's monotonic clock: of two states of one step the later counts."""
 
     @property
-    def kept(self) -> Kept:
-        return Kept(self.name, self.save)
+    def kept(self) -> KeptState:
+        return KeptState(self.name, self.save)
 
     def map(self) -> Region:
         """Its bytes. Raises OSError, or ValueError if the file was cut short."""
@@ -174,7 +174,7 @@ class MemoryTier:
         self.keep: int | None = None
         """The slot that holds the newest state sealed by all, if any."""
 
-    def offers(self) -> dict[Kept, dict[str, Sealed]]:
+    def offers(self) -> dict[KeptState, dict[str, Sealed]]:
         """States that this rank can restore, oldest first: its own image and the host's shared one."""
         own = self._found(tier.own(self._rank))
         shared = self._found(tier.SHARED)
@@ -183,14 +183,14 @@ class MemoryTier:
             for kept, sealed in own.items()
         }
 
-    def hold(self, kept: Kept) -> None:
+    def hold(self, kept: KeptState) -> None:
         """This state was restored: its slots are not used before a newer one is sealed by all."""
         for slot in range(SLOTS):
             sealed = read(self._path(tier.own(self._rank), slot))
             if sealed is not None and sealed.kept == kept:
                 self.keep = slot
 
-    def adopt(self, kept: Kept) -> None:
+    def adopt(self, kept: KeptState) -> None:
         """Continue from this state: only its slot, if it is here, is worth keeping."""
         self._held.clear()
         self.keep = None
@@ -259,7 +259,7 @@ class MemoryTier:
     def _age(self, slot: int) -> float:
         return self._held.get(slot, math.inf)
 
-    def _found(self, name: str) -> dict[Kept, Sealed]:
+    def _found(self, name: str) -> dict[KeptState, Sealed]:
         if why_not_private(self.directory):  # whoever made it could have put a state of their own there
             return {}
         found = [sealed for slot in range(SLOTS) if (sealed := read(self._path(name, slot))) is not None]
@@ -270,7 +270,7 @@ class MemoryTier:
         return tier.file(self.directory, name, slot)
 
 
-def held_by_all(offers: Sequence[Sequence[Kept]]) -> dict[CheckpointName, Kept]:
+def held_by_all(offers: Sequence[Sequence[KeptState]]) -> dict[CheckpointName, KeptState]:
     """The states that every rank can restore, from the `offers` of each: of several saves of one step the
     newest that all have."""
     if not offers:

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from torchloom.checkpoint import reporting
 from torchloom.checkpoint.group import SaveGroup, new_series
 from torchloom.checkpoint.memory.hostline import Known, together
-from torchloom.checkpoint.memory.slots import Kept, MemoryTier, Sealed, held_by_all
+from torchloom.checkpoint.memory.slots import KeptState, MemoryTier, Sealed, held_by_all
 from torchloom.checkpoint.restoring.choosing import Choice
 from torchloom.checkpoint.restoring.deciding import Decider
 from torchloom.checkpoint.restoring.loading import stream_memory, stream_store
@@ -75,7 +75,7 @@ class Restorer:
         self._state, self._storage, self._job, self._group = state, storage, job, group
         self._tier = tier
         self._decider = Decider(storage, job, run, tier.directory if tier is not None else None)
-        self._bad_in_memory: set[Kept] = set()
+        self._bad_in_memory: set[KeptState] = set()
         self._bad_in_store: set[CheckpointName] = set()
         self._differs: tuple[str, ...] = ()
         self.rejected: dict[str, str] = {}
@@ -144,7 +144,7 @@ class Restorer:
         shared: Choice = self._group.share(choice)
         return shared
 
-    def _common(self, mine: list[Kept]) -> tuple[dict[CheckpointName, Kept], Known]:
+    def _common(self, mine: list[KeptState]) -> tuple[dict[CheckpointName, KeptState], Known]:
         """(what all ranks have in memory, what their hosts know of the line); the same on all ranks."""
         known = self._tier.line.read() if self._tier is not None else Known()
         usable = [kept for kept in mine if kept not in self._bad_in_memory]
@@ -189,7 +189,7 @@ class Restorer:
             except CheckpointError as error:
                 reporting.say(f"the choice of {choice.name} could not be recorded yet: {error}")
 
-    def _reject(self, choice: Choice, kept: Kept | None, why: str) -> None:
+    def _reject(self, choice: Choice, kept: KeptState | None, why: str) -> None:
         assert choice.name is not None
         if choice.manifest is not None:
             self._bad_in_store.add(choice.name)

@@ -20,7 +20,7 @@ from typing import Any
 
 from torchloom.checkpoint import reporting
 from torchloom.checkpoint.group import Board, SaveGroup
-from torchloom.checkpoint.memory.slots import Kept, MemoryTier, held_by_all
+from torchloom.checkpoint.memory.slots import KeptState, MemoryTier, held_by_all
 from torchloom.checkpoint.restoring.choosing import pick
 from torchloom.checkpoint.restoring.loading import from_memory, from_store
 from torchloom.checkpoint.state.filling import Filling, Images
@@ -65,8 +65,8 @@ class Goal:
     """Which save of that step, if it is in memory."""
 
     @property
-    def kept(self) -> Kept:
-        return Kept(self.name, self.save)
+    def kept(self) -> KeptState:
+        return KeptState(self.name, self.save)
 
 
 class Prepared:
@@ -191,14 +191,14 @@ def _agree(site: Site, which: int | str, key: str) -> Goal:
     return goal
 
 
-def _read_offers(text: str) -> list[Kept]:
+def _read_offers(text: str) -> list[KeptState]:
     offers = []
     for offer in _read_list(_read_json(text)):
         name, save = _read_list(offer, 2)
         parsed = parse_name(name) if isinstance(name, str) else None
         if parsed is None or not isinstance(save, str):
             raise CheckpointError(UNREADABLE)
-        offers.append(Kept(parsed, save))
+        offers.append(KeptState(parsed, save))
     return offers
 
 
@@ -230,7 +230,7 @@ def _read_json(text: str) -> Any:
         raise CheckpointError(UNREADABLE) from error
 
 
-def _choose(site: Site, which: int | str, offers: list[list[Kept]]) -> Goal:
+def _choose(site: Site, which: int | str, offers: list[list[KeptState]]) -> Goal:
     common = held_by_all(offers)
     choice = pick(look(site.storage, site.job), site.generation, common.keys(), which)
     if choice.name is None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from torchloom.checkpoint import reporting
 from torchloom.checkpoint.group import Board, SaveGroup
 from torchloom.checkpoint.lineage import about_state, facts_of
-from torchloom.checkpoint.memory.slots import Kept, MemoryTier
+from torchloom.checkpoint.memory.slots import KeptState, MemoryTier
 from torchloom.checkpoint.report_text import Told
 from torchloom.checkpoint.saving.agenda import Agenda
 from torchloom.checkpoint.saving.interval import SHARE, Every, SavePace
@@ -103,7 +103,7 @@ class Saver:
         leads = self._group.rank == 0 or self.board is None
         self.agenda = Agenda(SavePace(every), SavePace(Every(share=SHARE)), leads, self.board)
 
-    def begin_branch(self, branch: Branch, origin: Kept) -> None:
+    def begin_branch(self, branch: Branch, origin: KeptState) -> None:
         """The training was rolled back: what is saved from here on descends from that state."""
         assert self.agenda is not None
         self._branch, self._parent = branch.number, str(origin.name)

@@ -36,6 +36,7 @@ from torchloom.checkpoint.state.tree import (
     local_part,
     offset_of,
     tensors_of,
+    told,
 )
 from torchloom.errors import CheckpointDamaged, UsageError
 
@@ -71,6 +72,7 @@ class Filling:
         self._made: dict[int, torch.Tensor] = {}
         self._runs: dict[int, Runs] = {}
         self._leaves: dict[tuple[int, Path], Any] = {}
+        self._dtensors: dict[int, Any] = {}
         self._planned = False
         self.differs: list[str] = []
         """Where objects of the script hold something else than was saved, once it has run."""
@@ -166,10 +168,12 @@ class Filling:
                     f"the checkpoint holds no {component.name}",
                     hint="restore with the parts it was saved with",
                 )
-            leaf = self._in_place(reading, component) if dry and component.in_place else None
-            if not dry and component.in_place:
-                leaf = lambda record, path: self._leaves[id(record), path]  # noqa: E731
             tree = reading.trees[component.name]
+            leaf = None
+            if component.in_place:
+                leaf = self._in_place(reading, component) if dry else self._chosen
+            elif any("whole" in record for record in reading.records):
+                leaf = self._own_shards(reading, component)
             trees[component.name] = decoders[id(reading)].decode(tree, (component.name,), leaf)
         trees[ABOUT] = decoders[id(self._images.own)].decode(self.about, (ABOUT,))
         return trees
@@ -195,6 +199,31 @@ class Filling:
             found = self._wanted(source, component, saved, path, existing.get(path))
             self._leaves[id(record), path] = found
             return found
+
+        return leaf
+
+    def _chosen(self, record: Record, path: Path) -> Any:
+        return self._leaves[id(record), path]
+
+    def _own_shards(self, reading: Reading | Streamed, component: Component) -> Leaf:
+        """The DTensors of an object of the script: made anew, on the mesh of the one that it has there."""
+        existing: dict[Path, Any] = {}
+
+        def leaf(record: Record, path: Path) -> Any:
+            if "whole" not in record:
+                return self._new(reading, record)
+            if id(record) not in self._dtensors:
+                if not existing:
+                    existing.update(tensors_of(component.state(), (component.name,)))
+                template: Any = existing.get(path)
+                if not is_shard(template) or list(template.shape) != record["whole"]:
+                    raise UsageError(
+                        f"{told(path)} was saved as a DTensor of shape {tuple(record['whole'])}, "
+                        f"and the object has none there whose mesh it could get",
+                        hint="make the object with its DTensors before restore()",
+                    )
+                self._dtensors[id(record)] = self._shard(reading, record, path, None, template)
+            return self._dtensors[id(record)]
 
         return leaf
 

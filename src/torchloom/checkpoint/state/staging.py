@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from torchloom.checkpoint.group import Board, SaveGroup
-from torchloom.checkpoint.memory.slots import SLOTS, SPARE, Kept, MemoryTier, SlotFile
+from torchloom.checkpoint.memory.slots import SLOTS, SPARE, KeptState, MemoryTier, SlotFile
 from torchloom.checkpoint.state.fresh_pages import INLINE, Making
 from torchloom.checkpoint.state.image import Image, plan
 from torchloom.checkpoint.state.region import Region, anonymous
@@ -183,7 +183,7 @@ class Staging:
         if self.tier is not None:
             self.tier.begin_write(None)
 
-    def begin_branch(self, origin: Kept) -> None:
+    def begin_branch(self, origin: KeptState) -> None:
         """Training resumes from another state: free the memory of the abandoned branch."""
         if self.tier is not None:
             self.tier.adopt(origin)
