@@ -23,7 +23,7 @@ GIVE_UP_AFTER_S = 24 * 3600.0
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DeliveryOutcome:
     """`done`: accepted, or refused in a way that no retry changes."""
 
     done: bool
@@ -32,7 +32,7 @@ class Outcome:
 
 def send(
     hook: Webhook, delivery: str, body: dict[str, Any], at_s: int, within_s: float = WITHIN_S
-) -> Outcome:
+) -> DeliveryOutcome:
     """Send once. `delivery` is the same for every try, so that a receiver can drop a second one."""
     data = json.dumps(body, ensure_ascii=False).encode()
     headers = {"Content-Type": "application/json", "User-Agent": "torchloom", "X-Loom-Delivery": delivery}
@@ -53,16 +53,16 @@ def send(
         answer.read(65536)
         return outcome(answer.status)
     except (OSError, http.client.HTTPException) as error:
-        return Outcome(False, f"{type(error).__name__}: {error}".strip())
+        return DeliveryOutcome(False, f"{type(error).__name__}: {error}".strip())
     finally:
         connection.close()
 
 
-def outcome(status: int) -> Outcome:
+def outcome(status: int) -> DeliveryOutcome:
     """A receiver that is busy or broken is asked again; one that refuses is not."""
     if 200 <= status < 300:
-        return Outcome(True)
-    return Outcome(not (status in (408, 425, 429) or status >= 500), f"it answered {status}")
+        return DeliveryOutcome(True)
+    return DeliveryOutcome(not (status in (408, 425, 429) or status >= 500), f"it answered {status}")
 
 
 def signature(secret: str, at_s: int, data: bytes) -> str:

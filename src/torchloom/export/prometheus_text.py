@@ -11,14 +11,14 @@ _LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 _ESCAPES = {r"\\": "\\", r"\"": '"', r"\n": "\n"}
 
 
-class Sample(NamedTuple):
+class MetricSample(NamedTuple):
     name: str
     labels: dict[str, str]
     value: float
     grows: bool
 
 
-def samples(text: str) -> Iterator[Sample]:
+def samples(text: str) -> Iterator[MetricSample]:
     """Every sample; lines that are none are passed over."""
     counters: set[str] = set()
     for line in text.splitlines():
@@ -39,4 +39,4 @@ def samples(text: str) -> Iterator[Sample]:
             for name, text in _LABEL.findall(found[2] or "")
         }
         base = re.sub(r"_(total|bucket|count|sum|created)$", "", found[1])
-        yield Sample(found[1], labels, value, bool({found[1], base} & counters))
+        yield MetricSample(found[1], labels, value, bool({found[1], base} & counters))

@@ -1,4 +1,4 @@
-"""Verbs and processes of the service itself: up, down, weaver, agent, demo.
+"""Verbs and processes of the service itself: up, down, weaver, agent, notify, demo.
 
 supervisor   starts and restarts the parts; supervised: one of them     stack     does it run and answer
 plan         address, token and bus of a home                           parts     pids of what runs

@@ -16,6 +16,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="loom notify",
         description="Deliver incidents to the receivers in webhooks.toml of the home (docs/export.md).",
+        epilog="example: loom notify --test    (one message to every receiver)",
     )
     parser.add_argument("--home", type=Path, help="directory of torchloom's state (LOOM_HOME)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="other file than HOME/webhooks.toml")
