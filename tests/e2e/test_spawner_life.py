@@ -174,15 +174,20 @@ def test_it_answers_while_warming_and_preloads_what_it_is_told(tmp_path: Path) -
         assert one.log("a") == one.log("b") != "", "imported once, for both"
 
 
-def test_a_preloaded_module_with_a_thread_is_refused(tmp_path: Path) -> None:
+def test_a_preloaded_module_with_a_thread_is_left_out_and_named(tmp_path: Path) -> None:
     (tmp_path / "threaded.py").write_text(
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     )
-    with spawning(tmp_path, preload=["threaded"]) as one:
-        (refused,) = one.start(one.spec(script=str(one.script("x.py", ""))))
-        assert refused.pid is None
-        assert "importing threaded started 1 thread(s)" in (refused.error or "")
-        assert not list(tmp_path.glob("boxes/*"))
+    (tmp_path / "calm.py").write_text("")
+    text = "import sys\nprint('calm' in sys.modules, 'threaded' in sys.modules)\nimport threaded\n"
+    with spawning(tmp_path, preload=["threaded", "calm"]) as one:
+        one.start_one(name="a", script=str(one.script("x.py", text)))
+        ended = one.client.wait_exit(LONG_S)
+        assert ended is not None and ended.code == 0
+        assert "True False" in one.log("a"), "the job runs, without that module and with the other"
+        state = one.client.state(LONG_S)
+        assert (state["problem"], state["threads"]) == (None, 1)
+        assert "importing it starts 1 thread" in state["missing"]["threaded"]
 
 
 def test_an_orphaned_store_serves_on_and_ends_with_its_last_client(tmp_path: Path) -> None:

@@ -124,6 +124,9 @@ def run(spec: Mapping[str, Any], warmth: Warmth) -> NoReturn:
     if spec_fd is not None:
         _exec_interpreter(spec, spec_fd)
     replace_environment(spec["env"])
+    if spec["env"].get("RANK") == "0":
+        for name, why in warmth.left_out.items():
+            print(f"torchloom: {name} is not preloaded: {why}", file=sys.stderr, flush=True)
     correct_main_thread()
     forget_random_state()
     restore_threads(spec, warmth)

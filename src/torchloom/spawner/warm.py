@@ -10,10 +10,11 @@ import ctypes
 import gc
 import importlib
 import os
+import select
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.machinery import ModuleSpec
@@ -32,6 +33,7 @@ MODULES = (
 )
 OURS = ("torchloom.probe.worker",)
 
+_LOOK_EVERY_S = 0.02
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS",)
 """NumPy's OpenBLAS starts its threads when it is loaded; no other library we preload does."""
 
@@ -53,6 +55,8 @@ class Warmth:
     seconds: float = 0.0
     missing: dict[str, str] = field(default_factory=dict)
     """Modules that could not be imported, with the reason; workers meet the same error themselves."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Those of them that the job wanted to be preloaded."""
     problem: str | None = None
     """Why forking would be unsafe, as a sentence; None when it is safe."""
     torch_threads: int = 1
@@ -77,8 +81,10 @@ def warm_up(extra: Sequence[str], pump: Callable[[], None], learned: Path | None
     descriptors = Descriptors()
     answer = pump if learned is None else partial(descriptors.around, pump)
     with _environment_for_import(), _pumped_imports(answer):
-        for name in (*OURS, *MODULES, *extra):
+        for name in (*OURS, *MODULES):
             _import_one(name, warmth)
+        for name in extra:
+            _import_if_safe(name, warmth, pump)
         _load_recorder(warmth)
         if learned is not None:
             warmth.learned = import_learned(read_list(learned), descriptors.again())
@@ -110,6 +116,49 @@ def _import_one(name: str, warmth: Warmth) -> None:
             f"importing {name} started {started} thread(s), and such a process cannot be forked safely; use "
             f"--spawn cold, or do not preload {name}"
         )
+
+
+def _import_if_safe(name: str, warmth: Warmth, pump: Callable[[], None]) -> None:
+    """Import a module that the job asked for, unless it starts threads: an import cannot be taken back, so it
+    is tried in a child first. A module that is left out is imported by each worker itself."""
+    if warmth.problem is not None:
+        return
+    started = _threads_started_by(name, pump)
+    if started:
+        why = f"importing it starts {started} thread{'s' * (started != 1)}, which a fork does not keep"
+        warmth.missing[name] = warmth.left_out[name] = why
+        print(f"spawner: {name} is not preloaded: {why}", file=sys.stderr, flush=True)
+        return
+    _import_one(name, warmth)
+    if name in warmth.missing:
+        warmth.left_out[name] = warmth.missing[name]
+
+
+def _threads_started_by(name: str, pump: Callable[[], None]) -> int:
+    """How many threads an import of this module would leave behind; 0 if that is not known."""
+    before = thread_count()
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Pump)]
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, 1)
+            os.dup2(null, 2)
+            importlib.import_module(name)
+            os.write(writing, bytes([min(max(0, thread_count() - before), 255)]))
+        finally:
+            os._exit(0)
+    os.close(writing)
+    try:
+        while not select.select([reading], [], [], _LOOK_EVERY_S)[0]:
+            pump()
+        said = os.read(reading, 1)
+    finally:
+        os.close(reading)
+        with suppress(ChildProcessError):  # whoever looks after the workers may have seen it end
+            os.waitpid(pid, 0)
+    return said[0] if said else 0
 
 
 def _load_recorder(warmth: Warmth) -> None:
