@@ -47,7 +47,7 @@ def test_the_services_environment_gives_defaults_and_no_secret_is_told(server: A
     job = server.submit(env={"SLEEP_SEC": "9", "MINE": "private"}, checkpoint={"every": 5})
     server.wait(lambda: any(job in agent.env for agent in server.agents))
     env = dict(next(agent.env[job] for agent in server.agents if job in agent.env))
-    assert env.pop("LOOM_RUN")
+    assert env.pop("LOOM_RUN") and len(env.pop("LOOM_STORE_SECRET")) == 64
     assert env == SECRETS | SETTINGS | {"SLEEP_SEC": "9", "MINE": "private", "CHECKPOINT_EVERY": "5"}
     view = server.request("GET", f"/jobs/{job}")[2]
     assert view["world_size"] == 2 and view["max_restarts"] == 3

@@ -137,8 +137,7 @@ class Dispatcher:
     async def _store_secret(self, job: Job, effect: StartWorkers) -> dict[str, str]:
         """What proves the values of this generation's ranks in their store."""
         secret = await self._environments.secret(job)
-        generation = effect.launches[0].ref.generation if effect.launches else job.generation
-        made = secret_of_generation(secret, job.id, generation)
+        made = secret_of_generation(secret, job.id, effect.generation)
         return {STORE_SECRET: made} if made else {}
 
     def _forget_closed(self, fleet: Fleet) -> None:

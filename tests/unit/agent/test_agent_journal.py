@@ -8,7 +8,7 @@ import pytest
 
 from torchloom.agent.journal import Journal, ProcessNote
 from torchloom.agent.observe.boxes import file_name, parse_name
-from torchloom.agent.processes.worker_environment import worker_env
+from torchloom.agent.processes.worker_environment import start_order, worker_env
 from torchloom.errors import Conflict
 from torchloom.home import Home
 from torchloom.model.effects import Launch, StartWorkers
@@ -81,12 +81,13 @@ def test_a_workers_environment_is_torchruns_and_holds_no_secret_of_ours() -> Non
         launches=(Launch(REF, 1),), world_size=4, local_world_size=2, group_rank=1, group_world_size=2,
         replicas=2, restart_count=5, max_restarts=9, store=RendezvousAddress("h", 4711),
     )  # fmt: skip
-    env = worker_env(
-        effect,
-        effect.launches[0],
-        {"PATH": "/bin", "LOOM_TOKEN": "t", "LOOM_NATS_PASSWORD": "p", "LOOM_HOME": "h", "RANK": "99"},
-        "/dev/shm/box",
-    )
+    given = {"PATH": "/bin", "LOOM_TOKEN": "t", "LOOM_NATS_PASSWORD": "p", "LOOM_HOME": "h", "RANK": "99"}
+    given |= {"LOOM_STORE_SECRET": "5ec2e7"}
+    env = worker_env(effect, effect.launches[0], given, "/dev/shm/box")
+    box, log = Path("/dev/shm/box"), Path("/log")
+    order = start_order(effect, effect.launches[0], given, box=box, box_fallback=box, log=log, cores=None)
+    assert order.pop("store_secret") == "5ec2e7", "for the box alone"
+    assert "5ec2e7" not in repr(order)
     assert env == {
         "PATH": "/bin", "LOOM_HOME": "h",
         "RANK": "3", "LOCAL_RANK": "1", "GROUP_RANK": "1", "ROLE_RANK": "3", "ROLE_NAME": "default",
