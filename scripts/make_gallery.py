@@ -1,9 +1,9 @@
-"""Makes examples/incidents: hurts real jobs, one fault after another, and writes down what torchloom said.
+"""Makes examples/incidents: injects faults into real jobs, and records what torchloom reports.
 
     python scripts/make_gallery.py [--only stop,hang] [--workers 3]
 
-Every page has the command that did the harm and the text of `loom incident`, as it came. Only the names of
-the machine and of paths on it are replaced. Pages are not made by hand and not mended by hand.
+Every page has the command that injected the fault and the output of `loom incident`. Only the name of the
+machine and paths on it are replaced. Do not edit pages by hand.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ class Page:
     workload: tuple[str, ...] = ()
     within_s: float = 90.0
     warm_s: float = 0.0
-    """What is usual for a curve must be known before it is disturbed."""
+    """How long to wait first: a curve needs a baseline before it is disturbed."""
     on_device: str = ""
-    """A fault that a job on the simulated accelerator does to itself, instead of `inject`."""
+    """A fault that a job on the simulated accelerator causes itself, instead of `inject`."""
 
 
 PAGES = (
     Page("killed", "A worker is killed", ("kill", "--rank", "1"), ("crash",)),
     Page("exit", "A script exits with a code", ("exit", "--rank", "2", "--amount", "17"), ("crash",)),
     Page("device-error", "A device fails in the backward pass", ("device-error", "--rank", "1"), ("crash",)),
-    Page("stopped", "A worker stands still (SIGSTOP)", ("stop", "--rank", "1"), ("hang",)),
-    Page("hang", "A worker never comes to the next step", ("hang", "--rank", "1"), ("hang",)),
+    Page("stopped", "A worker is stopped (SIGSTOP)", ("stop", "--rank", "1"), ("hang",)),
+    Page("hang", "A worker never reaches the next step", ("hang", "--rank", "1"), ("hang",)),
     Page(
         "hang-data",
-        "A worker waits for a batch that never comes",
+        "A worker waits for a batch that never arrives",
         ("hang", "--rank", "2", "--where", "data"),
         ("hang",),
     ),
@@ -64,25 +64,30 @@ PAGES = (
         ("hang", "--rank", "0", "--where", "backward"),
         ("hang",),
     ),
-    Page("gil", "A call never gives up the interpreter's lock", ("gil-hold", "--rank", "1"), ("hang",)),
-    Page("pause", "A worker pauses and goes on by itself", ("hang", "--rank", "1", "--for", "8s"), ("hang",)),
-    Page("mismatch", "A worker calls another collective", ("mismatch", "--rank", "2"), ("desync",)),
+    Page("gil", "A call never releases the interpreter's lock", ("gil-hold", "--rank", "1"), ("hang",)),
+    Page(
+        "pause",
+        "A worker pauses and continues without help",
+        ("hang", "--rank", "1", "--for", "8s"),
+        ("hang",),
+    ),
+    Page("mismatch", "A worker calls a different collective", ("mismatch", "--rank", "2"), ("desync",)),
     Page("deadlock", "Two groups are used in different orders", ("deadlock",), ("ordering-deadlock",)),
     Page(
         "slow",
-        "A worker computes for longer than the others",
+        "A worker computes longer than the others",
         ("slow", "--rank", "1", "--amount", "1.5"),
         ("compute-slow",),
     ),
     Page(
         "slow-data",
-        "A worker waits for its data longer than the others",
+        "A worker waits longer for data than the others",
         ("data-slow", "--rank", "2", "--amount", "30"),
         ("data-slow",),
     ),
     Page(
         "quota",
-        "A worker's host gives it too little of a core",
+        "A CPU quota slows one worker",
         ("cpu-quota", "--rank", "0", "--amount", "20"),
         ("host-contention",),
         ("--busy", "0.3"),
@@ -92,10 +97,10 @@ PAGES = (
     Page("spike", "Gradients explode for one step", ("gradient", "--amount", "1e4"), ("spike",), warm_s=12),
     Page("device-loop", "A host is stuck and its device is idle", (), ("hang",), on_device="loop"),
     Page("device-sync", "A host waits for a kernel that never ends", (), ("hang",), on_device="sync"),
-    Page("device-kernel", "A kernel never ends and its host runs on", (), ("hang",), on_device="kernel"),
+    Page("device-kernel", "A kernel never ends and its host continues", (), ("hang",), on_device="kernel"),
     Page(
         "device-communication",
-        "A collective that all devices have reached does not end",
+        "All devices have reached a collective, and it does not end",
         (),
         ("communication-hang",),
         on_device="communication",
@@ -123,7 +128,7 @@ def until(condition: Any, within_s: float) -> Any:
 
 
 def make(page: Page, workers: int) -> str:
-    """The text of one page; empty if nothing of the kind was told."""
+    """The text of one page; empty if no such incident was reported."""
     script, args = SCRIPT, ["--step-ms", "40", *page.workload]
     if page.on_device:
         notes = str(Path(os.environ["LOOM_HOME"]) / f"notes-{page.name}")
@@ -154,7 +159,7 @@ def _steps(job: str) -> int:
 
 
 def _settle(id: str) -> None:
-    """Wait until the story is told: it is over, or nothing has been added for a while."""
+    """Wait until the incident is closed, or nothing has been added to it for a while."""
     last, since = "", time.monotonic()
     end = since + 60
     while time.monotonic() < end:
@@ -163,8 +168,8 @@ def _settle(id: str) -> None:
         if now != last:
             last, since = now, time.monotonic()
         recovering = view["timeline"]["decided_ns"] and view["timeline"]["stopped_ns"]
-        told = not view["open"] or view["timeline"]["first_step_ns"] or not recovering
-        if told and time.monotonic() - since > SETTLED_S:
+        settled = not view["open"] or view["timeline"]["first_step_ns"] or not recovering
+        if settled and time.monotonic() - since > SETTLED_S:
             return
         time.sleep(0.3)
 
@@ -176,9 +181,15 @@ def anonymous(text: str, home: Path) -> str:
 
 
 def index() -> str:
-    lines = ["# What torchloom says when something goes wrong", ""]
-    lines += ["Each page is a real job, hurt on purpose, and the text of `loom incident` about it.", ""]
-    lines += ["Made by `scripts/make_gallery.py`; nothing here is written by hand.", ""]
+    lines = ["# What torchloom reports when something goes wrong", ""]
+    lines += [
+        "Each page shows a real job with an injected fault, and the output of `loom incident` for it.",
+        "",
+    ]
+    made = (
+        "`scripts/make_gallery.py` generates the pages and the sentences below; they are output of torchloom."
+    )
+    lines += [made, ""]
     for page in PAGES:
         path = GALLERY / f"{page.name}.md"
         if path.exists():
@@ -202,7 +213,7 @@ def main() -> None:
             loom("up", "--port", "0")
             for page in chosen:
                 text = make(page, args.workers)
-                print(f"{page.name}: {'written' if text else 'nothing was told'}", flush=True)
+                print(f"{page.name}: {'written' if text else 'nothing was reported'}", flush=True)
                 if text:
                     (GALLERY / f"{page.name}.md").write_text(anonymous(text, Path(root)))
         finally:

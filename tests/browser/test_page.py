@@ -123,7 +123,7 @@ def test_a_setting_is_changed_on_every_rank_and_taken_back(stack: Stack, job: st
     expect(page.get_by_role("dialog")).to_contain_text("0.002 →")
     page.get_by_role("button", name="Revert").click()
     expect(page.get_by_role("dialog")).to_have_count(0)  # until then nobody can type into what is below it
-    expect(page.get_by_label("The change under way")).to_contain_text("own")
+    expect(page.get_by_label("The change in progress")).to_contain_text("own")
     expect(page.get_by_text("2 ranks have confirmed").first).to_be_visible()
     page.get_by_label("New value of lr").fill("fast")
     page.get_by_role("button", name="Show the difference").click()

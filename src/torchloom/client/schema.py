@@ -399,6 +399,7 @@ class JobDetail(TypedDict):
     by: str
     program: str
     incidents: list[str]
+    open_incidents: list[str]
     labels: dict[str, str]
     max_steps: int | None
     progress: float | None
@@ -502,6 +503,7 @@ class JobSummary(TypedDict):
     by: str
     program: str
     incidents: list[str]
+    open_incidents: list[str]
     labels: dict[str, str]
     max_steps: int | None
     progress: float | None

@@ -378,6 +378,7 @@ class JobSummary(BaseModel):
     by: str
     program: str
     incidents: list[str]
+    open_incidents: list[str]
     labels: dict[str, str]
     max_steps: int | None
     progress: float | None

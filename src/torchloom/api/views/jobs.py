@@ -100,6 +100,7 @@ def job_summary(fleet: Fleet, job: Job, pulses: Pulses, now_ns: int) -> JobSumma
         by=job.by,
         program=job.spec.program.target,
         incidents=list(job.incidents),
+        open_incidents=[incident.id for incident in _open_incidents(fleet, job)],
         labels=job.spec.labels,
         max_steps=_max_steps(job),
         progress=min(1.0, step / total) if total else None,
@@ -152,13 +153,16 @@ def _open_note(fleet: Fleet, job: Job) -> str:
     """What is wrong with a job whose workers all run: its state does not show it."""
     if job.state is not JobState.RUNNING:
         return ""
-    found = [fleet.incidents[id] for id in job.incidents if id in fleet.incidents]
     names = [
         f"{one.id} ({one.kind}{'' if one.culprit is None else f', rank {one.culprit}'})"
-        for one in found
-        if one.open
+        for one in _open_incidents(fleet, job)
     ]
     return f"; open: {', '.join(names)}" if names else ""
+
+
+def _open_incidents(fleet: Fleet, job: Job) -> list[Incident]:
+    found = (fleet.incidents.get(id) for id in job.incidents)
+    return [incident for incident in found if incident is not None and incident.open]
 
 
 def _samples_per_s(job: Job, pulses: Pulses) -> float | None:

@@ -340,6 +340,7 @@ export interface JobDetail {
   by: string;
   program: string;
   incidents: Array<string>;
+  open_incidents: Array<string>;
   labels: Record<string, string>;
   max_steps: number | null;
   progress: number | null;
@@ -436,6 +437,7 @@ export interface JobSummary {
   by: string;
   program: string;
   incidents: Array<string>;
+  open_incidents: Array<string>;
   labels: Record<string, string>;
   max_steps: number | null;
   progress: number | null;

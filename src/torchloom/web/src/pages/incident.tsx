@@ -56,8 +56,8 @@ export function IncidentPage({ id }: { id: string }) {
 function next(one: IncidentDetail): preact.ComponentChildren {
   if (!one.open) return <b>Nothing is left to do.</b>;
   const log = one.culprit !== null && <> Look at the <a href={`${link("job", one.job, "logs")}?rank=${one.culprit}`}>log of rank {one.culprit}</a>.</>;
-  if (!one.decision || /report/.test(one.decision)) return <><b>To do:</b> torchloom only reports this and changes nothing.{log} You can pause, restore or stop the job on <a href={link("job", one.job, "steer")}>its page</a>, or drain the node{one.finding?.node ? ` ${one.finding.node}` : ""}.</>;
-  return <><b>Recovery is under way;</b> nothing to do unless this stays open.{log}</>;
+  if (one.outcome !== "pending" && one.outcome !== "done") return <><b>To do:</b> torchloom has changed nothing.{log} You can pause, restore or stop the job on <a href={link("job", one.job, "steer")}>its page</a>, or drain the node{one.finding?.node ? ` ${one.finding.node}` : ""}.</>;
+  return <><b>Recovery is in progress;</b> nothing to do unless this stays open.{log}</>;
 }
 
 function over(one: IncidentDetail): string {
@@ -180,7 +180,7 @@ function Collectives({ evidence, culprits }: { evidence: RankEvidenceView[]; cul
         found.get(number)!.set(one.rank, text);
       }
     }
-    // Where only one rank has told of a number there is nothing to compare.
+    // Where only one rank has reported a number there is nothing to compare.
     const sorted = [...found].sort((a, b) => b[0] - a[0]);
     const shared = sorted.findLastIndex(([, by]) => by.size > 1);
     return sorted.slice(0, Math.min(16, Math.max(4, shared + 2)));

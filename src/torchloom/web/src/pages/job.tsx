@@ -20,7 +20,7 @@ export function JobHead({ job, part, refresh }: { job: JobSummary; part: "" | "s
     <>
       <div class="head">
         <h1>{job.id}</h1>
-        <JobState job={job} stalled={job.reason.includes("; open: ") && job.steps_per_s === 0} />
+        <JobState job={job} stalled={job.open_incidents.length > 0 && job.steps_per_s === 0} />
         <JobActions job={job} refresh={refresh} />
       </div>
       <p class="reason">{job.reason}</p>

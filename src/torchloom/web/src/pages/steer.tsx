@@ -41,12 +41,12 @@ export function SteerPage({ id }: { id: string }) {
 
 const PHASES = ["waiting", "preparing", "arming", "confirmed", "applied"];
 
-/** One transaction while it is under way, and how it ended. */
+/** One transaction while it is in progress, and how it ended. */
 function Progress({ operation, world }: { operation: OperationView; world: number }) {
   const told = world - operation.unheard.length;
   const at = PHASES.indexOf(operation.state);
   return (
-    <section aria-label="The change under way" aria-live="polite">
+    <section aria-label="The change in progress" aria-live="polite">
       <div class={`verdict ${operation.state === "applied" ? "over" : operation.ended ? "" : "note"}`}>
         <p><b>{operation.kind}</b> {Object.entries(operation.values).map(([k, v]) => `${k} = ${value(v)}`).join(", ")}</p>
         <ol class="steps">

@@ -140,7 +140,7 @@ export function Timeline({ job, lastS, happened, every }: { job: string; lastS: 
   );
 }
 
-/** Diagonal lines, so that what is bad is not told by colour alone. */
+/** Diagonal lines, so that colour is not the only sign of what is bad. */
 function hatched(ctx: CanvasRenderingContext2D, color: string): CanvasPattern | string {
   const tile = document.createElement("canvas");
   tile.width = tile.height = 8;
