@@ -12,6 +12,7 @@ FAMILIES = {
     "run": "jobs",
     "submit": "jobs",
     "ps": "jobs",
+    "top": "top",
     "status": "jobs",
     "logs": "jobs",
     "wait": "jobs",

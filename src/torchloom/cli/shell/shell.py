@@ -21,7 +21,7 @@ EXAMPLES = (
     ("echo 'ps --json' | loom shell", "from a pipe"),
 )
 
-NOT_HERE = frozenset({"shell", "weaver", "agent", main.COMPLETE})
+NOT_HERE = frozenset({"shell", "top", "weaver", "agent", "notify", main.COMPLETE})
 """Verbs that need a process of their own."""
 WORDS = ("help", "exit", "quit")
 """Commands of the shell besides the verbs."""
