@@ -73,6 +73,7 @@ DECODERS: dict[str, Callable[[bytes], object]] = {
     "box reading": codec.decode_box_reading,
     "checkpoint answer": codec.decode_checkpoint_answer,
     "evidence": codec.decode_evidence_answer,
+    "dumps": codec.decode_dumps_answer,
     "lease": _lease,
     "manifest": lambda data: decode_manifest(data, "job", NAME),
     "part": lambda data: decode_part(data, "a part"),

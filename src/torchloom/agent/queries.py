@@ -9,7 +9,7 @@ from typing import assert_never
 from torchloom.agent.checkpoints.catalogue import CatalogueAnswers
 from torchloom.agent.host import Host
 from torchloom.agent.logs import files, times
-from torchloom.agent.observe import words
+from torchloom.agent.observe import flight_recorder, words
 from torchloom.agent.observe.boxes import ReadableBox
 from torchloom.agent.observe.evidence import Samples
 from torchloom.agent.observe.pulse import rank_steps
@@ -19,6 +19,7 @@ from torchloom.errors import UsageError
 from torchloom.model.ids import check_token
 from torchloom.model.messages import (
     AskCheckpoints,
+    AskDumps,
     AskEvidence,
     BoxReading,
     LogPiece,
@@ -55,6 +56,8 @@ class Queries:
             self._tasks.start(self._ask_checkpoints(message, query), f"checkpoints of {query.job}")
         elif isinstance(query, AskEvidence):
             self._tasks.start(self._ask_evidence(message, query), "evidence")
+        elif isinstance(query, AskDumps):
+            self._tasks.start(self._ask_dumps(message, query), "flight recorder")
         else:
             await self._bus.respond(message, codec.encode(self._answer(query)))
 
@@ -63,6 +66,9 @@ class Queries:
 
     async def _ask_evidence(self, message: Message, query: AskEvidence) -> None:
         await self._bus.respond(message, codec.encode(await self._samples.gather(query)))
+
+    async def _ask_dumps(self, message: Message, query: AskDumps) -> None:
+        await self._bus.respond(message, codec.encode(await flight_recorder.ask(self._host, query)))
 
     def _answer(self, query: ReadLog | ReadBox | ReadSteps) -> LogPiece | BoxReading | StepsReading:
         match query:

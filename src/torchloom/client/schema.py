@@ -332,6 +332,7 @@ class IncidentDetail(TypedDict):
     timeline: TimelineView
     exits: list[ExitView]
     finding: FindingView | None
+    witness: WitnessView | None
     evidence: list[RankEvidenceView]
     links: LinkMatrixView | None
     goodput_before: float | None
@@ -915,6 +916,14 @@ class TokenView(TypedDict):
     name: str
     role: Literal["admin", "operator", "read"]
     created_at_ns: int
+
+
+class WitnessView(TypedDict):
+    """What torch's Flight Recorder said about a hang, beside the detector."""
+
+    agrees: bool
+    sentence: str
+    lines: list[str]
 
 
 class WorkerDevices(TypedDict):

@@ -49,6 +49,7 @@ from torchloom.model.events import (
     StepReached,
     StopRequested,
     TimerFired,
+    WitnessAnswered,
     WorkerExited,
     WorkerRegistered,
     WorkersStarted,
@@ -121,7 +122,7 @@ def job_of(event: Event, fleet: Fleet) -> str:
             return event.ref.job
         case RendezvousStarted() | RendezvousLost():
             return event.store.job
-        case FindingMade() | FindingEnded():
+        case FindingMade() | FindingEnded() | WitnessAnswered():
             return event.job
         case WorkersStarted():
             return event.workers[0].ref.job if event.workers else ""

@@ -41,6 +41,7 @@ from torchloom.model.events import (
     StepReached,
     StopRequested,
     TimerFired,
+    WitnessAnswered,
     WorkerExited,
     WorkerRegistered,
     WorkersStarted,
@@ -160,6 +161,8 @@ def _words(event: Event) -> tuple[Topic, str]:
             return "incident", f"{event.job}: {event.finding.sentence}"
         case FindingEnded():
             return "incident", f"{event.job}: resolved after {event.lasted_s:.1f} s"
+        case WitnessAnswered():
+            return "incident", f"{event.job}: {event.witness.sentence}"
         case TimerFired():
             return "system", "a wait is over"
         case SnapshotVerified():

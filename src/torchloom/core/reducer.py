@@ -30,7 +30,7 @@ from torchloom.core.placement.drain import follow_leaving, save_again
 from torchloom.core.placement.resize import scale_requested
 from torchloom.core.placement.standby import keep_spares
 from torchloom.core.policy.actions import follow_acting
-from torchloom.core.policy.findings import finding_ended, finding_made
+from torchloom.core.policy.findings import finding_ended, finding_made, witness_answered
 from torchloom.core.policy.link_findings import links_measured, links_not_measured
 from torchloom.core.recovery.generation_end import start_did_fail, worker_exited
 from torchloom.core.recovery.generation_start import (
@@ -105,6 +105,7 @@ from torchloom.model.events import (
     StepReached,
     StopRequested,
     TimerFired,
+    WitnessAnswered,
     WorkerExited,
     WorkerRegistered,
     WorkersStarted,
@@ -222,6 +223,8 @@ def _dispatch(turn: Turn, event: Event) -> None:
             finding_made(turn, event)
         case FindingEnded():
             finding_ended(turn, event)
+        case WitnessAnswered():
+            witness_answered(turn, event)
         case TimerFired():
             _timer_fired(turn, event)
         case LeaseTaken():

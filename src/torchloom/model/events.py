@@ -15,6 +15,7 @@ from torchloom.model.device_faults import Xid
 from torchloom.model.effects import Effect
 from torchloom.model.faults import Fault
 from torchloom.model.findings import Finding, RankEvidence
+from torchloom.model.flight import FlightWitness
 from torchloom.model.job import JobSpec
 from torchloom.model.node import Inventory, RendezvousAddress, RendezvousRef
 from torchloom.model.steering import Origin
@@ -405,6 +406,14 @@ class FindingEnded(EventBase, frozen=True, kw_only=True, tag="finding-ended"):
     lasted_s: float
 
 
+class WitnessAnswered(EventBase, frozen=True, kw_only=True, tag="witness-answered"):
+    """torch's Flight Recorder was asked about a hang and has answered. Evidence: nothing is decided by it."""
+
+    job: str
+    generation: int
+    witness: FlightWitness
+
+
 class TimerFired(EventBase, frozen=True, kw_only=True, tag="timer-fired"):
     timer: str
 
@@ -465,6 +474,7 @@ Event = (
     | FaultInjected
     | FindingMade
     | FindingEnded
+    | WitnessAnswered
     | TimerFired
     | LeaseTaken
     | SnapshotVerified

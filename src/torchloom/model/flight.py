@@ -1,4 +1,4 @@
-"""Records of torch's Flight Recorder: what a rank enqueued, and how far it came. No behaviour."""
+"""Records of torch's Flight Recorder: what a rank enqueued, and how far it came."""
 
 from __future__ import annotations
 
@@ -57,3 +57,18 @@ class Dump(Struct, frozen=True, kw_only=True):
     """Older entries were overwritten: the ring was full."""
     version: str = ""
     library: str = ""
+
+
+class FlightWitness(Struct, frozen=True, kw_only=True):
+    """What torch's Flight Recorder says about a hang that a detector found."""
+
+    agrees: bool
+    """It blames the same ranks."""
+    sentence: str
+    lines: tuple[str, ...] = ()
+    """One for each rank that answered."""
+
+    @property
+    def clause(self) -> str:
+        """For the end of a verdict: what it says itself only where that is something else."""
+        return "torch's Flight Recorder agrees" if self.agrees else self.sentence

@@ -13,6 +13,7 @@ from msgspec import Struct, field
 
 from torchloom.model.device_faults import Xid
 from torchloom.model.findings import Finding, RankEvidence
+from torchloom.model.flight import FlightWitness
 from torchloom.model.links import LinkMatrix
 from torchloom.model.policy import Action
 from torchloom.model.windows import Collective
@@ -212,10 +213,13 @@ class Incident(Struct, kw_only=True):
     """The node it is about, if it is about one."""
     links: LinkMatrix | None = None
     """The link measurement that it triggered; of the newest incidents only."""
+    witness: FlightWitness | None = None
+    """What torch's Flight Recorder said about a hang, if it could be asked."""
 
     @property
     def verdict(self) -> str:
-        return self.judged.sentence
+        said = self.judged.sentence
+        return f"{said}; {self.witness.clause}" if self.witness is not None else said
 
     @property
     def decision(self) -> str:

@@ -9,6 +9,7 @@ from msgspec import Struct
 from torchloom.model.checkpoints import CheckpointEntry, CheckpointPlace
 from torchloom.model.effects import Effect
 from torchloom.model.findings import RankEvidence
+from torchloom.model.flight import Dump
 from torchloom.model.node import HostId
 from torchloom.model.worker import WorkerRef
 
@@ -165,11 +166,33 @@ class AskEvidence(Struct, frozen=True, kw_only=True, tag_field="ask", tag="evide
     others_collectives: int = 4
 
 
+class AskDumps(Struct, frozen=True, kw_only=True, tag_field="ask", tag="dumps"):
+    """Ask the Flight Recorders of some ranks what they have recorded."""
+
+    refs: tuple[WorkerRef, ...]
+    within_s: float
+
+
+class RankDump(Struct, frozen=True, kw_only=True):
+    """The answer of one rank's Flight Recorder."""
+
+    rank: int
+    dump: Dump | None = None
+    written_ns: int = 0
+    """Wall-clock time of its host."""
+    why: str = ""
+    """Why there is none."""
+
+
+class DumpsAnswer(Struct, frozen=True):
+    ranks: tuple[RankDump, ...] = ()
+
+
 class EvidenceAnswer(Struct, frozen=True):
     ranks: tuple[RankEvidence, ...] = ()
 
 
-Query = ReadLog | ReadBox | ReadSteps | AskCheckpoints | AskEvidence
+Query = ReadLog | ReadBox | ReadSteps | AskCheckpoints | AskEvidence | AskDumps
 
 
 class WorkerPulse(Struct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from torchloom.model.messages import (
     BoxReading,
     CheckpointAnswer,
     Command,
+    DumpsAnswer,
     EvidenceAnswer,
     LogPiece,
     Query,
@@ -34,6 +35,7 @@ _steps_reading = msgspec.msgpack.Decoder(StepsReading)
 _box_reading = msgspec.msgpack.Decoder(BoxReading)
 _checkpoint_answer = msgspec.msgpack.Decoder(CheckpointAnswer)
 _evidence_answer = msgspec.msgpack.Decoder(EvidenceAnswer)
+_dumps_answer = msgspec.msgpack.Decoder(DumpsAnswer)
 _window_batch = msgspec.msgpack.Decoder(WindowBatch)
 _fleet = msgspec.msgpack.Decoder(Fleet)
 
@@ -53,5 +55,6 @@ decode_steps_reading = _steps_reading.decode
 decode_box_reading = _box_reading.decode
 decode_checkpoint_answer = _checkpoint_answer.decode
 decode_evidence_answer = _evidence_answer.decode
+decode_dumps_answer = _dumps_answer.decode
 decode_window_batch = _window_batch.decode
 decode_fleet = _fleet.decode

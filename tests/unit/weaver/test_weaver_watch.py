@@ -14,10 +14,11 @@ from msgspec.structs import replace
 from torchloom import boottime
 from torchloom.bus.memory import MemoryBus, MemoryHub
 from torchloom.bus.protocol import Message
-from torchloom.model.events import FindingEnded, FindingMade
+from torchloom.model.events import FindingEnded, FindingMade, WitnessAnswered
 from torchloom.model.findings import RankEvidence
+from torchloom.model.flight import Dump, DumpEntry
 from torchloom.model.job import HangLimits
-from torchloom.model.messages import AskEvidence, EvidenceAnswer
+from torchloom.model.messages import AskDumps, AskEvidence, DumpsAnswer, EvidenceAnswer, RankDump
 from torchloom.model.windows import RankWindow, RefWindow, StepTimes, WindowBatch
 from torchloom.weaver.detection import lateness
 from torchloom.weaver.detection import loop as module
@@ -42,12 +43,14 @@ class Scene:
         self.story = Story(a=8)
         self.story.run(workers=2)
         self.bus, self.agent = MemoryBus(hub), MemoryBus(hub)
-        self.said: list[FindingMade | FindingEnded] = []
+        self.said: list[FindingMade | FindingEnded | WitnessAnswered] = []
         self.asked: list[AskEvidence] = []
+        self.recorders: list[AskDumps] = []
+        self.dumps: tuple[RankDump, ...] = ()
         self.leads = True
         self.watch = Detection(self.bus, lambda: self.story.fleet, lambda: self.leads, self._say)
 
-    async def _say(self, event: FindingMade | FindingEnded) -> None:
+    async def _say(self, event: FindingMade | FindingEnded | WitnessAnswered) -> None:
         self.said.append(event)
         self.story.tell(event)
 
@@ -56,6 +59,10 @@ class Scene:
 
         async def receive(message: Message) -> None:
             query = codec.decode_query(message.data)
+            if isinstance(query, AskDumps):
+                self.recorders.append(query)
+                await self.agent.respond(message, codec.encode(DumpsAnswer(self.dumps)))
+                return
             assert isinstance(query, AskEvidence)
             self.asked.append(query)
             ranks = tuple(
@@ -103,6 +110,63 @@ async def keep(scene: Scene, windows: tuple[RankWindow, ...], looks: int = 20) -
 async def keep_until_said(scene: Scene, windows: tuple[RankWindow, ...], count: int) -> None:
     while len(scene.said) < count:
         await keep(scene, windows, 1)
+
+
+def recorded(rank: int, seq: int) -> RankDump:
+    """A dump of two seconds after the rank enqueued its newest all_reduce, which is not over."""
+    entry = DumpEntry(backend="nccl", op="all_reduce", group="0", seq=seq, created_ns=10**9, state="started")
+    before = DumpEntry(
+        backend="nccl", op="all_reduce", group="0", seq=1, created_ns=5 * 10**8, state="completed", over=True
+    )
+    entries = (before, entry) if seq > 1 else (before,)
+    dump = Dump(rank=rank, entries=entries, groups={"0": (0, 1)})
+    return RankDump(rank=rank, dump=dump, written_ns=3 * 10**9)
+
+
+@pytest.mark.parametrize(
+    ("seqs", "agrees", "says"),
+    [
+        ((2, 1), True, "torch's Flight Recorder agrees"),
+        (
+            (1, 2),
+            False,
+            "torch's Flight Recorder says otherwise: rank 0 has not entered all_reduce #2 of group 0",
+        ),
+        ((1, 1), False, "torch's Flight Recorder does not confirm it"),
+    ],
+)
+def test_the_flight_recorder_is_asked_once_about_a_hang_and_its_word_is_kept(
+    seqs: tuple[int, int], agrees: bool, says: str
+) -> None:
+    """The detector blames rank 1."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.dumps = tuple(recorded(rank, seq) for rank, seq in enumerate(seqs))
+        await scene.answer()
+        await keep_until_said(scene, STOPPED, 2)
+        await keep(scene, STOPPED)
+
+    scene = play(scenario)
+    assert len(scene.recorders) == 1
+    assert [type(e).__name__ for e in scene.said] == ["FindingMade", "WitnessAnswered"]
+    incident = next(iter(scene.story.fleet.incidents.values()))
+    assert incident.witness is not None and incident.witness.agrees is agrees
+    assert incident.finding is not None and says in incident.verdict.removeprefix(incident.finding.sentence)
+    assert len(incident.witness.lines) == 2
+
+
+def test_recorders_that_cannot_be_asked_are_not_mentioned() -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.dumps = tuple(RankDump(rank=rank, why="its backend listens to no pipe") for rank in (0, 1))
+        await scene.answer()
+        await keep_until_said(scene, STOPPED, 1)
+        while not scene.recorders:
+            await keep(scene, STOPPED, 1)
+        await keep(scene, STOPPED)
+
+    scene = play(scenario)
+    assert [type(e).__name__ for e in scene.said] == ["FindingMade"]
+    assert next(iter(scene.story.fleet.incidents.values())).witness is None
 
 
 def test_a_stopped_rank_is_said_once_with_its_evidence_and_acted_on() -> None:

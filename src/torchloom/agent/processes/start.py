@@ -19,7 +19,7 @@ from torchloom.agent.checkpoints import memory_tiers
 from torchloom.agent.host import Host, LocalWorker, order_id
 from torchloom.agent.journal import ProcessNote
 from torchloom.agent.logs import files
-from torchloom.agent.observe import boxes
+from torchloom.agent.observe import boxes, flight_recorder
 from torchloom.agent.observe.boxes import ReadableBox
 from torchloom.agent.processes.exits import ExitWatch
 from torchloom.agent.processes.fencing import wait_for_lease
@@ -204,6 +204,7 @@ def _order(
     )
     for name, value in memory_tiers.places(host.home, ref.job).items():
         asked["env"].setdefault(name, value)
+    asked["env"] |= flight_recorder.settings(host.home, ref, asked["env"])
     return asked
 
 

@@ -52,9 +52,20 @@ class RankEvidenceView(BaseModel):
     log_tail: list[str]
 
 
+class WitnessView(BaseModel):
+    """What torch's Flight Recorder said about a hang, beside the detector."""
+
+    agrees: bool
+    """It blames the same ranks."""
+    sentence: str
+    lines: list[str]
+    """One for each rank that answered."""
+
+
 class IncidentDetail(IncidentView):
     exits: list[ExitView]
     finding: FindingView | None
+    witness: WitnessView | None
     evidence: list[RankEvidenceView]
     links: LinkMatrixView | None
     """The link measurement that it triggered."""

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from math import isfinite
 
-from torchloom.api.schemas.incidents import FactView, FindingView, IncidentDetail, RankEvidenceView
+from torchloom.api.schemas.incidents import (
+    FactView,
+    FindingView,
+    IncidentDetail,
+    RankEvidenceView,
+    WitnessView,
+)
 from torchloom.api.schemas.links import link_matrix_view
 from torchloom.api.views.jobs import exit_view, incident_view
 from torchloom.model.findings import Finding, RankEvidence
+from torchloom.model.flight import FlightWitness
 from torchloom.model.incidents import Incident
 
 
@@ -16,6 +23,7 @@ def incident_detail(incident: Incident) -> IncidentDetail:
         **incident_view(incident).model_dump(),
         exits=[exit_view(report) for report in incident.exits],
         finding=_finding(incident.finding) if incident.finding is not None else None,
+        witness=_witness(incident.witness) if incident.witness is not None else None,
         evidence=[_evidence(one) for one in incident.evidence],
         links=link_matrix_view(incident.links) if incident.links is not None else None,
         goodput_before=incident.goodput_before,
@@ -35,6 +43,10 @@ def _finding(finding: Finding) -> FindingView:
         facts=[FactView(rank=fact.rank, says=fact.says) for fact in finding.evidence],
         inputs={k: v if isinstance(v, str) or isfinite(v) else None for k, v in finding.inputs.items()},
     )
+
+
+def _witness(told: FlightWitness) -> WitnessView:
+    return WitnessView(agrees=told.agrees, sentence=told.sentence, lines=list(told.lines))
 
 
 def _evidence(one: RankEvidence) -> RankEvidenceView:

@@ -60,6 +60,9 @@ def command(
     if found["goodput_before"] is not None and found["goodput_after"] is not None:
         before, after = output.percent(found["goodput_before"]), output.percent(found["goodput_after"])
         print(f"goodput    {before} before, {after} after")
+    if (told := found["witness"]) is not None:
+        print(f"witness    {told['sentence']}")
+        print("\n".join(f"           {line}" for line in told["lines"]))
     blamed = found["finding"]["ranks"] if found["finding"] is not None else []
     # Blamed ranks first: the user is looking for them.
     for one in sorted(found["evidence"], key=lambda e: (e["rank"] not in blamed, e["rank"])):

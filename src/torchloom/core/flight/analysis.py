@@ -7,7 +7,7 @@ its dump was written is not called a hang.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -69,9 +69,10 @@ class Analysis(Struct, frozen=True, kw_only=True):
 
 
 def analyze(
-    dumps: Sequence[Dump], seen_ns: Mapping[int, int] | None = None, expected: Iterable[int] = ()
+    dumps: Sequence[Dump], seen_ns: Mapping[int, int] | None = None, asked: Collection[int] | None = None
 ) -> Analysis:
-    """`seen_ns` says when each rank's dump was written; `expected` names ranks that must have one."""
+    """`seen_ns` says when each rank's dump was written; `asked` names the ranks that were asked for one, if
+    that were not all members of all groups."""
     groups = Groups(dumps)
     written = seen_ns or {}
     timed = all(_is_plausible(d, written.get(d.rank, 0)) for d in dumps)
@@ -80,8 +81,10 @@ def analyze(
     windows = [window_of(d, groups, written[d.rank] if timed else latest_ns) for d in dumps]
     windows.sort(key=lambda w: w.rank)
     by_rank = {d.rank: d for d in dumps}
-    missing = tuple(sorted((groups.ranks | set(expected)) - by_rank.keys()))
+    missing = tuple(sorted((groups.ranks if asked is None else set(asked)) - by_rank.keys()))
     found = _judge(windows, missing, timed)
+    part = asked is not None and bool(groups.ranks - set(asked))
+    some = (f"only {len(asked or ())} of {len(groups.ranks)} ranks were asked",) if part else ()
     return Analysis(
         kind=found.kind,
         verdict=found.verdict,
@@ -89,7 +92,7 @@ def analyze(
         waiting=found.waiting,
         missing=missing,
         mismatches=found.mismatches,
-        notes=(*found.notes, *_notes(dumps, missing, timed or not found.waiting)),
+        notes=(*some, *found.notes, *_notes(dumps, missing, timed or not found.waiting)),
         table=tuple(_line(w, by_rank[w.rank], timed) for w in windows),
     )
 
@@ -221,9 +224,10 @@ def _inside(windows: Sequence[RankWindow], found: Graph, missing: tuple[int, ...
             "TORCH_NCCL_ENABLE_TIMING=1 records them",
         )
     )
+    everybody = f"{words.ranks_text(wait.ranks)} have entered" if wait.unknown else "all ranks have entered"
     return Analysis(
         kind="communication-hang",
-        verdict=f"all ranks have entered {where} and none has finished it{lasting}",
+        verdict=f"{everybody} {where} and none has finished it{lasting}",
         waiting=wait.ranks,
         notes=notes if wait.collective.on_device else (),
     )

@@ -103,7 +103,7 @@ def _entry(raw: Mapping[object, object]) -> DumpEntry:
     )
 
 
-def trimmed(dump: Dump, most: int = 64, newest: int = 8) -> Dump:
+def trimmed(dump: Dump, most: int = 32, newest: int = 8) -> Dump:
     """As much of it as a verdict needs: what is not over, and the newest operations."""
     total = len(dump.entries)
     waiting = [at for at, one in enumerate(dump.entries) if not one.over][:most]

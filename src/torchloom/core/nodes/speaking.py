@@ -31,6 +31,7 @@ from torchloom.model.events import (
     RestoreDiffered,
     ScriptFailed,
     SnapshotVerified,
+    WitnessAnswered,
     WorkerExited,
     WorkerRegistered,
     WorkersStarted,
@@ -74,7 +75,9 @@ def speaks_for_another_node(fleet: Fleet, event: Event) -> bool:
 def is_of_a_deposed_weaver(fleet: Fleet, envelope: Envelope) -> bool:
     """Whether a weaver that does not lead any more says this from what it has seen."""
     match envelope.body:
-        case NodeUnreachable() | NodeReachable() | FindingMade() | FindingEnded() | SnapshotVerified():
+        case NodeUnreachable() | NodeReachable() | FindingMade() | FindingEnded():
+            pass
+        case SnapshotVerified() | WitnessAnswered():
             pass
         case NodeGone(fenced=fenced) if fenced:
             pass

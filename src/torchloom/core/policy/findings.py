@@ -16,9 +16,9 @@ from torchloom.core.policy.reporting import key
 from torchloom.core.policy.rules import decide, wanted
 from torchloom.core.recovery.incidents import close, drop_old_evidence, goodput, open_incident
 from torchloom.core.turn import Turn
-from torchloom.model.events import FindingEnded, FindingMade
+from torchloom.model.events import FindingEnded, FindingMade, WitnessAnswered
 from torchloom.model.findings import Finding
-from torchloom.model.fleet import Job, JobState
+from torchloom.model.fleet import Fleet, Job, JobState
 from torchloom.model.incidents import Decision, DecisionOutcome, EndedBy, Ending, Incident, Verdict
 
 REOPENED_NS = 300 * 10**9
@@ -74,6 +74,25 @@ def finding_ended(turn: Turn, event: FindingEnded) -> None:
     else:
         resolution = f"it was not found any more after {lasting(event.lasted_s)}"
     close(turn, job, incident, Ending(EndedBy.ITSELF, resolution))
+
+
+def witness_answered(turn: Turn, event: WitnessAnswered) -> None:
+    """What the Flight Recorder said belongs to the hang it was asked about, also if that is being ended."""
+    incident = stuck_incident(turn.fleet, event.job, event.generation)
+    if incident is not None and incident.witness is None:
+        incident.witness = event.witness
+
+
+def stuck_incident(fleet: Fleet, job_id: str, generation: int) -> Incident | None:
+    """The newest hang of a generation."""
+    job = fleet.jobs.get(job_id)
+    for id in reversed(job.incidents[-8:] if job is not None else ()):
+        found = fleet.incidents.get(id)
+        if found is None or found.generation != generation or found.finding is None:
+            continue
+        if found.finding.traits.stuck:
+            return found
+    return None
 
 
 def _incident(turn: Turn, job: Job, finding: Finding) -> Incident:

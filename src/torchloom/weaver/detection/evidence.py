@@ -32,7 +32,7 @@ async def gather(
     answers = await asyncio.gather(
         *(
             _ask(bus, node, AskEvidence(refs=refs, suspects=suspects, stacks=others), within_s)
-            for node, refs in _by_node(asked).items()
+            for node, refs in by_node(asked).items()
         )
     )
     return {one.rank: one for answer in answers for one in answer}
@@ -46,7 +46,7 @@ def _asked(workers: Sequence[Worker], suspects: Iterable[int], everybody: bool) 
     return chosen
 
 
-def _by_node(workers: Iterable[Worker]) -> dict[str, tuple[WorkerRef, ...]]:
+def by_node(workers: Iterable[Worker]) -> dict[str, tuple[WorkerRef, ...]]:
     shares: dict[str, list[WorkerRef]] = {}
     for worker in workers:
         shares.setdefault(worker.node, []).append(worker.ref)

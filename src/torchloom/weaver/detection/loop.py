@@ -27,7 +27,7 @@ from torchloom.core.policy.rollback import blamed_steps
 from torchloom.core.policy.rules import wanted
 from torchloom.errors import LoomError
 from torchloom.model.checkpoints import CheckpointEntry
-from torchloom.model.events import FindingEnded, FindingMade
+from torchloom.model.events import FindingEnded, FindingMade, WitnessAnswered
 from torchloom.model.findings import Finding, RankEvidence
 from torchloom.model.fleet import Fleet, Job, JobState, Worker, WorkerState
 from torchloom.model.job import HangLimits
@@ -36,6 +36,7 @@ from torchloom.weaver.detection.baselines import Baseline, Baselines
 from torchloom.weaver.detection.evidence import gather
 from torchloom.weaver.detection.kept import joined_hashes, joined_steps, left_behind
 from torchloom.weaver.detection.lateness import Lateness
+from torchloom.weaver.detection.second_witness import question
 from torchloom.wire import codec, subjects
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ ASK_AGAIN_S = 5.0
 SAVE_EVERY_S = 15.0
 """How much of what was learned a failover may cost."""
 
-Say = Callable[[FindingMade | FindingEnded], Awaitable[None]]
+Say = Callable[[FindingMade | FindingEnded | WitnessAnswered], Awaitable[None]]
 Before = Callable[[Job, int], Awaitable[tuple[CheckpointEntry | None, str]]]
 """The newest checkpoint of a job from before a training step, or why there is none."""
 
@@ -91,6 +92,8 @@ class _Watched:
     asked_about: tuple[object, ...] = ()
     """… and what was found then."""
     asking: asyncio.Task[None] | None = None
+    second: asyncio.Task[None] | None = None
+    """Asks torch's Flight Recorder, once for each time that the job stands still."""
     all_answered: bool = False
 
 
@@ -165,7 +168,8 @@ class Detection:
             pace = Pace() if known is None else replace(known.memory.pace, steps=0)
             if known is not None and known.asking is not None:
                 known.asking.cancel()
-            known = self._jobs[job.id] = _Watched(job.generation, Memory(pace=pace))
+            second = known.second if known is not None else None
+            known = self._jobs[job.id] = _Watched(job.generation, Memory(pace=pace), second=second)
         return known
 
     # -- looking --------------------------------------------------------------------------------------
@@ -224,8 +228,9 @@ class Detection:
 
     def _forget(self, id: str) -> None:
         watched = self._jobs.pop(id)
-        if watched.asking is not None:
-            watched.asking.cancel()
+        for task in (watched.asking, watched.second):
+            if task is not None:
+                task.cancel()
 
     async def _look(self, job: Job, watched: _Watched) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -286,6 +291,7 @@ class Detection:
         first = watched.stuck_s is None
         if watched.stuck_s is None:
             watched.stuck_s = now_s
+            self._ask_second(job, watched, stuck)
         # A new verdict, or a new action on it, is reported with what the waiting ranks do now.
         case = (stuck.kind, stuck.ranks, stuck.certain, stuck.may_act)
         all_again = case != watched.asked_about and now_s - watched.all_asked_s >= ASK_AGAIN_S
@@ -299,6 +305,11 @@ class Detection:
             return False  # as soon as the question is answered that is out
         answered = watched.all_answered and bool(watched.evidence)
         return answered or now_s - watched.all_asked_s >= EVIDENCE_WITHIN_S
+
+    def _ask_second(self, job: Job, watched: _Watched, finding: Finding) -> None:
+        if watched.second is not None:
+            watched.second.cancel()
+        watched.second = asyncio.create_task(question(self._bus, self._fleet, self._say, job, finding))
 
     async def _ask(self, job: Job, watched: _Watched, finding: Finding, everybody: bool) -> None:
         try:

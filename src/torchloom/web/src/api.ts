@@ -273,6 +273,7 @@ export interface IncidentDetail {
   timeline: TimelineView;
   exits: Array<ExitView>;
   finding: FindingView | null;
+  witness: WitnessView | null;
   evidence: Array<RankEvidenceView>;
   links: LinkMatrixView | null;
   goodput_before: number | null;
@@ -799,6 +800,12 @@ export interface TokenView {
   name: string;
   role: "admin" | "operator" | "read";
   created_at_ns: number;
+}
+
+export interface WitnessView {
+  agrees: boolean;
+  sentence: string;
+  lines: Array<string>;
 }
 
 export interface WorkerDevices {

@@ -73,7 +73,16 @@ def test_a_verdict_says_who_where_and_what_it_did_last() -> None:
 
 def test_a_rank_that_nobody_asked_is_missed() -> None:
     read = dumps("nccl-coalesced")
-    assert analyze(read, expected=range(3)).missing == (2,)
+    assert analyze(read, asked=range(3)).missing == (2,)
+
+
+def test_of_a_large_job_only_some_ranks_are_asked() -> None:
+    read = dumps("nccl-communication")
+    some = [d for d in read if d.rank < 2]
+    found = analyze(some, {d.rank: newest_ns(read) + 9 * SECOND for d in some}, asked=(0, 1))
+    assert (found.kind, found.missing) == ("communication-hang", ())
+    assert found.verdict.startswith("ranks 0, 1 have entered")
+    assert "only 2 of 4 ranks were asked" in found.notes
 
 
 def test_dumps_of_a_job_that_runs_show_no_fault() -> None:
