@@ -67,7 +67,7 @@ def test_faults_show(told: list[dict[str, Any]]) -> None:
 
 
 RECORDED = Path(__file__).parent / "accelerator" / "recorded.py"
-PROGRAMS = "behind,waits,holds,failure,training,pairs,forks,capture,many,gone"
+PROGRAMS = "behind,waits,holds,failure,training,pairs,batches,forks,capture,many,gone"
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +122,20 @@ def test_steps_and_waits_of_training_are_the_devices(seen: list[dict[str, Any]])
 def test_sends_and_receives_end(seen: list[dict[str, Any]]) -> None:
     for number, rank in enumerate(seen):
         assert rank["pairs"] == {"ops": ["send", "recv_"], "peers": [1 - number] * 2, "value": 4.0}
+
+
+def test_operations_of_a_batch_end_with_it(seen: list[dict[str, Any]]) -> None:
+    """As `batch_isend_irecv` and coalesced collectives on NCCL: no operation has a work of its own."""
+    for rank in seen:
+        found = rank["batches"]
+        assert found["trips"] == 0
+        assert sorted(found["pairs"]["ops"]) == ["recv_", "send"]
+        assert found["sync"]["ops"] == found["async"]["ops"] == ["broadcast_"] * 2
+        for name in ("pairs", "sync", "async"):
+            batch = found[name]
+            assert batch["sources"] == [Source.DEVICE_EVENT], name
+            assert batch["standing"] == [[0, 0, True]] * 2, name
+            assert batch["in order"], name
 
 
 def test_a_forked_child_has_no_such_thread(seen: list[dict[str, Any]]) -> None:

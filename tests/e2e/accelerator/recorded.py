@@ -213,6 +213,45 @@ def pairs(box: Box) -> dict[str, Any]:
     return {"ops": [bb.OPS[r.op] for r in over], "peers": [r.peer for r in over], "value": got.sum().item()}
 
 
+def batches(box: Box) -> dict[str, Any]:
+    """A batch has one work for all of its operations, or none: each operation ends with its batch."""
+    me, told = dist.get_rank(), {}
+    for name in ("pairs", "sync", "async"):
+        torch.accelerator.synchronize()
+        dist.barrier(device_ids=[0])
+        box.fresh()
+        x, got, works = ones(), torch.empty(4, device=DEVICE), []
+        accelerator.stick()
+        if name == "pairs":
+            ops = [dist.P2POp(dist.isend, x, 1 - me), dist.P2POp(dist.irecv, got, 1 - me)]
+            works = dist.batch_isend_irecv(ops)
+        else:
+            group = dist.distributed_c10d._get_default_group()
+            how = {"device": torch.device(DEVICE), "async_ops": name == "async"}
+            with dist.distributed_c10d._coalescing_manager(group, **how) as batch:
+                dist.broadcast(x, 0, async_op=name == "async")
+                dist.broadcast(got, 1, async_op=name == "async")
+            works = batch.works if name == "async" else []
+        records = box.fresh()
+        looks = box.view.progress(bb.Progress.DEVICE_LOOKS)
+        until(lambda at=looks: box.view.progress(bb.Progress.DEVICE_LOOKS) > at + 3, "nobody looks")
+        standing = box.again(records)
+        accelerator.release()
+        for work in works:
+            work.wait()
+        over = box.finished(records)
+        torch.accelerator.synchronize()
+        told[name] = {
+            "ops": [bb.OPS[r.op] for r in over],
+            "standing": [[r.finished_ns, r.arrived_ns, r.approaching] for r in standing],
+            "sources": sorted({r.source for r in over}),
+            "in order": all(r.arrived_ns <= r.finished_ns for r in over),
+            "oldest": box.view.progress(bb.Progress.DEVICE_OLDEST),
+        }
+    told["trips"] = box.view.progress(bb.Progress.GUARD_TRIPS)
+    return told
+
+
 def forks(box: Box) -> dict[str, Any]:
     """A child has no such thread and writes nothing; the parent's continues."""
     threads = _threads(os.getpid())

@@ -165,6 +165,13 @@ struct Entry {
     return __atomic_compare_exchange_n(
         word, &expected, time << layout::TIME_SHIFT, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
   }
+  // It is the oldest of its group that the device has not finished.
+  void head_at(uint64_t time) const {
+    uint64_t* slot = group->box->slot(seq);
+    if (*slot == seq) put(slot + layout::HEAD, time);
+  }
+  // Its end, which was expected from the device, will not be known.
+  void forget() const { change(pending(layout::DEVICE_EVENT), pending(layout::NONE)); }
   // From now on the completion will come from `source` (NONE: it will never be known).
   void expect(uint64_t source) const { change(pending(layout::HOST_WAIT), pending(source)); }
 

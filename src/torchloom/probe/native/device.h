@@ -3,7 +3,8 @@
 //
 // A collective on a device is *enqueued* when the call returns. So an event is put before it on the current stream
 // (the device has come to it) and one behind it where its end is awaited: by wait(), or by its future. The thread
-// asks events and works that nobody has dropped yet. It never takes the GIL, holds no work and no tensor, frees
+// asks events and works that nobody has dropped yet. An operation without a work (a synchronous one of NCCL's) ends
+// on the current stream, so its event is put there at once; those of a batch end with the batch's work. It never takes the GIL, holds no work and no tensor, frees
 // none, and lets no thread that trains wait for it. It exists once a collective was given to a device; a forked
 // child has none. It takes a thousandth of a core: the dearer a look, the rarer.
 //
@@ -115,6 +116,8 @@ struct Flight {
   std::atomic<int> hold{FREE};
   c10d::Work* work = nullptr;
   WorkPtr left;
+  // Of a batch (coalescing): the other operations, which end with this one.
+  std::vector<Entry> others;
 
   uint64_t looked_ns = 0, noted = 0;  // of the thread that looks
   bool head = false;
@@ -365,8 +368,8 @@ class Watch {
     if (!queue.empty()) {
       Flight& first = *queue.front();
       if (!std::exchange(first.head, true)) {
-        uint64_t* slot = box.slot(first.entry.seq);
-        if (*slot == first.entry.seq) put(slot + layout::HEAD, now);
+        first.entry.head_at(now);
+        for (const Entry& other : first.others) other.head_at(now);
       }
       if (first.arrived && first.noted == 0 && first.arrived->query()) {
         note(first, time_of(*first.arrived, 0, now));
@@ -379,7 +382,8 @@ class Watch {
 
   void finish(Box& box, Flight& flight, End end, uint64_t now) {
     if (end == End::UNKNOWN) {
-      flight.entry.change(flight.entry.pending(layout::DEVICE_EVENT), flight.entry.pending(layout::NONE));
+      flight.entry.forget();
+      for (const Entry& other : flight.others) other.forget();
       give_back(flight.arrived);
       return;
     }
@@ -398,6 +402,7 @@ class Watch {
       if (flight.first) step_began(box, flight, arrived_ns);
     }
     flight.entry.end_at(ended_ns, layout::DEVICE_EVENT, end == End::FAILED);
+    for (const Entry& other : flight.others) other.end_at(ended_ns, layout::DEVICE_EVENT, end == End::FAILED);
     if (marked && flight.arrived) {
       give_back(reference_);
       reference_ = std::move(flight.ended);
@@ -411,6 +416,7 @@ class Watch {
   void note(Flight& flight, uint64_t time) {
     if (flight.noted == 0) {
       flight.entry.arrive_at(time);
+      for (const Entry& other : flight.others) other.arrive_at(time);
     } else {  // seen before; now it is known exactly
       uint64_t* word = flight.entry.group->box->slot(flight.entry.seq) + layout::ARRIVAL;
       uint64_t expected = flight.noted << layout::TIME_SHIFT;

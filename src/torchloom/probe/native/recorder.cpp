@@ -18,6 +18,7 @@
 #include <mutex>
 #include <string>
 #include <typeinfo>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -197,6 +198,48 @@ struct Payload {
   }
 };
 
+// Operations of a group between the begin and the end of a batch (torch's coalescing): the backend gives them no
+// work, and one for all of them at the end, which Python shows us (torchloom/probe/observe/batches.py).
+class Batches {
+ public:
+  static Batches& get() {
+    static auto* all = new Batches;
+    return *all;
+  }
+  void begin(Group* group) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    open_[group].clear();
+    any_.store(true, std::memory_order_relaxed);
+  }
+  // Whether the group has a batch open, and something in it.
+  std::pair<bool, bool> state(Group* group) {
+    if (!any_.load(std::memory_order_relaxed)) return {false, false};
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = open_.find(group);
+    return {found != open_.end(), found != open_.end() && !found->second.empty()};
+  }
+  void add(FlightPtr flight) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto& batch = open_[flight->entry.group];
+    if (batch.size() < kMost) batch.push_back(std::move(flight));
+  }
+  std::vector<FlightPtr> end(Group* group) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = open_.find(group);
+    if (found == open_.end()) return {};
+    std::vector<FlightPtr> batch = std::move(found->second);
+    open_.erase(found);
+    any_.store(!open_.empty(), std::memory_order_relaxed);
+    return batch;
+  }
+
+ private:
+  static constexpr size_t kMost = 1024;
+  std::mutex mutex_;
+  std::atomic<bool> any_{false};
+  std::unordered_map<Group*, std::vector<FlightPtr>> open_;
+};
+
 class Kernel final : public c10::OperatorKernel {
  public:
   Kernel(const layout::Operation& operation, const c10::FunctionSchema& schema)
@@ -248,7 +291,7 @@ class Kernel final : public c10::OperatorKernel {
     std::optional<c10::Stream> stream;  // none: not on a device, or one that cannot be asked
     std::optional<c10::Event> arrived;
     uint64_t lane = 0, step = 0;
-    bool first = false;
+    bool first = false, sync = false;
   };
 
   // An entry with the number 0 was not recorded.
@@ -267,6 +310,7 @@ class Kernel final : public c10::OperatorKernel {
       if (device_ > 0 && sized_by_ == 0) before.device = at(stack, device_).toTensor().device();
       const uint64_t peer = peer_ > 0 ? static_cast<uint64_t>(at(stack, peer_).toInt()) : layout::NO_PEER;
       const bool async = async_ > 0 && at(stack, async_).toBool();
+      before.sync = async_ > 0 && !async;
       const uint64_t flags =
           (async ? layout::FLAG_ASYNC : 0) | (operation_.coalesced ? layout::FLAG_COALESCED : 0);
 
@@ -311,6 +355,7 @@ class Kernel final : public c10::OperatorKernel {
       before.step = *box.progress(layout::PROGRESS_STEPS) + 1;
       before.first = box.last_step.exchange(before.step) != before.step;
       if (!watch.is_timed(before.step, before.first)) return;
+      if (Batches::get().state(entry.group).second) return;  // the first of a batch stands for all
       before.arrived = watch.record(*before.stream, box);
       if (before.arrived) put(box.slot(entry.seq) + layout::ARRIVAL, entry.approaching());
     } catch (...) {
@@ -366,7 +411,8 @@ class Kernel final : public c10::OperatorKernel {
 
   // A device's work (NCCL) has a future that is ready once the kernel is enqueued: that is no completion.
   void fly(const Entry& entry, Stack& stack, const WorkPtr& work, Before& before) {
-    if (!work || !before.stream || is_python(*work)) {
+    const bool batched = !work && Batches::get().state(entry.group).first;
+    if (!before.stream || (work && is_python(*work)) || (!work && !batched && !before.sync)) {
       put(entry.group->box->slot(entry.seq) + layout::ARRIVAL, 0);
       entry.expect(layout::NONE);
       return;
@@ -376,9 +422,19 @@ class Kernel final : public c10::OperatorKernel {
     flight->step = before.step;
     flight->first = before.first;
     flight->arrived = std::move(before.arrived);
-    WorkPtr stand_in = c10::make_intrusive<DeviceWork>(work, flight);
-    stack.back() = c10::IValue(std::move(stand_in));
+    if (batched) {
+      entry.expect(layout::NONE);  // until the batch ends, if it ever does
+      Batches::get().add(std::move(flight));
+      return;
+    }
     entry.expect(layout::DEVICE_EVENT);
+    if (work) {
+      WorkPtr stand_in = c10::make_intrusive<DeviceWork>(work, flight);
+      stack.back() = c10::IValue(std::move(stand_in));
+    } else {  // synchronous, without a work: it is over when the current stream has come here
+      flight->hold.store(DROPPED);
+      Watch::get().mark_end(*flight);
+    }
     Watch::get().add(flight, *before.stream);
   }
 
@@ -406,6 +462,50 @@ class Kernel final : public c10::OperatorKernel {
   std::atomic<const std::type_info*> without_future_{nullptr};
 };
 
+// A batch of this group begins.
+void batch_begins(const c10::intrusive_ptr<c10d::ProcessGroup>& pg) {
+  Box* box = recording.load(std::memory_order_acquire);
+  Group* group = box != nullptr && pg ? box->group(*pg) : nullptr;
+  if (group != nullptr) Batches::get().begin(group);
+}
+
+// The batch has ended: its first operation stands for all, and a stand-in for the work is given back. Without a
+// work (a synchronous batch) it is over when the current stream has come here.
+WorkPtr batch_ended(const c10::intrusive_ptr<c10d::ProcessGroup>& pg, const WorkPtr& work) {
+  Box* box = recording.load(std::memory_order_acquire);
+  Group* group = box != nullptr && pg ? box->group(*pg) : nullptr;
+  if (group == nullptr) return work;
+  const auto batch = Batches::get().end(group);
+  if (batch.empty()) return work;
+  try {
+    const auto stream = Watch::get().stream_of(batch.front()->device);
+    if (!stream) return work;
+    const FlightPtr& first = batch.front();
+    for (const FlightPtr& one : batch) {
+      one->entry.change(one->entry.pending(layout::NONE), one->entry.pending(layout::DEVICE_EVENT));
+      if (one == first) continue;
+      if (first->arrived) put(box->slot(one->entry.seq) + layout::ARRIVAL, one->entry.approaching());
+      first->others.push_back(one->entry);
+    }
+    if (first->entry.paired) {
+      const uint64_t lane[2] = {group->key, 1};
+      first->lane = mixed(lane, 2);
+    }
+    WorkPtr given = work;
+    if (work) {
+      given = c10::make_intrusive<DeviceWork>(work, first);
+    } else {
+      first->hold.store(DROPPED);
+      Watch::get().mark_end(*first);
+    }
+    Watch::get().add(first, *stream);
+    return given;
+  } catch (...) {
+    add_one(box->progress(layout::PROGRESS_GUARD_TRIPS));
+    return work;
+  }
+}
+
 }  // namespace
 }  // namespace loom
 
@@ -424,6 +524,12 @@ extern "C" int loom_load() {
       library->impl(operation.name, torch::CppFunction::makeFromBoxedFunctor(std::move(kernel)));
       ++count;
     }
+    auto* batches = new torch::Library(torch::Library::DEF, "torchloom", std::nullopt, "torchloom recorder", 0);
+    batches->def("batch_begins", &loom::batch_begins);
+    batches->def("batch_ended", &loom::batch_ended);
+    batches->def("sync_batch_ended", [](const c10::intrusive_ptr<c10d::ProcessGroup>& pg) {
+      loom::batch_ended(pg, nullptr);
+    });
     // Children of the worker share its pages: they must not write into its black box.
     pthread_atfork(
         [] { loom::Watch::get().before_fork(); }, [] { loom::Watch::get().after_fork(false); },

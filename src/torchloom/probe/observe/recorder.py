@@ -16,7 +16,7 @@ import sys
 from typing import Protocol
 
 from torchloom.probe import native
-from torchloom.probe.observe import fallback_recorder
+from torchloom.probe.observe import batches, fallback_recorder
 from torchloom.wire.blackbox import Progress, View
 from torchloom.wire.blackbox import RecorderKind as Kind
 
@@ -46,6 +46,7 @@ class Native:
         if library.loom_start(ctypes.c_void_p(address)) != 0:
             raise OSError("the native recorder did not start")
         self._library = library
+        batches.watch()
 
     def step_ended(self) -> None:
         """Nothing to choose: every collective is recorded."""
