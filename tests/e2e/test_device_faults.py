@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -117,3 +119,40 @@ def test_a_pause_holds_the_hosts_and_waits_for_no_device(stack: Stack) -> None:
         assert answer.stderr.startswith("loom: "), answer
     finally:
         stack.end_jobs()
+
+
+def test_set_checkpoint_kill_and_resume_on_a_device(stack: Stack) -> None:
+    """A change, a save and a kill, with everything on the device; the resumed run repeats its steps bit for
+    bit, which needs the device's own random numbers too."""
+    notes, store = stack.home.root.parent / "notes-state", stack.home.root.parent / "store"
+
+    def steps(generation: int) -> dict[tuple[int, int], list[str]]:
+        """By rank and step, what was drawn and the loss."""
+        fields = [line.split() for line in lines_of(notes)]
+        return {(int(f[1]), int(f[2])): f[3:] for f in fields if len(f) == 5 and int(f[0]) == generation}
+
+    job = stack.submit("device_state.py", str(notes), str(store))
+    try:
+        first = wait_until(lambda: (found := steps(0) or steps(1)) and len(found) > 20 and found, "it trains")
+        generation = 0 if steps(0) else 1
+        assert first
+        stack.steer("set", job, "lr=0.005")
+        stack.steer("checkpoint", job)
+        saved = wait_until(lambda: stack.json("checkpoints", job)["checkpoints"], "it is saved")[0]["step"]
+        wait_until(
+            lambda: all((r, saved + 10) in steps(generation) for r in (0, 1)), "ten steps after the save"
+        )
+        pid = next(w["pid"] for w in stack.status(job)["workers"] if w["rank"] == 1)
+        os.kill(pid, signal.SIGKILL)
+        wait_until(
+            lambda: all((r, saved + 10) in steps(generation + 1) for r in (0, 1)), "it repeats these steps"
+        )
+        (crash,) = [one for one in stack.json("incidents", job) if one["kind"] == "crash"]
+    finally:
+        stack.end_jobs()
+    before, after = steps(generation), steps(generation + 1)
+    for rank in (0, 1):
+        assert (rank, saved) not in after, "what was saved is not repeated"
+        for step in range(saved + 1, saved + 11):
+            assert after[rank, step] == before[rank, step], (rank, step)
+    assert crash["culprit"] == 1 and crash["lost_steps"] >= 10, crash

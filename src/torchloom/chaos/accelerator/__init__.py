@@ -157,7 +157,7 @@ def _backend(store: Any, rank: int, size: int, timeout: Any) -> Any:
 def _module(torch: Any) -> types.ModuleType:
     """What torch looks for at `torch.loomsim`."""
     module = types.ModuleType(f"torch.{NAME}")
-    pid = os.getpid()
+    pid, generator = os.getpid(), torch.Generator()
     found: dict[str, Any] = {
         "device_count": lambda: 1,
         "is_available": lambda: True,
@@ -168,10 +168,11 @@ def _module(torch: Any) -> types.ModuleType:
         "set_device": lambda device: None,
         "synchronize": lambda device=None: torch.accelerator.synchronize(),
         "current_stream": lambda device=None: torch.accelerator.current_stream(),
-        "manual_seed_all": lambda seed: None,
-        "manual_seed": lambda seed: None,
-        "get_rng_state": lambda device=None: torch.random.get_rng_state(),
-        "set_rng_state": lambda state, device=None: None,
+        "default_generators": (generator,),
+        "manual_seed_all": generator.manual_seed,
+        "manual_seed": generator.manual_seed,
+        "get_rng_state": lambda device=None: generator.get_state(),
+        "set_rng_state": lambda state, device=None: generator.set_state(state),
         "get_amp_supported_dtype": lambda: [torch.bfloat16, torch.float16],
         "Stream": torch.Stream,
         "Event": torch.Event,

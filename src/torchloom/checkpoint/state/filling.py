@@ -141,8 +141,12 @@ class Filling:
 
     def _held_rng(self) -> ComparedPart:
         now, tree = rng.take(), self.about["rng"]
-        if len(tree.get("cuda", [])) != len(now.get("cuda", [])):
-            now.pop("cuda", None)
+        # Generators of another number of devices were not set.
+        now = {
+            name: held
+            for name, held in now.items()
+            if not isinstance(held, list) or len(held) == len(tree.get(name, ()))
+        }
         tree = {name: held for name, held in tree.items() if name in now}
         return ComparedPart('loom["rng"]', tree, self._images.own, now, surely=True, whole=True)
 

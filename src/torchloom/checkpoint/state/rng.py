@@ -1,8 +1,8 @@
 """The states of all random number generators of this process.
 
-Owns taking and setting them: Python's, NumPy's if it is imported, torch's, and those of CUDA devices in
-use. Every rank has its own. Restoring is the last thing a restore does, because anything before it may
-draw.
+Owns taking and setting them: Python's, NumPy's if it is imported, torch's, and those of the accelerator in
+use, whatever torch calls it. Every rank has its own. Restoring is the last thing a restore does, because
+anything before it may draw.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ def take() -> dict[str, Any]:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         state["numpy"] = numpy.random.get_state(legacy=False)
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        state["cuda"] = torch.cuda.get_rng_state_all()
+    used = _in_use()
+    if used is not None:
+        name, module, count = used
+        state[name] = [module.get_rng_state(number) for number in range(count)]
     return state
 
 
@@ -37,9 +39,31 @@ def put(state: Mapping[str, Any]) -> None:
     if "numpy" in state:
         with suppress(ImportError):  # imported here, it is ready when the script imports it, however late
             _put_numpy(importlib.import_module("numpy.random"), state["numpy"])
-    devices = state.get("cuda", [])
-    if devices and torch.cuda.is_available() and torch.cuda.device_count() == len(devices):
-        torch.cuda.set_rng_state_all(devices)
+    # In use or not yet: a script may touch its device only after the restore.
+    found = _accelerator()
+    if found is not None and len(devices := state.get(found[0], ())) == found[2]:
+        for number, one in enumerate(devices):
+            found[1].set_rng_state(one, number)
+
+
+def _in_use() -> tuple[str, Any, int] | None:
+    """The accelerator, unless nothing has used it yet: asking it would make a context on every device."""
+    found = _accelerator()
+    started = found is not None and getattr(found[1], "is_initialized", lambda: True)()
+    return found if started else None
+
+
+def _accelerator() -> tuple[str, Any, int] | None:
+    """The name of the accelerator, its module in torch, and how many devices it has; None without one whose
+    generators can be read."""
+    accelerators: Any = getattr(torch, "accelerator", None)
+    if accelerators is None or not accelerators.is_available():
+        return None
+    name = accelerators.current_accelerator().type
+    module = getattr(torch, name, None)
+    if module is None or not hasattr(module, "get_rng_state") or not hasattr(module, "set_rng_state"):
+        return None
+    return name, module, accelerators.device_count()
 
 
 def _put_numpy(found: Any, state: Any) -> None:
