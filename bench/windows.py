@@ -75,7 +75,7 @@ def look(threads: int, collectives: int, looks: int) -> tuple[float, float]:
     with tempfile.TemporaryDirectory(prefix="loom-bench-") as root:
         made = Recording(Path(root) / "box", collectives)
         worker = SimpleNamespace(
-            ref=WorkerRef("job", 0, 1, 1), box=made.box, pid=os.getpid(), devices=(), began_ns=0
+            oom_kills=[], ref=WorkerRef("job", 0, 1, 1), box=made.box, pid=os.getpid(), devices=(), began_ns=0
         )
         host: Any = SimpleNamespace(node="bench", session="s", workers={}, running=lambda: [worker])
         windows = Windows(host, Samples(host))

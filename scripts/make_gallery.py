@@ -95,6 +95,7 @@ PAGES = (
     Page("all-slow", "All workers become slower", ("slow", "--amount", "1.6"), ("global-slowdown",)),
     Page("nan", "A gradient is not a number", ("nan", "--rank", "1"), ("not-a-number",)),
     Page("spike", "Gradients explode for one step", ("gradient", "--amount", "1e4"), ("spike",), warm_s=12),
+    Page("device-missing", "A rank is stopped and its device idle", (), ("hang",), on_device="stop"),
     Page("device-loop", "A host is stuck and its device is idle", (), ("hang",), on_device="loop"),
     Page("device-sync", "A host waits for a kernel that never ends", (), ("hang",), on_device="sync"),
     Page("device-kernel", "A kernel never ends and its host continues", (), ("hang",), on_device="kernel"),

@@ -67,7 +67,7 @@ def test_faults_show(told: list[dict[str, Any]]) -> None:
 
 
 RECORDED = Path(__file__).parent / "accelerator" / "recorded.py"
-PROGRAMS = "behind,waits,holds,failure,training,pairs,batches,forks,capture,many,gone"
+PROGRAMS = "behind,waits,holds,failure,training,pairs,batches,forks,capture,many,budget,gone"
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +152,16 @@ def test_two_thousand_collectives_are_accounted_for(seen: list[dict[str, Any]]) 
         assert 2000 <= many["events"] <= 4000
         assert many["backwards"] == many["trips"] == 0
         assert many["looking"] < 0.003
+
+
+def test_fewer_steps_are_timed_while_events_take_too_much_of_the_time(seen: list[dict[str, Any]]) -> None:
+    for rank in seen:
+        found = rank["budget"]
+        assert found["before"] >= 1 and found["sampled"] >= 4, found
+        assert found["after"] == 1, "and all of them again once they take little"
+        assert found["sources"] == [Source.DEVICE_EVENT], "ends are always recorded"
+        if found["stayed"]:  # else the rate changed while it was looked at
+            assert all(is_timed <= expected for expected, is_timed in found["timed"]), found
 
 
 def test_a_device_that_is_lost_is_told_in_its_own_words(seen: list[dict[str, Any]]) -> None:

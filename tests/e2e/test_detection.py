@@ -270,3 +270,35 @@ def test_a_dry_run_says_what_it_would_do_and_the_rank_may_come_back(stack: Stack
         assert over["resolution"].startswith("rank 1 continued after")
         run.goes_on()
         assert stack.status(run.job)["restarts"] == 0
+
+
+@pytest.fixture
+def small_memory() -> Iterator[Path]:
+    """A real cgroup below our own with 400 MB, in whichever version this host has."""
+    lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    old = next((path for _, controllers, path in lines if "memory" in controllers.split(",")), None)
+    new = next((path for _, controllers, path in lines if not controllers), None)
+    own, limit = ("memory" + old, "memory.limit_in_bytes") if old is not None else (new or "/", "memory.max")
+    group = Path("/sys/fs/cgroup", own.lstrip("/"), f"loom-oom-{os.getpid()}")
+    try:
+        group.mkdir()
+        (group / limit).write_text(str(400 << 20))
+    except OSError as error:
+        pytest.skip(f"this host lets us make no memory cgroup: {error}")
+    try:
+        yield group
+    finally:
+        wait_until(lambda: not (group / "cgroup.procs").read_text().strip(), "its processes are gone")
+        group.rmdir()
+
+
+def test_a_rank_that_the_kernel_killed_for_its_memory(stack: Stack, small_memory: Path) -> None:
+    """By a real cgroup: the kernel's count of its kills tells it from any other SIGKILL."""
+    with Faulty(stack, "oom", "--cgroup", str(small_memory)) as job:
+        # What is shown of its steps was read after it had joined the group.
+        wait_until(lambda: stack.status(job.job)["workers"][1]["steps"] >= 50, "it trains")
+        Path(f"{job.notes}.go").touch()
+        incident = job.wait_incident("crash", culprit=1)
+        assert "memory" in incident["verdict"], incident["verdict"]
+        (exit,) = [one for one in incident["exits"] if one["rank"] == 1]
+        assert exit["signal"] == 9 if "signal" in exit else True

@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import socket
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -70,8 +71,9 @@ class LocalWorker:
     """Its process has ended; the exit report is being prepared."""
     told: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once its exit is reported."""
-    oom_kills: tuple[str, int] | None = None
-    """The OOM kills counted in its cgroup at the last look."""
+    oom_kills: deque[tuple[str, int]] = field(default_factory=lambda: deque(maxlen=8))
+    """The OOM kills counted in its cgroup at the last looks. Several, because a look may come between the
+    kill and the end of a process that has much memory to give back."""
     first_step_told: bool = False
     end_seen: bool = False
     """Its script has ended, and the end record was examined."""

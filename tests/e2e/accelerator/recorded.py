@@ -326,6 +326,58 @@ def many(box: Box) -> dict[str, Any]:
     }
 
 
+def budget(box: Box) -> dict[str, Any]:
+    """Steps of many small collectives: events would take too much of the time, so fewer steps are timed, and
+    every step again once that is over. Ends are recorded in each case."""
+    x = ones()
+
+    def every() -> int:
+        return box.view.progress(bb.Progress.DEVICE_EVERY)
+
+    def step(collectives: int) -> tuple[int, list[bb.CollectiveRecord]]:
+        """The number of the step and its records."""
+        number = box.view.progress(bb.Progress.STEPS) + 1
+        for _ in range(collectives):
+            dist.all_reduce(x)
+        box.view.set_progress(bb.Progress.STEPS, number)
+        return number, box.fresh()
+
+    def together(condition: Asked) -> bool:
+        """Both ranks go on, or none: a collective needs both."""
+        votes = torch.tensor([int(condition())])
+        dist.all_reduce(votes)
+        return votes.item() == 2
+
+    torch.accelerator.synchronize()
+    box.fresh()
+    before = every()
+    deadline = time.monotonic() + 60
+    while not together(lambda: every() >= 4 or time.monotonic() > deadline):
+        for _ in range(20):
+            step(20)
+        torch.accelerator.synchronize()
+    sampled, timed, over = every(), [], []
+    for _ in range(2 * sampled):
+        number, records = step(4)
+        torch.accelerator.synchronize()
+        over += box.finished([r for r in records if r.source == bb.Source.DEVICE_EVENT])
+        timed.append([number % sampled in (0, 1), any(r.arrived_ns or r.approaching for r in records)])
+    stayed = every() == sampled
+    while not together(lambda: every() == 1 or time.monotonic() > deadline + 60):
+        step(1)
+        torch.accelerator.synchronize()
+        time.sleep(0.02)
+    sources = sorted({r.source for r in over})
+    return {
+        "before": before,
+        "sampled": sampled,
+        "stayed": stayed,
+        "timed": timed,
+        "sources": sources,
+        "after": every(),
+    }
+
+
 def gone(box: Box) -> dict[str, Any]:
     """A device that falls off the bus is told with its own words."""
     accelerator.stick()

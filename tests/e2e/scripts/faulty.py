@@ -5,7 +5,8 @@ Usage: faulty.py NOTES FAULT [--at STEP] [--rank R] [--seconds S]. Notes every c
 or semaphore (the same, in a named semaphore that another process posts), late (the same, before
 init_process_group), leaves (it exits with code 0), max (it reduces by MAX where
 the other reduces by SUM), desync, slow, nan, silent-nan
-(gradients are NaN, and no loss is told).
+(gradients are NaN, and no loss is told), oom (it joins the cgroup --cgroup at the start, and takes memory
+once there is NOTES.go).
 """
 
 import argparse
@@ -26,6 +27,7 @@ parser.add_argument("fault")
 parser.add_argument("--at", type=int, default=40)
 parser.add_argument("--rank", type=int, default=1)
 parser.add_argument("--seconds", type=float, default=10**6)
+parser.add_argument("--cgroup")
 args = parser.parse_args()
 
 
@@ -68,6 +70,9 @@ rank = int(os.environ["RANK"])
 faulty = rank == args.rank and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
 if faulty and args.fault == "late":
     tokenize()
+if faulty and args.fault == "oom":
+    with open(f"{args.cgroup}/cgroup.procs", "w") as members:
+        members.write(str(os.getpid()))
 dist.init_process_group("gloo")
 model = DistributedDataParallel(torch.nn.Linear(8, 8))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
@@ -89,6 +94,8 @@ with open(args.notes, "a", buffering=1) as notes:
             preprocess()
         if faulty and step == args.at and args.fault == "semaphore":
             acquire()
+        if faulty and args.fault == "oom" and os.path.exists(f"{args.notes}.go"):
+            taken = [bytearray(os.urandom(1 << 20)) for _ in range(1 << 20)]
         if faulty and step == args.at and args.fault == "desync":
             dist.broadcast(torch.ones(3), 0)
         if faulty and step >= args.at and args.fault == "slow":

@@ -73,10 +73,13 @@ def test_what_the_oom_killer_ended_is_read_in_both_versions(
 ) -> None:
     in_group(monkeypatch, lines)
     counts = tmp_path / file
-    assert cgroups.oom_kills(1, tmp_path) is None and not cgroups.killed_since(None)
+    assert cgroups.oom_kills(1, tmp_path) is None and not cgroups.killed_since(())
     counts.parent.mkdir(parents=True)
     counts.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
     before = cgroups.oom_kills(1, tmp_path)
-    assert before == (str(counts), 2) and not cgroups.killed_since(before)
+    assert before == (str(counts), 2) and not cgroups.killed_since([before])
     counts.write_text("oom_kill 3\n")
-    assert cgroups.killed_since(before)
+    assert cgroups.killed_since([before])
+    late = cgroups.oom_kills(1, tmp_path)
+    assert late is not None and cgroups.killed_since([before, late]), "a look between the kill and the end"
+    assert not cgroups.killed_since([late])

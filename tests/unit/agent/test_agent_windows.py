@@ -39,7 +39,12 @@ class Recording:
         self.box = ReadableBox.open(path)
         self._records = self._steps = 0
         worker = SimpleNamespace(
-            ref=WorkerRef("job", 0, 1, 1), box=self.box, pid=pid or os.getpid(), devices=(), began_ns=0
+            oom_kills=[],
+            ref=WorkerRef("job", 0, 1, 1),
+            box=self.box,
+            pid=pid or os.getpid(),
+            devices=(),
+            began_ns=0,
         )
         host: Any = SimpleNamespace(node="n", session="s", workers={}, running=lambda: [worker])
         self._windows = Windows(host, Samples(host))

@@ -7,6 +7,7 @@ above it, as far as this host shows them; in a container the highest one seen is
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
@@ -56,10 +57,12 @@ def oom_kills(pid: int, root: Path = ROOT) -> tuple[str, int] | None:
     return None
 
 
-def killed_since(before: tuple[str, int] | None) -> bool:
-    """Whether the OOM killer ended a process of that cgroup since then."""
-    now = _counted(before[0]) if before is not None else None
-    return before is not None and now is not None and now[1] > before[1]
+def killed_since(before: Iterable[tuple[str, int]]) -> bool:
+    """Whether the OOM killer ended a process of one of these cgroups since its count was read."""
+    least: dict[str, int] = {}
+    for path, count in before:
+        least[path] = min(count, least.get(path, count))
+    return any((now := _counted(path)) is not None and now[1] > count for path, count in least.items())
 
 
 def _counted(path: str) -> tuple[str, int] | None:

@@ -186,8 +186,10 @@ class Windows:
                 past.throttled.append((steps, *held_back))
         else:
             state = kernel.state_of(worker.pid) or "X"
-        if past.looks % _OOM_EVERY == 1:
-            worker.oom_kills = cgroups.oom_kills(worker.pid)
+        if past.looks % _OOM_EVERY == 1 and state not in ("X", "Z"):
+            counted_kills = cgroups.oom_kills(worker.pid)
+            if counted_kills is not None:
+                worker.oom_kills.append(counted_kills)
         if past.looks % 2 or state in ("t", "T"):
             past.tracer = kernel_waits.tracer(worker.pid)
         if state == "T" and not self._stopped(worker, past):
