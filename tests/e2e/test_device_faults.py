@@ -144,9 +144,14 @@ def test_set_checkpoint_kill_and_resume_on_a_device(stack: Stack) -> None:
         )
         pid = next(w["pid"] for w in stack.status(job)["workers"] if w["rank"] == 1)
         os.kill(pid, signal.SIGKILL)
-        wait_until(
-            lambda: all((r, saved + 10) in steps(generation + 1) for r in (0, 1)), "it repeats these steps"
-        )
+        try:
+            wait_until(
+                lambda: all((r, saved + 10) in steps(generation + 1) for r in (0, 1)),
+                "it repeats these steps",
+            )
+        except AssertionError as error:
+            told = [(one["kind"], one["verdict"], one["decision"]) for one in stack.json("incidents", job)]
+            raise AssertionError(f"{error}\n{told}\n{lines_of(notes)[-4:]}\n{stack.logs()}") from error
         (crash,) = [one for one in stack.json("incidents", job) if one["kind"] == "crash"]
     finally:
         stack.end_jobs()
