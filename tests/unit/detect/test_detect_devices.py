@@ -165,3 +165,14 @@ def test_what_delays_a_host_that_is_well_ahead_delays_nobody() -> None:
     close = late(DeviceFacts("busy", 0, "", 1 * 10**6, 0.0), run_delay_ms=60)
     (found,) = stragglers(close, SlowLimits())
     assert found.kind == "host-contention"
+
+
+def test_a_rank_whose_device_failed_after_its_part_of_the_collective_is_named() -> None:
+    """Its own record says that it is done, the others' do not: seen on a busy machine."""
+    lost = window(3, entered=10, finished=10, state="failed", error="device lost")
+    (found,) = hangs([*(window(r, entered=10, finished=9) for r in range(3)), lost], PACE, LIMITS)
+    assert found.ranks == (3,) and found.certain and found.waiting == (0, 1, 2)
+    assert "has left all_reduce #10" in found.sentence and "device lost" in found.sentence
+    well = replace(lost, accelerator=DeviceFacts("idle", 0, ""))
+    (found,) = hangs([*(window(r, entered=10, finished=9) for r in range(3)), well], PACE, LIMITS)
+    assert found.kind == "communication-hang" and found.ranks == ()

@@ -24,11 +24,15 @@ def behind(inside: Sequence[RankWindow]) -> list[RankWindow]:
 
     None if no device has reached it: then the cause came earlier and is not known.
     """
-    failed = [w for w in inside if w.accelerator is not None and w.accelerator.state == "failed"]
-    if failed:
-        return failed
+    if broken := failed(inside):
+        return broken
     found = [w for w in inside if (at := blocking(w)) is not None and at.approaching]
     return found if len(found) < len(inside) else []
+
+
+def failed(windows: Sequence[RankWindow]) -> list[RankWindow]:
+    """Ranks whose device answers with an error."""
+    return [w for w in windows if w.accelerator is not None and w.accelerator.state == "failed"]
 
 
 def blame(
@@ -40,11 +44,14 @@ def blame(
     """One finding for all devices that have not reached it."""
     ranks = tuple(sorted(w.rank for w in culprits))
     waiting = tuple(sorted(w.rank for w in inside if w.rank not in ranks))
-    broken = any(w.accelerator is not None and w.accelerator.state == "failed" for w in culprits)
+    broken = bool(failed(culprits))
     one = len(ranks) == 1
     clause = words.accelerator(culprits[0]) or "what it runs instead is not known"
     did = f"{'has' if one else 'have'} enqueued {words.operation(wait.collective)}"
     reached = f"but {'its device has' if one else 'their devices have'} not reached it"
+    if not any(w.rank in ranks for w in inside):
+        did = f"{'has' if one else 'have'} left {words.operation(wait.collective)}"
+        reached = f"and {'its' if one else 'their'} part of it may not be sent"
     return Finding(
         kind="hang" if any(w.steps_done for w in culprits) else "no-progress",
         ranks=ranks,

@@ -241,7 +241,7 @@ def _stalls(
             continue
         if any(w.dead for w in by_rank.values()):
             continue  # a dead peer explains it; that is reported as a crash
-        behind = devices.behind(inside)
+        behind = devices.failed(past) or devices.behind(inside)
         if behind:
             found.append(devices.blame(behind, inside, wait, allowed))
             continue
