@@ -41,6 +41,8 @@ from torchloom.checkpoint.store.storage import open_storage
 from torchloom.core.retention import KeepRules
 from torchloom.errors import CheckpointError, UsageError
 
+STORE_WAIT = "store-wait"
+"""The phase in which a script waits for its store; hang detection knows it (core/detect/thresholds.py)."""
 CLOSING_WITHIN_S = 120.0
 """How long the end of the process waits for a save in flight."""
 WAITING_WITHIN_S = 600.0
@@ -158,7 +160,8 @@ class Checkpoint:
         reporting.say(self._staging.begin())
         if not self._can_agree and step % max(1, self._every.steps) == 0:
             # Ranks that cannot agree must not skip different steps: they wait, but for no store that hangs.
-            self._saver.writer.wait_moving(WAITING_WITHIN_S, STALLED_S)
+            with reporting.ports.phase(STORE_WAIT):
+                self._saver.wait(WAITING_WITHIN_S, STALLED_S)
             self._collect()
             self._staging.finish_making()
         self._saver.decide(step, self._step_s, metrics)
@@ -240,8 +243,8 @@ class Checkpoint:
     def wait(self) -> None:
         """Wait until the save in flight, if any, is in the store or has failed; for no store that hangs."""
         self._ready()
-        with reporting.ports.phase("checkpoint"):
-            if not self._saver.writer.wait_moving(WAITING_WITHIN_S, STALLED_S):
+        with reporting.ports.phase(STORE_WAIT):
+            if not self._saver.wait(WAITING_WITHIN_S, STALLED_S):
                 reporting.say(f"the save of {self._job} in flight does not move, so it is not waited for")
         self._collect()
 
@@ -301,7 +304,7 @@ class Checkpoint:
         self._closed = True
         live.forget(self)
         atexit.unregister(self._end)
-        with reporting.ports.phase("checkpoint"):
+        with reporting.ports.phase(STORE_WAIT):
             self._staging.look(wait=True, tell=False)  # the process group may be gone
             if within_s == CRASHING_WITHIN_S:
                 self._saver.writer.give_up_peers()

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torchloom.checkpoint.saving import saver
 from torchloom.checkpoint.store.local import LocalStorage
 from torchloom.checkpoint.store.reader import find
 from torchloom.checkpoint.store.storage import Bytes
+from torchloom.core.detect.thresholds import STORE_WAIT
 from torchloom.errors import CheckpointError
 
 PATIENCE_S = 60.0
@@ -192,14 +194,29 @@ def test_a_save_that_does_not_move_is_reported_before_the_store_fails(
 
 
 def test_a_script_that_waits_itself_is_let_go(
-    tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    gate: Gate,
+    told: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(checkpoint_module, "STALLED_S", 0.1)
+    monkeypatch.setattr(saver, "REPORT_STALLED_S", 0.05)
+    phases: list[str] = []
+
+    def phase(name: str) -> AbstractContextManager[object]:
+        phases.append(name)
+        return nullcontext()
+
+    monkeypatch.setattr(reporting.ports, "phase", phase)
     training = Training(tmp_path)
     training.train(1)
     gate.shut()
     training.ckpt.save(1, wait=True)
     assert training.ckpt._saver.writer.busy and training.ckpt.failures == 0
+    assert phases[-1] == STORE_WAIT, "the hang detection knows that this wait has an end"
+    assert "not answered" in told[-1]["failing"]["why"], "reported while the script waits"
+    assert "does not move" in capsys.readouterr().err
     training.ckpt.save(2, wait=True)
     assert training.ckpt.failures == 1 and "still writing" in training.ckpt.why_failed
     with pytest.raises(CheckpointError, match="does not answer"):

@@ -367,6 +367,25 @@ def test_a_short_silence_that_holds_nobody_up_is_not_told() -> None:
     assert hangs([missing(r, for_s=20) for r in range(4)], PACE, LIMITS) == []
 
 
+@pytest.mark.parametrize("steps", [5, 500])
+def test_a_script_that_waits_for_its_checkpoint_store_does_not_hang(steps: int) -> None:
+    """`save(wait=True)` gives up by itself, and what becomes of the save is reported as such."""
+    pace, eager = Pace(steps=steps, recent_s=(0.3,) * 5), replace(LIMITS, hang_act_s=5.0, act_told=True)
+    facts = {
+        "unchanged_ns": 500 * SECOND,
+        "unchanged_samples": 99,
+        "quiet_ns": 500 * SECOND,
+        "waits_on": "lock",
+    }
+    for for_s in (31, 130, 600):
+        saving = [replace(missing(r, for_s=for_s, **facts), phase="store-wait") for r in range(4)]
+        assert hangs(saving, pace, eager) == []
+        assert hangs([*(waiting(r, for_s=for_s) for r in range(3)), saving[3]], pace, eager) == []
+    late = replace(missing(3, for_s=700, **facts), phase="store-wait")
+    (found,) = hangs([*(waiting(r, for_s=700) for r in range(3)), late], pace, LIMITS)
+    assert found.ranks == (3,) and not found.certain and not found.may_act, "longer than it may take"
+
+
 def test_a_program_of_which_nothing_was_ever_recorded_is_not_judged() -> None:
     other = window(0, idle_s=900, steps_done=0, groups=(), process=ProcessFacts(unchanged_ns=900 * SECOND))
     assert hangs([other], Pace(), LIMITS) == []

@@ -213,6 +213,11 @@ class Saver:
         else:
             self._told.wrote()
 
+    def wait(self, within_s: float, stalled_s: float) -> bool:
+        """Wait for the save in flight while it moves; False if it is still not done. One that does not move
+        is reported meanwhile."""
+        return self.writer.wait_moving(within_s, stalled_s, self._look_at_stalled)
+
     def stored(self, step: int) -> tuple[str, str]:
         """The state of this step or a later one, once this rank's part is in the store; or why it is not."""
         if self._stored is not None and self._stored.on == self.name(step).on and self._stored.step >= step:

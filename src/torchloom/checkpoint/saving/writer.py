@@ -116,11 +116,16 @@ class Writer:
             self._thread.join(timeout_s)
         return not self.busy
 
-    def wait_moving(self, within_s: float, stalled_s: float) -> bool:
-        """Wait for the save in flight while it moves; False if it is still not done."""
+    def wait_moving(
+        self, within_s: float, stalled_s: float, meanwhile: Callable[[], None] | None = None
+    ) -> bool:
+        """Wait for the save in flight while it moves; False if it is still not done. `meanwhile` is called a
+        few times a second."""
         end = time.monotonic() + within_s
         while self.busy and time.monotonic() < end and self.stalled_s < stalled_s:
             self.wait(min(0.1, stalled_s))
+            if meanwhile is not None:
+                meanwhile()
         return not self.busy
 
     def give_up_peers(self) -> None:

@@ -71,6 +71,11 @@ class Limit(Struct, frozen=True):
 EXCUSED = frozenset({"control-wait", "paused"})
 """Phases that the control plane itself causes: never a hang, however long."""
 COMPILING = "compiling"
+STORE_WAIT = "store-wait"
+"""The script itself waits for its checkpoint store: `save(wait=True)`, or the end of the process."""
+STORE_WAIT_S = 660.0
+"""A minute more than such a wait takes at most (checkpoint/checkpoint.py). The worker reports what becomes of
+the save, so this wait is no hang."""
 JOINING = "joining"
 PLAIN = frozenset({"training", "data-wait", "none", ""})
 
@@ -105,6 +110,9 @@ def limit(pace: Pace, limits: StuckLimits, *, phase: str, location: str, timeout
     group with this timeout (0: not known)."""
     if phase in EXCUSED:
         return Limit(float("inf"), float("inf"), f"{phase} is caused by the control plane", True)
+    if phase == STORE_WAIT:
+        act_s = act_after_s(limits, limits.hang_act_s, timeout_s)
+        return Limit(STORE_WAIT_S, max(act_s, STORE_WAIT_S), "its wait for the store ends by itself", True)
     if pace.steps < limits.start_steps:
         why = f"fewer than {limits.start_steps} steps are known"
         report_s = limits.start_report_s
