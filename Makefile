@@ -5,7 +5,7 @@ STAMP  := $(VENV)/.torchloom-ready
 WEB    := src/torchloom/web
 PAGE   := $(VENV)/.page-ready
 
-.PHONY: help setup demo test test-long check docs bench clean
+.PHONY: help setup demo test test-long test-pythons check docs bench clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -30,6 +30,9 @@ test: setup      ## all tests
 test-long: setup ## the tests that take minutes
 	$(BIN)/python -m pytest -q -m long
 
+test-pythons:    ## what needs no torch, on every other Python that is here (3.12, 3.13, 3.14)
+	bash scripts/test_pythons.sh
+
 check: setup docs ## ruff, mypy --strict, import-linter, documentation, the page's types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -44,4 +47,4 @@ bench: setup     ## every benchmark, as tables
 	for b in bench/[a-z]*.py; do $(BIN)/python $$b || exit 1; done
 
 clean:           ## remove everything make made
-	rm -rf $(VENV) $(WEB)/dist $(WEB)/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-* $(WEB)/dist $(WEB)/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis

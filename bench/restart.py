@@ -4,7 +4,8 @@
 
 Every run is a job of its own: start, at least 30 steps, SIGKILL of rank 1, wait for the first step of a new
 process (at most 60 s; a run that does not come back is counted, not timed), end. Also with a script that
-imports for 2 s by itself, with and without --preload.
+imports for 2 s by itself, with and without --preload; and with Hugging Face's Trainer and Lightning, whose
+imports torchloom learns from the first run of the job (the kill comes when that is done).
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 from support.launchers import BIN, Notes, loom_command, loom_up, torchrun, torchrun_command, wait_for
 from support.table import emit, progress, spread
 
 GIVE_UP_S = 60.0
+FRAMEWORKS = "framework_steps.py"
 
 
 def kill_and_time(notes: Notes) -> float | None:
@@ -58,12 +62,38 @@ def under_loom(env: dict[str, str], *script_args: str, flags: tuple[str, ...] = 
         notes.remove()
 
 
+def framework_under_torchrun(framework: str) -> float | None:
+    notes = Notes()
+    try:
+        with torchrun(torchrun_command(notes, framework, script=FRAMEWORKS), notes):
+            return kill_and_time(notes)
+    finally:
+        notes.remove()
+
+
+def framework_under_loom(framework: str, learn: bool) -> float | None:
+    """In a service of its own, so that nothing is known of the job before its first run."""
+    notes = Notes()
+    with loom_up() as env:
+        env = env | ({} if learn else {"LOOM_LEARN_IMPORTS": "0"})
+        command = loom_command("submit", notes, framework, script=FRAMEWORKS)
+        subprocess.run(command, env=env, check=True, stdout=subprocess.DEVNULL)
+        log = Path(env["LOOM_HOME"]) / "logs" / "agent.log"
+        if learn and not wait_for(lambda: "modules of its job" in log.read_text(), 180):
+            return None
+        try:
+            return kill_and_time(notes)
+        finally:
+            notes.remove()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--import-runs", type=int, default=3)
+    parser.add_argument("--framework-runs", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
 
@@ -82,8 +112,15 @@ def main() -> None:
                 lambda: under_loom(env, "--imports", flags=preload),
             ),
         ]
+        for name in ("transformers", "lightning"):
+            runs = args.framework_runs
+            cases += [
+                (name, "torchrun", runs, partial(framework_under_torchrun, name)),
+                (name, "torchloom, not learned", runs, partial(framework_under_loom, name, False)),
+                (name, "torchloom", runs, partial(framework_under_loom, name, True)),
+            ]
         seen: dict[tuple[str, str], list[float | None]] = {(c[0], c[1]): [] for c in cases}
-        for run in range(max(args.runs, args.import_runs)):
+        for run in range(max(args.runs, args.import_runs, args.framework_runs)):
             for script, launcher, runs, measure in cases:
                 if run < runs:
                     seconds = measure()

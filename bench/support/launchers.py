@@ -55,21 +55,23 @@ def environment(**more: str) -> dict[str, str]:
     return env | more
 
 
-def torchrun_command(notes: Notes, *script_args: str) -> list[str]:
+def torchrun_command(notes: Notes, *script_args: str, script: str = "ddp_steps.py") -> list[str]:
     flags = ["--nproc-per-node", "2", "--max-restarts", "5", "--rdzv-backend", "c10d"]
     flags += ["--rdzv-endpoint", "localhost:0"]
     return [
         str(BIN / "torchrun"),
         *flags,
-        str(WORKLOADS / "ddp_steps.py"),
+        str(WORKLOADS / script),
         str(notes.directory),
         *script_args,
     ]
 
 
-def loom_command(verb: str, notes: Notes, *script_args: str, flags: tuple[str, ...] = ()) -> list[str]:
-    script = [str(WORKLOADS / "ddp_steps.py"), str(notes.directory), *script_args]
-    return [str(BIN / "loom"), verb, "--nproc-per-node", "2", *flags, *script]
+def loom_command(
+    verb: str, notes: Notes, *script_args: str, flags: tuple[str, ...] = (), script: str = "ddp_steps.py"
+) -> list[str]:
+    words = [str(WORKLOADS / script), str(notes.directory), *script_args]
+    return [str(BIN / "loom"), verb, "--nproc-per-node", "2", *flags, *words]
 
 
 @contextlib.contextmanager

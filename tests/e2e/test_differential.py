@@ -39,6 +39,7 @@ OURS = {
     "environment.TORCHELASTIC_ERROR_FILE": "where torchrun reads tracebacks; we have the end record instead",
     "environment.TORCHELASTIC_SIGNALS_TO_HANDLE": "for torchrun's own child processes",
     "orig_argv": "names the script without the -u of torchrun",
+    "meta_path": "the probe waits for torch, or a framework, to be imported, to hook it",
 }
 WARM = {
     "warning_filters": "one more, of sympy, which comes with torch._dynamo",
@@ -46,9 +47,7 @@ WARM = {
 WARM_WITH_THREADS = {
     "os_threads_at_start": "NumPy is loaded, and its threads with it, as in a fresh process after the import",
 }
-COLD = {
-    "meta_path": "the probe waits for torch to be imported, to hook it",
-}
+COLD: dict[str, str] = {}
 
 
 @dataclass
