@@ -152,6 +152,10 @@ class Control(Protocol):
         """Continue with another number of workers, by a restart at a step boundary; Conflict if it cannot."""
         ...
 
+    async def restart(self, job: str, by: str, max_steps: int | None = None) -> None:
+        """Begin again from the newest checkpoint, also a job that has ended; Conflict if it cannot."""
+        ...
+
     async def node_gone(self, node: str, by: str) -> None:
         """Record a person's word that the host of a node is gone; Conflict while the node is reachable."""
         ...

@@ -17,6 +17,7 @@ FAMILIES = {
     "logs": "jobs",
     "wait": "jobs",
     "stop": "jobs",
+    "restart": "jobs",
     "scale": "jobs",
     "delete": "jobs",
     "purge": "jobs",

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
         RankSeries,
         RanksNow,
         ReasonRequest,
+        RestartAccepted,
+        RestartRequest,
         RestoreAccepted,
         RestoreRequest,
         RevertRequest,
@@ -492,6 +494,14 @@ class Operations(Transport):
         newest checkpoint. 409 outside its min_workers and max_workers, or if there is no room.
         """
         found: ScaleAccepted = self.request("POST", f"/jobs/{quote(job, safe='')}/scale", body=body)
+        return found
+
+    def restart(self, job: str, body: RestartRequest) -> RestartAccepted:
+        """Begin again from the newest checkpoint: a job that has ended, or one that runs (it stops at a
+        step
+        boundary first). 409 if its new last step is past.
+        """
+        found: RestartAccepted = self.request("POST", f"/jobs/{quote(job, safe='')}/restart", body=body)
         return found
 
     def probe(

@@ -817,6 +817,15 @@ class ResetView(TypedDict):
     reason: str
 
 
+class RestartAccepted(TypedDict):
+    job: str
+    generation: int
+
+
+class RestartRequest(TypedDict):
+    max_steps: NotRequired[int | None]
+
+
 class RestoreAccepted(TypedDict):
     job: str
     step: int

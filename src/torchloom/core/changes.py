@@ -41,6 +41,7 @@ from torchloom.model.events import (
     RanksAnswered,
     RendezvousLost,
     RendezvousStarted,
+    RestartRequested,
     RestoreDiffered,
     RestoreRequested,
     ScaleRequested,
@@ -110,7 +111,7 @@ def job_of(event: Event, fleet: Fleet) -> str:
     match event:
         case JobSubmitted() | StopRequested() | RestoreRequested() | JobDeleted() | FaultInjected():
             return event.job
-        case ScaleRequested():
+        case ScaleRequested() | RestartRequested():
             return event.job
         case ChangeRequested() | ChangeCancelled() | RanksAnswered() | StepReached():
             return event.job

@@ -33,6 +33,7 @@ from torchloom.model.events import (
     RanksAnswered,
     RendezvousLost,
     RendezvousStarted,
+    RestartRequested,
     RestoreDiffered,
     RestoreRequested,
     ScaleRequested,
@@ -97,6 +98,8 @@ def _words(event: Event) -> tuple[Topic, str]:
             return "job", f"{event.by} asked {event.job} to go back to step {event.step}"
         case ScaleRequested():
             return "job", f"{event.by} asked for {event.workers} workers of {event.job}"
+        case RestartRequested():
+            return "job", f"{event.by} asked {event.job} to restart"
         case JobDeleted():
             return "job", f"{event.by} deleted {event.job}"
         case NodeJoined():

@@ -53,6 +53,7 @@ from torchloom.core.steering.driver import (
     step_reached,
     time_passed,
 )
+from torchloom.core.steering.restart import restart_requested
 from torchloom.core.steering.restore import restore_not_applied, restore_requested
 from torchloom.core.steering.stop import boundary_agreed, boundary_not_reached, stop_again, stop_requested
 from torchloom.core.stream_time import in_stream_time, stream_time
@@ -97,6 +98,7 @@ from torchloom.model.events import (
     RanksAnswered,
     RendezvousLost,
     RendezvousStarted,
+    RestartRequested,
     RestoreDiffered,
     RestoreRequested,
     ScaleRequested,
@@ -163,6 +165,8 @@ def _dispatch(turn: Turn, event: Event) -> None:
             restore_requested(turn, event)
         case ScaleRequested():
             scale_requested(turn, event)
+        case RestartRequested():
+            restart_requested(turn, event)
         case ChangeRequested():
             change_requested(turn, event)
         case ChangeCancelled():

@@ -78,6 +78,8 @@ class StartWorkers(EffectBase, frozen=True, kw_only=True, tag="start-workers"):
     """They end when this host has lost the control plane for this long."""
     schedule: str = ""
     """The config's versions by training step (core/config/box_codec.py), for the black box."""
+    max_steps: int | None = None
+    """The last step, if it was changed since the submission: workers read it as MAX_STEPS."""
 
 
 class StopWorkers(EffectBase, frozen=True, kw_only=True, tag="stop-workers"):

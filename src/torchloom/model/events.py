@@ -89,6 +89,17 @@ class ScaleRequested(EventBase, frozen=True, kw_only=True, tag="scale-requested"
     hears: bool = False
 
 
+class RestartRequested(EventBase, frozen=True, kw_only=True, tag="restart-requested"):
+    """A person wants the job to begin again from its newest checkpoint, also if it has ended."""
+
+    job: str
+    by: str
+    max_steps: int | None = None
+    """Its new last step; None: as before."""
+    progress: tuple[WorkerProgress, ...] = ()
+    hears: bool = False
+
+
 class ChangeRequested(EventBase, frozen=True, kw_only=True, tag="change-requested"):
     """A person wants something done at one step on all ranks. Names and values were checked before."""
 
@@ -446,6 +457,7 @@ Event = (
     | StopRequested
     | RestoreRequested
     | ScaleRequested
+    | RestartRequested
     | ChangeRequested
     | ChangeCancelled
     | RanksAnswered

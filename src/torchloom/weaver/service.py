@@ -118,7 +118,8 @@ class Weaver:
         self.pause, self.resume, self.restore = steering.pause, steering.resume, steering.restore
         self.checkpoint_now, self.probe = steering.checkpoint_now, steering.probe
         self.cancel_change = steering.cancel_change
-        self.scale = Scaling(self._stream, self._live).scale
+        scaling = Scaling(self._stream, self._live)
+        self.scale, self.restart = scaling.scale, scaling.restart
         self.inject = Injecting(self._stream, self._live, self._catalogues).inject
         self.node_seen, self.node_gone = self._nodes.seen, self._nodes.gone
         self.node_drained, self.node_opened = self._nodes.drain, self._nodes.open

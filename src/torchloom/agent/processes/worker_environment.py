@@ -57,6 +57,8 @@ def worker_env(effect: StartWorkers, launch: Launch, env: Mapping[str, str], box
             "LOOM_INCARNATION": str(ref.incarnation),
         }
     )
+    if effect.max_steps is not None:
+        made["MAX_STEPS"] = str(effect.max_steps)
     if effect.restore_step is not None:
         made["LOOM_RESTORE_STEP"] = str(effect.restore_step)
     made.pop("LOOM_PAUSED", None)

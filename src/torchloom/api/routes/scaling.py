@@ -1,4 +1,4 @@
-"""The route that changes how many workers a job has."""
+"""The routes that begin a job again: with another number of workers, or as it is."""
 
 from __future__ import annotations
 
@@ -25,6 +25,17 @@ class ScaleAccepted(BaseModel):
     """The generation that is being ended; a later one has the new number of workers."""
 
 
+class RestartRequest(Strict):
+    max_steps: int | None = Field(default=None, ge=1, le=2**53)
+    """A new last training step, for a job that has ended by it."""
+
+
+class RestartAccepted(BaseModel):
+    job: str
+    generation: int
+    """The generation before the restart."""
+
+
 def routes(control: Control) -> APIRouter:
     router = APIRouter(tags=["jobs"])
 
@@ -35,5 +46,13 @@ def routes(control: Control) -> APIRouter:
         generation = job_of(control, job).generation
         await control.scale(job, body.workers, caller(request), dry_run=body.dry_run)
         return ScaleAccepted(job=job, workers=body.workers, generation=generation)
+
+    @router.post("/jobs/{job}/restart", status_code=202, operation_id="restart")
+    async def restart(job: str, body: RestartRequest, request: Request) -> RestartAccepted:
+        """Begin again from the newest checkpoint: a job that has ended, or one that runs (it stops at a step
+        boundary first). 409 if its new last step is past."""
+        generation = job_of(control, job).generation
+        await control.restart(job, caller(request), body.max_steps)
+        return RestartAccepted(job=job, generation=generation)
 
     return router

@@ -13,7 +13,7 @@ from torchloom.core.placement.place import replicas, seat_or_wait, unit, wanted
 from torchloom.core.placement.standby import drop_spare
 from torchloom.core.recovery.incidents import GENERATION_ENDED, close_findings
 from torchloom.core.steering.driver import generation_runs
-from torchloom.core.steering.operations import starting_schedule
+from torchloom.core.steering.operations import last_step, starting_schedule
 from torchloom.core.turn import Turn
 from torchloom.model.effects import Launch, StartRendezvous, StartWorkers, StopRendezvous, StopWorkers
 from torchloom.model.events import RendezvousStarted, WorkersStarted
@@ -163,6 +163,7 @@ def launch(turn: Turn, job: Job, reason: str) -> None:
                 paused=job.paused,
                 fence_s=spec.policy.self_fence_s,
                 schedule=starting_schedule(job),
+                max_steps=last_step(job),
             )
         )
 

@@ -2,6 +2,6 @@
 
 driver         events to the job's proposer; what it wants to the outbox, timers and records
 operations     the record of every operation
-stop, restore, after_rollback    ending, going back, and what follows
+stop, restart, restore, after_rollback    ending, beginning again, going back, and what follows
 What can be set, and from which step on it holds, is in core/config.
 """

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torchloom.core.config.box_codec import pack_schedule
+from torchloom.core.config.schedule import merge, roll_back, superseded
 from torchloom.core.config.schedule import record as record_entry
-from torchloom.core.config.schedule import roll_back, superseded
 from torchloom.core.config.settings import MAX_STEPS
 from torchloom.core.steering.after_rollback import rolled_back
 from torchloom.core.transaction.waiting import is_near
@@ -160,6 +160,12 @@ def starting_schedule(job: Job) -> str:
     first = (Entry(0, 0, {MAX_STEPS.name: job.spec.max_steps}),) if job.spec.max_steps else ()
     schedule = (*first, *job.schedule)
     return pack_schedule(schedule) if schedule else ""
+
+
+def last_step(job: Job) -> int | None:
+    """The job's `max_steps`, if somebody has changed it since the submission."""
+    found = merge(job.schedule).get(MAX_STEPS.name)
+    return found if isinstance(found, int) else None
 
 
 def restored_config(job: Job, values: Mapping[str, object], today: int | None) -> None:

@@ -1,10 +1,10 @@
-"""Another number of workers, as the API asks for it: refused before anything is touched, or an event."""
+"""Another number of workers, or the job once more: refused before anything is touched, or an event."""
 
 from __future__ import annotations
 
 from torchloom.core.placement.resize import refusal
 from torchloom.errors import Conflict
-from torchloom.model.events import ScaleRequested
+from torchloom.model.events import RestartRequested, ScaleRequested
 from torchloom.weaver.knowledge import hears
 from torchloom.weaver.live_view import LiveView
 from torchloom.weaver.publisher import Publisher
@@ -36,3 +36,19 @@ class Scaling:
         await self._stream.say("scale", event)
         if job in self._stream.fleet.jobs and self._stream.fleet.jobs[job].target != workers:
             raise Conflict(f"Job {job} ended or its room was taken in this very moment; look again.")
+
+    async def restart(self, job: str, by: str, max_steps: int | None = None) -> None:
+        """Begin again from the newest checkpoint, also if the job has ended."""
+        self._stream.check_ready()
+        found = self._stream.job(job)
+        made = max((w.training_step or 0 for w in found.workers), default=0)
+        if max_steps is not None and max_steps <= made:
+            raise Conflict(f"Step {max_steps} is past: {job} has made step {made}.", hint="name a later one")
+        event = RestartRequested(
+            job=job,
+            by=by,
+            max_steps=max_steps,
+            progress=self._live.progress(self._stream.fleet, job),
+            hears=hears(self._live.pulses(self._stream.fleet, job)),
+        )
+        await self._stream.say("restart", event)

@@ -707,6 +707,15 @@ export interface ResetView {
   reason: string;
 }
 
+export interface RestartAccepted {
+  job: string;
+  generation: number;
+}
+
+export interface RestartRequest {
+  max_steps?: number | null;
+}
+
 export interface RestoreAccepted {
   job: string;
   step: number;
