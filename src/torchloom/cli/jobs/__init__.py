@@ -1,4 +1,4 @@
-"""Verbs of a job's life (run, submit, ps, status, logs, wait, stop, restart, scale, delete, purge); what they share:
+"""Verbs of a job's life: run, submit, ps, status, logs, wait, stop, restart, scale, delete, purge. Shared:
 
 flags     torchrun's flags and ours      request   from a command line to the body of POST /jobs
 forwarding  which variables of the shell a job gets
