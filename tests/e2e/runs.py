@@ -25,11 +25,22 @@ class Store(Protocol):
 class Run:
     """One job of scripts/identical.py and what it left. It makes its last steps when `finish` is called."""
 
-    def __init__(self, stack: Stack, out: Path, world: int, steps: int, *args: str, until: int = 0) -> None:
+    def __init__(
+        self,
+        stack: Stack,
+        out: Path,
+        world: int,
+        steps: int,
+        *args: str,
+        until: int = 0,
+        per_node: int = 0,
+        flags: tuple[str, ...] = (),
+    ) -> None:
         self.stack, self.out, self.world, self.steps = stack, out, world, steps
         self.go_on(until or steps - 3)
         command = (str(out), "--steps", str(steps), *args)
-        self.job = stack.submit("identical.py", *command, workers=world, flags=("--max-restarts", "50"))
+        flags = ("--max-restarts", "50", *flags)
+        self.job = stack.submit("identical.py", *command, workers=per_node or world, flags=flags)
 
     def go_on(self, until: int) -> None:
         """Let it make steps up to this one."""

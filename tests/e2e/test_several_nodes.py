@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from nodes import PATIENCE_S, Nodes, freeze, several
+from runs import Run, compare
 from stack import lines_of, wait_until
 
 from torchloom.agent.processes.process import is_alive, start_ticks
@@ -210,3 +211,30 @@ def test_workers_of_an_agent_that_stands_still_end_themselves_where_the_job_want
     after = fleet.status(training.job)
     assert (after["generation"], after["restarts"]) == (2, 1)
     training.end()
+
+
+@pytest.mark.long
+def test_a_sharded_training_whose_host_is_lost_ends_like_one_that_keeps_it(
+    fleet: Nodes, tmp_path: Path
+) -> None:
+    """The shards that the lost host had in memory are gone with it: all ranks take those of the store."""
+    fleet.wait_ready("a", "b", "c")
+
+    def train(name: str) -> Run:
+        store = ("--dir", str(tmp_path / f"store-{name}"), "--fsdp", "--every", "5", "--step-ms", "20")
+        flags = ("--nnodes", "2", "--standby", "1")
+        return Run(fleet.near, tmp_path / name, 2, 60, *store, per_node=1, flags=flags)
+
+    plain = train("plain")
+    plain.finish(PATIENCE_S)
+    disturbed = train("disturbed")
+    before = fleet.wait_on(disturbed.job, ["a", "b"])
+    disturbed.wait_step(12)
+    fleet.lose("b")
+    fleet.confirm_gone("b")
+    fleet.wait_on(disturbed.job, ["a", "c"], generation=before["generation"] + 1)
+    disturbed.wait_next(1, before["generation"])
+    fleet.begin("b")
+    assert disturbed.finish(PATIENCE_S)["restarts"] == 1
+    assert disturbed.restored_from("the store") == 1
+    compare(plain, disturbed)
