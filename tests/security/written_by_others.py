@@ -5,8 +5,10 @@ writes hostile content makes them right, too. `seeds` are good contents, from wh
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import shutil
 import struct
 import tempfile
 import zlib
@@ -40,9 +42,12 @@ from torchloom.wire import blackbox
 from torchloom.wire.start_line import read_start_line
 from torchloom.wire.store_values import StoreValues
 
-_PLACE = Path(
-    tempfile.mkdtemp(prefix="loom-decoders-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
-)
+
+@functools.cache
+def _place() -> Path:
+    """Made when the first decoder of a file needs it; `remove_files` removes it."""
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    return Path(tempfile.mkdtemp(prefix="loom-decoders-", dir=memory))
 
 
 class Taken(NamedTuple):
@@ -133,7 +138,7 @@ def _an_index() -> bytes:
 
 
 def _slot(data: bytes) -> object:
-    path = _PLACE / "slot"
+    path = _place() / "slot"
     body = data[: slots.HEADER - slots._HEAD.size]
     head = slots._HEAD.pack(slots._MAGIC, len(body), zlib.crc32(body)) + body
     path.write_bytes(head.ljust(slots.HEADER, b"\0") + bytes(1 << 12))
@@ -141,13 +146,13 @@ def _slot(data: bytes) -> object:
 
 
 def _host_line(data: bytes) -> object:
-    tier.line_file(_PLACE).write_bytes(_sealed(data))
-    return HostLine(_PLACE, writes=False).read()
+    tier.line_file(_place()).write_bytes(_sealed(data))
+    return HostLine(_place(), writes=False).read()
 
 
 def _recalled(data: bytes) -> object:
-    tier.numbers(_PLACE).write_bytes(data)
-    return recall(_PLACE, "r")
+    tier.numbers(_place()).write_bytes(data)
+    return recall(_place(), "r")
 
 
 def _sealed(data: bytes) -> bytes:
@@ -276,6 +281,5 @@ DECODERS: dict[str, Taken] = {
 
 
 def remove_files() -> None:
-    for path in _PLACE.iterdir():
-        path.unlink()
-    _PLACE.rmdir()
+    shutil.rmtree(_place())
+    _place.cache_clear()
