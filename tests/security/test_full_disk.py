@@ -76,5 +76,5 @@ def test_troubles_are_sentences_that_say_since_when() -> None:
     troubles.begin("lease", "The lease cannot be written: no space", 12.0)
     assert troubles.sentences(22.0) == ["The lease cannot be written: no space (for 12 s)"]
     assert troubles.lasts_s("lease", 22.0) == 12.0
-    troubles.end("lease")
+    troubles.end("lease", 25.0)
     assert troubles.sentences(30.0) == [] and troubles.lasts_s("lease", 30.0) == 0.0

@@ -13,6 +13,7 @@ from torchloom.core.history.job_history import History
 from torchloom.model.checkpoints import CheckpointEntry
 from torchloom.model.faults import Fault
 from torchloom.model.fleet import Fleet
+from torchloom.model.incidents import Incident
 from torchloom.model.job import Accepted, JobSpec
 from torchloom.model.messages import BoxReading, CheckpointAnswer, CheckpointVerb, LogPiece, WorkerPulse
 from torchloom.model.notice import Notice
@@ -38,6 +39,10 @@ class Control(Protocol):
 
     def troubles(self) -> list[str]:
         """What keeps the control plane from acting, in sentences; none when all is well."""
+        ...
+
+    def disturbances(self) -> list[Incident]:
+        """Open incidents of the control plane itself, which are not in the fleet yet."""
         ...
 
     def stuck_s(self) -> float:

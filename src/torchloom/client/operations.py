@@ -480,7 +480,7 @@ class Operations(Transport):
         return found
 
     def incidents(self, *, job: str | None = None) -> list[IncidentView]:
-        """Incidents"""
+        """Of one job, or of all jobs and of the control plane itself. The `job` of the latter is empty."""
         found: list[IncidentView] = self.request("GET", "/incidents", {"job": job})
         return found
 

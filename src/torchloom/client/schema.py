@@ -967,3 +967,5 @@ class WorkerView(TypedDict):
     metrics: dict[str, float | Literal["nan", "inf", "-inf"]]
     exit: str
     blind: str
+    log_lost_lines: int
+    log_lost_bytes: int

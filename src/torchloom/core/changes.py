@@ -20,6 +20,7 @@ from torchloom.model.events import (
     CheckpointRejected,
     CheckpointSaved,
     CheckpointStoreOpened,
+    ControlDisturbed,
     Decided,
     EffectDone,
     EffectFailed,
@@ -134,14 +135,14 @@ def job_of(event: Event, fleet: Fleet) -> str:
             return next((job for job, open_ in fleet.open_by_job.items() if event.effect in open_), "")
         case NodeJoined() | NodeUnreachable() | NodeReachable() | NodeLeft() | NodeGone() | NodeDrained():
             return ""
-        case LeaseTaken() | SnapshotVerified() | Decided():
+        case LeaseTaken() | SnapshotVerified() | ControlDisturbed() | Decided():
             return ""
         case _:
             assert_never(event)
 
 
 def _near(fleet: Fleet, event: Event, job: str) -> dict[str, None]:
-    if isinstance(event, Decided | LeaseTaken | SnapshotVerified):
+    if isinstance(event, Decided | LeaseTaken | SnapshotVerified | ControlDisturbed):
         return {}
     near = dict.fromkeys((*fleet.waiting, *fleet.leaving, *fleet.acting))
     if job:

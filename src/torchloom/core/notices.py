@@ -13,6 +13,7 @@ from torchloom.model.events import (
     CheckpointRejected,
     CheckpointSaved,
     CheckpointStoreOpened,
+    ControlDisturbed,
     Decided,
     EffectDone,
     EffectFailed,
@@ -168,6 +169,8 @@ def _words(event: Event) -> tuple[Topic, str]:
             return "incident", f"{event.job}: {event.witness.sentence}"
         case TimerFired():
             return "system", "a wait is over"
+        case ControlDisturbed():
+            return "incident", f"the control plane did not act for {event.lasted_s:.0f} s: {event.why}"
         case SnapshotVerified():
             return "system", f"a snapshot was verified; events up to {event.base} are no longer needed"
         case LeaseTaken():

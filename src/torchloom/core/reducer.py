@@ -12,6 +12,7 @@ from torchloom.core.checkpoint_reports import (
     checkpoint_store_opened,
     restore_differed,
 )
+from torchloom.core.control_plane import control_disturbed
 from torchloom.core.history.trimming import snapshot_verified
 from torchloom.core.injection import fault_injected
 from torchloom.core.jobs import job_deleted, job_submitted
@@ -77,6 +78,7 @@ from torchloom.model.events import (
     CheckpointRejected,
     CheckpointSaved,
     CheckpointStoreOpened,
+    ControlDisturbed,
     Decided,
     EffectDone,
     EffectFailed,
@@ -234,6 +236,8 @@ def _dispatch(turn: Turn, event: Event) -> None:
         case LeaseTaken():
             if event.epoch > turn.fleet.epoch:  # a deposed weaver's claim may come late
                 turn.fleet.epoch, turn.fleet.leader = event.epoch, event.weaver
+        case ControlDisturbed():
+            control_disturbed(turn, event)
         case SnapshotVerified():
             snapshot_verified(turn.fleet, event)
         case Decided():

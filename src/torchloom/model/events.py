@@ -21,7 +21,7 @@ from torchloom.model.node import Inventory, RendezvousAddress, RendezvousRef
 from torchloom.model.steering import Origin
 from torchloom.model.transaction.messages import Kind
 from torchloom.model.windows import Collective
-from torchloom.model.worker import DeviceUse, EndRecord, Exit, WorkerRef
+from torchloom.model.worker import DeviceUse, EndRecord, Exit, LogLoss, WorkerRef
 
 
 class EventBase(Struct, frozen=True, kw_only=True, tag_field="event"):
@@ -302,6 +302,8 @@ class WorkerExited(EventBase, frozen=True, kw_only=True, tag="worker-exited"):
     """Of a failed worker: its oldest unfinished collectives, and its newest ones."""
     xids: tuple[Xid, ...] = ()
     """Of a failed worker: what the driver reported about its device shortly before."""
+    log_lost: LogLoss | None = None
+    """Output that found no room on the disk."""
 
 
 class ScriptFailed(EventBase, frozen=True, kw_only=True, tag="script-failed"):
@@ -445,6 +447,13 @@ class SnapshotVerified(EventBase, frozen=True, kw_only=True, tag="snapshot-verif
     """SHA-256 of the fleet at `seq`."""
 
 
+class ControlDisturbed(EventBase, frozen=True, kw_only=True, tag="control-disturbed"):
+    """The control plane could not act for a while, and can again."""
+
+    why: str
+    lasted_s: float
+
+
 class Decided(EventBase, frozen=True, kw_only=True, tag="decided"):
     """The active weaver's record of the effects it is about to send; appended before they are sent."""
 
@@ -490,6 +499,7 @@ Event = (
     | TimerFired
     | LeaseTaken
     | SnapshotVerified
+    | ControlDisturbed
     | Decided
 )
 

@@ -17,7 +17,7 @@ from torchloom.model.steering import OperationRecord
 from torchloom.model.timers import Timer
 from torchloom.model.transaction.config import Schedule
 from torchloom.model.transaction.state import Proposer, ProposerLimits
-from torchloom.model.worker import DeviceUse, Exit, WorkerRef
+from torchloom.model.worker import DeviceUse, Exit, LogLoss, WorkerRef
 
 
 class JobState(StrEnum):
@@ -186,6 +186,8 @@ class Job(Struct, kw_only=True):
     """By rank, of the current generation only."""
     living: int = 0
     """How many of them may have a process; kept by core.lifecycle."""
+    log_lost: dict[int, LogLoss] = field(default_factory=dict)
+    """By rank: output of its ended workers that is not in the log."""
     places: dict[str, None] = field(default_factory=dict)
     """Every node that ever held a worker of it, so that its files are found; kept by core.lifecycle."""
     rendezvous: RendezvousAddress | None = None
@@ -325,6 +327,8 @@ class Fleet(Struct, kw_only=True):
     leader: str = ""
     trimmed: int = 0
     """Events up to here are needed by nobody, and may be dropped; kept by core.history.trimming."""
+    disturbances: int = 0
+    """Incidents of the control plane so far; kept by core.control_plane."""
     jobs: dict[str, Job] = field(default_factory=dict)
     nodes: dict[str, Node] = field(default_factory=dict)
     clocks: dict[str, NodeClock] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from torchloom.model.effects import Effect
 from torchloom.model.findings import RankEvidence
 from torchloom.model.flight import Dump
 from torchloom.model.node import HostId
-from torchloom.model.worker import WorkerRef
+from torchloom.model.worker import LogLoss, WorkerRef
 
 STORE_SECRET = "LOOM_STORE_SECRET"
 """Name under which a command's environment carries what proves the values of a generation's ranks in their
@@ -224,6 +224,8 @@ class WorkerPulse(Struct, frozen=True, kw_only=True):
     """Training step minus step, if the script reports its training step."""
     config_version: int = 0
     """Of the config that its next step is made with."""
+    log_lost: LogLoss | None = None
+    """Output that found no room on the disk."""
 
 
 class Telemetry(Struct, frozen=True, kw_only=True):

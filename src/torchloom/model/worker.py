@@ -25,6 +25,16 @@ class DeviceUse(Struct, frozen=True):
     name: str = ""
 
 
+class LogLoss(Struct, frozen=True, array_like=True):
+    """Output of a worker that is not in its log, because there was no room on the disk."""
+
+    lines: int
+    bytes: int
+
+    def __add__(self, other: LogLoss) -> LogLoss:
+        return LogLoss(self.lines + other.lines, self.bytes + other.bytes)
+
+
 class EndRecord(Struct, frozen=True):
     """What the probe wrote as its script ended."""
 

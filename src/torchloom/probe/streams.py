@@ -3,6 +3,7 @@
 Python raises OSError from print() when the file below has no room, and ends with status 120 when the last
 flush fails. `guard()` rebuilds the two streams over the same descriptors with a raw file that drops such
 writes and counts them; all else about the streams stays as Python made it. C code's own writes never raised.
+What was lost is counted in the black box. Once there is room again, a line in the log says what is missing.
 """
 
 from __future__ import annotations
@@ -12,23 +13,61 @@ import io
 import sys
 from typing import Any
 
+from torchloom.wire.blackbox import Progress, View
+
 _LOST = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.ESTALE})
+
+
+class Loss:
+    """What this process could not write so far, of both streams."""
+
+    def __init__(self) -> None:
+        self.lines = self.bytes = 0
+        self.view: View | None = None
+
+    def count(self, data: memoryview) -> None:
+        self.bytes += data.nbytes
+        self.lines += bytes(data).count(b"\n")
+        if self.view is not None:
+            self.view.set_progress(Progress.LOG_LOST_LINES, self.lines)
+            self.view.set_progress(Progress.LOG_LOST_BYTES, self.bytes)
+
+
+lost = Loss()
+
+
+def count_into(view: View) -> None:
+    """This process begins, and has lost nothing: from now on what it loses is counted in its box."""
+    lost.lines = lost.bytes = 0
+    lost.view = view
 
 
 class LogFile(io.FileIO):
     """A file that pretends a write that found no room was done."""
 
-    dropped = 0
-    """Writes lost so far."""
+    _unsaid: tuple[int, int] | None = None
+    """Lines and bytes that were lost before the gap that the log does not mention yet."""
 
     def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
         try:
+            if self._unsaid is not None:
+                self._mention(*self._unsaid)
             return super().write(data)
         except OSError as error:
             if error.errno not in _LOST:
                 raise
-            self.dropped += 1
-            return memoryview(data).nbytes
+            if self._unsaid is None:
+                self._unsaid = (lost.lines, lost.bytes)
+            piece = memoryview(data).cast("B")
+            lost.count(piece)
+            return piece.nbytes
+
+    def _mention(self, lines: int, bytes_: int) -> None:
+        """Say in the log that something is missing here. Raises OSError while there is no room for it."""
+        missing, size = max(1, lost.lines - lines), lost.bytes - bytes_
+        text = f"\n[loom] {missing} lines ({size} bytes) are missing here: there was no room on the disk\n"
+        super().write(text.encode())
+        self._unsaid = None
 
 
 def guard() -> None:

@@ -21,7 +21,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from torchloom.probe import program, session
+from torchloom.probe import program, session, streams
 from torchloom.probe.box import OwnBox, open_box
 from torchloom.wire.blackbox import Header
 
@@ -52,6 +52,7 @@ def adopt(path: str) -> bool:
 
 def _record(box: OwnBox) -> session.Session | None:
     """Switch the probe on. The last atexit handler to run says that the interpreter is really ending."""
+    streams.count_into(box.view)
     probe = session.begin(box)
     if probe is not None:
         atexit.register(probe.ended)

@@ -23,7 +23,7 @@ _MOMENTS = (
 
 def incident_page(found: IncidentDetail) -> str:
     """The whole file."""
-    return page(f"{found['id']}: {found['kind']} in {found['job']}", section(found, 1))
+    return page(f"{found['id']}: {found['kind']} in {found['job'] or 'the control plane'}", section(found, 1))
 
 
 def section(found: IncidentDetail, level: int = 3) -> Html:
@@ -33,7 +33,7 @@ def section(found: IncidentDetail, level: int = 3) -> Html:
     evidence = sorted(found["evidence"], key=lambda one: (one["rank"] not in blamed, one["rank"]))
     return joined(
         [
-            tag(f"h{level}", f"{found['id']}  {found['kind']} in {found['job']}"),
+            tag(f"h{level}", f"{found['id']}  {found['kind']} in {found['job'] or 'the control plane'}"),
             tag("p", found["verdict"], kind="verdict"),
             tag("p", _state(found), " · ", _cost(found)),
             tag("p", "Decision: ", found["decision"] or "none"),

@@ -12,8 +12,10 @@ import logging
 import time
 
 from torchloom.bus.protocol import Bus, Lease
+from torchloom.core.control_plane import open_now
 from torchloom.errors import BusUnavailable, TimedOut
-from torchloom.model.events import LeaseTaken
+from torchloom.model.events import ControlDisturbed, LeaseTaken
+from torchloom.model.incidents import Incident
 from torchloom.weaver.live_view import LiveView
 from torchloom.weaver.publisher import Publisher
 from torchloom.weaver.trouble import Troubles
@@ -45,12 +47,19 @@ class Leading:
     def stuck_s(self) -> float:
         return self._troubles.stuck_s(self._bus.connected, time.monotonic())
 
+    def disturbances(self) -> list[Incident]:
+        """The incident of the control plane that is open now, if there is one."""
+        self.troubles()  # notes whether the bus is reachable
+        found = self._troubles.open_episode(time.monotonic())
+        return [] if found is None else [open_now(self._stream.fleet, *found, now_ns=time.time_ns())]
+
     async def run(self) -> None:
         while True:
             try:
                 await self._hold()
                 await self._look(time.monotonic())
-                self._troubles.end("lease")
+                self._troubles.end("lease", time.monotonic())
+                await self._record_troubles()
             except (BusUnavailable, TimedOut) as error:
                 now_s = time.monotonic()
                 self._troubles.begin("lease", f"The lease cannot be written: {error.message}", now_s)
@@ -58,6 +67,14 @@ class Leading:
                     self._step_down(f"the bus is unreachable: {error}")
             self._check_progress(time.monotonic())
             await asyncio.sleep(LEASE_TTL_S / 4)
+
+    async def _record_troubles(self) -> None:
+        """Record in the stream what is over: while it lasted, nothing could be stored."""
+        self.troubles()
+        episode = self._troubles.unrecorded()
+        if episode is not None and self._stream.active:
+            await self._stream.say("control", ControlDisturbed(why=episode.why, lasted_s=episode.lasted_s))
+            self._troubles.recorded(episode)
 
     async def _hold(self) -> None:
         """Hold the lease if nobody else does."""

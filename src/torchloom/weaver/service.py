@@ -109,6 +109,7 @@ class Weaver:
         self._joined: set[str] = set()
         self._leading = Leading(bus, self._stream, self._live, self._lease, self._wake)
         self.troubles, self.stuck_s = self._leading.troubles, self._leading.stuck_s
+        self.disturbances = self._leading.disturbances
         self._feed = Feed()
         self._nodes = Nodes(bus, self._stream, self._live, self._lease)
         steering = Steering(bus, self._stream, self._live, self._catalogues)

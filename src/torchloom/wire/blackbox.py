@@ -115,6 +115,9 @@ class Progress(IntEnum):
     """Of how many steps one is timed on the device: 1 unless that would take too much of a step."""
     STORE_VALUES_IGNORED = 30
     """Values under torchloom's keys in the job's store that no rank of this generation wrote."""
+    LOG_LOST_LINES = 31
+    """Lines and bytes of its output that found no room on the disk (probe/streams.py)."""
+    LOG_LOST_BYTES = 32
 
 
 class RecorderKind(IntEnum):

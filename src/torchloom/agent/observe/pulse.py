@@ -23,6 +23,7 @@ from torchloom.agent.processes.script_failures import look_at_ends
 from torchloom.bus.protocol import Bus
 from torchloom.model.events import FirstStep, WorkerRegistered
 from torchloom.model.messages import RankSteps, Telemetry, WorkerPulse
+from torchloom.model.worker import LogLoss
 from torchloom.wire import blackbox, codec, subjects
 from torchloom.wire.blackbox import Progress, WorkerPhase
 
@@ -34,6 +35,8 @@ _EAGER_FOR_NS = 300 * 10**9
 _IDLE_S = 0.025
 _STEPS_FOR_MEDIAN = 16
 _WORKERS_A_MESSAGE = 16
+_MOST_LOST = 1 << 53
+"""A box is written inside the user's process: whatever it says is bounded."""
 _TEXT_A_MESSAGE = 400_000
 """A pulse may carry 16 kB of metrics and 48 kB of text, a message 1 MiB."""
 _AGAIN_EVERY = 20
@@ -123,6 +126,11 @@ def _look(host: Host, worker: LocalWorker) -> WorkerPulse:
     return found
 
 
+def log_lost(box: ReadableBox) -> LogLoss | None:
+    lines, bytes_ = box.progress(Progress.LOG_LOST_LINES), box.progress(Progress.LOG_LOST_BYTES)
+    return LogLoss(min(lines, _MOST_LOST), min(bytes_, _MOST_LOST)) if bytes_ else None
+
+
 def portions(pulses: list[WorkerPulse]) -> list[list[WorkerPulse]]:
     """What goes into one message each; at least one, because it is the node's heartbeat too."""
     parts: list[list[WorkerPulse]] = [[]]
@@ -171,6 +179,7 @@ def pulse_of(worker: LocalWorker, now_ns: int) -> WorkerPulse:
         in_collective_s=under_way_s,
         recorder=words.recorder_name(box.progress(Progress.RECORDER)),
         metrics=numbers(box.json(blackbox.METRICS)),
+        log_lost=log_lost(box),
         hyperparameters=_news(worker.hyper, box, blackbox.HYPERPARAMETERS),
         settings=_news(worker.settings, box, blackbox.SETTINGS),
         offset=box.offset,

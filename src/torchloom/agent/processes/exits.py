@@ -236,6 +236,7 @@ def exit_event(
         log_tail=files.tail(worker.log),
         answers=answers_text(box) if box else "",
         collectives=last_collectives(box) if box and not found.ok else (),
+        log_lost=pulse.log_lost(box) if box else None,
     )
 
 

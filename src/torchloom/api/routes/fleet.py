@@ -54,14 +54,16 @@ def routes(control: Control) -> APIRouter:
 
     @router.get("/incidents", operation_id="incidents")
     async def incidents(job: JobId | None = None) -> list[IncidentView]:
+        """Of one job, or of all jobs and of the control plane itself. The `job` of the latter is empty."""
         if job is not None:
             job_of(control, job)
-        kept = control.fleet.incidents.values()
+        kept = [*control.fleet.incidents.values(), *control.disturbances()]
         return [jobs.incident_view(incident) for incident in kept if job in (None, incident.job)]
 
     @router.get("/incidents/{incident}", operation_id="incident")
     async def incident(incident: str) -> IncidentDetail:
-        found = control.fleet.incidents.get(incident)
+        lasting = {one.id: one for one in control.disturbances()}
+        found = control.fleet.incidents.get(incident) or lasting.get(incident)
         if found is None:
             raise NotFound(f"There is no incident {incident[:64]!r}", hint="see `loom incidents`")
         return incident_detail(found)

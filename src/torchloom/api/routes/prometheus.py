@@ -55,7 +55,10 @@ def lines(control: Control, version: str, now_ns: int) -> Iterator[str]:
     yield from _gauge("loom_node_slots", "Workers that a node may hold.", slots)
     taken = [({"node": n.id}, float(n.taken)) for n in fleet.nodes.values()]
     yield from _gauge("loom_node_workers", "Workers that a node holds.", taken)
-    open_now = sum(incident.open for incident in fleet.incidents.values())
+    yield from _counter(
+        "loom_control_incidents_total", "Incidents of the control plane itself.", [({}, fleet.disturbances)]
+    )
+    open_now = sum(incident.open for incident in fleet.incidents.values()) + len(control.disturbances())
     yield from _gauge("loom_incidents_open", "Incidents whose recovery is not over.", [({}, open_now)])
     yield from _jobs(control, now_ns)
     yield from _workers(control)

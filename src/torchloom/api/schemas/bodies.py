@@ -251,6 +251,9 @@ class WorkerView(BaseModel):
     """How it ended, in words; empty while it runs."""
     blind: str
     """Why this worker has no black box, if it has none."""
+    log_lost_lines: int = 0
+    """Lines and bytes of this rank's output, over all generations, that found no room on the disk."""
+    log_lost_bytes: int = 0
 
 
 class TimelineView(BaseModel):

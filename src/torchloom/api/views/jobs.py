@@ -36,7 +36,7 @@ from torchloom.model.fleet import Fleet, Job, JobState, Node, Worker, WorkerStat
 from torchloom.model.ids import replica_id, worker_id
 from torchloom.model.incidents import ExitReport, Incident, Timeline
 from torchloom.model.messages import WorkerPulse
-from torchloom.model.worker import DeviceUse
+from torchloom.model.worker import DeviceUse, LogLoss
 
 Pulses = dict[int, WorkerPulse]
 _STANDS_S = 5.0
@@ -61,7 +61,10 @@ def job_detail(fleet: Fleet, job: Job, pulses: Pulses, now_ns: int) -> JobDetail
         cwd=spec.cwd,
         args=list(spec.program.args),
         env_names=list(spec.env_names),
-        workers=[worker_view(worker, pulses.get(worker.ref.rank)) for worker in job.workers],
+        workers=[
+            worker_view(worker, pulses.get(worker.ref.rank), job.log_lost.get(worker.ref.rank))
+            for worker in job.workers
+        ],
         incident_list=[incident_view(fleet.incidents[id]) for id in job.incidents if id in fleet.incidents],
     )
 
@@ -219,8 +222,11 @@ def replica_views(job: Job, pulses: Pulses) -> list[ReplicaView]:
     return made
 
 
-def worker_view(worker: Worker, pulse: WorkerPulse | None) -> WorkerView:
+def worker_view(worker: Worker, pulse: WorkerPulse | None, log_lost: LogLoss | None = None) -> WorkerView:
     live = pulse if worker.alive else None
+    lost = log_lost or LogLoss(0, 0)
+    if live is not None and live.log_lost is not None:
+        lost += live.log_lost
     return WorkerView(
         rank=worker.ref.rank,
         replica=worker.replica,
@@ -244,6 +250,8 @@ def worker_view(worker: Worker, pulse: WorkerPulse | None) -> WorkerView:
         metrics={name: _number(value) for name, value in pulse.metrics.items()} if pulse else {},
         exit=worker.exit.describe() if worker.exit else "",
         blind=worker.blind,
+        log_lost_lines=lost.lines,
+        log_lost_bytes=lost.bytes,
     )
 
 

@@ -44,7 +44,8 @@ def command(
     if html is not None:
         print(f"{html}: {found['verdict']}")
         return
-    print(f"{found['id']}  {found['kind']} in {found['job']}, generation {found['generation']}")
+    where = f" in {found['job']}, generation {found['generation']}" if found["job"] else ""
+    print(f"{found['id']}  {found['kind']}{where}")
     print(f"verdict    {found['verdict']}")
     if (fault := found["fault"]) is not None:
         print(f"cause      {fault['kind']} (blame: {fault['blame']}): {fault['sentence']}")

@@ -43,7 +43,7 @@ def show(found: list[IncidentView]) -> None:
             (
                 incident["id"],
                 output.clock(incident["timeline"]["fault_ns"] or incident["timeline"]["detected_ns"]),
-                incident["job"],
+                incident["job"] or "–",
                 "–" if incident["culprit"] is None else f"{incident['culprit']}",
                 recovered(incident),
                 sentence(incident),

@@ -62,7 +62,17 @@ def command(
         _show(screen, log["rank"], log["text"], log["lost_bytes"])
         if log["error"]:
             screen.say(f"rank {log['rank']}: {log['error']}", "bad")
+    _say_gaps(client, job, rank, screen)
     screen.flush()
+
+
+def _say_gaps(client: Client, job: str, rank: int | None, screen: Screen) -> None:
+    """A log that ends in the middle must not look whole."""
+    from torchloom.cli.jobs.status import log_gap
+
+    for worker in client.job(job)["workers"]:
+        if worker["log_lost_bytes"] and rank in (None, worker["rank"]):
+            screen.say(f"{log_gap(worker)}", "bad")
 
 
 def _complete(client: Client, job: str, log: LogView) -> None:
@@ -99,6 +109,9 @@ def _follow(
                     _show(screen, body["rank"], body["text"], body["lost_bytes"])
                     screen.flush()
                 if kind == "end":
+                    if not as_json:
+                        _say_gaps(client, job, rank, screen)
+                        screen.flush()
                     return
         except NotAnswering as error:
             if not place and not away:

@@ -98,9 +98,18 @@ def _facts(view: JobDetail) -> list[tuple[str, str]]:
         facts.append(("restoring", f"going back to step {view['restoring']}"))
     if view["labels"]:
         facts.append(("labels", ", ".join(f"{key}={value}" for key, value in view["labels"].items())))
+    for worker in view["workers"]:
+        if worker["log_lost_bytes"]:
+            facts.append(("log", log_gap(worker)))
     if view["eta_s"] is not None:
         facts.insert(4, ("eta", output.time_left(view["eta_s"])))
     return facts
+
+
+def log_gap(worker: WorkerView) -> str:
+    """What is missing in the log of a rank."""
+    lines, size = worker["log_lost_lines"], worker["log_lost_bytes"]
+    return f"{lines} lines ({size} bytes) of rank {worker['rank']} are missing: there was no room on the disk"
 
 
 def _restarts(view: JobDetail) -> str:

@@ -13,6 +13,7 @@ from torchloom.model.events import (
     CheckpointRejected,
     CheckpointSaved,
     CheckpointStoreOpened,
+    ControlDisturbed,
     EffectDone,
     EffectFailed,
     Envelope,
@@ -77,7 +78,7 @@ def is_of_a_deposed_weaver(fleet: Fleet, envelope: Envelope) -> bool:
     match envelope.body:
         case NodeUnreachable() | NodeReachable() | FindingMade() | FindingEnded():
             pass
-        case SnapshotVerified() | WitnessAnswered():
+        case SnapshotVerified() | WitnessAnswered() | ControlDisturbed():
             pass
         case NodeGone(fenced=fenced) if fenced:
             pass

@@ -45,7 +45,7 @@ from torchloom.model.events import WorkerExited
 from torchloom.model.fleet import Job, JobState, NodeState, RestartPlan, Worker, WorkerState
 from torchloom.model.incidents import EndedBy, Ending, ExitReport, Incident, Verdict
 from torchloom.model.timers import TimerKind
-from torchloom.model.worker import EndRecord, Exit, WorkerRef
+from torchloom.model.worker import EndRecord, Exit, LogLoss, WorkerRef
 
 GRACE_IN_RECOVERY_S = 3.0
 """A survivor outside of collectives may be writing a file: it gets SIGTERM and this long."""
@@ -62,6 +62,9 @@ def worker_exited(turn: Turn, event: WorkerExited) -> None:
     move_worker(turn, worker, WorkerState.EXITED)
     worker.exit, worker.exited_at_ns = event.exit, event.at_ns
     worker.steps, worker.training_step = event.steps, event.training_step
+    if event.log_lost is not None:
+        before_it = job.log_lost.get(event.ref.rank, LogLoss(0, 0))
+        job.log_lost[event.ref.rank] = before_it + event.log_lost
     if before is WorkerState.ASSIGNED:
         close_done_starts(turn, job)
     rank_ended(turn, job, event)

@@ -849,4 +849,6 @@ export interface WorkerView {
   metrics: Record<string, number | "nan" | "inf" | "-inf">;
   exit: string;
   blind: string;
+  log_lost_lines: number;
+  log_lost_bytes: number;
 }

@@ -60,7 +60,7 @@ function Open({ incident, bad }: { incident: IncidentView; bad: boolean }) {
       {incident.decision && <p class="dim">{incident.decision}</p>}
       <p class="foot">
         <a href={link("incident", incident.id)}>{incident.id}</a>
-        <a href={link("job", incident.job)}>{incident.job}</a>
+        {incident.job && <a href={link("job", incident.job)}>{incident.job}</a>}
         <span class="dim"><Ago ns={incident.timeline.detected_ns} /></span>
       </p>
     </article>

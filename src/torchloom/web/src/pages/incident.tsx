@@ -19,7 +19,7 @@ export function IncidentPage({ id }: { id: string }) {
       <div class="head">
         <h1>{one.kind}</h1>
         <span class="dim">
-          {one.id} · job <a href={link("job", one.job)}>{one.job}</a> · generation {one.generation}
+          {one.id}{one.job && <> · job <a href={link("job", one.job)}>{one.job}</a> · generation {one.generation}</>}
         </span>
       </div>
       <div class={one.open ? "verdict" : "verdict over"} role="status">
@@ -47,7 +47,7 @@ export function IncidentPage({ id }: { id: string }) {
       <Collectives evidence={one.evidence} culprits={one.finding?.ranks ?? []} />
       {one.links && <Section id="links" title="Delay matrix" aside={<Time ns={one.links.at_ns} />}><Matrix links={one.links} /></Section>}
       <Evidence incident={one} />
-      <Replay incident={one} />
+      {one.job && <Replay incident={one} />}
     </>
   );
 }
@@ -55,6 +55,7 @@ export function IncidentPage({ id }: { id: string }) {
 /** What a person should do now. */
 function next(one: IncidentDetail): preact.ComponentChildren {
   if (!one.open) return <b>Nothing is left to do.</b>;
+  if (!one.job) return <><b>To do:</b> remove the cause, free disk space for instance. The control plane then recovers by itself, and workers train on meanwhile.</>;
   const log = one.culprit !== null && <> Look at the <a href={`${link("job", one.job, "logs")}?rank=${one.culprit}`}>log of rank {one.culprit}</a>.</>;
   if (one.outcome !== "pending" && one.outcome !== "done") return <><b>To do:</b> torchloom has changed nothing.{log} You can pause, restore or stop the job on <a href={link("job", one.job, "steer")}>its page</a>, or drain the node{one.finding?.node ? ` ${one.finding.node}` : ""}.</>;
   return <><b>Recovery is in progress;</b> nothing to do unless this stays open.{log}</>;
@@ -66,7 +67,7 @@ function over(one: IncidentDetail): string {
 }
 
 function report(one: IncidentDetail): string {
-  return [`${one.id} (${one.kind}) in job ${one.job}`, one.verdict, one.decision, one.open ? "Still open." : `${over(one)}.`].filter(Boolean).join("\n");
+  return [`${one.id} (${one.kind})${one.job && ` in job ${one.job}`}`, one.verdict, one.decision, one.open ? "Still open." : `${over(one)}.`].filter(Boolean).join("\n");
 }
 
 const STEPS: [keyof TimelineView, string][] = [
