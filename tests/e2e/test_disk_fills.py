@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stack import HANG_S, Stack, lines_of, wait_until
+from stack import HANG_S, TIMED_OUT, Stack, lines_of, wait_until
 
 from torchloom.errors import LoomError
 
@@ -86,8 +86,10 @@ def test_training_goes_on_and_control_recovers_by_itself(disk: Path, tmp_path: P
 
         fill(disk)
         refused = stack.loom("set", job, "lr=0.01", check=None, timeout=HANG_S)
-        assert refused.returncode != 0 and refused.stderr.startswith("loom: ")
+        assert refused.returncode == TIMED_OUT and "The control plane cannot act now" in refused.stderr
         assert "Traceback" not in refused.stderr
+        stopped = stack.loom("stop", job, check=None, timeout=HANG_S)
+        assert stopped.returncode == TIMED_OUT and "nothing was changed" in stopped.stderr
         submitted = []
         for number in range(2):
             with stack.client() as client:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Depends, FastAPI
+from fastapi import APIRouter, Depends, FastAPI, Request
 
 from torchloom.api import openapi, problems
 from torchloom.api.access_guard import PREFIX, AccessGuard
@@ -37,18 +37,26 @@ PREFIXES = (PREFIX, "")
 class Gate:
     """Refuses requests until the service has caught up once: a job it has not read yet is not a missing job.
 
-    Losing the bus later does not close it: a state that is a moment old is better than none.
+    Losing the bus later does not close it: a state that is a moment old is better than none. But what changes
+    something is refused while the control plane has not been able to act for a while: it could be stored and
+    not be carried out, and whoever asked would wait without end.
     """
 
     def __init__(self, control: Control) -> None:
         self._control = control
         self._open = False
 
-    async def __call__(self) -> None:
+    async def __call__(self, request: Request) -> None:
         self._open = self._open or self._control.ready
         if not self._open:
             raise BusUnavailable(
                 "The control service is still reading its history", hint="try again in a moment"
+            )
+        lasting = self._control.disturbances() if request.method not in SAFE_METHODS else []
+        if lasting:
+            raise BusUnavailable(
+                f"The control plane cannot act now ({lasting[0].verdict})",
+                hint="nothing was changed; remove the cause, see `loom incidents`, and try again",
             )
 
 

@@ -16,6 +16,6 @@ device_faults/ crashes of devices by class, Xid codes, who is to blame
 flight/      dumps of torch's Flight Recorder: what they show of a hang
 history/     what is kept of a job over time
 changes      what an event changed; notices puts it into words
-control_plane incidents of the control plane itself
+disturbance  incidents of the control plane itself
 jobs, checkpoint_reports, retention, injection, invariants: one subject each
 """

@@ -12,7 +12,7 @@ from torchloom.core.checkpoint_reports import (
     checkpoint_store_opened,
     restore_differed,
 )
-from torchloom.core.control_plane import control_disturbed
+from torchloom.core.disturbance import control_disturbed
 from torchloom.core.history.trimming import snapshot_verified
 from torchloom.core.injection import fault_injected
 from torchloom.core.jobs import job_deleted, job_submitted

@@ -328,7 +328,7 @@ class Fleet(Struct, kw_only=True):
     trimmed: int = 0
     """Events up to here are needed by nobody, and may be dropped; kept by core.history.trimming."""
     disturbances: int = 0
-    """Incidents of the control plane so far; kept by core.control_plane."""
+    """Incidents of the control plane so far; kept by core.disturbance."""
     jobs: dict[str, Job] = field(default_factory=dict)
     nodes: dict[str, Node] = field(default_factory=dict)
     clocks: dict[str, NodeClock] = field(default_factory=dict)

@@ -12,7 +12,7 @@ import logging
 import time
 
 from torchloom.bus.protocol import Bus, Lease
-from torchloom.core.control_plane import open_now
+from torchloom.core.disturbance import open_now
 from torchloom.errors import BusUnavailable, TimedOut
 from torchloom.model.events import ControlDisturbed, LeaseTaken
 from torchloom.model.incidents import Incident

@@ -63,8 +63,7 @@ def worker_exited(turn: Turn, event: WorkerExited) -> None:
     worker.exit, worker.exited_at_ns = event.exit, event.at_ns
     worker.steps, worker.training_step = event.steps, event.training_step
     if event.log_lost is not None:
-        before_it = job.log_lost.get(event.ref.rank, LogLoss(0, 0))
-        job.log_lost[event.ref.rank] = before_it + event.log_lost
+        job.log_lost[event.ref.rank] = event.log_lost + job.log_lost.get(event.ref.rank, LogLoss(0, 0))
     if before is WorkerState.ASSIGNED:
         close_done_starts(turn, job)
     rank_ended(turn, job, event)
