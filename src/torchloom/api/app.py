@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Depends, FastAPI, Request
 
 from torchloom.api import openapi, problems
-from torchloom.api.access_guard import PREFIX, AccessGuard
+from torchloom.api.access_guard import PREFIX, SAFE_METHODS, AccessGuard
 from torchloom.api.defaults import Defaults
 from torchloom.api.page import Page
 from torchloom.api.ports import Control
