@@ -41,6 +41,11 @@ class Control(Protocol):
         """What keeps the control plane from acting, in sentences; none when all is well."""
         ...
 
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Messages of agents that sent more than their share, by node."""
+        ...
+
     def disturbances(self) -> list[Incident]:
         """Open incidents of the control plane itself, which are not in the fleet yet."""
         ...

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from torchloom.bus.protocol import (
     REQUEST_TIMEOUT_S,
+    Admit,
     Bus,
     Handler,
     Message,
@@ -96,8 +97,9 @@ class MemoryHub:
 
 
 class MemorySubscription:
-    def __init__(self, bus: MemoryBus, pattern: str, handler: Handler) -> None:
+    def __init__(self, bus: MemoryBus, pattern: str, handler: Handler, admit: Admit | None) -> None:
         self.pattern = pattern
+        self.admit = admit
         self.pump = HandlerPump(pattern, handler)
         self._bus = bus
 
@@ -238,15 +240,18 @@ class MemoryBus:
             if matches(subscription.pattern, message.subject)
         ]
         for listener in listeners:
-            listener.pump.deliver(message)
+            if listener.admit is None or listener.admit(message.subject, len(message.data)):
+                listener.pump.deliver(message)
         return len(listeners)
 
     def answer(self, inbox: str) -> asyncio.Future[bytes] | None:
         return self._answers.get(inbox) if self.connected else None
 
-    async def subscribe(self, subject: str, handler: Handler) -> MemorySubscription:
+    async def subscribe(
+        self, subject: str, handler: Handler, admit: Admit | None = None
+    ) -> MemorySubscription:
         await self.online(REQUEST_TIMEOUT_S)
-        subscription = MemorySubscription(self, subject, handler)
+        subscription = MemorySubscription(self, subject, handler, admit)
         self.subscriptions.append(subscription)
         return subscription
 

@@ -21,7 +21,16 @@ from torchloom.bus.nats_config import EVENT_STREAM, OBJECT_BUCKET
 from torchloom.bus.nats_lease import NatsLease, held_epoch
 from torchloom.bus.nats_link import Link, LinkSubscription
 from torchloom.bus.nats_reader import read_events
-from torchloom.bus.protocol import REQUEST_TIMEOUT_S, Bus, Handler, Message, Record, check_event, check_size
+from torchloom.bus.protocol import (
+    REQUEST_TIMEOUT_S,
+    Admit,
+    Bus,
+    Handler,
+    Message,
+    Record,
+    check_event,
+    check_size,
+)
 from torchloom.bus.pump import HandlerPump
 from torchloom.errors import BusUnavailable
 
@@ -76,12 +85,13 @@ class NatsBus:
         check_size(subject, data)
         await self._link.publish(subject, data)
 
-    async def subscribe(self, subject: str, handler: Handler) -> NatsSubscription:
+    async def subscribe(self, subject: str, handler: Handler, admit: Admit | None = None) -> NatsSubscription:
         await self._link.wait_connected(REQUEST_TIMEOUT_S)
         pump = HandlerPump(subject, handler)
 
         async def receive(message: Any) -> None:
-            pump.deliver(Message(message.subject, message.data, message.reply))
+            if admit is None or admit(message.subject, len(message.data)):
+                pump.deliver(Message(message.subject, message.data, message.reply))
 
         try:
             inner = await self._link.subscribe(subject, receive)

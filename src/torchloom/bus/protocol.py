@@ -74,6 +74,10 @@ Handler = Callable[[Message], Awaitable[None]]
 """Called with one message at a time, in order. An exception is logged and the next message is delivered."""
 
 
+Admit = Callable[[str, int], bool]
+"""Asked with subject and size of each message as it arrives; False drops it at once. Must not wait."""
+
+
 class Subscription(Protocol):
     async def unsubscribe(self) -> None:
         """No handler call begins after this returns."""
@@ -131,7 +135,7 @@ class Bus(Protocol):
         """Send and forget, never wait. Dropped silently while the server is away or does not keep up."""
         ...
 
-    async def subscribe(self, subject: str, handler: Handler) -> Subscription:
+    async def subscribe(self, subject: str, handler: Handler, admit: Admit | None = None) -> Subscription:
         """Receive what is published from now on: the server knows of us when this returns. `*` and a final
         `>` are wildcards. Lasts over reconnects; what was published meanwhile is lost."""
         ...

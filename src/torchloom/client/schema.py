@@ -612,6 +612,7 @@ class NodeView(TypedDict):
     spare: dict[str, int]
     devices: list[DeviceView]
     seen_s: float | None
+    dropped_messages: int
 
 
 class OperationAccepted(TypedDict):

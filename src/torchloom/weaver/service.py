@@ -60,6 +60,7 @@ from torchloom.weaver.knowledge import hears, steps_near
 from torchloom.weaver.leading import LEASE_TTL_S, Leading
 from torchloom.weaver.live_view import LiveView
 from torchloom.weaver.publisher import Publisher
+from torchloom.weaver.quotas import Quotas
 from torchloom.weaver.requests.checkpoints import Catalogues
 from torchloom.weaver.requests.injection import Injecting
 from torchloom.weaver.requests.nodes import Nodes
@@ -111,6 +112,8 @@ class Weaver:
         self.troubles, self.stuck_s = self._leading.troubles, self._leading.stuck_s
         self.disturbances = self._leading.disturbances
         self._feed = Feed()
+        self._quotas = Quotas(self._slots)
+        self.dropped = self._quotas.dropped
         self._nodes = Nodes(bus, self._stream, self._live, self._lease)
         steering = Steering(bus, self._stream, self._live, self._catalogues)
         # Each part answers the API for its own subject.
@@ -251,9 +254,9 @@ class Weaver:
         self._feed.begin(self.fleet.seq)
         self._stream.caught_up_to = await self._bus.last_seq()
         self._dispatcher.last_decision = await self._bus.last_seq(subjects.DECISIONS)
-        await self._bus.subscribe(subjects.TELEMETRY, self._hear)
-        await self._bus.subscribe(subjects.WINDOWS, self._watch.hear)
-        await self._bus.subscribe(subjects.LEASES, self._nodes.lease_asked)
+        await self._bus.subscribe(subjects.TELEMETRY, self._hear, admit=self._quotas.admits)
+        await self._bus.subscribe(subjects.WINDOWS, self._watch.hear, admit=self._quotas.admits)
+        await self._bus.subscribe(subjects.LEASES, self._nodes.lease_asked, admit=self._quotas.admits)
         self._stream.started = True
         tasks = [
             asyncio.create_task(self._read(), name="read"),
@@ -377,6 +380,10 @@ class Weaver:
                 else "ask for fewer, add a node, or offer more places on one (`loom up --slots`)"
             )
             raise Conflict(why_not, hint=hint)
+
+    def _slots(self, node: str) -> int:
+        known = self.fleet.nodes.get(node)
+        return known.inventory.max_workers if known is not None else 0
 
     def _node_of(self, job: str, rank: int) -> str:
         workers = self._stream.job(job).workers

@@ -24,7 +24,8 @@ def routes(control: Control) -> APIRouter:
     @router.get("/nodes", operation_id="nodes")
     async def nodes() -> list[NodeView]:
         fleet = control.fleet
-        return [jobs.node_view(fleet, node, control.node_seen(node.id)) for node in fleet.nodes.values()]
+        seen, dropped = control.node_seen, control.dropped
+        return [jobs.node_view(fleet, n, seen(n.id), dropped.get(n.id, 0)) for n in fleet.nodes.values()]
 
     @router.post("/nodes/{node}/gone", operation_id="nodeGone")
     async def node_gone(node: str, request: Request) -> NodeView:

@@ -58,6 +58,8 @@ def lines(control: Control, version: str, now_ns: int) -> Iterator[str]:
     yield from _counter(
         "loom_control_incidents_total", "Incidents of the control plane itself.", [({}, fleet.disturbances)]
     )
+    over = [({"node": node}, float(count)) for node, count in control.dropped.items()]
+    yield from _counter("loom_agent_messages_dropped_total", "Messages of an agent beyond its share.", over)
     open_now = sum(incident.open for incident in fleet.incidents.values()) + len(control.disturbances())
     yield from _gauge("loom_incidents_open", "Incidents whose recovery is not over.", [({}, open_now)])
     yield from _jobs(control, now_ns)

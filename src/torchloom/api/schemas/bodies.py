@@ -526,6 +526,8 @@ class NodeView(BaseModel):
     devices: list[DeviceView]
     seen_s: float | None
     """Seconds since the last heartbeat."""
+    dropped_messages: int = 0
+    """Messages beyond the agent's share that this service dropped since it was started."""
 
 
 class DrainRequest(BaseModel):

@@ -376,7 +376,7 @@ def _device_user(job: Job, worker: Worker) -> DeviceUser:
     )
 
 
-def node_view(fleet: Fleet, node: Node, seen_s: float | None) -> NodeView:
+def node_view(fleet: Fleet, node: Node, seen_s: float | None, dropped: int = 0) -> NodeView:
     here = [w for job in fleet.jobs.values() for w in job.workers if w.node == node.id and w.alive]
     return NodeView(
         id=node.id,
@@ -395,4 +395,5 @@ def node_view(fleet: Fleet, node: Node, seen_s: float | None) -> NodeView:
         spare=dict(node.spare),
         devices=[device_view(device) for device in node.inventory.devices],
         seen_s=seen_s,
+        dropped_messages=dropped,
     )

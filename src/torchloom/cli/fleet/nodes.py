@@ -42,10 +42,14 @@ def _table(nodes: list[NodeView]) -> None:
                 ", ".join(f"{slots} for {job}" for job, slots in node["spare"].items()) or "–",
                 f"{len(node['devices'])}",
                 "–" if node["seen_s"] is None else f"{output.seconds(node['seen_s'])} ago",
-                node["drained"] or node["reason"],
+                node["drained"] or node["reason"] or _dropped(node["dropped_messages"]),
             )
             for node in nodes
         ),
         nothing="no nodes; is an agent running?",
         spare=("ADDRESS", "DEVICES"),
     )
+
+
+def _dropped(count: int) -> str:
+    return f"sends more than its share: {count} messages dropped" if count else ""

@@ -538,6 +538,7 @@ export interface NodeView {
   spare: Record<string, number>;
   devices: Array<DeviceView>;
   seen_s: number | null;
+  dropped_messages: number;
 }
 
 export interface OperationAccepted {
