@@ -235,7 +235,7 @@ def main() -> None:
         emit(f"Steering: what {RATE:g} changes a second cost", rows, notes, args.json)
     if args.storm:
         progress("storm")
-        notes = ["untold, apart and contradicted must be 0"]
+        notes = ["no outcome, ranks differ and contradicted must be 0"]
         emit("Steering amid kills", [storm(args.storm, args.rate, args.seed)], notes, args.json)
 
 

@@ -177,7 +177,7 @@ def accuracy(
 
 
 def calm(runs: int, base: int, steps: int = 240) -> list[dict[str, object]]:
-    """Benign runs. A pause on one rank that is told is no false alarm; an action would be one."""
+    """Benign runs. A reported pause of one rank is no false alarm; an action would be one."""
     total, pauses, told_pause, acted = 0, 0, 0, 0
     false: dict[str, int] = {}
     peers = dict.fromkeys(PEERS, 0)
@@ -204,7 +204,7 @@ def calm(runs: int, base: int, steps: int = 240) -> list[dict[str, object]]:
         "steps": total, "unannounced pauses": pauses, "false alarms": alarms,
         "per 1,000 steps": 1000 * alarms / max(1, total),
         "kinds": " ".join(f"{k}×{n}" for k, n in false.items()),
-        "pauses told": told_pause, "would have acted": acted,
+        "pauses reported": told_pause, "would have acted": acted,
         **{f"{name}: runs": n for name, n in peers.items()},
     }]  # fmt: skip
 
@@ -259,7 +259,7 @@ def main() -> None:
     seeds = "tuning" if args.tuning else "reporting"
     kinds = [k for k in get_args(FaultKind) if k in args.kinds.split(",")]
     size = f"{args.ranks:,} ranks" if args.ranks else "8–64 ranks"
-    told = "roles not told" if args.no_roles else "roles told"
+    told = "roles not reported" if args.no_roles else "roles reported"
     notes = [f"{seeds} seeds; {size}, {told}; one look a second; where a rank is to blame it must be right"]
     if args.runs:
         emit(
@@ -269,7 +269,9 @@ def main() -> None:
             args.json,
         )
     if args.benign:
-        told = "a pause of 3–60 s on one rank is told and not acted on; only other findings are false alarms"
+        told = (
+            "a pause of 3–60 s on one rank is reported and not acted on; only other findings are false alarms"
+        )
         emit("simulate: benign", calm(args.benign, base), [told], args.json)
     if args.sizes:
         cpu = "CPU time of one thread; every look here looks for stragglers too, usually one in 4 steps does"

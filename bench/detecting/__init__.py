@@ -1,1 +1,1 @@
-"""The parts of bench/detect.py: what is done to jobs, what is told about it, and the tables."""
+"""The parts of bench/detect.py: which faults are injected, what is reported, and the tables."""

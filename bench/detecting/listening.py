@@ -77,7 +77,7 @@ class Listener:
             self._file.close()
 
     def begin(self, job: str) -> Heard:
-        """Forget what was heard of a job."""
+        """Forget the incidents of a job."""
         self._jobs[job] = Heard()
         return self._jobs[job]
 

@@ -41,7 +41,7 @@ NOTES = (
     "right: the first report of the right kind that names the right rank (communication: that names nobody)",
     "s: from the fault to the right report, in the median; ahead: steps that hosts are ahead of devices",
     "restarts: of jobs in which nothing was wrong, or something that does not end by a restart; goal 0",
-    "watchdog: NCCL's rule, a collective under way for 600 s; torchrun sees exits only",
+    "watchdog: NCCL's rule, a collective in progress for 600 s; torchrun sees exits only",
 )
 
 
@@ -59,7 +59,7 @@ def run(client: Client, listener: Listener, args: argparse.Namespace) -> None:
                     found.append(one)
                     progress(
                         f"{fault} ×{size} ahead {ahead} rank {one['rank']}: right after {one['right_s']}, "
-                        f"told {one['told']}"
+                        f"reported {one['told']}"
                     )
     emit("Detection on the simulated accelerator", list(_rows(found)), NOTES, args.json)
 
@@ -79,7 +79,7 @@ def _one(
         try:
             done = f" {rank} {AT_STEP - 1}\n"
             if not wait_for(lambda: notes.exists() and done in notes.read_text(), 180):
-                return {**result, "told": ["did not get going"]}
+                return {**result, "told": ["did not start"]}
             began = time.time()
             _listen(client, job, result, began, 60.0 if kind in ("slow", "launch") else 30.0)
             result["restarts"] = client.job(job)["restarts"]

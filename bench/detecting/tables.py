@@ -12,20 +12,26 @@ from support.table import emit
 
 Rows = list[dict[str, object]]
 Results = Sequence[dict[str, Any]]
-_PAUSES_ARE_NO_ALARM = "a pause that is told as one is no false alarm, as long as nobody acts on it"
+_PAUSES_ARE_NO_ALARM = (
+    "a pause that is reported as a pause is no false alarm unless something is done about it"
+)
 
 
 def show(results: Results, as_json: bool) -> None:
     faults = [r for r in results if r["type"] == "fault"]
     failed = sum(r["type"] == "failed" for r in results)
     if faults:
-        notes = ["told: anything; class: the right kind; rank: the right rank too, where one can be named"]
-        notes += ["seconds and steps from the injection to the incident; over: beyond the limit for saying"]
+        notes = [
+            "reported: anything; class: the right kind; rank: the right rank too, where one can be named"
+        ]
+        notes += [
+            "seconds and steps from the injection to the incident; over: beyond the limit for reporting"
+        ]
         if failed:
-            notes.append(f"{failed} runs did not get going and are in no table")
+            notes.append(f"{failed} runs did not start and are in no table")
         emit("detect: faults", by_case(faults), notes, as_json)
-        emit("detect: first told", confusion(faults), [], as_json)
-        notes = ["runs in which the rule said anything / named the right rank, before ours was right"]
+        emit("detect: first report", confusion(faults), [], as_json)
+        notes = ["runs in which the rule reported anything / named the right rank, before ours was right"]
         emit("detect: rules of peers on the same windows", peers(faults), notes, as_json)
     benign = _newest(r for r in results if r["type"] == "benign")
     if benign:
@@ -53,7 +59,7 @@ def by_case(faults: Results) -> Rows:
                     "fault": case,
                     "workers": size,
                     "n": len(mine),
-                    "told": sum(bool(r["told"]) for r in mine),
+                    "reported": sum(bool(r["told"]) for r in mine),
                     "class": sum(r["class_s"] is not None for r in mine),
                     "rank": len(hits),
                     "95 %": interval(len(hits), len(mine)),
@@ -72,7 +78,7 @@ def _also(mine: Results, expected: Sequence[str]) -> str:
 
 
 def confusion(faults: Results) -> Rows:
-    """Which fault was told as what, by the first incident of a run."""
+    """Which fault was reported as what, by the first incident of a run."""
     kinds = sorted({r["told"][0]["kind"] for r in faults if r["told"]})
     rows: Rows = []
     for case in [name for name in CASES if any(r["case"] == name for r in faults)]:
@@ -99,7 +105,7 @@ def peers(faults: Results) -> Rows:
 
 
 def precision(faults: Results, benign: Results) -> Rows:
-    """Of all incidents of a kind, how many told the truth; of all faults of a kind, how many were told."""
+    """Of all incidents of a kind, how many were right; of all faults of a kind, how many were reported."""
     rows: Rows = []
     kinds = {t["kind"] for r in faults for t in r["told"]} | {k for r in benign for k in r["told"]}
     for kind in sorted(kinds | {CASES[r["case"]].expected[0] for r in faults}):
@@ -112,14 +118,14 @@ def precision(faults: Results, benign: Results) -> Rows:
         counted = len(told) + false - pauses
         rows.append(
             {
-                "told": kind,
+                "reported": kind,
                 "incidents": counted,
                 "right": right,
                 "precision": interval(right, counted),
                 "faults": len(wanted),
                 "found": found,
                 "recall": interval(found, len(wanted)),
-                "pauses told": pauses or "",
+                "pauses reported": pauses or "",
             }
         )
     return rows
@@ -151,7 +157,7 @@ def _healthy(name: str, mine: Results) -> dict[str, object]:
         "pauses": sum(r["pauses"] for r in mine),
         "steered": sum(r["disturbed"] for r in mine),
         "restarts": sum(r["restarts"] for r in mine),
-        "pauses told": sum(n for r in mine for kind, n in r["told"].items() if kind in HANGS),
+        "pauses reported": sum(n for r in mine for kind, n in r["told"].items() if kind in HANGS),
         "false alarms": alarms,
         "per 1,000 steps": 1000 * alarms / max(1, steps),
         "kinds": " ".join(sorted({k for r in mine for k in r["told"]} - HANGS)) or "–",

@@ -13,7 +13,7 @@ Said = tuple[str, tuple[int, ...]] | None
 
 
 def watchdog_600(windows: Windows) -> Said:
-    """A collective under way for 600 s: the job is ended, nobody is named."""
+    """A collective in progress for 600 s: the job is ended, no rank is named."""
     old = any((c := w.waits()) is not None and w.age_s(c) >= 600 for w in windows)
     return ("hang", ()) if old else None
 

@@ -88,7 +88,7 @@ def ask(client: Client, job: str, values: Mapping[str, object], key: str, again_
 
 
 def outcome(client: Client, job: str, operation: str, again_s: float = AGAIN_S) -> dict[str, Any]:
-    """What was told in the end."""
+    """The reported outcome."""
     while True:
         try:
             found: Any = client.operation(job, operation, wait_s=10.0)

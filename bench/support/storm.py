@@ -31,7 +31,7 @@ BEGIN = (0.1, 0.0, 0.0)
 WORKERS = 3
 STEP_MS = 20.0
 KILL_AFTER_S = (0.2, 4.0)
-"""So long after the first outcome that was told since the last kill …"""
+"""So long after the first reported outcome since the last kill …"""
 KILL_ANYWAY_S = 60.0
 """… or so long after the last kill: what comes back slowly is killed while it does, too."""
 STEPS_BETWEEN_WORKER_KILLS = 30
@@ -62,7 +62,7 @@ def wanted(number: int, chance: random.Random) -> dict[str, float]:
 
 
 class Killer(threading.Thread):
-    """Kills something every few seconds, until told to stop."""
+    """Kills something every few seconds, until it is stopped."""
 
     def __init__(self, made: Cluster, notes: Path, seed: int) -> None:
         super().__init__(daemon=True)
@@ -134,13 +134,13 @@ def storm(changes: int, rate: float, seed: int, within_s: float = 120.0) -> dict
         pool, room = ThreadPoolExecutor(MOST_OPEN), threading.Semaphore(MOST_OPEN)
         for number in range(1, changes + 1):
             if not room.acquire(timeout=within_s):
-                break  # nothing ends any more: what is asked for already is untold
+                break  # no operation ends any more: those requested so far have no outcome
             future = pool.submit(_follow, made, job, wanted(number, chance), f"storm-{number}")
             future.add_done_callback(lambda _: killer.told.set())
             future.add_done_callback(lambda _: room.release())
             asked.append(future)
             if number % 50 == 0:
-                progress(f"{number} changes asked for, {sum(f.done() for f in asked)} told of")
+                progress(f"{number} changes requested, {sum(f.done() for f in asked)} with an outcome")
             time.sleep(1 / rate)
         killer.enough.set()
         killer.join()
@@ -162,8 +162,8 @@ def storm(changes: int, rate: float, seed: int, within_s: float = 120.0) -> dict
             "what": f"storm of {changes}",
             "applied": states["applied"],
             "not applied": states["not applied"],
-            "untold": untold,
-            "apart": len(found.apart),
+            "no outcome": untold,
+            "ranks differ": len(found.apart),
             "contradicted": len(found.contradicted),
             "steps": found.steps,
             "generations": found.generations,

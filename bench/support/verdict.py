@@ -25,7 +25,7 @@ class Verdict:
     apart: list[str] = field(default_factory=list)
     """Steps at which ranks of one generation used different values."""
     contradicted: list[str] = field(default_factory=list)
-    """Steps that used something else than follows from what was told, and what was told and never used."""
+    """Steps with other values than the reported outcomes imply, and reported changes that no step used."""
 
 
 def read_notes(directory: Path) -> Log:
@@ -63,7 +63,7 @@ def judge(log: Log, names: Sequence[str], begin: Used, told: Sequence[Mapping[st
             for rank, values in used.items():
                 if values != expected:
                     found.contradicted.append(
-                        f"generation {generation} step {step} rank {rank}: {values}, told {expected}"
+                        f"generation {generation} step {step} rank {rank}: {values}, reported {expected}"
                     )
     found.contradicted += _unseen(log, applied) + _unwanted(log, names, told)
     return found
@@ -72,7 +72,7 @@ def judge(log: Log, names: Sequence[str], begin: Used, told: Sequence[Mapping[st
 def _unseen(log: Log, applied: Sequence[Mapping[str, Any]]) -> list[str]:
     """A rank that went on past the step must have noted it; one that was killed before its note may not."""
     return [
-        f"change {o['version']} was told of as applied at step {o['at_step']} of generation "
+        f"change {o['version']} was reported as applied at step {o['at_step']} of generation "
         f"{o['generation']}, which rank {rank} has not noted"
         for o in applied
         for rank, steps in log.get(o["generation"], {}).items()
@@ -96,5 +96,5 @@ def _unwanted(log: Log, names: Sequence[str], told: Sequence[Mapping[str, Any]])
         if operation["state"] != "not applied":
             wrong.append(f"change {operation['version']} is {operation['state']}: {operation['reason']}")
         elif any((name, float(value)) in used for name, value in operation["values"].items()):
-            wrong.append(f"change {operation['version']} was told of as not applied, and was used")
+            wrong.append(f"change {operation['version']} was reported as not applied, and was used")
     return wrong

@@ -1,4 +1,4 @@
-"""Long things that a healthy rank does without a word to anybody. Each takes about as long as it is told."""
+"""Long operations of a healthy rank that it does not announce. Each takes about as long as requested."""
 
 import gc
 import os

@@ -63,7 +63,7 @@ def test_a_larger_world_is_dealt_to_several_nodes_or_refused(server: ApiServer) 
     job = server.submit(world_size=128, queue=True)
     assert server.request("GET", f"/jobs/{job}/summary")[2]["world_size"] == 128
     status, _, problem = server.request("POST", "/jobs", {"world_size": 4096})
-    assert status == 409 and "queue" in problem["detail"]
+    assert status == 409 and "the largest node holds 64" in problem["detail"]
     waiting = server.submit(world_size=4096, queue=True)
     assert server.request("GET", f"/jobs/{waiting}")[2]["state"] == "waiting"
     server.request("DELETE", f"/jobs/{waiting}?force=true")

@@ -5,7 +5,7 @@ and the translation of nats-py's errors into ours. Everything above it (`nats.py
 `nats_lease.py`) asks the link and imports no nats-py.
 
 nats-py reconnects by itself, but closes for good on any protocol error it does not know, sometimes without
-telling anyone (its close callback is skipped when the last flush fails). A closed client is therefore noticed
+notice (its close callback is skipped when the last flush fails). A closed client is therefore noticed
 by looking, and replaced by a new one with the same subscriptions.
 """
 

@@ -36,7 +36,7 @@ def _as_they_are(loaded: bool = False) -> AbstractContextManager[object]:
 
 @dataclass
 class Ports:
-    """Where telling goes."""
+    """Where reports go."""
 
     phase: Callable[[str], AbstractContextManager[object]] = _no_phase
     log: Callable[..., None] = _no_log

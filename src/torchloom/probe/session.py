@@ -254,8 +254,7 @@ class Session:
         self._metrics.log(metrics, self.steps.completed, time.monotonic_ns())
 
     def _tell_step(self, number: Any, total: Any) -> None:
-        # A checkpoint's count is of whole steps and goes on after a rollback: beside it the script's own only
-        # confuses.
+        # loom.Checkpoint counts whole steps, also after a rollback: a second count by the script only confuses.
         if int(number) >= 0 and not self._counted_by_checkpoint:
             self._count_training_step(int(number))
         if total is not None and int(total) >= 0:

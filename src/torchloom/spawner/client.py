@@ -212,7 +212,7 @@ class SpawnerClient:
         self.call("forget", timeout_s, pids=list(pids))
 
     def quit(self, at_once: bool = False, timeout_s: float = 120.0) -> None:
-        """End the spawner when its last worker has ended, or at once (workers go on as orphans)."""
+        """End the spawner when its last worker has ended, or at once (workers continue as orphans)."""
         self.call("quit", timeout_s, at_once=at_once)
 
     def wait_exit(self, timeout_s: float) -> ChildExit | None:
@@ -340,7 +340,7 @@ class AsyncSpawnerClient:
         await self.call("forget", timeout_s, pids=list(pids))
 
     async def quit(self, at_once: bool = False, timeout_s: float = 120.0) -> None:
-        """End the spawner when its last worker has ended, or at once (workers go on as orphans)."""
+        """End the spawner when its last worker has ended, or at once (workers continue as orphans)."""
         await self.call("quit", timeout_s, at_once=at_once)
 
     async def call(self, do: str, timeout_s: float, **fields: Any) -> Any:

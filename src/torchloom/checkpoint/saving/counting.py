@@ -1,6 +1,6 @@
 """Which training step a script means by its number, when the training was rolled back beneath its loop.
 
-Owns the arithmetic. Most loops count by themselves (`for step in range(...)`) and go on counting after a live
+Owns the arithmetic. Most loops count by themselves (`for step in range(...)`) and keep counting after a live
 rollback; others take the number that `Checkpoint.step` returns. Which of the two it is shows at the first
 step after the rollback.
 """

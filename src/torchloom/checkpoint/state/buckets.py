@@ -7,7 +7,7 @@ another order and differ in the last bits.
 
 Owns the remedy: the order is read from the running reducer and kept with the checkpoint; on restore the
 reducer is led through one backward in which each parameter gets a gradient of zeros in exactly that order,
-and told to rebuild. It costs what one step's communication costs and needs nothing from the script. It must
+and asked to rebuild. It costs what one step's communication costs and needs nothing from the script. It must
 come before the state is restored, because hooks of the user on gradients (an optimizer in the backward
 pass, say) run too.
 """

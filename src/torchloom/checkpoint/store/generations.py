@@ -115,8 +115,8 @@ class Generations:
 def read_generations(
     storage: Storage, job: str, keys: Iterable[str] | None = None, origin: Origin = _unknown
 ) -> Generations:
-    """The records; `keys` is a listing of the job if the caller has one already. `origin` tells what a branch
-    resumed from whose record cannot be read, or raises KeyError."""
+    """The records; `keys` is a listing of the job if the caller has one already. `origin` returns
+    what a branch whose record cannot be read resumed from, or raises KeyError."""
     prefix = f"{job}/generations/"
     if keys is None:
         keys = [stored.key for stored in storage.list(prefix)]
@@ -195,7 +195,7 @@ def line_of_descent(
     """The checkpoints a restart may choose from, best first.
 
     From the newest branch of the newest generation (below `below`, if given) take its checkpoints, newest
-    step first; then go on with the branch it resumed from, but no further than the step it resumed from; and
+    step first; then the branch it resumed from, but no further than the step it resumed from; and
     so on. What is left out are states that a later branch did not build on. A branch that made no choice
     built nothing and is passed over.
     """

@@ -45,7 +45,7 @@ class Storage(Protocol):
     def put_new(self, key: str, data: bytes) -> bool:
         """Write a small object only if there is none of that key; False if there is one.
 
-        True may also mean that an equal one is there: a far store cannot tell it from our own, repeated
+        True may also mean that an equal one is there: a remote store cannot know it from our own, repeated
         after a lost answer. Who must be the only one puts something unique into it.
         """
 

@@ -3,10 +3,10 @@
 It has connections of its own instead of a process group's: a group is made by a collective call that may
 hang for the backend's timeout, a send or recv that is given up on breaks its group for good, and a group of
 the job's own must not carry anything of ours. Ours are opened after the ranks have agreed and closed before
-the step goes on, every move has a deadline, the whole has a limit (`within_s`), and whatever goes wrong
-means fewer measurements. Ends are told through the job's store and a connection proves itself by the token
-told there. It measures the network between the hosts; what a device has besides (NVLink, InfiniBand verbs) it
-does not see.
+the step continues, every move has a deadline, the whole has a limit (`within_s`), and whatever goes wrong
+means fewer measurements. Ends are published in the job's store and a connection proves itself by the token
+found there. It measures the network between the hosts; other links of a device (NVLink, InfiniBand verbs)
+are not seen.
 """
 
 from __future__ import annotations

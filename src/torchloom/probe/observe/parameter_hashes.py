@@ -83,7 +83,7 @@ class ParameterHashes:
         if self._coming:
             self._take_arrived()
         if completed % self._every == 0:
-            # In CPU time: on a busy host a look that had to wait for a core would be called dear, and hardly
+            # In CPU time: on a busy host a look that had to wait for a core would seem expensive, and hardly
             # any be made. What is queued for a device is short, and may wait for it.
             spent_ns = time.thread_time_ns if self._on_cpu else time.monotonic_ns
             began_ns = spent_ns()
@@ -158,7 +158,7 @@ class ParameterHashes:
         told = repr([(tuple(p.shape), str(p.dtype)) for p in ordinary])
         self._table = zlib.crc32(told.encode())
 
-    # -- telling --------------------------------------------------------------------------------
+    # -- reporting ------------------------------------------------------------------------------
     def _take_arrived(self) -> None:
         while self._coming and self._coming[0][3].query():
             step, chosen, host, _ = self._coming.pop(0)

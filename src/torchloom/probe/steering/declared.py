@@ -99,7 +99,7 @@ def handler(
         def set_dropout(p: float = 0.1) -> None: ...
 
     Its one argument's annotation is the setting's type. The present value is the argument's default, or
-    `value=`, which may be a function that tells it. It is called on all ranks before one and the same step;
+    `value=`, which may be a function that returns it. It is called on all ranks before one and the same step;
     if it raises on any rank it is called again on all, with the old value.
     """
 

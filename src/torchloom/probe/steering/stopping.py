@@ -29,7 +29,7 @@ class StopAtBoundary(SystemExit):
 
 
 class Lost(SystemExit):
-    """Ends the script with status 1: going on could make this rank differ from the others."""
+    """Ends the script with status 1: continuing could make this rank differ from the others."""
 
     def __init__(self, why: str) -> None:
         self.why = why
