@@ -264,7 +264,7 @@ class MemoryBus:
         self._answers[inbox] = answer
         try:
             if self._route(Message(subject, data, inbox)) == 0:
-                raise NoResponder(f"nobody listens on {subject}")
+                raise NoResponder(f"no subscriber on {subject}")
             async with asyncio.timeout(timeout_s):
                 return await answer
         except TimeoutError:

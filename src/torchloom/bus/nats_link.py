@@ -349,7 +349,7 @@ class Link:
                     return denied.result()
                 raise BusUnavailable(f"the connection to NATS was lost during a request on {subject}")
             except nats.errors.NoRespondersError:
-                raise NoResponder(f"nobody listens on {subject}") from None
+                raise NoResponder(f"no subscriber on {subject}") from None
             except nats.errors.TimeoutError:
                 raise TimedOut(f"no answer on {subject} within {timeout_s:g} s") from None
             except (nats.errors.Error, OSError) as error:

@@ -231,7 +231,7 @@ class Session:
         if first:
             where = self._store_values.where.encode("ascii", "backslashreplace").decode()
             what = f"ignored a value in the job's store that no rank of this job wrote ({where})"
-            why = "somebody else writes into the store on this job's port, see docs/security.md"
+            why = "another process writes into the store on this job's port, see docs/security.md"
             print(f"torchloom: {what}: {why}", file=sys.stderr, flush=True)
 
     def _declared(self) -> None:
@@ -254,7 +254,7 @@ class Session:
         self._metrics.log(metrics, self.steps.completed, time.monotonic_ns())
 
     def _tell_step(self, number: Any, total: Any) -> None:
-        # loom.Checkpoint counts whole steps, also after a rollback: a second count by the script only confuses.
+        # loom.Checkpoint counts whole steps, also after a rollback: a second count would only confuse.
         if int(number) >= 0 and not self._counted_by_checkpoint:
             self._count_training_step(int(number))
         if total is not None and int(total) >= 0:

@@ -100,7 +100,7 @@ def _check_exit(ended: ChildExit) -> None:
     if not all(number is None or (isinstance(number, int) and 0 <= number < 2**31) for number in optional):
         raise ValueError("an exit without a status")
     if not all(text is None or isinstance(text, str) for text in (ended.kind, ended.box, ended.job)):
-        raise ValueError("an exit of nobody")
+        raise ValueError("an exit without a process")
 
 
 def _request(number: int, do: str, fields: Mapping[str, Any]) -> bytes:

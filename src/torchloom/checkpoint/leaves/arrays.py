@@ -57,7 +57,7 @@ def order_of(shape: Sequence[int], strides: Sequence[int]) -> list[int] | None:
 def inverse(order: Sequence[int], dimensions: int) -> list[int]:
     """The permutation that undoes one. Raises ValueError for what is none."""
     if sorted(order) != list(range(dimensions)):
-        raise ValueError("an order of dimensions makes no sense")
+        raise ValueError("the order of dimensions is not valid")
     return [list(order).index(n) for n in range(dimensions)]
 
 
@@ -137,7 +137,7 @@ def _dtype(described: Any) -> Any:
     else:
         dtype = np.dtype({**described, "formats": [_dtype(each) for each in described["formats"]]})
     if dtype.hasobject:
-        raise ValueError("an array of objects makes no sense here")
+        raise ValueError("an array of objects is not valid here")
     return dtype
 
 

@@ -58,7 +58,7 @@ class Runs:
             view = torch.empty(0, dtype=dtype)
             return view.set_(storage, start // dtype.itemsize, record["shape"], strides)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise CheckpointDamaged(f"shared memory of {record.get('path')} makes no sense") from error
+            raise CheckpointDamaged(f"shared memory of {record.get('path')} is not valid") from error
 
     def _size(self, run: int) -> int:
         size, saved = 0, 0

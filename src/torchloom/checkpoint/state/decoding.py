@@ -43,7 +43,7 @@ class Decoder:
             RuntimeError,  # torch's own, and too deep a tree
             struct.error,
         ) as error:
-            problem = f"the state of {told(path)} makes no sense ({type(error).__name__})"
+            problem = f"the state of {told(path)} is not valid ({type(error).__name__})"
             raise CheckpointDamaged(problem) from error
 
     def _decode(self, value: Any, path: Path, leaf: Leaf) -> Any:

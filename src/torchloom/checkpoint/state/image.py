@@ -87,9 +87,9 @@ def index_size(head: bytes, size: int) -> int:
     try:
         magic, length, _ = _HEAD.unpack(head)
     except struct.error as error:
-        raise CheckpointDamaged(f"an image makes no sense ({error})") from error
+        raise CheckpointDamaged(f"the image is not valid ({error})") from error
     if magic != MAGIC or length > min(_INDEX_LIMIT, size - FIRST):
-        raise CheckpointDamaged("an image makes no sense (it does not begin as an image does)")
+        raise CheckpointDamaged("the image is not valid (its first bytes are not those of an image)")
     return FIRST + int(length)
 
 
@@ -108,7 +108,7 @@ def read_index(head: bytes, size: int) -> ImageIndex:
             if at < 0 or at % ALIGN or (length and index.first + at + length > size):
                 raise ValueError(f"{record['path']} lies outside")
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise CheckpointDamaged(f"an image makes no sense ({error})") from error
+        raise CheckpointDamaged(f"the image is not valid ({error})") from error
     return index
 
 
@@ -174,7 +174,7 @@ def _numel(shape: list[int]) -> int:
     count = 1
     for length in shape:
         if not isinstance(length, int) or length < 0:
-            raise ValueError("a shape makes no sense")
+            raise ValueError("the shape is not valid")
         count *= length
     return count
 

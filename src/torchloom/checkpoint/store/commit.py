@@ -103,7 +103,7 @@ class Target:
     def __post_init__(self) -> None:
         check_job(self.job)
         if self.world < 1 or self.attempt < 0 or min(self.name) < 0:
-            raise UsageError(f"{self} makes no sense: counts begin at 0, a world has at least one rank")
+            raise UsageError(f"{self} is not valid: counts begin at 0, a world has at least one rank")
 
 
 class PartWriter:

@@ -184,7 +184,7 @@ def check_fence(generations: Generations, job: str, generation: int) -> None:
     """Raises CheckpointFenced if a newer generation has begun."""
     if generations.newest > generation:
         raise CheckpointFenced(
-            f"generation {generation} of {job} may not save any more, because "
+            f"generation {generation} of {job} may no longer save, because "
             f"generation {generations.newest} has begun"
         )
 

@@ -156,7 +156,7 @@ def decode_manifest(data: bytes, job: str, name: CheckpointName) -> Manifest:
         if (manifest.job, manifest.name) != (job, name):
             raise ValueError(f"it is that of {manifest.job}/{manifest.name}")
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise CheckpointDamaged(f"{what} makes no sense ({error})") from error
+        raise CheckpointDamaged(f"{what} is not valid ({error})") from error
     return manifest
 
 
@@ -174,7 +174,7 @@ def decode_part(data: bytes, what: str) -> RankPart:
         counts = _count(body["attempt"]), _count(body["rank"])
         return RankPart(name, *counts, _files(body["files"]), _text(body.get("series", "")))
     except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointDamaged(f"{what} makes no sense ({error})") from error
+        raise CheckpointDamaged(f"{what} is not valid ({error})") from error
 
 
 def _files(entries: Sequence[Mapping[str, Any]]) -> tuple[FileEntry, ...]:

@@ -100,7 +100,7 @@ def begin_run(storage: Storage, job: str, run: str, number: int, known: Generati
         if not _is_own(storage, job, run, known.newest):
             raise _refusal(job, run, known.newest)
         raise CheckpointFenced(
-            f"generation {number} of {job} may not save any more, because generation {known.newest} has begun"
+            f"generation {number} of {job} may no longer save, because generation {known.newest} has begun"
         )
     if number not in numbers:
         _create_up_to(storage, job, run, number, numbers)

@@ -72,7 +72,7 @@ def receive_from(connection: socket.socket, until_ns: int) -> None:
         if length == _OVER:
             return
         if length > LARGE:
-            raise ConnectionError("more was announced than anybody of ours sends")
+            raise ConnectionError("the peer announced more bytes than a rank sends")
         _receive_into(connection, into[:length], until_ns)
         _send(connection, _ACK, until_ns)
 

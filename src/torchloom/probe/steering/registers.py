@@ -61,7 +61,7 @@ class Registers:
                 if text is not None:
                     return text
                 found = client.compare_set(key, found, packed)
-            raise StoreSilent("somebody else keeps writing into the job's store")
+            raise StoreSilent("another process keeps writing into the job's store")
 
         held = str(self._ask(ask, until_ns))
         self._keep({key: held})
