@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Reading:
+class FleetReading:
     jobs: list[JobSummary] = field(default_factory=list)
     incidents: list[IncidentView] = field(default_factory=list)
     ranks: RanksNow | None = None
@@ -21,7 +21,7 @@ class Reading:
     """Why there is no reading; what was read before stays on the screen, marked as old."""
 
 
-def read(client: Client, job: str, every: bool) -> Reading:
+def read(client: Client, job: str, every: bool) -> FleetReading:
     """Never raises: a service that does not answer is a state to show."""
     try:
         jobs = client.all_jobs(active=None if every else True, sort="-submitted")
@@ -32,7 +32,7 @@ def read(client: Client, job: str, every: bool) -> Reading:
                 ranks = client.ranks(job)
             except NotFound:
                 ranks = None
-        return Reading(jobs, incidents, ranks)
+        return FleetReading(jobs, incidents, ranks)
     except LoomError as error:
         client.close()
-        return Reading(failed=error.message)
+        return FleetReading(failed=error.message)

@@ -13,7 +13,7 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Static
 
-from torchloom.cli.top.readings import Reading, read
+from torchloom.cli.top.readings import FleetReading, read
 from torchloom.cli.top.rows import (
     INCIDENT_COLUMNS,
     JOB_COLUMNS,
@@ -94,7 +94,7 @@ class Top(App[None]):
         super().__init__()
         self._reader, self._actor = Client(endpoint), Client(endpoint)
         self._every_s, self._read_only = every_s, read_only
-        self._reading, self._as_of_s = Reading(), 0.0
+        self._reading, self._as_of_s = FleetReading(), 0.0
         self._sort, self._rank_sort, self._wanted = "newest", "rank", ""
         self._ended_too, self._shown_job = False, ""
 
@@ -129,7 +129,7 @@ class Top(App[None]):
                 return
             time.sleep(self._every_s)
 
-    def _show(self, found: Reading) -> None:
+    def _show(self, found: FleetReading) -> None:
         if not found.failed:
             self._reading, self._as_of_s = found, time.time()
         now = self._reading

@@ -3,6 +3,7 @@
 steps, data_wait, phases                  progress of the loop; joining: process groups being made
 metrics, hyperparameters, values          numbers, as JSON that any reader accepts
 recorder, fallback_recorder, operators    collectives: native, or in Python; what is known of each operator
+batches                                   where a batch of operations begins and ends, for the recorder
 import_report                             what the script imported, for the next start of it
 parameter_hashes, device, from_device     replicas that should be equal; the device, and its numbers
 """
