@@ -16,7 +16,7 @@ for version in ${PYTHONS:-3.12 3.13 3.14}; do
   venv=.venv-$version
   [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
   "$venv/bin/python" -m pip install -q --disable-pip-version-check -c constraints.txt -e . \
-    pytest pytest-timeout pytest-xdist hypothesis numpy prometheus-client
+    pytest pytest-timeout pytest-xdist hypothesis numpy prometheus-client ruff
   "$venv/bin/loom" --help >/dev/null
   "$venv/bin/python" -m pytest -q -n 2 -p no:cacheprovider $TESTS
   echo "Python $version: passed"

@@ -3,7 +3,7 @@
 training_loop  one training loop under torchloom: steps, metrics, saves, and what somebody asks of it
 resume         the checkpoint to resume from, if the job asks for that
 transformers   Hugging Face Trainer          lightning    Lightning (both package names)
-accelerate     a loop written with Accelerator    torchtitan   its metrics and its checkpoints
+accelerate     a loop written with Accelerator
 
 No line of a script changes: under torchloom each switches itself on when the script imports the framework
 (probe/frameworks.py; Lightning by its entry point). To add one by hand, use `LoomCallback` of its module.

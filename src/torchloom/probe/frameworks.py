@@ -18,8 +18,6 @@ ARRIVALS = {
     "lightning.pytorch.trainer.trainer": "torchloom.integrations.lightning",
     "pytorch_lightning.trainer.trainer": "torchloom.integrations.lightning",
     "accelerate.accelerator": "torchloom.integrations.accelerate",
-    "torchtitan.components.metrics": "torchloom.integrations.torchtitan",
-    "torchtitan.components.checkpoint": "torchloom.integrations.torchtitan",
 }
 OFF = "LOOM_INTEGRATIONS"
 

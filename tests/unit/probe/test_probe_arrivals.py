@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import ModuleType
 
 import pytest
 
+from torchloom.probe import frameworks
 from torchloom.probe.guard import Guard
 from torchloom.probe.import_watch import Arrivals
 
@@ -67,3 +69,8 @@ def test_a_module_that_does_not_exist_is_missed_as_ever(arrivals: Arrivals) -> N
 def test_a_failing_callback_does_not_break_the_import(arrivals: Arrivals) -> None:
     arrivals.expect("loom_late", lambda module: 1 / 0)
     assert importlib.import_module("loom_late").VALUE == 1
+
+
+def test_every_integration_that_is_waited_for_exists() -> None:
+    for integration in frameworks.ARRIVALS.values():
+        assert importlib.util.find_spec(integration) is not None, integration
