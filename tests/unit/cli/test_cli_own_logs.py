@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -55,3 +57,16 @@ def test_a_unit_names_home_and_port_and_leaves_workers_alone() -> None:
     assert 'Environment="LOOM_HOME=/home/ann/a \\"b\\" 100%%"' in text
     assert "up --foreground --port 8711" in text and "KillMode=process" in text
     assert "--port" not in unit(Path("/h"), None)
+
+
+def test_systemd_itself_accepts_the_unit(tmp_path: Path) -> None:
+    verify = shutil.which("systemd-analyze")
+    if verify is None:
+        pytest.skip("UNIT NOT VERIFIED: there is no systemd-analyze")
+    text = unit(Path('/home/ann/a "b" 100%'), 8711, 5000)
+    assert "up --foreground --port 8711 --keep-history 5000" in text
+    (tmp_path / "torchloom.service").write_text(text)
+    command = [verify, "--user", "verify", tmp_path / "torchloom.service"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    ours = [line for line in done.stderr.splitlines() if "torchloom.service" in line]
+    assert not ours, done.stderr
