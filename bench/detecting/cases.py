@@ -110,7 +110,7 @@ CASES = {
         _odd("late-init", "no-progress", horizon_s=60),
         _odd("leaves", "crash"),
         _odd("max", "divergence", names_from=3),
-        _odd("root", "divergence", names_from=3),
+        _odd("root", "divergence", "desync", names_from=3),
         _odd("loader", "hang"),
         _odd("tenth", "compute-slow", horizon_s=60),
         # What another process ends after 30 s, or what is at work: told, and never restarted.

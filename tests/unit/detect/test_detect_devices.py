@@ -176,3 +176,11 @@ def test_a_rank_whose_device_failed_after_its_part_of_the_collective_is_named() 
     well = replace(lost, accelerator=DeviceFacts("idle", 0, ""))
     (found,) = hangs([*(window(r, entered=10, finished=9) for r in range(3)), well], PACE, LIMITS)
     assert found.kind == "communication-hang" and found.ranks == ()
+
+
+def test_a_rank_stopped_at_an_earlier_collective_is_reported_once() -> None:
+    """Its host had enqueued more, but its device stands at an earlier one than the others' devices."""
+    stopped = window(3, entered=12, finished=7, process=ProcessFacts(state="T"))
+    (found,) = hangs([*(window(r, entered=12, finished=9) for r in range(3)), stopped], PACE, LIMITS)
+    assert found.ranks == (3,) and found.certain and found.waiting == (0, 1, 2)
+    assert "has been in all_reduce #8" in found.sentence and "left" not in found.sentence

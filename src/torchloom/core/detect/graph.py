@@ -78,18 +78,38 @@ def blocking(window: RankWindow) -> Collective | None:
     return window.waits()
 
 
-def past(wait: CollectiveWait, by_rank: Mapping[int, RankWindow]) -> list[RankWindow]:
+def past(wait: CollectiveWait, graph: Graph, by_rank: Mapping[int, RankWindow]) -> list[RankWindow]:
     """Members that have left the operation others are still in: a rank may be done with its part of it before
     the last of what it sends has gone out."""
-    at = wait.collective
+    at, behind = wait.collective, {w.rank for w in before(wait, graph, by_rank)}
     found = []
     for window in by_rank.values():
-        if window.dead or window.rank in wait.ranks or window.rank in wait.absent:
+        if window.dead or window.rank in (*wait.ranks, *wait.absent) or window.rank in behind:
             continue
         place = next((g for g in window.groups if g.name == at.group), None)
         if place is not None and (at.op not in PAIRWISE or place.rank == at.peer):
             found.append(window)
     return found
+
+
+def before(wait: CollectiveWait, graph: Graph, by_rank: Mapping[int, RankWindow]) -> list[RankWindow]:
+    """Members that have enqueued the operation but stand at an earlier one of the same group."""
+    at = wait.collective
+    if at.op in PAIRWISE:
+        return []
+    return [by_rank[r] for r, key in graph.at.items() if _of_group(key, at) and key[1] < at.group_seq]
+
+
+def behind_it(wait: CollectiveWait, graph: Graph) -> set[int]:
+    """Ranks that stand at a later operation of the same group: this one holds them up as well."""
+    at = wait.collective
+    if at.op in PAIRWISE:
+        return set()
+    return {r for r, key in graph.at.items() if _of_group(key, at) and key[1] > at.group_seq}
+
+
+def _of_group(key: Key, at: Collective) -> bool:
+    return key[0] == at.group and key[2] == -1
 
 
 def held_up_by(graph: Graph, ranks: Iterable[int]) -> tuple[int, ...]:

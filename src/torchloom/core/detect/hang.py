@@ -231,7 +231,9 @@ def _stalls(
         if wait.absent:
             continue
         inside = [by_rank[r] for r in wait.ranks]
-        past = graphs.past(wait, by_rank)
+        if any(w.process.state in ("T", "t") for w in graphs.before(wait, graph, by_rank)):
+            continue  # a rank that is stopped at an earlier operation explains it
+        past = graphs.past(wait, graph, by_rank)
         held = [w for w in (*inside, *past) if w.process.state in ("T", "t")]
         if held:
             held_inside += _held_inside(held, wait, graph, pace, limits)
@@ -282,7 +284,8 @@ def _held_inside(
     sure = [w for w in held if ended(w)]
     held = sure or held
     ranks = {w.rank for w in held}
-    waiting = tuple(sorted({*wait.ranks, *graphs.held_up_by(graph, ranks)} - ranks))
+    held_up = {*wait.ranks, *graphs.behind_it(wait, graph), *graphs.held_up_by(graph, ranks)}
+    waiting = tuple(sorted(held_up - ranks))
     did = f"{'has' if len(held) == 1 else 'have'} been in"
     if not ranks & set(wait.ranks):
         did = f"{'has' if len(held) == 1 else 'have'} left"
