@@ -3,7 +3,7 @@
     python bench/restart.py [--runs 10] [--json]
 
 Every run is a job of its own: start, at least 30 steps, SIGKILL of rank 1, wait for the first step of a new
-process (at most 60 s; a run that does not come back is counted, not timed), end. Also with a script that
+process (at most 180 s; a run that does not come back is counted, not timed), end. Also with a script that
 imports for 2 s by itself, with and without --preload; and with Hugging Face's Trainer and Lightning, whose
 imports torchloom learns from the first run of the job (the kill comes when that is done).
 """
@@ -23,13 +23,13 @@ from pathlib import Path
 from support.launchers import BIN, Notes, loom_command, loom_up, torchrun, torchrun_command, wait_for
 from support.table import emit, progress, spread
 
-GIVE_UP_S = 60.0
+GIVE_UP_S = 180.0
 FRAMEWORKS = "framework_steps.py"
 
 
 def kill_and_time(notes: Notes) -> float | None:
     """Kill rank 1 once the job steps; seconds to the first step of a new process, None if it never came."""
-    if not wait_for(lambda: notes.most_steps() >= 30, 120):
+    if not wait_for(lambda: notes.most_steps() >= 30, 300):
         return None
     (victim,) = notes.pids(rank=1)
     before = {pid for pid, *_ in notes.steps()}
