@@ -4,6 +4,9 @@ A checkpoint store that cannot be reached when a generation wants to restore cos
 for it. No rank is to blame and no restart can succeed before the store answers, so the tries are not counted
 as fruitless, and there is one incident for all of them. Only a job whose store has once been reached waits;
 before that, the address is more likely wrong than the store away, and the budget applies.
+
+Two submissions of one name and directory are two runs, and only the later one may use the states there
+(checkpoint/store/runs.py). No restart of the earlier one can resume or save, so it ends, whatever its budget.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from torchloom.model.incidents import ExitReport, Incident, Verdict
 from torchloom.model.job import RestartLimits
 
 STORE_AWAY = "checkpoint-store-away"
+TAKEN_OVER = "taken-over"
 
 
 def backoff_s(limits: RestartLimits, fruitless: int, chance: float) -> float:
@@ -105,3 +109,14 @@ def store_verdict(report: ExitReport) -> str:
     said = report.end.message.strip().splitlines() if report.end is not None else []
     why = f": {said[0][:300]}" if said else ""
     return f"the checkpoint store is unreachable{why}"
+
+
+def plan_end(job: Job, incident: Incident, report: ExitReport) -> RestartPlan | None:
+    """The plan once an exit has shown it, whatever the incident was thought to be; None if none has."""
+    if incident.kind != TAKEN_OVER:
+        if report.end is None or not report.end.taken_over:
+            return None
+        said = report.end.message.strip().splitlines()
+        cause = said[0] if said else f"another run of {job.id} has taken over its checkpoint store"
+        incident.kind, incident.culprit, incident.judged = TAKEN_OVER, None, Verdict(cause=cause)
+    return RestartPlan(False, 0.0, "no restart of this run can resume or save there")

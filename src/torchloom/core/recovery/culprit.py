@@ -14,7 +14,7 @@ import msgspec
 from torchloom.core.detect.desync import desync
 from torchloom.core.detect.thresholds import Pace, StuckLimits
 from torchloom.core.detect.window import Collective, RankWindow
-from torchloom.core.recovery import budget, taken_over
+from torchloom.core.recovery import budget
 from torchloom.core.recovery.incidents import followed
 from torchloom.model.findings import Finding
 from torchloom.model.fleet import Worker
@@ -35,7 +35,7 @@ def charge(incident: Incident, report: ExitReport, withheld: Sequence[str] = ())
     if report.after_stop or report.exit.source == "operator" or (report.exit.ok and chief is None):
         incident.exits.append(report)
         return False
-    nobody = incident.kind in ("store-lost", "node-lost", budget.STORE_AWAY, taken_over.KIND)
+    nobody = incident.kind in ("store-lost", "node-lost", budget.STORE_AWAY, budget.TAKEN_OVER)
     if nobody or (incident.finding is not None and incident.kind != "crash"):
         incident.exits.append(msgspec.structs.replace(report, secondary=True))
         return False

@@ -7,8 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from torchloom.core.lifecycle import move_job, move_worker
-from torchloom.core.recovery import budget, taken_over
-from torchloom.core.recovery.budget import made_progress, plan_restart
+from torchloom.core.recovery import budget
 from torchloom.core.recovery.culprit import (
     charge,
     complete,
@@ -173,8 +172,8 @@ def _end_of_what_was_stuck(turn: Turn, job: Job, incident: Incident, report: Exi
         add_exit(turn, job, incident, report)
         incident.judged = replace(incident.judged, before=sentence)
     else:
-        progress = made_progress(job.spec.restarts, report.steps, report.ran_s)
-        job.plan = plan_restart(job, incident.culprit, progress, turn.chance)
+        progress = budget.made_progress(job.spec.restarts, report.steps, report.ran_s)
+        job.plan = budget.plan_restart(job, incident.culprit, progress, turn.chance)
         add_exit(turn, job, incident, report)
         incident.judged = Verdict(cause=sentence, then=verdict(report))
     incident.timeline.fault_ns = fault_ns
@@ -183,7 +182,7 @@ def _end_of_what_was_stuck(turn: Turn, job: Job, incident: Incident, report: Exi
 def rendezvous_lost_at_start(turn: Turn, job: Job, verdict: str) -> None:
     """Workers that may exist already cannot meet any more: end them, without blaming one."""
     incident = open_incident(turn, job, "store-lost", verdict, turn.now_ns)
-    job.plan = plan_restart(job, None, False, turn.chance)
+    job.plan = budget.plan_restart(job, None, False, turn.chance)
     end_generation(turn, job, incident, "its ranks cannot meet without their store")
 
 
@@ -251,8 +250,7 @@ def add_exit(turn: Turn, job: Job, incident: Incident, report: ExitReport) -> No
     """Record one more exit, and decide again if it shows another culprit or progress unknown so far."""
     if incident.kind == budget.STORE_AWAY and incident.generation != job.generation:
         return  # one more try that the store did not answer
-    over = taken_over.plan_end(job, incident, report)
-    if over is not None:
+    if (over := budget.plan_end(job, incident, report)) is not None:
         job.plan = over
         charge(incident, report)
         _say_plan(job, incident, over)
@@ -268,7 +266,7 @@ def add_exit(turn: Turn, job: Job, incident: Incident, report: ExitReport) -> No
     changed = tell_disagreement(incident) or changed
     limits = job.spec.restarts
     progress = job.plan.progress if job.plan is not None else False
-    if not progress and made_progress(limits, report.steps, report.ran_s):
+    if not progress and budget.made_progress(limits, report.steps, report.ran_s):
         progress = changed = True
     if changed:
         job.plan = plan_if_it_can_succeed(turn.fleet, job, incident, progress, turn.chance)
