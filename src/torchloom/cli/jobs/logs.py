@@ -96,7 +96,7 @@ def _follow(
     from torchloom.client import NotAnswering
 
     screen = Screen(live=False)
-    place, away = "", False
+    place, away, ended = "", False, False
     while True:
         try:
             for kind, id, body in client.log_stream(
@@ -109,10 +109,8 @@ def _follow(
                     _show(screen, body["rank"], body["text"], body["lost_bytes"])
                     screen.flush()
                 if kind == "end":
-                    if not as_json:
-                        _say_gaps(client, job, rank, screen)
-                        screen.flush()
-                    return
+                    ended = True
+                    break
         except NotAnswering as error:
             if not place and not away:
                 raise
@@ -120,7 +118,12 @@ def _follow(
                 screen.say(f"{error.message}; waiting for it")
             away = True
         client.close()
+        if ended:
+            break
         time.sleep(0.5)
+    if not as_json:
+        _say_gaps(client, job, rank, screen)
+        screen.flush()
 
 
 def _show(screen: Screen, rank: int, text: str, lost_bytes: int) -> None:
