@@ -27,7 +27,7 @@ def loom() -> Iterator[LoomHome]:
 
 @pytest.fixture(scope="module")
 def job(loom: LoomHome) -> str:
-    return loom.sleeper("--nproc-per-node", "2", name="api-sleeper")
+    return loom.sleeper("--nproc-per-node", "2", "--env", "SECRET_OF_MINE", name="api-sleeper")
 
 
 def api(loom: LoomHome) -> Client:
