@@ -31,7 +31,10 @@ PROGRAMS = {
     "python": "many,matrix,forks,failure,ddp,fsdp",
 }
 LIMIT_S = 300
-pytestmark = pytest.mark.timeout(LIMIT_S + 60)
+BARE_S = 120
+"""For ranks without anything of ours. Once gloo itself left one of them in a barrier that the other had
+passed (torch 2.13): they are the measure and not what is tested, so they may try a second time."""
+pytestmark = pytest.mark.timeout(LIMIT_S + 2 * BARE_S + 60)
 
 
 class Run:
@@ -50,24 +53,31 @@ def run(ranks: Forked, tmp_path_factory: pytest.TempPathFactory) -> Any:
     def once(kind: str) -> Run:
         if kind == "native" and native.build().library is None:
             pytest.skip("no compiler here: there is no native recorder to test")
-        return _run(ranks, kind, tmp_path_factory.mktemp(kind))
+        if kind == "off":
+            with contextlib.suppress(Hung):
+                return _run(ranks, kind, tmp_path_factory.mktemp(kind), BARE_S)
+        return _run(ranks, kind, tmp_path_factory.mktemp(kind), LIMIT_S)
 
     return once
 
 
-def _run(forked: Forked, kind: str, directory: Path) -> Run:
+class Hung(AssertionError):
+    """The ranks did not end in time."""
+
+
+def _run(forked: Forked, kind: str, directory: Path, limit_s: float) -> Run:
     (directory / "looks").touch()
     ranks = forked.start(
         RANK, [[PROGRAMS[kind], kind, str(rank), "2", str(directory)] for rank in range(2)], directory
     )
     watched: dict[int, set[tuple[Any, ...]]] = {}
-    if not _watch(directory / "box0", ranks, watched):
+    if not _watch(directory / "box0", ranks, watched, limit_s):
         stacks = "\n".join(map(_stack, ranks.pids))
         for pid in ranks.pids:
             os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(AssertionError):
             ranks.printed()  # else the next run would take this answer for its own
-        pytest.fail(f"the ranks of {kind} hang:\n{stacks}")
+        raise Hung(f"the ranks of {kind} hang:\n{stacks}")
     ranks.printed()
     return Run([json.loads((directory / f"out{r}.json").read_text()) for r in range(2)], watched)
 
@@ -77,10 +87,10 @@ def _stack(pid: int) -> str:
     return subprocess.run(dump, capture_output=True, text=True, timeout=120, check=False).stdout
 
 
-def _watch(path: Path, ranks: Ranks, seen: dict[int, set[tuple[Any, ...]]]) -> bool:
+def _watch(path: Path, ranks: Ranks, seen: dict[int, set[tuple[Any, ...]]], limit_s: float) -> bool:
     """Read the newest records of a black box as an agent would, as long as the ranks run. Did they end?"""
     view: bb.View | None = None
-    deadline = time.monotonic() + LIMIT_S
+    deadline = time.monotonic() + limit_s
     while not (over := ranks.over()) and time.monotonic() < deadline:
         if view is None:
             if path.exists() and path.stat().st_size == bb.SIZE:
