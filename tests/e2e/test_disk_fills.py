@@ -64,8 +64,7 @@ def test_training_goes_on_and_control_recovers_by_itself(disk: Path, tmp_path: P
         job = stack.submit("talks.py", str(notes), str(end))
         wait_until(lambda: steps(0) > 5 and steps(1) > 5, "it trains")
         stack.steer("set", job, "lr=0.05")
-        acknowledged = stack.status(job)["config_version"]
-        assert acknowledged >= 1
+        acknowledged = wait_until(lambda: stack.status(job)["config_version"], "the ranks' pulses say so")
 
         began = 0.0
 
@@ -120,10 +119,17 @@ def test_training_goes_on_and_control_recovers_by_itself(disk: Path, tmp_path: P
         wait_until(is_over, "the incident ends by itself")
         over = of_control(stack)[-1]
         assert over["id"] == lasting["id"] and "recovered by itself after" in over["resolution"]
-        with stack.client() as client:
-            health = client.health()
-        assert health["status"] == "ok" and not health["troubles"]
-        assert stack.status(job)["config_version"] >= acknowledged, "what was acknowledged is still there"
+
+        def is_well() -> bool:
+            with stack.client() as client:
+                health = client.health()
+            return health["status"] == "ok" and not health["troubles"]
+
+        wait_until(is_well, "nothing is wrong any more")
+        wait_until(
+            lambda: stack.status(job)["config_version"] >= acknowledged,
+            "what was acknowledged is still there",
+        )
         names = {one["id"] for one in stack.json("ps")}
         assert set(submitted) <= names
 

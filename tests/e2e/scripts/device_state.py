@@ -24,7 +24,7 @@ torch.manual_seed(1)
 generator = torch.loomsim.default_generators[0].manual_seed(7 + rank)
 model = DistributedDataParallel(torch.nn.Linear(8, 8).to("loomsim"))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-ckpt = loom.Checkpoint(model=model, optimizer=optimizer, every=1000, dir=store)
+ckpt = loom.Checkpoint(model=model, optimizer=optimizer, every=1000, dir=store, memory=False)
 step = ckpt.restore()
 with open(notes_path, "a", buffering=1) as notes:
     while True:
