@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 
@@ -26,7 +27,10 @@ class Sent:
 
 class Exporter:
     def __init__(self, endpoint: str) -> None:
+        # The library logs every try with a traceback's length; `Sent.failed` is one sentence.
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         base = endpoint.rstrip("/")
+        self._base = base
         self._spans = OTLPSpanExporter(f"{base}/v1/traces", timeout=WITHIN_S)
         self._metrics = OTLPMetricExporter(f"{base}/v1/metrics", timeout=WITHIN_S)
         self._since_ns = time.time_ns()
@@ -47,10 +51,10 @@ class Exporter:
                     ids.append(id)
         for first in range(0, len(found), SPANS_AT_ONCE):
             if self._spans.export(found[first : first + SPANS_AT_ONCE]) is not SpanExportResult.SUCCESS:
-                return Sent(0, 0, "The collector took no spans")
+                return Sent(0, 0, f"The collector at {self._base} accepted no spans")
         self._done |= set(ids)
         data = metrics_data(client.metrics(), time.time_ns(), self._since_ns)
         points = sum(len(one.data.data_points) for one in data.resource_metrics[0].scope_metrics[0].metrics)
         if self._metrics.export(data) is not MetricExportResult.SUCCESS:
-            return Sent(len(found), 0, "The collector took no metrics")
+            return Sent(len(found), 0, f"The collector at {self._base} accepted no metrics")
         return Sent(len(found), points)

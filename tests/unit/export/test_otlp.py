@@ -145,3 +145,12 @@ def test_the_text_is_read_line_by_line() -> None:
         ("loom_steps_total", 12.0, True),
         ("loom_goodput", 0.5, False),
     ]
+
+
+def test_a_collector_that_is_away_is_one_sentence(
+    collector: Collector, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    collector.answer = 400
+    sent = Exporter(collector.url).export(Api())  # type: ignore[arg-type]
+    assert sent.failed == f"The collector at {collector.url} accepted no spans"
+    assert capfd.readouterr() == ("", "") and not caplog.records

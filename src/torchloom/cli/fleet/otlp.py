@@ -20,11 +20,12 @@ def command(
     once: Annotated[bool, typer.Option("--once", help="Export what is there now, and end.")] = False,
 ) -> None:
     """Export incidents and operations as traces, and metrics, over OTLP (extra `otel`)."""
+    import sys
     import time
 
     from torchloom.client import NotAnswering, Unavailable
     from torchloom.durations import parse_span
-    from torchloom.errors import UsageError
+    from torchloom.errors import TimedOut, UsageError
 
     try:
         from torchloom.export.otlp import Exporter
@@ -37,7 +38,7 @@ def command(
     while True:
         try:
             sent = exporter.export(client)
-            if once:
+            if once and not sent.failed:
                 print(f"{sent.spans} spans and {sent.points} values exported")
             failed = sent.failed
         except (NotAnswering, Unavailable) as error:
@@ -45,8 +46,10 @@ def command(
                 raise
             failed = error.message
             client.close()
-        if failed:
-            print(f"loom: {failed}; the next try is in {every_s:g} s", flush=True)
+        if once and failed:
+            raise TimedOut(f"{failed}.")
         if once:
-            raise typer.Exit(1 if failed else 0)
+            return
+        if failed:
+            print(f"loom: {failed}; the next try is in {every_s:g} s", file=sys.stderr, flush=True)
         time.sleep(every_s)
