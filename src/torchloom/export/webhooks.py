@@ -53,6 +53,8 @@ def read_webhooks(path: Path) -> list[Webhook]:
     try:
         found = os.stat(path)
         text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UsageError(f"There is no {path}", hint="docs/export.md shows how to write it") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read ({error}).") from error
     if found.st_uid not in (os.geteuid(), 0) or stat.S_IMODE(found.st_mode) & 0o077:
