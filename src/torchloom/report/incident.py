@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torchloom.report.markup import Html, joined, moment, page, safe, span, table, tag
 
 if TYPE_CHECKING:
-    from torchloom.client.schema import IncidentDetail, IncidentView
+    from torchloom.client.schema import FindingView, IncidentDetail, IncidentView
 
 _MOMENTS = (
     ("fault_ns", "fault"),
@@ -37,7 +37,7 @@ def section(found: IncidentDetail, level: int = 3) -> Html:
             tag("p", found["verdict"], kind="verdict"),
             tag("p", _state(found), " · ", _cost(found)),
             tag("p", "Decision: ", found["decision"] or "none"),
-            *([tag("p", "Confidence: ", _confidence(finding))] if finding is not None else []),
+            *([tag("p", "Confidence: ", confidence(finding))] if finding is not None else []),
             timeline(found),
             *(rank(one, one["rank"] in blamed, level + 1) for one in evidence),
             *(_exit(one, level + 1) for one in found["exits"]),
@@ -105,6 +105,7 @@ def _cost(found: IncidentView | IncidentDetail) -> str:
     return f"{lost}, recovered in {span(found['recovery_s'])}" if found["recovery_s"] is not None else lost
 
 
-def _confidence(finding: Any) -> str:
+def confidence(finding: FindingView) -> str:
+    """How sure it is, and why."""
     sure = "certain" if finding["certain"] else f"{finding['confidence']:.0%}"
     return f"{sure}: {finding['certainty']}" if finding["certainty"] else sure

@@ -10,7 +10,7 @@ import typer
 from torchloom.cli.options import JsonOption, api
 
 if TYPE_CHECKING:
-    from torchloom.client.schema import ExitView, FindingView, RankEvidenceView, TimelineView
+    from torchloom.client.schema import ExitView, RankEvidenceView, TimelineView
 
 EXAMPLES = (
     ("loom incident train-3f9a.1", "verdict, decision, timeline, stacks, tracebacks"),
@@ -32,11 +32,10 @@ def command(
     """Show an incident: verdict, decision, timeline, what each rank was doing, exits, last output."""
     from torchloom.cli.fleet.probe import show as show_links
     from torchloom.cli.show import output
+    from torchloom.report.incident import confidence, incident_page
 
     found = api().incident(incident)
     if html is not None:
-        from torchloom.report.incident import incident_page
-
         html.write_text(incident_page(found), encoding="utf-8")
     if as_json:
         output.show_json(found)
@@ -54,7 +53,7 @@ def command(
     if found["resolution"]:
         print(f"ended      {found['resolution']}")
     if found["finding"] is not None:
-        print(f"confidence {_confidence(found['finding'])}")
+        print(f"confidence {confidence(found['finding'])}")
     print(f"timeline   {timeline(found['timeline'])}")
     if found["lost_steps"] is not None:
         print(f"lost       {found['lost_steps']} steps of work repeated or lost")
@@ -73,11 +72,6 @@ def command(
         show_links(found["links"])
     for report in found["exits"]:
         _show_exit(report, report["rank"] == found["culprit"] and not report["after_stop"])
-
-
-def _confidence(finding: FindingView) -> str:
-    sure = "certain" if finding["certain"] else f"{finding['confidence']:.0%}"
-    return f"{sure}: {finding['certainty']}" if finding["certainty"] else sure
 
 
 def _show_rank(one: RankEvidenceView, blamed: bool) -> None:
