@@ -17,3 +17,6 @@ if [ "${CI:-}" = true ] && [ "$(id -u)" = 0 ] && ! command -v chromium >/dev/nul
   echo "installing chromium for the tests of the page…"
   apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null
 fi
+if [ "${CI:-}" = true ]; then
+  VENV=$VENV bash "$(dirname "$0")/get_promtool.sh"
+fi
