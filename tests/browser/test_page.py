@@ -100,9 +100,14 @@ def test_a_killed_worker_its_incident_and_the_recovery_appear(stack: Stack, job:
     expect(page.get_by_role("heading", name="crash")).to_be_visible()
     expect(page.get_by_role("status").first).to_contain_text("SIGKILL")
     expect(page.get_by_text("first step again")).to_be_visible()
-    page.get_by_role("button", name="Step through the events").click()
-    page.get_by_role("button", name="all", exact=True).click()
-    expect(page.get_by_text("worker-exited").first).to_be_visible()
+    page.get_by_role("button", name="Step through the decisions").click()
+    replay = page.locator("#replay")
+    expect(replay).to_contain_text("The replay came to the same decision")
+    expect(replay.locator(".step")).to_contain_text("worker-exited")
+    expect(replay.locator(".step dl")).to_contain_text("running → recovering")
+    expect(replay.locator(".decision").first).to_contain_text("recorded so at the time")
+    replay.locator("[aria-current=step]").press("ArrowDown")
+    expect(replay.get_by_text(re.compile(r"step \d+ of"))).to_be_visible()
     assert not looker.axe()
 
 

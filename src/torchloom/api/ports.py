@@ -17,6 +17,7 @@ from torchloom.model.incidents import Incident
 from torchloom.model.job import Accepted, JobSpec
 from torchloom.model.messages import BoxReading, CheckpointAnswer, CheckpointVerb, LogPiece, WorkerPulse
 from torchloom.model.notice import Notice
+from torchloom.model.replayed import Replay
 from torchloom.model.steering import ChangePlan, ConfigChoice, KnownConfig, Mode
 from torchloom.model.windows import RankWindow
 
@@ -44,6 +45,10 @@ class Control(Protocol):
     @property
     def dropped(self) -> dict[str, int]:
         """Messages of agents that sent more than their share, by node."""
+        ...
+
+    async def replay(self, incident: str) -> Replay:
+        """The events around an incident of a job, applied to the core again, and what came of each."""
         ...
 
     def disturbances(self) -> list[Incident]:

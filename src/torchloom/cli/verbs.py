@@ -32,6 +32,7 @@ FAMILIES = {
     "restore": "steer",
     "incidents": "fleet",
     "incident": "fleet",
+    "replay": "fleet",
     "analyze": "fleet",
     "stragglers": "fleet",
     "trace": "fleet",

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         RankSeries,
         RanksNow,
         ReasonRequest,
+        ReplayView,
         RestartAccepted,
         RestartRequest,
         RestoreAccepted,
@@ -487,6 +488,14 @@ class Operations(Transport):
     def incident(self, incident: str) -> IncidentDetail:
         """Incident"""
         found: IncidentDetail = self.request("GET", f"/incidents/{quote(incident, safe='')}")
+        return found
+
+    def replay(self, incident: str) -> ReplayView:
+        """Apply the recorded events around an incident to the core again, and explain each of them: what
+        it
+        changed, what the core decided and why, and whether the stream recorded the same decision.
+        """
+        found: ReplayView = self.request("GET", f"/incidents/{quote(incident, safe='')}/replay")
         return found
 
     def scale(self, job: str, body: ScaleRequest) -> ScaleAccepted:

@@ -99,6 +99,18 @@ class ConfigView(TypedDict):
     operations: list[OperationView]
 
 
+class DecisionView(TypedDict):
+    """Something that the core asked for."""
+
+    id: str
+    do: str
+    node: str
+    ranks: list[int]
+    who: str
+    reason: str
+    recorded: Literal["same", "differs", "not recorded"]
+
+
 class DeviceEntry(TypedDict):
     device: str
     kind: str
@@ -800,6 +812,26 @@ class ReasonRequest(TypedDict):
     why: NotRequired[str]
 
 
+class ReplayStepView(TypedDict):
+    seq: int
+    at_ns: int
+    kind: str
+    text: str
+    changes: list[StateChangeView]
+    decisions: list[DecisionView]
+
+
+class ReplayView(TypedDict):
+    incident: str
+    job: str
+    steps: list[ReplayStepView]
+    left_out: int
+    dropped_before: int
+    checked: int
+    differing: int
+    sentence: str
+
+
 class ReplicaView(TypedDict):
     id: str
     index: int
@@ -881,6 +913,14 @@ class SettingView(TypedDict):
     count: int
     description: str
     places: list[PlaceView]
+
+
+class StateChangeView(TypedDict):
+    """One thing that an event changed in the core's state. An empty text: it was not there."""
+
+    what: str
+    before: str
+    after: str
 
 
 class StopRequest(TypedDict):

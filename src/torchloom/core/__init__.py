@@ -16,6 +16,7 @@ device_faults/ crashes of devices by class, Xid codes, who is to blame
 flight/      dumps of torch's Flight Recorder: what they show of a hang
 history/     what is kept of a job over time
 changes      what an event changed; notices puts it into words
+replaying    recorded events applied again, and each of them explained
 disturbance  incidents of the control plane itself
 jobs, checkpoint_reports, retention, injection, invariants: one subject each
 """

@@ -13,6 +13,7 @@ from msgspec import Struct
 from torchloom.core.nodes.name_owner import is_of_another_session
 from torchloom.core.nodes.speaking import is_of_a_deposed_weaver
 from torchloom.core.reducer import apply
+from torchloom.model.effects import Effect
 from torchloom.model.events import (
     ChangeCancelled,
     ChangeRequested,
@@ -76,6 +77,8 @@ class Change(Struct, frozen=True, kw_only=True):
     incidents: tuple[IncidentChange, ...] = ()
     operations: tuple[OperationRecord, ...] = ()
     """Those that ended."""
+    effects: tuple[Effect, ...] = ()
+    """What the core asked for."""
 
 
 def apply_and_compare(fleet: Fleet, envelope: Envelope, seq: int, now_ns: int) -> Change | None:
@@ -90,7 +93,7 @@ def apply_and_compare(fleet: Fleet, envelope: Envelope, seq: int, now_ns: int) -
     near = _near(fleet, event, job)
     jobs, incidents = _jobs(fleet, near), _incidents(fleet, near)
     under_way = _operations_under_way(fleet, job)
-    apply(fleet, envelope, seq, now_ns)
+    effects = apply(fleet, envelope, seq, now_ns)
     if no_news:
         return None
     if job:
@@ -104,6 +107,7 @@ def apply_and_compare(fleet: Fleet, envelope: Envelope, seq: int, now_ns: int) -
         jobs=tuple(change for change in _jobs(fleet, near).values() if jobs.get(change.id) != change),
         incidents=tuple(i for i in _incidents(fleet, near, incidents).values() if incidents.get(i.id) != i),
         operations=_operations_ended(fleet, job, under_way, event),
+        effects=tuple(effects),
     )
 
 

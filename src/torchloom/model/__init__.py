@@ -3,6 +3,7 @@
 fleet           the state of everything; ids: how things are named
 events, effects, timers     what happened, what the core wants done, what it wants to be woken for
 messages, notice            commands, queries and telemetry; an event as people follow it
+replayed                    an incident replayed, event by event
 job, policy, steering, transaction/     what a user asks for: the job, what is done about findings, changes
 node, worker, links, checkpoints        facts about a host, a process, the network, what was saved
 windows, findings, finding_kinds        what detectors look at and conclude; the table of kinds

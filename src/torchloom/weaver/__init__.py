@@ -6,6 +6,6 @@ dispatch     sends effects to agents and repeats them        feed        the new
 requests/    what people ask for, checked and said            detection/  detectors over the agents' windows
 live_view, knowledge     what telemetry shows                 history     a job's numbers over time
 leading      the lease, and what keeps it from being held    dropping    drops history behind snapshots
-quotas       what one agent may send
+quotas       what one agent may send                         replays     an incident, event by event
 snapshot, clock, alarms, environments, job_keys    mechanics  trouble     what keeps it from acting
 """

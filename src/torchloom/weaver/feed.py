@@ -11,17 +11,21 @@ import contextlib
 import logging
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from torchloom.bus.protocol import Bus, Record
 from torchloom.core.changes import apply_and_compare
 from torchloom.core.nodes.speaking import is_of_an_agent
 from torchloom.core.notices import notice_of
 from torchloom.errors import LoomError
+from torchloom.model.events import Envelope
 from torchloom.model.fleet import Fleet
 from torchloom.model.notice import Notice
 from torchloom.wire import codec, subjects
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 KEPT = 8192
 """Notices that are kept, of a few hundred bytes each."""
@@ -102,9 +106,14 @@ class Feed:
 
 
 def apply_record(fleet: Fleet, record: Record) -> Notice | None:
-    """Like `tell`, for the service's top level: one bad event must not stop all jobs, nor a replay."""
+    """Like `tell`, for the service's top level."""
+    return guarded(record, lambda: tell(fleet, record))
+
+
+def guarded(record: Record, apply: Callable[[], T]) -> T | None:
+    """One bad event must not stop all jobs, nor a replay."""
     try:
-        return tell(fleet, record)
+        return apply()
     except Exception:  # the service's top level
         log.exception("event %d on %s broke the core", record.seq, record.subject)
         return None
@@ -112,17 +121,24 @@ def apply_record(fleet: Fleet, record: Record) -> Notice | None:
 
 def tell(fleet: Fleet, record: Record) -> Notice | None:
     """Apply a record as the service does and return the notice of its changes; None if it has no effect."""
+    envelope = believed(record)
+    if envelope is None:
+        fleet.seq = record.seq
+        return None
+    change = apply_and_compare(fleet, envelope, record.seq, record.at_ns)
+    return notice_of(change) if change is not None else None
+
+
+def believed(record: Record) -> Envelope | None:
+    """The event of a record; None if it cannot be read, or if an agent speaks for somebody else."""
     try:
         envelope = codec.decode_envelope(record.data)
     except codec.DecodeError as error:
         log.error("event %d on %s cannot be read: %s", record.seq, record.subject, error)
-        fleet.seq = record.seq
         return None
     # The server lets an agent append only under its own node; here that name must match the event's.
     node = subjects.node_of(record.subject)
     if node is not None and not is_of_an_agent(envelope.body, node):
         log.error("event %d on %s speaks for somebody else; ignored", record.seq, record.subject)
-        fleet.seq = record.seq
         return None
-    change = apply_and_compare(fleet, envelope, record.seq, record.at_ns)
-    return notice_of(change) if change is not None else None
+    return envelope

@@ -61,6 +61,7 @@ from torchloom.weaver.leading import LEASE_TTL_S, Leading
 from torchloom.weaver.live_view import LiveView
 from torchloom.weaver.publisher import Publisher
 from torchloom.weaver.quotas import Quotas
+from torchloom.weaver.replays import Replays
 from torchloom.weaver.requests.checkpoints import Catalogues
 from torchloom.weaver.requests.injection import Injecting
 from torchloom.weaver.requests.nodes import Nodes
@@ -107,6 +108,7 @@ class Weaver:
         self._snapshots = Snapshots(bus)
         self._snapshot_seq = 0
         self._trimming = Trimming(bus, self._stream, self._snapshots, keep_history)
+        self.replay = Replays(bus, self._stream, self._snapshots).replay
         self._joined: set[str] = set()
         self._leading = Leading(bus, self._stream, self._live, self._lease, self._wake)
         self.troubles, self.stuck_s = self._leading.troubles, self._leading.stuck_s

@@ -106,6 +106,19 @@ class Snapshots:
                 return await self.anchor(seq)
         return None
 
+    async def as_of(self, at_ns: int) -> Fleet | None:
+        """The fleet of the newest snapshot from before this time, or the oldest from which all kept events
+        can be replayed; None if there is none."""
+        first = await self._bus.first_seq()
+        found = [fleet for slot in (*ANCHORS, *NEWEST) if (fleet := await self._read(slot)) is not None]
+        usable = sorted((fleet for fleet in found if fleet.seq >= first - 1), key=lambda fleet: fleet.seq)
+        early = [fleet for fleet in usable if fleet.now_ns <= at_ns]
+        if early:
+            return early[-1]
+        if first <= 1:
+            return Fleet()
+        return usable[0] if usable else None
+
     async def put_anchor(self, seq: int, packed: bytes) -> bool:
         """Store an anchor in place of the oldest; whether it is there as it was written."""
         await self.anchors(seq)

@@ -12,7 +12,7 @@ import pytest
 from weaver_story import SPEC, ObedientAgent, running, until
 
 from torchloom.bus.memory import MemoryBus, MemoryHub
-from torchloom.errors import SnapshotsLost
+from torchloom.errors import NotFound, SnapshotsLost
 from torchloom.model.events import Envelope, TimerFired
 from torchloom.model.fleet import JobState
 from torchloom.weaver import dropping
@@ -198,5 +198,34 @@ def test_a_weaver_that_fell_behind_what_was_dropped_starts_again() -> None:
             bus.heal()
             with pytest.raises(Exception, match="were dropped before this weaver read them"):
                 await task
+
+    asyncio.run(scenario())
+
+
+def test_an_incident_is_replayed_from_the_stream_until_its_events_are_dropped() -> None:
+    async def scenario() -> None:
+        hub = MemoryHub()
+        agent = ObedientAgent(MemoryBus(hub))
+        async with running(hub, "w1", KEEP) as weaver:
+            await agent.join()
+            await until(weaver, lambda: weaver.active and "n1" in weaver.fleet.nodes, "ready")
+            await weaver.submit("j", SPEC, {}, "me")
+            await until(weaver, lambda: weaver.fleet.jobs["j"].state is JobState.RUNNING, "runs")
+            await agent.die(weaver.fleet.jobs["j"].workers[1].ref, None, 9)
+            await until(weaver, lambda: weaver.fleet.jobs["j"].generation == 2, "recovers")
+            await until(weaver, lambda: weaver.fleet.jobs["j"].state is JobState.RUNNING, "runs again")
+            state = pack(weaver.fleet)
+            found = await weaver.replay("j.1")
+            assert pack(weaver.fleet) == state, "a replay changes nothing"
+            died = next(step for step in found.steps if step.kind == "worker-exited")
+            assert any(change.what == "rank 1" for change in died.changes) and died.decisions
+            assert found.checked and not found.differing and not found.dropped_before
+            with pytest.raises(NotFound):
+                await weaver.replay("j.2")
+            await age(hub, weaver, 2)
+            late = await weaver.replay("j.1")
+            # Its job still runs and nobody has made a step, so the incident is open; its beginning is gone.
+            assert late.dropped_before >= first(hub)
+            assert died.seq not in {step.seq for step in late.steps}
 
     asyncio.run(scenario())

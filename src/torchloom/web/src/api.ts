@@ -81,6 +81,16 @@ export interface ConfigView {
   operations: Array<OperationView>;
 }
 
+export interface DecisionView {
+  id: string;
+  do: string;
+  node: string;
+  ranks: Array<number>;
+  who: string;
+  reason: string;
+  recorded: "same" | "differs" | "not recorded";
+}
+
 export interface DeviceEntry {
   device: string;
   kind: string;
@@ -692,6 +702,26 @@ export interface ReasonRequest {
   why?: string;
 }
 
+export interface ReplayStepView {
+  seq: number;
+  at_ns: number;
+  kind: string;
+  text: string;
+  changes: Array<StateChangeView>;
+  decisions: Array<DecisionView>;
+}
+
+export interface ReplayView {
+  incident: string;
+  job: string;
+  steps: Array<ReplayStepView>;
+  left_out: number;
+  dropped_before: number;
+  checked: number;
+  differing: number;
+  sentence: string;
+}
+
 export interface ReplicaView {
   id: string;
   index: number;
@@ -767,6 +797,12 @@ export interface SettingView {
   count: number;
   description: string;
   places: Array<PlaceView>;
+}
+
+export interface StateChangeView {
+  what: string;
+  before: string;
+  after: string;
 }
 
 export interface StopRequest {

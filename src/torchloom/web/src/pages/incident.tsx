@@ -1,13 +1,13 @@
 // One incident: what happened, whether it is over, what to do; then the evidence.
 import { useMemo, useState } from "preact/hooks";
-import type { EventView, IncidentDetail, RankEvidenceView, TimelineView } from "../api";
+import type { IncidentDetail, RankEvidenceView, TimelineView } from "../api";
 import { count, percent, span, time, value } from "../format";
 import { useQuery } from "../live";
 import { Ago, Copy, Fact, Facts, Nothing, Section, Time } from "../parts/bits";
 import { Matrix } from "../parts/matrix";
 import { Mark } from "../parts/mark";
 import { link } from "../session";
-import { stream } from "../net";
+import { Replay } from "../parts/replay";
 import { Missing } from "./job";
 
 export function IncidentPage({ id }: { id: string }) {
@@ -47,7 +47,7 @@ export function IncidentPage({ id }: { id: string }) {
       <Collectives evidence={one.evidence} culprits={one.finding?.ranks ?? []} />
       {one.links && <Section id="links" title="Delay matrix" aside={<Time ns={one.links.at_ns} />}><Matrix links={one.links} /></Section>}
       <Evidence incident={one} />
-      {one.job && <Replay incident={one} />}
+      {one.job && <Replay incident={one.id} />}
     </>
   );
 }
@@ -235,60 +235,6 @@ function Evidence({ incident }: { incident: IncidentDetail }) {
           <summary>numbers that were compared</summary>
           <table><tbody>{Object.entries(finding.inputs).map(([name, given]) => <tr key={name}><td class="mono">{name}</td><td class="n">{value(given)}</td></tr>)}</tbody></table>
         </details>
-      )}
-    </Section>
-  );
-}
-
-/** The events of the job around the incident, as the core took them one after the other. */
-function Replay({ incident }: { incident: IncidentDetail }) {
-  const [events, setEvents] = useState<EventView[] | null>(null);
-  const [upTo, setUpTo] = useState(0);
-  const line = incident.timeline;
-  const from = (line.fault_ns || line.first_sign_ns || line.detected_ns) - 5e9;
-  const until = (line.first_step_ns || Math.max(line.decided_ns, line.spawned_ns, line.detected_ns)) + 3e9;
-  const read = async () => {
-    const found: EventView[] = [];
-    const abort = new AbortController();
-    for await (const sent of stream(`/events?job=${encodeURIComponent(incident.job)}&after=0&follow=false`, "", abort.signal)) {
-      const event = sent?.data as EventView | undefined;
-      if (event?.kind && event.at_ns >= from && event.at_ns <= until) found.push(event);
-    }
-    setEvents(found);
-    setUpTo(0);
-  };
-  const shown = events?.slice(0, upTo + 1) ?? [];
-  return (
-    <Section
-      id="replay"
-      title="Replay"
-      aside={
-        events ? (
-          <>
-            <span>{events.length ? `${upTo + 1} of ${events.length}` : ""}</span>
-            <button type="button" disabled={upTo <= 0} onClick={() => setUpTo(upTo - 1)}>back</button>
-            <button type="button" disabled={upTo >= events.length - 1} onClick={() => setUpTo(upTo + 1)}>next event</button>
-            <button type="button" class="quiet" onClick={() => setUpTo(events.length - 1)}>all</button>
-          </>
-        ) : (
-          <button type="button" onClick={() => void read()}>Step through the events</button>
-        )
-      }
-    >
-      {!events ? (
-        <Nothing>What happened and what was decided, event by event, as the control service took them.</Nothing>
-      ) : !events.length ? (
-        <Nothing>The stream no longer has the events of that time.</Nothing>
-      ) : (
-        <ol class="plain replay" aria-live="polite">
-          {shown.map((event) => (
-            <li key={event.seq}>
-              <span class="dim">+ {span((event.at_ns - events[0]!.at_ns) / 1e9)}</span>
-              <span class="dim">{event.kind}</span>
-              <span>{event.text}{event.jobs.map((job) => <small key={job.id}> → {job.state}: {job.reason}</small>)}{event.incidents.map((one) => <small key={one.id}> → {one.id}: {one.decision || one.verdict}</small>)}</span>
-            </li>
-          ))}
-        </ol>
       )}
     </Section>
   );
