@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import steered
 from forked import Forked, forked
+from forker import Forker
 from probed import Warm
 from stack import Stack
-from steered import Forks, Job, NearStore, Start
+from steered import Job, NearStore, Start
 
 sys.path.append(str(Path(__file__).parents[1] / "integration"))
 from s3 import S3Server
@@ -71,14 +73,14 @@ def s3(tmp_path: Path) -> Iterator[S3Server]:
 
 
 @pytest.fixture(scope="module")
-def forks() -> Iterator[Forks]:
-    made = Forks()
+def forks() -> Iterator[Forker]:
+    made = steered.forks()
     yield made
     made.close()
 
 
 @pytest.fixture
-def start(forks: Forks, tmp_path: Path) -> Iterator[Start]:
+def start(forks: Forker, tmp_path: Path) -> Iterator[Start]:
     """Starts steered workers; none of them outlives the test."""
     jobs: list[Job] = []
     stores: list[NearStore] = []
@@ -107,12 +109,9 @@ def ranks() -> Iterator[Forked]:
 
 @pytest.fixture(scope="module")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
-    forker = Warm(tmp_path_factory.mktemp("warm"))
-    yield forker
-    assert forker.process.stdin is not None and forker.process.stdout is not None
-    forker.process.stdin.close()
-    forker.process.wait(timeout=120)
-    forker.process.stdout.close()
+    made = Warm(tmp_path_factory.mktemp("warm"))
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -1,24 +1,22 @@
 """A process that has imported torch once and forks ranks of scripts: seconds less than torchrun, each time.
 
-Nothing of torchloom is around the ranks; they get the variables that torchrun gives. As a program, it reads
-one request a line and answers each with the pids and then, when all have ended, with the exit codes:
-    {"script": path, "args": [[…] for every rank], "outputs": [path for every rank]}
+Nothing of torchloom is around the ranks; they get the variables that torchrun gives. An order is
+    {"script": path, "args": […], "output": path, "rank": 0, "world": 2, "port": 23456}
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import runpy
-import select
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+from forker import LIMIT_S, Forker, Hung, Workers, next_order, show_stacks
 
 IMPORTS = ("torch", "torch.distributed.fsdp", "torch.distributed.checkpoint", "torch._dynamo", "torchloom")
 ERRORS = ".err"
@@ -27,37 +25,45 @@ ERRORS = ".err"
 class Ranks:
     """Ranks that run."""
 
-    def __init__(self, answers: IO[str], outputs: list[Path]) -> None:
-        self._answers, self._outputs = answers, outputs
-        self.pids: list[int] = json.loads(answers.readline())
+    def __init__(self, workers: Workers, outputs: list[Path]) -> None:
+        self._workers, self._outputs = workers, outputs
+        self.pids = workers.pids
 
     def over(self) -> bool:
-        return bool(select.select([self._answers], [], [], 0)[0])
+        return self._workers.over()
 
-    def printed(self) -> list[str]:
-        """What each rank printed, when all have ended; with exit code 0 or it is told."""
-        codes = json.loads(self._answers.readline())
-        printed = [output.read_text() for output in self._outputs]
+    def printed(self, within_s: float = LIMIT_S) -> list[str]:
+        """What each rank printed, when all have ended; with exit code 0, or it fails. Ranks that do not end
+        are killed and fail with their stacks."""
+        try:
+            codes = self._workers.codes(within_s)
+        except Hung as hung:
+            raise Hung(f"{hung}\n{self._written()}") from None
         if any(codes):
-            errors = [Path(f"{output}{ERRORS}").read_text() for output in self._outputs]
-            raise AssertionError(f"exit codes {codes}\n" + "\n".join(printed + errors))
-        return printed
+            raise AssertionError(f"exit codes {codes}\n{self._written()}")
+        return [output.read_text() for output in self._outputs]
+
+    def _written(self) -> str:
+        files = [path for output in self._outputs for path in (output, Path(f"{output}{ERRORS}"))]
+        return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in files if path.exists())
 
 
 class Forked:
     """Starts ranks of scripts by fork, one script at a time."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
+    def __init__(self, forker: Forker) -> None:
+        self._forker = forker
 
     def start(self, script: Path, args: Sequence[Sequence[str]], directory: Path) -> Ranks:
-        """`args` has the arguments of each rank."""
+        """`args` has the arguments of each rank. Ranks that an earlier test has left are ended first."""
+        self._forker.end()
         outputs = [directory / f"printed{rank}" for rank in range(len(args))]
-        asked = {"script": str(script), "args": [list(a) for a in args], "outputs": list(map(str, outputs))}
-        assert self._process.stdin and self._process.stdout
-        self._process.stdin.write(json.dumps(asked) + "\n")
-        self._process.stdin.flush()
-        return Ranks(self._process.stdout, outputs)
+        every = {"script": str(script), "world": len(args), "port": free_port()}
+        orders = [
+            {**every, "rank": rank, "args": list(own), "output": str(output)}
+            for rank, (own, output) in enumerate(zip(args, outputs, strict=True))
+        ]
+        return Ranks(self._forker.start(orders), outputs)
 
     def lines(self, world: int, script: Path, *args: str, directory: Path) -> list[str]:
         """What rank 0 printed, of ranks with the same arguments."""
@@ -69,15 +75,11 @@ def forked() -> Iterator[Forked]:
     env = {k: v for k, v in os.environ.items() if not k.startswith("LOOM_") or k == "LOOM_RESTORE_CHECK"}
     env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     env["PYTHONPATH"] = os.pathsep.join(sys.path)
-    process = subprocess.Popen(
-        [sys.executable, __file__], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    forker = Forker([__file__], env)
     try:
-        yield Forked(process)
+        yield Forked(forker)
     finally:
-        assert process.stdin
-        process.stdin.close()
-        process.wait(120)
+        forker.close()
 
 
 def free_port() -> int:
@@ -91,35 +93,27 @@ def free_port() -> int:
 def _serve() -> None:
     for name in IMPORTS:
         __import__(name)
-    for line in sys.stdin:
-        request = json.loads(line)
-        port = free_port()
-        ranks = [os.fork() or _rank(rank, port, request) for rank in range(len(request["args"]))]
-        print(json.dumps(ranks), flush=True)
-        print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) for rank in ranks]), flush=True)
+    order = next_order()
+    if order is not None:
+        _rank(order)
 
 
-def _rank(rank: int, port: int, request: dict[str, Any]) -> int:
+def _rank(order: dict[str, Any]) -> None:
     """The child's whole life."""
     import traceback
 
     code = 1
     try:
-        for stream, suffix in ((1, ""), (2, ERRORS)):
-            output = request["outputs"][rank] + suffix
+        for stream, output in ((1, order["output"]), (2, order["output"] + ERRORS)):
             os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), stream)
+        show_stacks(order["output"] + ERRORS)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        world = str(len(request["args"]))
-        os.environ |= {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": world,
-            "LOCAL_WORLD_SIZE": world,
-        }
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        sys.argv = [request["script"], *request["args"][rank]]
-        sys.path.insert(0, str(Path(request["script"]).parent))
-        runpy.run_path(request["script"], run_name="__main__")
+        rank, world = str(order["rank"]), str(order["world"])
+        os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(order["port"])}
+        sys.argv = [order["script"], *order["args"]]
+        sys.path.insert(0, str(Path(order["script"]).parent))
+        runpy.run_path(order["script"], run_name="__main__")
         code = 0
     except SystemExit as end:
         code = int(end.code or 0)

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from forker import Forker, Workers
+
 from torchloom.wire.blackbox import (
     IDENTITY,
     LAYOUT_VERSION,
@@ -84,32 +86,31 @@ class Warm:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._count = 0
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "warm"],
-            cwd=SCRIPTS,
-            env=ENVIRONMENT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._forker = Forker(["-m", "warm"], ENVIRONMENT, SCRIPTS)
+        self.close = self._forker.close
 
-    def order(self, spec: dict[str, Any], cwd: Path = SCRIPTS, **variables: str) -> tuple[Path, Path]:
-        """Start a worker; `outcome` waits for it."""
+    def order(self, spec: dict[str, Any], cwd: Path = SCRIPTS, **variables: str) -> Ordered:
+        """Start a worker; `outcome` waits for it. A worker that an earlier test has left is ended first."""
+        self._forker.end()
         self._count += 1
         out, err = (self._directory / f"{self._count}.{name}" for name in ("out", "err"))
         order = {"spec": spec, "cwd": str(cwd), "out": str(out), "err": str(err), "env": variables}
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(order) + "\n")
-        self.process.stdin.flush()
-        return out, err
+        return Ordered(self._forker.start([order]), out, err)
 
-    def outcome(self, logs: tuple[Path, Path]) -> Outcome:
-        assert self.process.stdout is not None
-        code = int(self.process.stdout.readline())
-        return Outcome(code, *(log.read_text() for log in logs))
+    def outcome(self, ordered: Ordered) -> Outcome:
+        (code,) = ordered.workers.codes()
+        return Outcome(code, ordered.out.read_text(), ordered.err.read_text())
 
     def __call__(self, spec: dict[str, Any], cwd: Path = SCRIPTS, **variables: str) -> Outcome:
         return self.outcome(self.order(spec, cwd, **variables))
+
+
+class Ordered(NamedTuple):
+    """A worker that runs, and where it writes."""
+
+    workers: Workers
+    out: Path
+    err: Path
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = 150) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from forker import Forker
 from stack import lines_of
 
 from torchloom.agent.mail import put
@@ -55,30 +55,9 @@ sys.stdin.read()
 """
 
 
-class Forks:
+def forks() -> Forker:
     """The warm process that forks workers."""
-
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "forks"],
-            cwd=HERE,
-            env=ENVIRONMENT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def ask(self, what: dict[str, Any]) -> Any:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(json.dumps(what) + "\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
-
-    def close(self) -> None:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.close()
-        self.process.wait(timeout=120)
-        self.process.stdout.close()
+    return Forker(["-m", "forks"], ENVIRONMENT, HERE)
 
 
 class Store:
@@ -120,7 +99,7 @@ class Job:
 
     def __init__(
         self,
-        forks: Forks,
+        forks: Forker,
         directory: Path,
         case: str,
         *,
@@ -132,7 +111,6 @@ class Job:
         script: Path = HERE / "train.py",
         **variables: str,
     ) -> None:
-        self.forks = forks
         self.world = world
         self.generation = generation
         self.directory = directory
@@ -161,7 +139,8 @@ class Job:
             order = {"script": str(script), "argv": [case], "box": str(box)}
             log = str(directory / f"log.g{generation}.{rank}")
             orders.append({"spec": order, "cwd": str(directory), "log": log, "env": env})
-        self.pids: list[int] = forks.ask({"start": orders})
+        self.workers = forks.start(orders)
+        self.pids = self.workers.pids
         self.weaver = Proposer(limits=limits or ProposerLimits(answer_timeout_s=PATIENCE_S))
         self.told: dict[int, Outcome] = {}
         self.versions = 0
@@ -196,8 +175,8 @@ class Job:
                 self._seen[rank] = version
                 for answer in self.answers(rank):
                     self.feed(Answered(answer))
-            if rank not in self.codes and not _lives(self.pids[rank]):
-                self.codes[rank] = self.forks.ask({"wait": self.pids[rank]})
+            if rank not in self.codes and self.workers.over(self.pids[rank]):
+                self.codes[rank] = self.workers.code(self.pids[rank])
                 self.feed(RankEnded(self.generation, rank, f"exit {self.codes[rank]}", self.answers(rank)))
         if self.weaver.queue and self.weaver.current is None:
             self.feed(Progressed(self.generation, max(map(self.steps, range(self.world))) + 1))
@@ -265,18 +244,7 @@ class Job:
         return [self.codes[rank] for rank in range(self.world)]
 
     def kill(self) -> None:
-        for rank, pid in enumerate(self.pids):
-            if rank not in self.codes:
-                os.kill(pid, signal.SIGKILL)
-                self.codes[rank] = self.forks.ask({"wait": pid})
-
-
-def _lives(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
+        self.workers.kill()
 
 
 def used(job: Job, rank: int, place: str) -> dict[int, Any]:

@@ -9,10 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import mmap
-import os
-import signal
-import subprocess
-import sys
 import time
 from functools import cache
 from pathlib import Path
@@ -20,6 +16,7 @@ from typing import Any
 
 import pytest
 from forked import Forked, Ranks
+from forker import Hung
 
 from torchloom.probe import native
 from torchloom.wire import blackbox as bb
@@ -61,37 +58,22 @@ def run(ranks: Forked, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return once
 
 
-class Hung(AssertionError):
-    """The ranks did not end in time."""
-
-
 def _run(forked: Forked, kind: str, directory: Path, limit_s: float) -> Run:
     (directory / "looks").touch()
     ranks = forked.start(
         RANK, [[PROGRAMS[kind], kind, str(rank), "2", str(directory)] for rank in range(2)], directory
     )
     watched: dict[int, set[tuple[Any, ...]]] = {}
-    if not _watch(directory / "box0", ranks, watched, limit_s):
-        stacks = "\n".join(map(_stack, ranks.pids))
-        for pid in ranks.pids:
-            os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(AssertionError):
-            ranks.printed()  # else the next run would take this answer for its own
-        raise Hung(f"the ranks of {kind} hang:\n{stacks}")
-    ranks.printed()
+    deadline = time.monotonic() + limit_s
+    _watch(directory / "box0", ranks, watched, deadline)
+    ranks.printed(max(0.0, deadline - time.monotonic()))
     return Run([json.loads((directory / f"out{r}.json").read_text()) for r in range(2)], watched)
 
 
-def _stack(pid: int) -> str:
-    dump = [Path(sys.executable).with_name("py-spy"), "dump", "--native", "--pid", str(pid)]
-    return subprocess.run(dump, capture_output=True, text=True, timeout=120, check=False).stdout
-
-
-def _watch(path: Path, ranks: Ranks, seen: dict[int, set[tuple[Any, ...]]], limit_s: float) -> bool:
-    """Read the newest records of a black box as an agent would, as long as the ranks run. Did they end?"""
+def _watch(path: Path, ranks: Ranks, seen: dict[int, set[tuple[Any, ...]]], deadline: float) -> None:
+    """Read the newest records of a black box as an agent would, as long as the ranks run."""
     view: bb.View | None = None
-    deadline = time.monotonic() + limit_s
-    while not (over := ranks.over()) and time.monotonic() < deadline:
+    while not ranks.over() and time.monotonic() < deadline:
         if view is None:
             if path.exists() and path.stat().st_size == bb.SIZE:
                 with path.open("rb") as file:
@@ -103,7 +85,6 @@ def _watch(path: Path, ranks: Ranks, seen: dict[int, set[tuple[Any, ...]]], limi
         with path.with_name("looks").open("a") as looks:
             looks.write(".")
         time.sleep(0.01)  # two cores are shared with the ranks
-    return over
 
 
 @pytest.mark.parametrize("kind", ["native", "python"])

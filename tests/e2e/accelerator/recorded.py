@@ -342,28 +342,31 @@ def budget(box: Box) -> dict[str, Any]:
         box.view.set_progress(bb.Progress.STEPS, number)
         return number, box.fresh()
 
-    def together(condition: Asked) -> bool:
-        """Both ranks go on, or none: a collective needs both."""
-        votes = torch.tensor([int(condition())])
-        dist.all_reduce(votes)
-        return votes.item() == 2
+    def highest(mine: int) -> int:
+        """Of both ranks: a collective needs both, so they agree on how many they make."""
+        votes = torch.tensor([mine])
+        dist.all_reduce(votes, op=dist.ReduceOp.MAX)
+        return int(votes.item())
+
+    def both(is_so: bool) -> bool:
+        return not highest(int(not is_so))
 
     torch.accelerator.synchronize()
     box.fresh()
     before = every()
     deadline = time.monotonic() + 60
-    while not together(lambda: every() >= 4 or time.monotonic() > deadline):
+    while not both((sampled := every()) >= 4 or time.monotonic() > deadline):
         for _ in range(20):
             step(20)
         torch.accelerator.synchronize()
-    sampled, timed, over = every(), [], []
-    for _ in range(2 * sampled):
+    timed, over, stayed = [], [], True
+    for _ in range(2 * highest(sampled)):  # each rank has its own
         number, records = step(4)
         torch.accelerator.synchronize()
         over += box.finished([r for r in records if r.source == bb.Source.DEVICE_EVENT])
         timed.append([number % sampled in (0, 1), any(r.arrived_ns or r.approaching for r in records)])
-    stayed = every() == sampled
-    while not together(lambda: every() == 1 or time.monotonic() > deadline + 60):
+        stayed = stayed and every() == sampled
+    while not both((after := every()) == 1 or time.monotonic() > deadline + 60):
         step(1)
         torch.accelerator.synchronize()
         time.sleep(0.02)
@@ -374,7 +377,7 @@ def budget(box: Box) -> dict[str, Any]:
         "stayed": stayed,
         "timed": timed,
         "sources": sources,
-        "after": every(),
+        "after": after,
     }
 
 

@@ -1,29 +1,22 @@
-"""A spawner in miniature for the probe's tests: imports torch once, then forks a worker per line of stdin.
+"""A spawner in miniature for the probe's tests: imports torch once, then forks a worker for each order.
 
-Each line is {"spec": …, "cwd": …, "out": path, "err": path, "env": {…}}; the answer is the wait status.
+An order is {"spec": …, "cwd": …, "out": path, "err": path, "env": {…}}; see forker.py.
 """
 
 import gc
-import json
 import os
 import sys
+from pathlib import Path
 
 import torch._dynamo
 import torch.distributed.optim  # noqa: F401 – the warmth
 
 from torchloom.probe import worker
 
+sys.path.append(str(Path(__file__).parents[1]))
+from forker import next_order
 
-def next_order() -> dict | None:
-    """Returns only in a child, with what it is to do; None at the end of the parent's input."""
-    for line in sys.stdin:
-        order = json.loads(line)
-        pid = os.fork()
-        if pid == 0:
-            return order
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-    return None
-
+sys.path.pop()  # a worker has the path that it would have without us
 
 gc.collect()
 gc.freeze()  # as the spawner does: a child that ends would else copy every page of torch's objects

@@ -1,13 +1,12 @@
-"""Imports torch once, then forks the workers of a job per line of stdin; the tests' own small spawner.
+"""Imports torch once, then forks the workers of a job; the tests' own small spawner.
 
-{"start": [{"spec": …, "cwd": …, "log": path, "env": {…}}, …]} is answered by the pids, {"wait": pid} by the
-exit code.
+An order is {"spec": …, "cwd": …, "log": path, "env": {…}}; see forker.py.
 """
 
 import gc
-import json
 import os
 import sys
+from pathlib import Path
 
 import torch._dynamo
 import torch.distributed.optim
@@ -15,23 +14,10 @@ import torch.nn.parallel
 
 from torchloom.probe import worker
 
+sys.path.append(str(Path(__file__).parents[1]))
+from forker import next_order
 
-def next_order() -> dict | None:
-    """Returns only in a child, with what it is to do; None at the end of the parent's input."""
-    for line in sys.stdin:
-        asked = json.loads(line)
-        if "wait" in asked:
-            print(os.waitstatus_to_exitcode(os.waitpid(asked["wait"], 0)[1]), flush=True)
-            continue
-        pids = []
-        for order in asked["start"]:
-            pid = os.fork()
-            if pid == 0:
-                return order
-            pids.append(pid)
-        print(json.dumps(pids), flush=True)
-    return None
-
+sys.path.pop()  # a worker has the path that it would have without us
 
 gc.collect()
 gc.freeze()
