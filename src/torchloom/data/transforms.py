@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torchloom.data import live
-from torchloom.data.order import seed_of
-from torchloom.data.randomness import seed_all
+from torchloom.data.randomness import draw_for
 from torchloom.errors import UsageError
 
 Transform = Callable[..., Any]
@@ -164,7 +163,7 @@ class Transforms:
         adding or removing one does not change what the others do to a sample."""
         for stage in pipeline:
             if seed is not None:
-                seed_all(seed_of(*seed, stage.name))
+                draw_for((*seed, stage.name))
             given = json.loads(stage.arguments) if stage.arguments != "{}" else {}
             sample = self._known[stage.name](sample, **given)
         return sample

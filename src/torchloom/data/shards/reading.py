@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from torchloom.data.order import Permutation, seed_of
-from torchloom.data.randomness import drawing_alone, seed_all
+from torchloom.data.order import Permutation
+from torchloom.data.randomness import SeededReading
 from torchloom.data.shards import index as indexes
 from torchloom.data.shards.deal import Piece
 from torchloom.data.shards.fetcher import Fetcher
@@ -66,6 +66,7 @@ class Shards:
                 hint="give cache_bytes",
             )
         self._window, self._stride = window, stride
+        self._seeded = SeededReading()
         self.lines = [
             windows(shard, self.index.token_bytes, window, stride) if tokens else shard.lines
             for shard in self.index.shards
@@ -92,17 +93,14 @@ class Shards:
         shard, numbers = self._opened(piece.shard), self.numbers(seed, epoch, piece)
         if self.transform is None:
             return shard.at(numbers)
-        samples = []
-        with drawing_alone():
-            for number, line in zip(numbers, shard.at(numbers), strict=True):
-                key = base, epoch, piece.shard, number
-                if isinstance(self.transform, Transforms):
-                    chosen = self.transform.pipeline if pipeline is None else pipeline
-                    samples.append(self.transform.through(chosen, line, key))
-                else:
-                    seed_all(seed_of(*key))
-                    samples.append(self.transform(line))
-        return samples
+        prefix, transform = (base, epoch, piece.shard), self.transform
+        lines = dict(zip(numbers, shard.at(numbers), strict=True))
+        if not isinstance(transform, Transforms):
+            return self._seeded.read(lambda number: transform(lines[number]), prefix, numbers)
+        chosen = transform.pipeline if pipeline is None else pipeline
+        return self._seeded.read(
+            lambda number: transform.through(chosen, lines[number], (*prefix, number)), prefix, numbers
+        )
 
     def numbers(self, seed: int | None, epoch: int, piece: Piece) -> list[int]:
         """Which lines of its shard a piece is, counted from 0."""
