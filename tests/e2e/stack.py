@@ -226,6 +226,18 @@ class Stack:
             raise AssertionError(f"{error}\n{self.try_status(job)}\n{self.logs()}") from error
         return found
 
+    def worker_pid(self, job: str, rank: int) -> int:
+        """Of a worker that runs. A pid is read before the service knows it as 0, which a kill takes for the
+        test's own process group, and while a job recovers it is that of a dead worker."""
+
+        def look() -> int:
+            workers = self.try_status(job).get("workers", ())
+            runs = [w["pid"] for w in workers if w["rank"] == rank and w["state"] == "running"]
+            return int(runs[0]) if runs and psutil.pid_exists(runs[0]) else 0
+
+        found: int = wait_until(look, f"rank {rank} of {job} runs")
+        return found
+
     # -- parts ----------------------------------------------------------------------------------------
     def part_pid(self, name: str) -> int:
         """Pid of nats, weaver, agent or supervisor."""

@@ -56,7 +56,7 @@ class Faulty:
         wait_until(lambda: self.steps() >= count, f"{count} steps: {self.stack.logs()}")
 
     def pid(self, rank: int) -> int:
-        return int(self.stack.status(self.job)["workers"][rank]["pid"])
+        return self.stack.worker_pid(self.job, rank)
 
     def incidents(self) -> list[dict[str, Any]]:
         return list(self.stack.json("incidents", self.job))

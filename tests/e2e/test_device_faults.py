@@ -146,8 +146,7 @@ def test_set_checkpoint_kill_and_resume_on_a_device(stack: Stack) -> None:
             return newest if all((r, newest + 10) in steps(generation) for r in (0, 1)) else 0
 
         wait_until(long_saved, "ten steps after the newest save")
-        pid = next(w["pid"] for w in stack.status(job)["workers"] if w["rank"] == 1)
-        os.kill(pid, signal.SIGKILL)
+        os.kill(stack.worker_pid(job, 1), signal.SIGKILL)
         try:
             wait_until(lambda: len(steps(generation + 1)) >= 40, "it continues")
         except AssertionError as error:

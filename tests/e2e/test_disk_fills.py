@@ -97,8 +97,7 @@ def test_training_goes_on_and_control_recovers_by_itself(disk: Path, tmp_path: P
                     submitted.append(client.submit(body)["id"])
                 except LoomError as error:
                     assert str(error)
-        victim = next(w for w in stack.status(job)["workers"] if w["rank"] == 1)["pid"]
-        os.kill(victim, signal.SIGKILL)
+        os.kill(stack.worker_pid(job, 1), signal.SIGKILL)
         fill(disk)
         time.sleep(0.5)  # long enough for its end to be noticed while nothing can be stored
         ballast.unlink()

@@ -78,7 +78,7 @@ def test_the_environment_alone_trains_from_s3_into_s3_and_goes_on_from_there(
     wait_until(lambda: stack.status("nightly")["step"] >= 25, "steps")
     view = stack.status("nightly")
     assert (view["world_size"], view["max_restarts"]) == (2, 4)
-    os.kill(view["workers"][1]["pid"], signal.SIGKILL)
+    os.kill(stack.worker_pid("nightly", 1), signal.SIGKILL)
     wait_until(lambda: (s := stack.status("nightly"))["restarts"] == 1 and s["step"] >= 60, "it goes on")
     wait_until(lambda: any(c["step"] >= 40 for c in checkpoints(stack, "nightly")), "checkpoints in S3")
     found = checkpoints(stack, "nightly")

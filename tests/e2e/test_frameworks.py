@@ -71,7 +71,7 @@ def live(stack: Stack, job: str) -> int:
 def killed(stack: Stack, job: str) -> None:
     """Kill rank 1 and wait for the generation after it to step."""
     before = stack.status(job)
-    os.kill(next(w["pid"] for w in before["workers"] if w["rank"] == 1), signal.SIGKILL)
+    os.kill(stack.worker_pid(job, 1), signal.SIGKILL)
 
     def again() -> bool:
         now = stack.try_status(job)

@@ -34,7 +34,7 @@ class Job:
         return {step[0] for step in self.steps()}
 
     def pid(self, rank: int) -> int:
-        return int(self.stack.status(self.name)["workers"][rank]["pid"])
+        return self.stack.worker_pid(self.name, rank)
 
     def inject(self, *args: str) -> None:
         self.stack.loom("inject", self.name, *args)

@@ -224,7 +224,7 @@ def test_a_failure_is_told_as_it_happens(stack: Stack, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     with running(stack, "--nproc-per-node", "2", "--name", "told", TRAIN, str(notes)) as run:
         trains(run, notes)
-        os.kill(stack.status("told")["workers"][1]["pid"], signal.SIGKILL)
+        os.kill(stack.worker_pid("told", 1), signal.SIGKILL)
         wait_until(lambda: "recovered" in run.err, f"it is told: {run.err}")
         run.process.send_signal(signal.SIGINT)
         assert run.wait() == 130, run.err

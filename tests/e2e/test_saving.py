@@ -63,8 +63,7 @@ class Saver:
         return found
 
     def kill(self, rank: int) -> None:
-        status = self.stack.wait_state(self.job, "running")
-        os.kill(next(w["pid"] for w in status["workers"] if w["rank"] == rank), signal.SIGKILL)
+        os.kill(self.stack.worker_pid(self.job, rank), signal.SIGKILL)
 
     def incident(self, kind: str) -> dict[str, Any]:
         found: dict[str, Any] = wait_until(
@@ -98,12 +97,12 @@ def test_a_killed_job_resumes_and_damage_means_the_one_before(stack: Stack, tmp_
     assert f"resumed from step-{first - 1}.g1" in table and "every 5 steps" in table
 
     # A bit of the newest state changes on the disk, while nobody looks.
-    status = stack.status(saver.job)
-    os.kill(status["workers"][0]["pid"], signal.SIGSTOP)
+    pids = [stack.worker_pid(saver.job, rank) for rank in (0, 1)]
+    os.kill(pids[0], signal.SIGSTOP)
     newest = saver.entries()[0]
     with stack.client() as client:
         assert client.inject(saver.job, {"kind": "checkpoint-damage"})["kind"] == "checkpoint-damage"
-    os.kill(status["workers"][1]["pid"], signal.SIGKILL)
+    os.kill(pids[1], signal.SIGKILL)
     first = saver.first_step(3)
     incident = saver.incident("checkpoint-damaged")
     damaged = re.search(r"step-(\d+)\.g\d", incident["verdict"])

@@ -167,7 +167,7 @@ def test_a_paused_job_stays_paused_when_its_workers_die(stack: Stack, job: str, 
     paused = step_in(stack.steer("pause", job).stdout)
     made(out, paused - 1)
     before = {row[0]: row[3] for row in rows(out, 0)}
-    os.kill(stack.status(job)["workers"][1]["pid"], signal.SIGKILL)
+    os.kill(stack.worker_pid(job, 1), signal.SIGKILL)
 
     def stands() -> bool:
         found = stack.try_status(job) or {"generation": 0}

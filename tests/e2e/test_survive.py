@@ -190,7 +190,7 @@ def test_two_jobs_at_once_are_not_confused(stack: Stack, tmp_path: Path) -> None
     one = started(stack, first)
     two = started(stack, second)
     pids = worker_pids(stack.status(one))
-    os.kill(worker_pids(stack.status(two))[0], signal.SIGKILL)
+    os.kill(stack.worker_pid(two, 0), signal.SIGKILL)
     wait_until(lambda: len(second.pids()) >= 4, "the second recovers")
     assert worker_pids(stack.status(one)) == pids and stack.status(one)["restarts"] == 0
     for job in (one, two):

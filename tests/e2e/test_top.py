@@ -70,7 +70,7 @@ def test_jobs_ranks_and_incidents_are_live_and_keys_ask_first(stack: Stack) -> N
             await until(pilot, lambda: len(cells(app, "ranks")) == 2, "its ranks")
             first = int(cells(app, "ranks")[0][2].split()[0])
             await until(pilot, lambda: int(cells(app, "ranks")[0][2].split()[0]) > first, "steps grow")
-            os.kill(stack.status("alpha")["workers"][1]["pid"], signal.SIGKILL)
+            os.kill(stack.worker_pid("alpha", 1), signal.SIGKILL)
             await until(pilot, lambda: cells(app, "incidents"), "the incident")
             assert "crash" in cells(app, "incidents")[0]
             await pilot.press("slash", *"zzz")

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 
 _STYLE = """
 :root{color-scheme:light dark;--ink:#1b1f24;--soft:#59636e;--line:#d5dae0;--paper:#fff;--accent:#0072b2;
---bad:#d55e00;--tint:#f4f6f8}
+--bad:#b54300;--tint:#f4f6f8}
 @media(prefers-color-scheme:dark){:root{--ink:#e6e9ec;--soft:#9aa4ae;--line:#39414a;--paper:#14181c;
 --accent:#56b4e9;--bad:#e69f00;--tint:#1c2228}}
 *{box-sizing:border-box}
 body{margin:0 auto;max-width:68rem;padding:1.25rem;background:var(--paper);color:var(--ink);
-font:15px/1.5 system-ui,sans-serif;font-variant-numeric:tabular-nums}
+font:15px/1.5 system-ui,sans-serif;font-variant-numeric:tabular-nums;overflow-wrap:anywhere}
 h1{font-size:1.35rem;margin:0 0 .25rem}
 h2{font-size:1.05rem;margin:2rem 0 .5rem;border-bottom:1px solid var(--line)}
 h3,h4{font-size:.95rem;margin:1.25rem 0 .25rem}p{margin:.25rem 0}.soft{color:var(--soft)}

@@ -6,6 +6,9 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
+import pytest
+
+from torchloom.report import markup
 from torchloom.report.charts import curve, ranks_over_time
 from torchloom.report.incident import incident_page
 from torchloom.report.markup import safe, span
@@ -98,3 +101,21 @@ def test_spans_read_as_a_person_says_them() -> None:
         "2 h 1 min",
     ]
     assert safe(3) == "3"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("text", ["ink", "soft", "bad"])
+def test_every_text_stands_out_from_the_paper(scheme: str, text: str) -> None:
+    """At least 4.5 to 1, as WCAG asks: an incident that is open or blames a rank has words in `bad`."""
+    blocks = re.findall(r":root\{(.*?)\}", markup._STYLE, re.DOTALL)
+    colours = dict(re.findall(r"--(\w+):(#\w+)", blocks[scheme == "dark"]))
+    lights = sorted(map(luminance, (colours[text], colours["paper"])))
+    assert (lights[1] + 0.05) / (lights[0] + 0.05) >= 4.5
+
+
+def luminance(colour: str) -> float:
+    """Of #rgb or #rrggbb, as WCAG computes it."""
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+    parts = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+    red, green, blue = (one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
