@@ -63,6 +63,8 @@ def live(stack: Stack, job: str) -> int:
     where = Path(saved(stack, job)[at]["where"])
     assert where.exists() and str(at) in where.name
     stack.steer("pause", job)
+    refused = stack.loom("checkpoint", job, check=None)
+    assert refused.returncode and "resume it first" in refused.stderr and "Traceback" not in refused.stderr
     stack.steer("resume", job)
     reaches(stack, job, at + 5)
     return at

@@ -19,8 +19,7 @@ from torchloom.checkpoint.store.trainer_index import TrainerCheckpoint
 from torchloom.errors import CheckpointError
 from torchloom.probe import session as sessions
 from torchloom.probe.session import Session
-
-HELD = "the job is paused inside a step of its trainer, which saves only between steps; resume it first"
+from torchloom.probe.steering.saving import HELD
 
 
 class Wishes(NamedTuple):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 
+from torchloom.errors import LoomError
 from torchloom.model.transaction.messages import AttemptId, Changed, Kind, Proposal
 from torchloom.probe.links.delay_matrix import Links
 from torchloom.probe.steering.config import Before, Config
@@ -101,14 +102,14 @@ class Changes:
             raise Lost(told) from error
 
     # -- what is proposed -----------------------------------------------------------------------
-    def problem(self, proposal: Proposal, completed: int) -> str:
-        """Why this rank cannot carry it out; empty when it can."""
+    def problem(self, proposal: Proposal, completed: int, *, held: bool = False) -> str:
+        """Why this rank cannot carry it out; empty when it can. `held`: the job is paused."""
         match proposal.kind:
             case Kind.SET:
                 return self.config.problem(proposal.values, two_phase=proposal.two_phase)
             case Kind.CHECKPOINT | Kind.RESTORE:
                 going_back = proposal.kind is Kind.RESTORE
-                return self.checkpoints.problem(completed, going_back=going_back)
+                return self.checkpoints.problem(completed, going_back=going_back, held=held)
             case Kind.PROBE:
                 return self._links.problem()
             case _:
@@ -177,7 +178,10 @@ class Changes:
 
 
 def _told(error: BaseException) -> str:
-    """The traceback, starting at the script's code; our frames above it are of no use."""
+    """The traceback, starting at the script's code; our frames above it are of no use. An error of ours is a
+    sentence for a person and needs none."""
+    if isinstance(error, LoomError):
+        return str(error)
     frames = error.__traceback__
     while frames is not None and frames.tb_next is not None and _is_ours(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next

@@ -220,7 +220,8 @@ class BoundaryControl:
         self._mail_read = version
         for mail in mails:
             asks = mail.phase in (Phase.PREPARE, Phase.ARM) and mail.proposal.attempt not in rank.answers
-            rank.receive(mail, self._changes.problem(mail.proposal, completed) if asks else "")
+            problem = self._changes.problem(mail.proposal, completed, held=rank.held) if asks else ""
+            rank.receive(mail, problem)
 
     def _run(self, rank: Rank, proposal: Proposal, completed: int) -> None:
         if proposal.kind is Kind.PROBE:

@@ -16,6 +16,7 @@ from torchloom.model.transaction.messages import AttemptId
 from torchloom.wire.blackbox import Progress, View
 
 _LIVE = "torchloom.checkpoint.live"
+HELD = "the job is paused inside a step of its trainer, which saves only between steps; resume it first"
 
 
 class ScriptCheckpoint:
@@ -44,13 +45,15 @@ class ScriptCheckpoint:
         one, or if it did not end when it was asked before, the script must be ended here."""
         return self.trainer is not None and bool(self.trainer.stop_soon(completed))
 
-    def problem(self, completed: int, *, going_back: bool = False) -> str:
-        """Why this script can neither save nor go back on request; empty when it can."""
+    def problem(self, completed: int, *, going_back: bool = False, held: bool = False) -> str:
+        """Why this script can neither save nor go back on request; empty when it can. `held`: it is paused."""
         found = self.look()
         if found is None:
             return "the script uses no loom.Checkpoint, so it has no state to save or to go back to"
         if going_back and found is self.trainer:
             return f"the trainer of {found.framework} loads a checkpoint only when it starts"
+        if held and found is self.trainer:
+            return HELD
         told_at = self._view.progress(Progress.TRAINING_STEP_AT)
         if completed and told_at != completed:
             return "the script does not call loom.Checkpoint.step after every step"

@@ -1,0 +1,36 @@
+"""A framework's training loop as the probe sees it: what can be asked of it, and how a refusal reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from torchloom.integrations.training_loop import TrainingLoop
+from torchloom.model.transaction.messages import AttemptId, Kind, Proposal
+from torchloom.probe.box import OwnBox
+from torchloom.probe.session import Session
+from torchloom.probe.steering.saving import HELD
+from torchloom.wire.blackbox import SIZE, View
+
+SAVE = Proposal(AttemptId(1, 1, 1), Kind.CHECKPOINT, {})
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    monkeypatch.delenv("LOOM_CHECKPOINT_DIR", raising=False)
+    made = Session(OwnBox(View(memoryview(bytearray(SIZE))), 0))
+    assert made.attach_trainer(TrainingLoop(made, "lightning", str(tmp_path)))
+    yield made
+    assert made.guard.errors == []
+
+
+def test_a_paused_trainer_refuses_to_save_before_any_rank_tries(session: Session) -> None:
+    assert session._changes.problem(SAVE, 0, held=True) == HELD
+    assert session._changes.problem(SAVE, 0, held=False) == ""
+
+
+def test_an_error_of_ours_reads_as_its_sentence_and_not_as_a_traceback(session: Session) -> None:
+    trouble, changed = session._changes.run(SAVE, 0, held=True)
+    assert (trouble, changed) == (HELD, ())
