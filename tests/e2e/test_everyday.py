@@ -54,12 +54,16 @@ def test_a_set_learning_rate_is_in_the_scripts_own_log(stack: Stack, tmp_path: P
 
 
 def test_a_stop_uses_the_scripts_own_handler(stack: Stack, tmp_path: Path) -> None:
-    job = stack.submit(EVERYDAY, "saver", str(tmp_path))
-    wait_until(lambda: stack.status(job)["step"] > 2, "it trains")
-    stack.loom("stop", job)
-    assert stack.status(job)["state"] == "stopped"
-    saved = [(tmp_path / f"saved-{rank}").read_text() for rank in (0, 1)]
-    assert saved[0] == saved[1] and int(saved[0]) > 2, "both handlers ran, at one step"
+    for flags, name in (((), "SIGTERM"), (("--signal", "usr1"), "SIGUSR1")):
+        out = tmp_path / name
+        out.mkdir()
+        job = stack.submit(EVERYDAY, "saver", str(out))
+        wait_until(lambda job=job: stack.status(job)["step"] > 2, "it trains")
+        stack.loom("stop", *flags, job)
+        assert stack.status(job)["state"] == "stopped"
+        saved = [(out / f"saved-{rank}").read_text().split() for rank in (0, 1)]
+        assert saved[0] == saved[1] and int(saved[0][0]) > 2, "both handlers ran, at one step"
+        assert saved[0][1] == name
 
 
 def test_what_cannot_work_is_said_once(stack: Stack, tmp_path: Path) -> None:

@@ -89,7 +89,9 @@ class Control(Protocol):
         """Accept a job, or return the one that the same `key` made before."""
         ...
 
-    async def stop(self, job: str, by: str, kill: bool = False, grace_s: float | None = None) -> None: ...
+    async def stop(
+        self, job: str, by: str, kill: bool = False, grace_s: float | None = None, signal: str = ""
+    ) -> None: ...
 
     async def delete(self, job: str, by: str, keep_logs: bool = False, keep_checkpoints: bool = True) -> None:
         """Forget an ended job. With checkpoints that cannot be removed it fails and the job stays."""

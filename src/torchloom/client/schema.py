@@ -926,6 +926,7 @@ class StateChangeView(TypedDict):
 class StopRequest(TypedDict):
     kill: NotRequired[bool]
     grace_s: NotRequired[float | None]
+    signal: NotRequired[Literal["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"] | None]
 
 
 class Stragglers(TypedDict):

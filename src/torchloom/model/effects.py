@@ -95,6 +95,8 @@ class StopWorkers(EffectBase, frozen=True, kw_only=True, tag="stop-workers"):
     boundary_wait_s: float = 0.0
     grace_s: float = 0.0
     """Time between SIGTERM and SIGKILL; 0 means SIGKILL at once."""
+    signal: str = ""
+    """Sent to the workers themselves, not to their process groups, in place of SIGTERM; empty: SIGTERM."""
     kill_in_collective: bool = False
     """SIGKILL at once every worker inside a collective: the group is broken, so it could only wait."""
     let_end: bool = False

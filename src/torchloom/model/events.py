@@ -54,6 +54,8 @@ class StopRequested(EventBase, frozen=True, kw_only=True, tag="stop-requested"):
     kill: bool = False
     """No boundary and no grace: SIGKILL."""
     grace_s: float | None = None
+    signal: str = ""
+    """Name of the signal that asks the script to end, such as SIGUSR1; empty: SIGTERM."""
     progress: tuple[WorkerProgress, ...] = ()
     hears: bool = False
     """Every rank takes part in steering, so the ranks can agree on a boundary."""

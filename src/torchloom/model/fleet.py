@@ -216,6 +216,8 @@ class Job(Struct, kw_only=True):
     paused: bool = False
     stop_grace_s: float = 0.0
     """While its ranks agree on the boundary at which they stop: their grace if they cannot agree."""
+    stop_signal: str = ""
+    """The signal by which somebody wants it to stop; empty: SIGTERM."""
     lost_ns: int = 0
     """Training time whose steps were lost with their generation."""
     down_ns: int = 0

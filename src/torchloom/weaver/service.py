@@ -201,11 +201,15 @@ class Weaver:
         """A lock that lasts as long as somebody holds or awaits it."""
         return self._locks.setdefault(name, asyncio.Lock())
 
-    async def stop(self, job: str, by: str, kill: bool = False, grace_s: float | None = None) -> None:
+    async def stop(
+        self, job: str, by: str, kill: bool = False, grace_s: float | None = None, signal: str = ""
+    ) -> None:
         self._stream.job(job)
         progress = self._live.progress(self.fleet, job)
         listens = hears(self._live.pulses(self.fleet, job))
-        stop = StopRequested(job=job, by=by, kill=kill, grace_s=grace_s, progress=progress, hears=listens)
+        stop = StopRequested(
+            job=job, by=by, kill=kill, grace_s=grace_s, signal=signal, progress=progress, hears=listens
+        )
         await self._stream.say("stop", stop)
 
     async def delete(self, job: str, by: str, keep_logs: bool = False, keep_checkpoints: bool = True) -> None:

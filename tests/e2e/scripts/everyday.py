@@ -97,10 +97,11 @@ def spawn() -> None:
 
 
 def saver() -> None:
-    """Saves in its handler of SIGTERM, and ends by itself."""
+    """Saves in its handler of SIGTERM or SIGUSR1, and ends by itself."""
     dist.init_process_group("gloo")
     leaving: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, frame: leaving.append(number))
+    for handled in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(handled, lambda number, frame: leaving.append(number))
     net = nn.parallel.DistributedDataParallel(model())
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     done = 0
@@ -110,7 +111,7 @@ def saver() -> None:
         optimizer.step()
         done += 1
         time.sleep(0.01)
-    (OUT / f"saved-{dist.get_rank()}").write_text(f"{done}")
+    (OUT / f"saved-{dist.get_rank()}").write_text(f"{done} {signal.Signals(leaving[0]).name}")
     dist.destroy_process_group()
 
 

@@ -131,6 +131,39 @@ def test_a_stop_uses_the_scripts_own_handler_at_the_agreed_step(worker: Worker, 
     assert worker.said().said is Said.APPLIED and worker.session.steps.completed == 6
 
 
+def stopped_by(worker: Worker, name: str) -> None:
+    """Everything up to the boundary before step 4, at which it counts."""
+    worker.step()
+    for phase in (Phase.PREPARE, Phase.ARM):
+        worker.mail(phase, Kind.STOP, at_step=4, signal=name)
+        worker.step()
+    worker.mail(Phase.CONFIRM, Kind.STOP, at_step=4, signal=name)
+
+
+def test_a_stop_by_a_named_signal_uses_that_handler(worker: Worker, handled: list[int]) -> None:
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: handled.append(number))
+    try:
+        stopped_by(worker, "SIGUSR1")
+        for _ in range(3):
+            worker.step()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert handled == [signal.SIGUSR1], "once, and not SIGTERM"
+
+
+@pytest.mark.parametrize("name", ["SIGUSR2", "SIGNOTHING", "raise_signal"])
+def test_a_named_signal_that_the_script_does_not_handle_is_never_sent(worker: Worker, name: str) -> None:
+    stopped_by(worker, name)
+    with pytest.raises(StopAtBoundary):
+        worker.step()
+
+
+def test_a_stop_by_sigint_is_a_keyboard_interrupt_of_the_script(worker: Worker) -> None:
+    stopped_by(worker, "SIGINT")
+    with pytest.raises(KeyboardInterrupt):
+        worker.step()
+
+
 def test_what_the_scripts_handler_raises_is_the_scripts(worker: Worker, handled: list[int]) -> None:
     def save_and_leave(number: int, frame: object) -> None:
         raise RuntimeError("saved")

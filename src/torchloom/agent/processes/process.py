@@ -113,6 +113,16 @@ class Process:
         (status,) = struct.unpack_from("i", info, 60)
         return _decode(status) if mask & _INFO_EXIT else None
 
+    def signal_alone(self, number: int) -> None:
+        """Signal this process alone."""
+        try:
+            if self.fd >= 0:
+                signal.pidfd_send_signal(self.fd, number)
+            elif self.alive:
+                os.kill(self.pid, number)
+        except ProcessLookupError:
+            pass
+
     def signal_group(self, number: int) -> None:
         """Signal the process and everything in its process group, e.g. data-loader workers."""
         if self.fd < 0:

@@ -49,7 +49,9 @@ async def _end(workers: list[LocalWorker], effect: StopWorkers) -> None:
                 worker.box.ask_to_stop(effect.at_step)
         await _wait(workers, effect.boundary_wait_s, effect.kill_in_collective)
     if effect.grace_s > 0:
-        if not effect.let_end:
+        if effect.signal:
+            _signal_themselves(workers, effect.signal)
+        elif not effect.let_end:
             _signal(workers, signal.SIGTERM, but_in_collective=effect.kill_in_collective)
         await _wait(workers, effect.grace_s, effect.kill_in_collective)
     _signal(workers, signal.SIGKILL)
@@ -76,6 +78,13 @@ def _signal(workers: Iterable[LocalWorker], number: signal.Signals, but_in_colle
             continue
         chosen = signal.SIGKILL if but_in_collective and _is_helpless(worker) else number
         worker.process.signal_group(chosen)
+
+
+def _signal_themselves(workers: Iterable[LocalWorker], name: str) -> None:
+    """A signal that the script handles; its data loaders do not, and would die of it."""
+    for worker in workers:
+        if worker.process is not None and not worker.ending:
+            worker.process.signal_alone(signal.Signals[name])
 
 
 def _is_helpless(worker: LocalWorker) -> bool:

@@ -137,7 +137,7 @@ def routes(control: Control, defaults: Defaults) -> APIRouter:
         """Stop a job: at a step boundary if it trains, then by SIGTERM, then after the grace by SIGKILL."""
         job_of(control, job)
         how = body or StopRequest()
-        await control.stop(job, caller(request), how.kill, how.grace_s)
+        await control.stop(job, caller(request), how.kill, how.grace_s, how.signal or "")
         return JobCreated(job=job, created=False)
 
     @router.delete("/jobs/{job}", status_code=204, operation_id="delete")

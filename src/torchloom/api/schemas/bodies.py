@@ -128,6 +128,8 @@ class JobRequest(Strict):
 class StopRequest(Strict):
     kill: bool = False
     grace_s: float | None = Field(default=None, ge=0, le=86_400)
+    signal: Literal["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"] | None = None
+    """The signal that asks the script to end, in place of SIGTERM."""
 
 
 class JobCreated(BaseModel):

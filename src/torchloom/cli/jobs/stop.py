@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 
 import typer
 
@@ -17,10 +17,15 @@ if TYPE_CHECKING:
 EXAMPLES = (
     ("loom stop train-3f9a", "stop at the next step boundary, and wait"),
     ("loom stop train-3f9a --grace 5", "SIGKILL workers that still run 5 s after SIGTERM"),
+    (
+        "loom stop train-3f9a --signal USR1 --grace 60",
+        "the script's own handler of SIGUSR1 saves and ends it",
+    ),
     ("loom stop train-3f9a --kill", "at once"),
 )
 
 STOP_WITHIN_S = 300.0
+Signal = Literal["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"]
 
 
 def command(
@@ -31,17 +36,32 @@ def command(
     grace: Annotated[
         float | None, typer.Option("--grace", help="Seconds between SIGTERM and SIGKILL.", metavar="S")
     ] = None,
+    signal: Annotated[
+        str | None,
+        typer.Option(
+            "--signal",
+            metavar="NAME",
+            help="Signal for the script, in place of SIGTERM: TERM, INT, HUP, QUIT, USR1 or USR2.",
+        ),
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return once the job has ended.")] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Stop jobs at their next step boundary and wait until they have ended."""
-    from torchloom.cli.show import output
+    """Stop jobs at their next step boundary and wait until they have ended.
 
+    A script that handles the signal gets it there and ends in its own way. Others end at the boundary.
+    """
+    from torchloom.cli.show import output
+    from torchloom.errors import UsageError
+
+    if signal is not None and kill:
+        raise UsageError("Only one of --kill and --signal at a time.")
+    named = None if signal is None else _signal(signal)
     client = api()
     had_ended = {job: client.job(job)["ended"] for job in dict.fromkeys(jobs)}
     for job, ended in had_ended.items():
         if not ended:
-            client.stop(job, {"kill": kill, "grace_s": grace})
+            client.stop(job, {"kill": kill, "grace_s": grace, "signal": named})
     for job, ended in had_ended.items():
         view = wait_ended(client, job, quiet=as_json) if wait else client.job(job)
         if as_json:
@@ -50,6 +70,19 @@ def command(
             print(f"{job} had already ended: {view['state']}")
         else:
             print(f"{job} {view['state']}: {view['reason']}")
+
+
+def _signal(given: str) -> Signal:
+    """The name that the service knows."""
+    from torchloom.errors import UsageError
+
+    wanted = given.upper().removeprefix("SIG")
+    for name in get_args(Signal):
+        if name == f"SIG{wanted}":
+            return cast("Signal", name)
+    known = ", ".join(name.removeprefix("SIG") for name in get_args(Signal))
+    hint = "use --kill" if wanted in ("KILL", "9") else f"use one of {known}"
+    raise UsageError(f"A job cannot be stopped with the signal {given}", hint=hint)
 
 
 def wait_ended(client: Client, job: str, quiet: bool) -> JobDetail:

@@ -339,6 +339,7 @@ def stop_workers(
     kill_in_collective: bool = False,
     at_step: int | None = None,
     boundary_wait_s: float = 0.0,
+    signal: str = "",
 ) -> None:
     """Ask each node to end its share of what lives of a job.
 
@@ -358,6 +359,7 @@ def stop_workers(
         boundary_wait_s=boundary_wait_s,
         grace_s=grace_s,
         kill_in_collective=kill_in_collective,
+        signal=signal,
     )
 
 

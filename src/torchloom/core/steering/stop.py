@@ -57,7 +57,7 @@ def stop_requested(turn: Turn, event: StopRequested) -> None:
     turn.cancel_timers(job)
     grace_s = 0.0 if event.kill else (job.spec.stop_grace_s if event.grace_s is None else event.grace_s)
     progress = event.progress if steps_on and not event.kill else ()
-    end_at_boundary(turn, job, event.by, reason, grace_s, progress, event.hears)
+    end_at_boundary(turn, job, event.by, reason, grace_s, progress, event.hears, event.signal)
 
 
 def end_at_boundary(
@@ -68,17 +68,27 @@ def end_at_boundary(
     grace_s: float,
     progress: Sequence[WorkerProgress],
     hears: bool,
+    signal: str = "",
 ) -> None:
-    """End what lives of a job that is STOPPING; at once unless all ranks are known to step."""
+    """End what lives of a job that is STOPPING; at once unless all ranks are known to step.
+
+    `signal` is what a script that handles it gets at the boundary, and any script where there is none.
+    """
     at_step, wait_s = boundary(progress, len(job.workers))
+    job.stop_signal = signal
     if at_step is not None and hears:
         turn.set_timer(TimerKind.STOP_BOUNDARY, job, wait_s)
         job.stop_grace_s = grace_s
         record = OperationRecord(id=f"{turn.seq:012x}", version=0, kind=Kind.STOP, by=by, why=reason)
         step_s = max(p.step_s for p in progress)
-        request(turn, job, record, Operation(0, Kind.STOP, step_ns=int(step_s * 1e9)))
+        values: dict[str, object] = {"signal": signal} if signal else {}
+        request(turn, job, record, Operation(0, Kind.STOP, values, step_ns=int(step_s * 1e9)))
         return
-    stop_workers(turn, job, reason=reason, grace_s=grace_s, at_step=at_step, boundary_wait_s=wait_s)
+    if signal:
+        at_step, wait_s = None, 0.0  # a boundary by the mailbox alone knows no signal
+    stop_workers(
+        turn, job, reason=reason, grace_s=grace_s, at_step=at_step, boundary_wait_s=wait_s, signal=signal
+    )
     settle(turn, job)
 
 
@@ -90,6 +100,8 @@ def boundary_agreed(turn: Turn, job: Job) -> None:
     trains = job.checkpoints is not None and bool(job.checkpoints.place.framework)
     within_s = max(TRAINER_ENDS_S if trains else HANDLER_ENDS_S, job.stop_grace_s)
     turn.set_timer(TimerKind.STOP_BOUNDARY, job, within_s)
+    if job.stop_signal:  # it has got its signal and then its grace: no second one
+        job.stop_signal, job.stop_grace_s = "", 0.0
 
 
 def boundary_not_reached(turn: Turn, job: Job) -> None:
@@ -97,7 +109,7 @@ def boundary_not_reached(turn: Turn, job: Job) -> None:
     if job.state is not JobState.STOPPING or not job.living:
         return
     turn.cancel_timers(job)
-    stop_workers(turn, job, reason=job.reason, grace_s=job.stop_grace_s)
+    stop_workers(turn, job, reason=job.reason, grace_s=job.stop_grace_s, signal=job.stop_signal)
 
 
 def boundary(progress: Sequence[WorkerProgress], world: int) -> tuple[int | None, float]:

@@ -60,6 +60,9 @@ class Hold:
 class StopScript:
     """Stopped: end the script here, with success."""
 
+    signal: str = ""
+    """The script gets this one, if it handles it; empty: SIGTERM."""
+
 
 @dataclass(frozen=True, slots=True)
 class EndWorker:

@@ -193,11 +193,8 @@ class BoundaryControl:
                             self.standing()
                         self._changes.checkpoints.report()
                         sleep_s = self._sleep(sleep_s, PAUSED_SHORT_S, PAUSED_LONG_S)
-                    case StopScript():
-                        if self._changes.checkpoints.ends_itself(completed):
-                            self._ending = True
-                        elif not self._handler.ask():
-                            raise StopAtBoundary
+                    case StopScript(signal=name):
+                        self._stop(completed, name)
                         return
                     case EndWorker(why=why):
                         raise Lost(why)
@@ -207,6 +204,16 @@ class BoundaryControl:
         finally:
             if self._phases.now != before:
                 self._phases.set(before, time.monotonic_ns())
+
+    def _stop(self, completed: int, name: str) -> None:
+        """By the signal that somebody named, if the script handles it; else in the way of its trainer, of its
+        handler of SIGTERM, or at this boundary."""
+        if name and self._handler.ask(name):
+            return
+        if self._changes.checkpoints.ends_itself(completed):
+            self._ending = True
+        elif not self._handler.ask():
+            raise StopAtBoundary
 
     def _read_mail(self, rank: Rank, completed: int) -> None:
         version = self._words[_VERSION]

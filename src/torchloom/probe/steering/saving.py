@@ -46,7 +46,8 @@ class ScriptCheckpoint:
         return self.trainer is not None and bool(self.trainer.stop_soon(completed))
 
     def problem(self, completed: int, *, going_back: bool = False, held: bool = False) -> str:
-        """Why this script can neither save nor go back on request; empty when it can. `held`: it is paused."""
+        """Why this script can neither save nor go back on request, or not while it is paused (`held`); empty
+        when it can."""
         found = self.look()
         if found is None:
             return "the script uses no loom.Checkpoint, so it has no state to save or to go back to"

@@ -68,7 +68,7 @@ def nap(seconds: float) -> None:
 
 
 class ScriptsHandler:
-    """The script's own handler of SIGTERM, which may save and ends the loop: a stop leaves the rest to it.
+    """The script's own handler of a signal, which may save and ends the loop: a stop leaves the rest to it.
 
     The signal comes at the boundary that all ranks agreed on, so the handlers of all ranks run at one step.
     """
@@ -76,12 +76,13 @@ class ScriptsHandler:
     def __init__(self) -> None:
         self._asked = False
 
-    def ask(self) -> bool:
-        """Send this process SIGTERM, once, if the script handles it; whether it does."""
-        if not self._asked and callable(signal.getsignal(signal.SIGTERM)):
+    def ask(self, name: str = "SIGTERM") -> bool:
+        """Send this process the signal, once, if the script handles it; whether it was sent."""
+        number = getattr(signal, name, None)
+        if not self._asked and isinstance(number, signal.Signals) and callable(signal.getsignal(number)):
             self._asked = True
             try:
-                signal.raise_signal(signal.SIGTERM)
+                signal.raise_signal(number)
             except Exception as error:  # noqa: BLE001 – raised by the script's handler
                 raise Interrupted(error) from None
         return self._asked

@@ -808,6 +808,7 @@ export interface StateChangeView {
 export interface StopRequest {
   kill?: boolean;
   grace_s?: number | null;
+  signal?: "SIGTERM" | "SIGINT" | "SIGHUP" | "SIGQUIT" | "SIGUSR1" | "SIGUSR2" | null;
 }
 
 export interface Stragglers {

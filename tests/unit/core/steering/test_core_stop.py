@@ -43,6 +43,13 @@ def test_the_grace_of_the_request_wins() -> None:
     assert only(StopWorkers, story.stop(grace_s=1.5)).grace_s == 1.5
 
 
+def test_a_signal_that_somebody_named_takes_the_place_of_sigterm() -> None:
+    story = Story(a=8)
+    story.run()
+    stop = only(StopWorkers, story.stop(steps=100, signal="SIGUSR1", grace_s=60.0))
+    assert (stop.signal, stop.grace_s, stop.at_step) == ("SIGUSR1", 60.0, None)
+
+
 def test_kill_is_at_once() -> None:
     story = Story(a=8)
     story.run()
