@@ -79,3 +79,33 @@ def test_what_cannot_work_is_said_once(stack: Stack, tmp_path: Path) -> None:
     assert missing["restarts"] == 0 and "a module is missing" in missing["reason"]
     wrong = fails("wrong", "{}['key']\n")
     assert wrong["restarts"] == 1 and "the same KeyError at" in wrong["reason"]
+
+
+def test_a_small_gpt_with_its_own_checkpoints_is_continued(stack: Stack, tmp_path: Path) -> None:
+    """It ends by `max_steps`, is given a later one, is restarted while it runs, and is stopped: the step is
+    the script's own iteration all the way, because the state of its optimizer counts it."""
+    words = (f"--out_dir={tmp_path}", "--init_from=resume", "--max_iters=1000000", "--nap_s=0.01")
+    job = stack.submit(str(SCRIPTS / "small_gpt.py"), *words, flags=("--max-steps", "25"))
+    first = stack.wait_state(job, "completed", "failed")
+    assert first["state"] == "completed" and first["step"] == 25, first["reason"]
+
+    past = stack.loom("restart", job, "--max-steps", "25", check=None)
+    assert past.returncode and "Step 25 is past" in past.stderr
+    stack.loom("restart", job, "--max-steps", "43")
+    second = stack.wait_state(job, "completed", "failed")
+    assert second["state"] == "completed" and second["step"] == 43, second["reason"]
+    assert second["generation"] == 2 and second["restarts"] == 0
+    log = stack.loom("logs", job, "--rank", "0").stdout
+    assert "resuming at iteration 20" in log and "saved iteration 50" not in log
+
+    stack.loom("restart", job, "--max-steps", "1000000")
+    wait_until(lambda: (stack.status(job)["step"] or 0) >= 51, "it makes steps after those of the first run")
+    done = stack.loom("restart", job)
+    assert "runs again" in done.stdout
+    again = wait_until(
+        lambda: (view := stack.status(job))["generation"] == 4 and (view["step"] or 0) > 50 and view,
+        "the running job begins again from its newest checkpoint",
+    )
+    assert again["restarts"] == 0
+    stack.loom("stop", job)
+    assert stack.status(job)["state"] == "stopped"

@@ -136,6 +136,11 @@ def test_a_loop_with_accelerate_is_seen_and_resumes(stack: Stack, tmp_path: Path
     job = stack.submit(*script, "--save-every", "20")
     wait_until(lambda: 40 in saved(stack, job), "a state of step 40")
     assert "loss" in metrics_of(stack, job)
+    made = stack.steer("checkpoint", job)
+    asked = re.search(r"step-(\d+)\.g1 is committed", made.stdout)
+    assert asked, made.stdout
+    where = Path(saved(stack, job)[int(asked[1])]["where"])
+    assert where.is_dir() and where.name == f"step-{asked[1]}", "named as the script names its own"
     killed(stack, job)
     resumed = re.search(r"resumed after step (\d+)", log_of(stack, job))
     assert resumed, log_of(stack, job)
@@ -146,6 +151,9 @@ def test_a_loop_with_accelerate_is_seen_and_resumes(stack: Stack, tmp_path: Path
         "checkpoints", job, "--delete", stack.json("checkpoints", job)["restored"], check=None
     )
     assert refused.returncode and "accelerate owns this checkpoint" in refused.stderr
+    stack.loom("stop", job)
+    view = stack.wait_state(job, "stopped", "failed")
+    assert view["state"] == "stopped" and saved(stack, job)[view["step"]]["newest"], "it saved before it ended"
 
 
 def test_one_callback_of_two_is_active_and_a_failing_one_costs_telemetry_only(

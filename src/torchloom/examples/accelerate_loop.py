@@ -3,7 +3,7 @@
     loom run --nproc-per-node 2 accelerate_loop.py --output-dir out
 
 There is no torchloom in this script. Steps, `accelerator.log` and every saved state are seen; `loom set`,
-`loom pause` and `loom stop` work as in any script. When to save and what to load is the script's decision.
+`loom pause`, `loom checkpoint` and `loom stop` work. What to load is the script's decision.
 """
 
 from __future__ import annotations

@@ -35,6 +35,8 @@ class TrainingLoop:
     def __init__(self, session: Session, framework: str, directory: str) -> None:
         self._session = session
         self.framework = framework
+        self.gives_way = False
+        """Another framework's loop may take its place: this one never says that it has ended."""
         self.failures = 0
         self.why_failed = ""
         self._report: dict[str, object] = {"name": os.environ.get("LOOM_JOB", "job"), "framework": framework}

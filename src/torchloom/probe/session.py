@@ -27,6 +27,7 @@ from torchloom.probe.observe.hyperparameters import Hyperparameters
 from torchloom.probe.observe.import_report import ImportReport
 from torchloom.probe.observe.joining import Joining
 from torchloom.probe.observe.metrics import Metrics
+from torchloom.probe.observe.optimizer_steps import continue_from
 from torchloom.probe.observe.parameter_hashes import FIRST, ParameterHashes
 from torchloom.probe.observe.phases import Compiling, Phases, keep_dynamo_out
 from torchloom.probe.observe.steps import Optimizers, Steps
@@ -96,7 +97,7 @@ class Session:
             inbox=Inbox(view, faults, self.control, boundary),
             data=self.data,
             overrides=steering.overrides,
-            began=self.phases.training_began,
+            began=self._training_begins,
             housekeeping=self.guard.wrap(self._keep_house, otherwise=NEVER_NS),
         )
         self._changes.count_steps_by(lambda: self.steps.completed)
@@ -114,6 +115,7 @@ class Session:
         self._watch_hyper = guard.wrap(self._write_hyper)
         self._watch_config = guard.wrap(self._config.write)
         self._watch_store = guard.wrap(self._report_ignored)
+        self._count_on = guard.wrap(continue_from)
         self._write_metrics = guard.wrap(self._metrics.write)
         self._leave = guard.wrap(control.leave)
         control.standing = self._watch_hyper
@@ -187,6 +189,12 @@ class Session:
         self._arrivals.forget()
 
     # -- what the hooks call --------------------------------------------------------------------
+    def _training_begins(self, now_ns: int) -> None:
+        """The first step is next. If the script has reported no step, a state that it loaded may know."""
+        self.phases.training_began(now_ns)
+        if self._changes.offset is None:
+            self._count_on(self.continue_after, self.optimizers.anchor())
+
     def _keep_house(self, completed: int, now_ns: int) -> int:
         """Look at what may have changed; returns when to do so again."""
         began_ns = time.thread_time_ns()
@@ -256,6 +264,7 @@ class Session:
     def _tell_step(self, number: Any, total: Any) -> None:
         # loom.Checkpoint counts whole steps, also after a rollback: a second count would only confuse.
         if int(number) >= 0 and not self._counted_by_checkpoint:
+            self._continues = None
             self._count_training_step(int(number))
         if total is not None and int(total) >= 0:
             self.view.set_progress(Progress.TOTAL_STEPS, int(total))
@@ -304,8 +313,8 @@ class Session:
     # -- what a framework's training loop calls (torchloom.integrations) --------------------------
     def attach_trainer(self, trainer: Any) -> bool:
         """Steer this training loop from now on; False if another one trains already."""
-        checkpoints = self._changes.checkpoints
-        if checkpoints.trainer is not None and checkpoints.trainer is not trainer:
+        checkpoints, trains = self._changes.checkpoints, self._changes.checkpoints.trainer
+        if trains is not None and trains is not trainer and not trains.gives_way:
             return False
         checkpoints.trainer = trainer
         return True
@@ -315,9 +324,10 @@ class Session:
             self._changes.checkpoints.trainer = None
 
     @property
-    def has_trainer(self) -> bool:
-        """Whether a framework's trainer trains here now."""
-        return self._changes.checkpoints.trainer is not None
+    def trains_with(self) -> str:
+        """The framework whose trainer trains here now; empty: none."""
+        trainer = self._changes.checkpoints.trainer
+        return "" if trainer is None else str(trainer.framework)
 
     @property
     def is_over(self) -> bool:

@@ -188,3 +188,18 @@ def test_shown_ranks() -> None:
 def test_mistakes_are_usage_errors(argv: list[str]) -> None:
     with pytest.raises(UsageError):
         flags.parse("run", argv)
+
+
+@pytest.mark.parametrize(
+    ("words", "resume"),
+    [
+        (["--resume", "train.py", "auto"], "auto"),
+        (["--resume", "auto", "train.py", "auto"], "auto"),
+        (["--resume", "no", "train.py", "auto"], "no"),
+        (["--resume=no", "train.py", "auto"], "no"),
+        (["train.py", "auto"], None),
+    ],
+)
+def test_resume_may_stand_alone(words: list[str], resume: str | None) -> None:
+    options = flags.parse("run", words)
+    assert (options.resume, options.script, options.script_args) == (resume, "train.py", ["auto"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ SAVE = Proposal(AttemptId(1, 1, 1), Kind.CHECKPOINT, {})
 @pytest.fixture
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     monkeypatch.delenv("LOOM_CHECKPOINT_DIR", raising=False)
+    monkeypatch.delitem(sys.modules, "torchloom.checkpoint.live", raising=False)  # no other test's Checkpoint
     made = Session(OwnBox(View(memoryview(bytearray(SIZE))), 0))
     assert made.attach_trainer(TrainingLoop(made, "lightning", str(tmp_path)))
     yield made

@@ -47,6 +47,9 @@ _NOTED = {
 _NOTED_SWITCHES = {"--virtual-local-rank": "LOCAL_RANK is the rank on the host"}
 
 
+RESUME = ("auto", "no")
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message[:1].upper()}{message[1:]}", hint=f"see `{self.prog} --help`")
@@ -115,8 +118,10 @@ def parser(verb: str) -> argparse.ArgumentParser:
     _add(ours, "--max-steps", metavar="N", type=int, help="last step; workers read it as MAX_STEPS")
     ours.add_argument(
         "--resume",
-        choices=("auto", "no"),
-        help="auto: Hugging Face and Lightning trainers resume from their newest checkpoint; "
+        nargs="?",
+        const="auto",
+        choices=RESUME,
+        help="auto, or nothing after it: frameworks resume from their newest checkpoint; "
         "no: the script decides (default)",
     )
     ours.add_argument(
@@ -291,7 +296,9 @@ def script_at(made: argparse.ArgumentParser, argv: Sequence[str]) -> int:
             return at
         name = word.partition("=")[0]
         short = "" if word.startswith("--") else word[:2]
-        if word in known:
+        if word == "--resume":  # its value may be left out, and a script of such a name is unlikely
+            at += 2 if at + 1 < len(argv) and argv[at + 1] in RESUME else 1
+        elif word in known:
             at += 1 if known[word].nargs == 0 else 2
         elif name in known or (short in known and known[short].nargs != 0):
             at += 1  # its value is in the same word
@@ -313,7 +320,10 @@ def parse(verb: str, argv: Sequence[str]) -> argparse.Namespace:
     made = parser(verb)
     at = script_at(made, argv)
     # argparse would look for flags in the script's own arguments too, so it gets a placeholder alone.
-    options = made.parse_args([*(word for word in argv[:at] if word != "--"), *_hidden(argv[at : at + 1])])
+    ours = [word for word in argv[:at] if word != "--"]
+    if ours[-1:] == ["--resume"]:
+        ours[-1] = "--resume=auto"  # or the placeholder would be its value
+    options = made.parse_args([*ours, *_hidden(argv[at : at + 1])])
     options.script, options.script_args = argv[at], list(argv[at + 1 :])
     if options.module and options.no_python:
         raise UsageError("-m and --no-python exclude each other.")

@@ -12,7 +12,7 @@ from torchloom.cli.options import JobsArgument, JsonOption, api
 
 if TYPE_CHECKING:
     from torchloom.client import Client
-    from torchloom.client.schema import JobDetail
+    from torchloom.client.schema import JobDetail, StopRequest
 
 EXAMPLES = (
     ("loom stop train-3f9a", "stop at the next step boundary, and wait"),
@@ -61,7 +61,8 @@ def command(
     had_ended = {job: client.job(job)["ended"] for job in dict.fromkeys(jobs)}
     for job, ended in had_ended.items():
         if not ended:
-            client.stop(job, {"kill": kill, "grace_s": grace, "signal": named})
+            wanted: StopRequest = {"kill": kill, "grace_s": grace}
+            client.stop(job, wanted if named is None else {**wanted, "signal": named})
     for job, ended in had_ended.items():
         view = wait_ended(client, job, quiet=as_json) if wait else client.job(job)
         if as_json:

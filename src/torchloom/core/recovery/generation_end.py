@@ -337,11 +337,9 @@ def stop_workers(
     reason: str,
     grace_s: float,
     kill_in_collective: bool = False,
-    at_step: int | None = None,
-    boundary_wait_s: float = 0.0,
-    signal: str = "",
+    **more: Any,
 ) -> None:
-    """Ask each node to end its share of what lives of a job.
+    """Ask each node to end its share of what lives of a job. `more` are other fields of StopWorkers.
 
     Only an agent's report makes a worker EXITED, also for one whose start is still in progress: the start
     is withdrawn, and the agent answers for an incarnation it does not know that there is none.
@@ -351,16 +349,7 @@ def stop_workers(
             turn.close(effect.id)
     # In a recovery only: what a person stops is stopped.
     alive: list[Worker] = [w for w in job.workers if w.alive and not (kill_in_collective and w.script_failed)]
-    _ask_to_end(
-        turn,
-        alive,
-        reason=reason,
-        at_step=at_step,
-        boundary_wait_s=boundary_wait_s,
-        grace_s=grace_s,
-        kill_in_collective=kill_in_collective,
-        signal=signal,
-    )
+    _ask_to_end(turn, alive, reason=reason, grace_s=grace_s, kill_in_collective=kill_in_collective, **more)
 
 
 def _ask_to_end(turn: Turn, workers: list[Worker], **how: Any) -> None:

@@ -60,8 +60,7 @@ class Rank:
         self.offset: int | None = None
         """Training step minus step, if the script reports its own; for the answers."""
         self.held = held
-        self.stopped = False
-        self._stop_signal = ""
+        self.stopped, self._signal = False, ""
         self.broken = ""
         self.answers: dict[AttemptId, Answer] = {}
         """The newest answer per attempt, for the shell to publish whenever it changed."""
@@ -217,7 +216,7 @@ class Rank:
         """The next thing this rank must do at this boundary (or, after `leave`, before it goes)."""
         while not self.broken:
             if self.stopped and not self._leaving:
-                return rank_actions.StopScript(self._stop_signal)
+                return rank_actions.StopScript(self._signal)
             attempt = self._busy()
             if attempt is None:
                 return rank_actions.Hold() if self.held and not self._on_its_way() else rank_actions.Pass()
@@ -346,9 +345,8 @@ class Rank:
         elif attempt.at_step < self._place(attempt):
             self._break(attempt, f"the others applied it at step {attempt.at_step}, which is past here")
         elif attempt.proposal.kind in (Kind.PAUSE, Kind.RESUME, Kind.STOP):
-            self.held = attempt.proposal.kind is Kind.PAUSE
-            self.stopped = attempt.proposal.kind is Kind.STOP
-            self._stop_signal = str(attempt.proposal.values.get("signal", ""))
+            self.held, self.stopped = (attempt.proposal.kind is kind for kind in (Kind.PAUSE, Kind.STOP))
+            self._signal = str(attempt.proposal.values.get("signal", ""))
             self._close(attempt, Said.APPLIED)
         else:
             attempt.enter(Stage.RUNNING)

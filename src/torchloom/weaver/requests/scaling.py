@@ -41,7 +41,10 @@ class Scaling:
         """Begin again from the newest checkpoint, also if the job has ended."""
         self._stream.check_ready()
         found = self._stream.job(job)
-        made = max((w.training_step or 0 for w in found.workers), default=0)
+        # A script that reports no training step and resumed nothing makes the steps that are counted.
+        made = max(
+            (w.steps if w.training_step is None else w.training_step for w in found.workers), default=0
+        )
         if max_steps is not None and max_steps <= made:
             raise Conflict(f"Step {max_steps} is past: {job} has made step {made}.", hint="name a later one")
         event = RestartRequested(
