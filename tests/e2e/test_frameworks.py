@@ -153,7 +153,7 @@ def test_a_loop_with_accelerate_is_seen_and_resumes(stack: Stack, tmp_path: Path
     assert refused.returncode and "accelerate owns this checkpoint" in refused.stderr
     stack.loom("stop", job)
     view = stack.wait_state(job, "stopped", "failed")
-    assert view["state"] == "stopped" and saved(stack, job)[view["step"]]["newest"], "it saved before it ended"
+    assert view["state"] == "stopped" and saved(stack, job)[view["step"]]["newest"], "it saved before its end"
 
 
 def test_one_callback_of_two_is_active_and_a_failing_one_costs_telemetry_only(
