@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from disks import fill, small_disk
 from stack import HANG_S, TIMED_OUT, Stack, lines_of, wait_until
 
 from torchloom.errors import LoomError
@@ -25,26 +25,11 @@ FULL_S = 10.0
 
 @pytest.fixture
 def disk() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="loom-full-") as root:
-        place = Path(root) / "small"
-        place.mkdir()
-        command = ["mount", "-t", "tmpfs", "-o", "size=64m", "none", str(place)]
-        if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
-            pytest.skip("FULL DISK NOT TESTED: mounting a small tmpfs needs root")
-        try:
-            yield place
-        finally:
-            subprocess.run(["umount", "-l", str(place)], check=True)
-
-
-def fill(place: Path) -> None:
-    with (place / "ballast").open("ab", buffering=0) as ballast:
-        for size in (1 << 20, 4096, 512):
-            try:
-                while True:
-                    ballast.write(bytes(size))
-            except OSError:
-                continue
+    with (
+        tempfile.TemporaryDirectory(prefix="loom-full-") as root,
+        small_disk(Path(root) / "small", megabytes=64) as place,
+    ):
+        yield place
 
 
 def of_control(stack: Stack) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import disks
 import pytest
 from stack import Stack, lines_of, wait_until
 
@@ -152,13 +153,8 @@ def test_a_running_and_a_stopped_job_go_back_to_a_step(stack: Stack, tmp_path: P
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system that is full after 6 MB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=6m", "none", str(disk)]
-    if os.getuid() != 0 or subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("mounting a tmpfs needs root")
-    yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
+    with disks.small_disk(tmp_path / "disk", megabytes=6) as disk:
+        yield disk
 
 
 def fill(path: Path) -> None:

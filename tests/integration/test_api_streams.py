@@ -25,7 +25,7 @@ def server() -> Iterator[ApiServer]:
 
 def read_stream(port: int, path: str, last: str = "") -> Iterator[tuple[str, str, Any]]:
     """Whole events only, as a browser would take them; ends when the connection does."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=240)
     headers = {"Authorization": f"Bearer {TOKEN}"} | ({"Last-Event-ID": last} if last else {})
     try:
         connection.request("GET", path, headers=headers)

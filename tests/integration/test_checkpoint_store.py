@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import disks
 import pytest
 from checkpoint_process import WORLD, content, save
 from s3 import S3Server
@@ -248,13 +249,8 @@ def test_a_writer_frozen_before_its_commit_never_wins(place: Place, point: str) 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A real file system of 6 MiB: room for a few checkpoints of 2 MB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=6m", "none", str(disk)]
-    if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a tmpfs needs root")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
+    with disks.small_disk(tmp_path / "disk", megabytes=6) as disk:
+        yield disk
 
 
 def test_a_full_disk_is_one_clear_sentence_and_takes_nothing_old(small_disk: Path) -> None:

@@ -25,7 +25,7 @@ def server(tmp_path: Path) -> Iterator[ApiServer]:
 
 
 def get(server: ApiServer, path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=240)
     connection.request("GET", path, headers={k.replace("_", "-"): v for k, v in headers.items()})
     answer = connection.getresponse()
     return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()

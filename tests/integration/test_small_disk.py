@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from disks import small_disk
 
 import torchloom as loom
 from torchloom.checkpoint import reporting
@@ -31,13 +31,8 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "disk"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=5m", "none", str(place)]
-    if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("NO SMALL DISK IS TRIED: mounting a tmpfs needs root")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
+    with small_disk(tmp_path / "disk", megabytes=5) as place:
+        yield place
 
 
 @pytest.fixture

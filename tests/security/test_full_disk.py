@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import disks
 import pytest
+from disks import fill
 from loom_home import LoomHome, wait_for
 
 from torchloom.weaver.trouble import Troubles
@@ -16,23 +16,8 @@ from torchloom.weaver.trouble import Troubles
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "small"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", str(place)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("FULL DISK NOT TESTED: mounting a small tmpfs needs root")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
-
-
-def fill(place: Path) -> None:
-    with (place / "ballast").open("ab", buffering=0) as ballast:
-        for size in (1 << 20, 4096, 512):
-            try:
-                while True:
-                    ballast.write(bytes(size))
-            except OSError:
-                continue
+    with disks.small_disk(tmp_path / "small", megabytes=48) as place:
+        yield place
 
 
 def test_control_comes_back_by_itself_after_a_full_disk(small_disk: Path) -> None:

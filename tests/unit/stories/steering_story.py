@@ -81,3 +81,11 @@ class SteeringStory(Story):
 
     def record(self, operation: str = "op", job: str = "j") -> OperationRecord:
         return self.job(job).operations[operation]
+
+
+def running(workers: int = 2, nodes: int = 1) -> SteeringStory:
+    """A job whose ranks have all made a step."""
+    story = SteeringStory(a=8, b=8)
+    story.run(workers=workers, nodes=nodes)
+    story.step()
+    return story

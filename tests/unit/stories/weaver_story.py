@@ -107,3 +107,13 @@ async def until(weaver: Weaver, condition: object, what: str) -> None:
         while not condition():  # type: ignore[operator]
             await weaver.changed(weaver.fleet.seq, 0.05)
     assert condition(), what  # type: ignore[operator]
+
+
+@contextlib.asynccontextmanager
+async def obeyed(hub: MemoryHub) -> AsyncIterator[tuple[Weaver, ObedientAgent]]:
+    """A weaver that leads, and an agent that it knows."""
+    agent = ObedientAgent(MemoryBus(hub))
+    async with running(hub, "w1") as weaver:
+        await agent.join()
+        await until(weaver, lambda: weaver.active and agent.node in weaver.fleet.nodes, "ready")
+        yield weaver, agent

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 from msgspec.structs import replace
-from weaver_story import SPEC, ObedientAgent, running, until
+from weaver_story import SPEC, ObedientAgent, obeyed, running, until
 
 from torchloom.bus.memory import MemoryBus, MemoryHub
 from torchloom.bus.protocol import Record
@@ -108,10 +108,7 @@ def test_a_second_weaver_waits_and_takes_over_with_the_same_state() -> None:
 def test_a_later_weaver_rebuilds_the_same_state_and_the_recorded_decisions() -> None:
     async def scenario() -> None:
         hub = MemoryHub()
-        agent = ObedientAgent(MemoryBus(hub))
-        async with running(hub, "w1") as weaver:
-            await agent.join()
-            await until(weaver, lambda: weaver.active and "n1" in weaver.fleet.nodes, "ready")
+        async with obeyed(hub) as (weaver, agent):
             await weaver.submit("j", SPEC, {}, "me")
             await until(weaver, lambda: weaver.fleet.jobs["j"].state is JobState.RUNNING, "runs")
             before = weaver.fleet.jobs["j"]
@@ -152,10 +149,7 @@ def test_an_agent_cannot_speak_for_another_node() -> None:
 def test_bad_requests_are_refused_with_a_sentence_and_leave_no_event() -> None:
     async def scenario() -> None:
         hub = MemoryHub()
-        agent = ObedientAgent(MemoryBus(hub))
-        async with running(hub, "w1") as weaver:
-            await agent.join()
-            await until(weaver, lambda: weaver.active and "n1" in weaver.fleet.nodes, "ready")
+        async with obeyed(hub) as (weaver, _):
             await weaver.submit("j", SPEC, {}, "me")
             await until(weaver, lambda: weaver.fleet.jobs["j"].state is JobState.RUNNING, "runs")
             events = len(hub.records)
@@ -227,10 +221,7 @@ def test_what_a_job_may_wait_for_is_the_callers_choice() -> None:
 def test_a_later_service_can_tell_what_an_earlier_one_told() -> None:
     async def scenario() -> None:
         hub = MemoryHub()
-        agent = ObedientAgent(MemoryBus(hub))
-        async with running(hub, "w1") as weaver:
-            await agent.join()
-            await until(weaver, lambda: weaver.active and "n1" in weaver.fleet.nodes, "ready")
+        async with obeyed(hub) as (weaver, _):
             await weaver.submit("j", SPEC, {}, "me")
             await until(weaver, lambda: weaver.fleet.jobs["j"].state is JobState.RUNNING, "runs")
             await until(weaver, lambda: not weaver.fleet.outbox, "settled")
@@ -266,10 +257,7 @@ def test_a_weaver_leads_although_the_store_of_the_lease_was_made_anew() -> None:
 def test_decisions_that_do_not_fit_into_one_event_are_recorded_in_several() -> None:
     async def scenario() -> None:
         hub = MemoryHub()
-        agent = ObedientAgent(MemoryBus(hub))
-        async with running(hub, "w1") as weaver:
-            await agent.join()
-            await until(weaver, lambda: weaver.active and "n1" in weaver.fleet.nodes, "ready")
+        async with obeyed(hub) as (weaver, _):
             store = RendezvousRef("j", 1)
             many = [
                 StopRendezvous(id=f"e{n}", cause=1, reason="x" * 10_000, node="n1", store=store)
