@@ -61,6 +61,39 @@ def _odd(name: str, *expected: str, **more: Any) -> Case:
 
 _OF_DEMAND: dict[str, Any] = {"horizon_s": 60, "busy": True, "of_demand": True}
 
+_ENDS: dict[str, Any] = {"horizon_s": 50, "harmless": True}
+_HOSTILE = (
+    # workloads/hostile.py: what ends by itself …
+    *(
+        _odd(name, "hang", **_ENDS)
+        for name in (
+            "disk_wait", "frozen", "full_pipe", "sleeps_in_child", "sleeps", "polls", "event_from_thread",
+            "event_from_signal", "held_by_gdb", "hook",
+        )
+    ),
+    # … or shows life all the time, for longer than the limit for acting …
+    *(
+        _odd(name, "hang", act_s=10.0, **_ENDS)
+        for name in (
+            "computes_in_child", "collects", "compiles", "prints_in_a_loop", "downloads", "validates",
+            "writes", "endless",
+        )
+    ),
+    # … is not worth a word …
+    *(_odd(name, names_from=NOBODY, **_ENDS) for name in ("under_strace", "objects", "all_sleep")),
+    # … and what does not end.
+    *(_odd(name, "crash") for name in ("leaves_at_once", "segfault", "aborts", "overflows", "exit_text",
+                                       "terminated", "interrupted", "kills_child")),
+    *(
+        _odd(name, "hang", horizon_s=60)
+        for name in ("lock_order", "lost_thread", "stops_child", "flock_of_peer")
+    ),
+    _odd("fewer_batches", "desync", names_from=3),
+    _odd("shape", "desync", "crash", names_from=3),
+    _odd("wrong_group", "ordering-deadlock", "desync", names_from=NOBODY),
+    _odd("two_groups", "hang", names_from=3),
+)  # fmt: skip
+
 CASES = {
     case.name: case
     for case in (
@@ -120,6 +153,7 @@ CASES = {
         _odd("traced", "hang", horizon_s=50, harmless=True),
         _odd("busy", "hang", horizon_s=50, harmless=True, act_s=10.0),
         _odd("prints", "hang", horizon_s=50, harmless=True, act_s=10.0),
+        *_HOSTILE,
     )
 }
 

@@ -21,12 +21,12 @@ AT = 60
 """The step at which it happens."""
 
 
-def _elsewhere(do: Callable[[], None]) -> None:
+def elsewhere(do: Callable[[], object], after_s: float = SECONDS) -> None:
     """In a process that nobody of the job sees, after a while."""
     if os.fork() == 0:
         if os.fork() == 0:
             os.setsid()
-            time.sleep(SECONDS)
+            time.sleep(after_s)
             do()
         os._exit(0)
     os.wait()
@@ -34,14 +34,14 @@ def _elsewhere(do: Callable[[], None]) -> None:
 
 def semaphore() -> None:
     turn = multiprocessing.Semaphore(0)
-    _elsewhere(turn.release)
+    elsewhere(turn.release)
     turn.acquire()
 
 
 def fifo() -> None:
     path = tempfile.mkdtemp() + "/fifo"
     os.mkfifo(path)
-    _elsewhere(lambda: open(path, "w").close())
+    elsewhere(lambda: open(path, "w").close())
     with open(path) as file:
         file.read()
 

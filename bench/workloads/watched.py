@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 
+import hostile
 import odd
 import torch
 import torch.distributed as dist
@@ -40,7 +41,7 @@ parser.add_argument("--uneven", action="store_true")
 parser.add_argument("--housekeeping", action="store_true")
 parser.add_argument("--wide", type=int, default=64, help="of the hidden layer: 8192 is 1 MB of gradients")
 parser.add_argument("--never-starts", type=int, default=-1, metavar="RANK")
-parser.add_argument("--odd", default="", help="a kind of odd.py, on --odd-rank")
+parser.add_argument("--odd", default="", help="a kind of odd.py or hostile.py, on --odd-rank")
 parser.add_argument("--odd-rank", type=int, default=-1)
 parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()
@@ -103,8 +104,12 @@ if rank == args.never_starts:
     threading.Event().wait()
 layers = torch.nn.Sequential(torch.nn.Linear(32, args.wide), torch.nn.ReLU(), torch.nn.Linear(args.wide, 1))
 model = DistributedDataParallel(layers)
+if hook := hostile.sleeping_hook(args.odd, mine):
+    model.register_comm_hook(None, hook)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-loader = DataLoader(Samples(), batch_size=64, num_workers=int(args.odd == "loader"))
+loader = DataLoader(
+    Samples(), batch_size=64, num_workers=int(args.odd == "loader" or args.odd in hostile.LOADERS)
+)
 ckpt = loom.Checkpoint(model=model, optimizer=optimizer, every=100) if args.housekeeping else None
 chance = random.Random(args.seed)
 for step, batch in enumerate(loader, start=1):
@@ -112,6 +117,7 @@ for step, batch in enumerate(loader, start=1):
         pause(step)
     if args.odd:
         odd.in_step(args.odd, mine, step, args.step_ms / 1000)
+        hostile.in_step(args.odd, mine, step, first_life, args.odd_rank)
     if args.housekeeping:
         keep_house(step)
     luck = random.Random(f"{args.seed} {rank} {step}")

@@ -18,6 +18,7 @@ from torchloom.core.detect.slow import (
     MAX_STEPS,
     SETTLED,
     Late,
+    Peers,
     SlowLimits,
     Trigger,
     held_back,
@@ -25,6 +26,7 @@ from torchloom.core.detect.slow import (
     localise,
     own_times,
     periodic,
+    sample,
     unevenness,
 )
 from torchloom.core.detect.transfers import say, transfer_times, where
@@ -57,7 +59,8 @@ UNEVEN_LOSS = 0.15
 def stragglers(windows: Sequence[RankWindow], limits: SlowLimits) -> list[Finding]:
     """Findings for every late rank, and for roles in which a different rank is late every time."""
     found: list[Finding] = []
-    for peers in by_role(windows).values():
+    roles = by_role(windows)
+    for peers in [Peers.of(windows)] if len(roles) == 1 else map(Peers, roles.values()):
         named = _named(peers, limits)
         named = _together(named, peers) if len(named) > SET_FROM else named
         if not peers[0].role and any(w.pairs for w in peers):
@@ -192,12 +195,14 @@ def _late(peers: Sequence[RankWindow], limits: SlowLimits) -> list[Late]:
 
 def _one_group(peers: Sequence[RankWindow], late: set[int]) -> bool:
     """Whether the late ranks are most of one group: then their group's communication is slow, not they."""
+    if len(late) <= 2:
+        return False
     members: dict[str, set[int]] = {}
     for window in peers:
         for group in window.groups:
             members.setdefault(group.name, set()).add(window.rank)
     some = [m for m in members.values() if len(m) < len(peers)]
-    return len(late) > 2 and any(late <= m and 2 * len(late) > len(m) for m in some)
+    return any(late <= m and 2 * len(late) > len(m) for m in some)
 
 
 class _Usual:
@@ -205,7 +210,7 @@ class _Usual:
 
     def __init__(self, calm: Sequence[RankWindow], steps: int) -> None:
         self.calm = calm
-        self.data = _median([s.data_wait_ns for w in calm for s in w.steps[-steps:]])
+        self.data = _median([s.data_wait_ns for w in sample(calm) for s in w.steps[-steps:]])
         self.cpu = _median([w.process.cpu_ns_per_step for w in calm])
         self.delay = _median([w.process.run_delay_ns_per_step for w in calm])
         self.throttled = _median([w.process.throttled_ns_per_step for w in calm])
@@ -308,10 +313,10 @@ def _is_behind(window: RankWindow) -> bool:
 
 
 def _uneven(peers: Sequence[RankWindow]) -> list[Finding]:
-    uneven, loss = unevenness(peers)
+    uneven, loss = unevenness(peers, UNEVEN_LOSS)
     if uneven < UNEVEN_SPREAD or loss < UNEVEN_LOSS:
         return []
-    own = _median([s.own_ns for w in peers for s in w.steps])
+    own = _median([s.own_ns for w in sample(peers) for s in w.steps])
     delay = _median([w.process.run_delay_ns_per_step for w in peers])
     if delay >= uneven * own / 2:
         return []  # too many processes for the cores make every rank uneven; no data would mend that

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from msgspec import Struct
 
 from torchloom.core.detect.robust import median
-from torchloom.core.detect.slow import MAX_STEPS, own_times
+from torchloom.core.detect.slow import MAX_STEPS, own_times, typical_step_ns
 from torchloom.core.detect.window import RankWindow, by_role
 
 
@@ -27,16 +27,15 @@ def what_if(peers: Sequence[RankWindow], ranks: Collection[int], newest: int = M
     """
     own = own_times(peers, newest)
     steps = len(next(iter(own.values()), []))
-    times = [s.step_ns for w in peers for s in w.steps[-steps:]] if steps else []
-    if not times:
+    step_ns = typical_step_ns(peers, steps)
+    if not step_ns:
         return Cost(0.0, 0.0, 0.0)
-    step_ns = median(times)
     named = [own[r] for r in ranks if r in own]
     others = [t for r, t in own.items() if r not in ranks]
     if not named or not others or step_ns <= 0:
         return Cost(1e9 / step_ns if step_ns > 0 else 0.0, 0.0, 0.0)
-    lost = [max(t[s] for t in named) - max(t[s] for t in others) for s in range(steps)]
-    return _saved(step_ns, median(lost))
+    late, rest = map(max, zip(*named, strict=True)), map(max, zip(*others, strict=True))
+    return _saved(step_ns, median([a - b for a, b in zip(late, rest, strict=True)]))
 
 
 def _saved(step_ns: float, lost_ns: float) -> Cost:
@@ -74,7 +73,7 @@ def per_rank(windows: Sequence[RankWindow], newest: int = MAX_STEPS) -> list[Ran
             continue
         highest = [sorted(times[s] for times in own.values())[-2:] for s in range(steps)]
         middles = {rank: median(times) for rank, times in own.items()}
-        step_ns = median([s.step_ns for w in peers for s in w.steps[-steps:]])
+        step_ns = typical_step_ns(peers, steps)
         for window in peers:
             taken = window.steps[-steps:]
             mine = own[window.rank]

@@ -21,7 +21,7 @@ from torchloom.core.detect.joining import not_joined
 from torchloom.core.detect.numerics import Curves, broken_values, peaks_of, spikes
 from torchloom.core.detect.replicas import ReplicaMemory, compare
 from torchloom.core.detect.robust import median
-from torchloom.core.detect.slow import SlowLimits, Trigger, own_times, watch
+from torchloom.core.detect.slow import Peers, SlowLimits, Trigger, watch
 from torchloom.core.detect.thresholds import EXCUSED, PLAIN, Pace, StuckLimits, with_pause, with_steps
 from torchloom.core.detect.transfers import Level, expected_times, slow_transfers, watch_levels
 from torchloom.core.detect.unlike import other_operations
@@ -208,6 +208,7 @@ def _look_for_slowness(windows: Sequence[RankWindow], memory: Memory, limits: Al
     last = memory.trigger.last_step
     if last < memory.localised_step + LOCALISE_EVERY:
         return memory
+    windows = Peers(windows)
     late = stragglers(windows, limits.slow)
     step_s = median(memory.pace.recent_s[-RECENT_STEPS:])
     slow = slow_transfers(windows, memory.transfers, step_s)
@@ -222,12 +223,11 @@ def _look_for_slowness(windows: Sequence[RankWindow], memory: Memory, limits: Al
             found = changed_ranks(windows, memory.own_ns, memory.trigger) or found
     own_ns = memory.own_ns
     if memory.trigger.total == 0.0 and not found:
-        own_ns = {rank: _blend(own_ns.get(rank), t) for rank, t in own_times(windows).items() if t}
+        own_ns = {rank: _blend(own_ns.get(rank), now) for rank, now in windows.typical.items()}
     return replace(memory, localised_step=last, slow=tuple(found), own_ns=own_ns)
 
 
-def _blend(before: float | None, times: Sequence[int]) -> float:
-    now = median(times)
+def _blend(before: float | None, now: float) -> float:
     return now if before is None else 0.8 * before + 0.2 * now
 
 

@@ -9,8 +9,10 @@ ranks of its role. attribute.py decides whether slowness has a local cause.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from itertools import pairwise
 from math import exp, log
+from operator import truediv
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -29,12 +31,15 @@ SETTLED = 20
 """Steps of slowness after which "all ranks alike" may be reported: until then one may still stand out."""
 
 
+_SAMPLED = 64
+"""Ranks whose steps are looked at for a median over all ranks and steps."""
 _ROUNDS = 4
 _FEW = 16
 """Ranks of a role up to which the late ones are taken out one by one."""
 _SET_STEPS = 16
 _SET_OFTEN = 0.8
 """A set of slow ranks must be apart from the others in this share of at least so many steps."""
+_UNEVEN_STEPS = 16
 PERIODIC = 2.5
 _PERIODS = 3
 """Slow every n-th step: so much slower than the peers, and seen so often."""
@@ -168,13 +173,74 @@ class Late(Struct, frozen=True):
 
 
 def own_times(windows: Sequence[RankWindow], newest: int = MAX_STEPS) -> dict[int, list[int]]:
-    """Own time of every rank in the newest steps that all of them have completed."""
-    tables = [{s.step: s.own_ns for s in w.steps} for w in windows]
-    if not tables:
-        return {}
-    shared = set(tables[0]).intersection(*tables[1:])
-    steps = sorted(shared)[-newest:]
+    """Own time of every rank, at least 1 ns, in the newest steps that all of them have completed."""
+    peers = Peers.of(windows)
+    if newest >= peers.shared:
+        return peers.own
+    return {rank: times[-newest:] for rank, times in peers.own.items()}
+
+
+def _own_times(windows: Sequence[RankWindow], newest: int) -> dict[int, list[int]]:
+    if not all(w.steps for w in windows):
+        return {w.rank: [] for w in windows}
+    first = max((w.steps[0].step for w in windows), default=0)
+    last = min((w.steps[-1].step for w in windows), default=-1)
+    if all(w.steps[-1].step - w.steps[0].step == len(w.steps) - 1 for w in windows):
+        # Nearly always: no window has a gap, so the same steps are a slice of each.
+        first = max(first, last - newest + 1)
+        if last < first:
+            return {w.rank: [] for w in windows}
+        number = last - first + 1
+        found = {}
+        for w in windows:
+            at = first - w.steps[0].step
+            found[w.rank] = [
+                own if (own := s.step_ns - s.wait_ns) > 0 else 1 for s in w.steps[at : at + number]
+            ]
+        return found
+    tables = [{s.step: max(1, s.own_ns) for s in w.steps} for w in windows]
+    steps = sorted(set(tables[0]).intersection(*tables[1:]))[-newest:]
     return {w.rank: [table[s] for s in steps] for w, table in zip(windows, tables, strict=True)}
+
+
+class Peers(tuple[RankWindow, ...]):
+    """Ranks that may be compared with each other. What several rules need is worked out once: looks at
+    thousands of ranks must stay cheap."""
+
+    @classmethod
+    def of(cls, windows: Sequence[RankWindow]) -> Peers:
+        return windows if isinstance(windows, Peers) else cls(windows)
+
+    @cached_property
+    def own(self) -> dict[int, list[int]]:
+        """Own times of the newest steps that all have completed."""
+        return _own_times(self, MAX_STEPS)
+
+    @cached_property
+    def shared(self) -> int:
+        """How many steps that are."""
+        return len(next(iter(self.own.values()), []))
+
+    @cached_property
+    def ordered(self) -> list[list[int]]:
+        """For each of these steps the own times of all ranks, in order."""
+        return [sorted(column) for column in zip(*self.own.values(), strict=True)]
+
+    @cached_property
+    def typical(self) -> dict[int, float]:
+        """By rank, the median of its own times."""
+        return {rank: median(times) for rank, times in self.own.items() if times}
+
+
+def sample(windows: Sequence[RankWindow]) -> Sequence[RankWindow]:
+    """At most some dozens of them, evenly: enough for a median over all their steps."""
+    return windows[:: -(-len(windows) // _SAMPLED)] if len(windows) > _SAMPLED else windows
+
+
+def typical_step_ns(windows: Sequence[RankWindow], steps: int = MAX_STEPS) -> float:
+    """The median over ranks and newest steps; 0 if there are none."""
+    times = [s.step_ns for w in sample(windows) for s in w.steps[-steps:]] if steps else []
+    return median(times) if times else 0.0
 
 
 def localise(windows: Sequence[RankWindow], limits: SlowLimits) -> list[Late]:
@@ -192,22 +258,29 @@ def held_back(windows: Sequence[RankWindow], limits: SlowLimits) -> list[Late]:
     quotas = {w.rank: w.process.throttled_ns_per_step for w in windows}
     if not any(quotas.values()) or len(quotas) < 2:
         return []
-    step_ns = median([s.step_ns for w in windows for s in w.steps] or [0])
-    others = {rank: median([t for r, t in quotas.items() if r != rank]) for rank in quotas}
-    stopped = {rank for rank, t in quotas.items() if t - others[rank] > limits.throttled * step_ns}
-    peers = [w for w in windows if w.rank not in stopped]
-    late = [_behind(w, peers, limits) for w in windows if w.rank in stopped and peers]
+    step_ns = typical_step_ns(windows)
+    middle = median(list(quotas.values()))
+    stopped = set()
+    for rank, taken in quotas.items():
+        # Of many, one more or less does not move the middle.
+        few = len(quotas) <= _FEW
+        others = median([t for r, t in quotas.items() if r != rank]) if few else middle
+        if taken - others > limits.throttled * step_ns:
+            stopped.add(rank)
+    own = own_times(windows)
+    free = [times for rank, times in own.items() if rank not in stopped]
+    if not stopped or not free or len(free[0]) < MIN_STEPS:
+        return []
+    middles = [median(column) for column in zip(*free, strict=True)]
+    late = [_behind(w, own[w.rank], middles, limits) for w in windows if w.rank in stopped]
     return [one for one in late if one is not None]
 
 
-def _behind(window: RankWindow, peers: Sequence[RankWindow], limits: SlowLimits) -> Late | None:
+def _behind(
+    window: RankWindow, mine: Sequence[int], middles: Sequence[float], limits: SlowLimits
+) -> Late | None:
     """One rank against the middle of others, for whom there is other evidence than times."""
-    own = own_times([window, *peers])
-    mine = own.pop(window.rank)
-    if len(mine) < MIN_STEPS:
-        return None
-    middles = [median([max(1, times[s]) for times in own.values()]) for s in range(len(mine))]
-    above = [log(max(1, t) / m) for t, m in zip(mine, middles, strict=True)]
+    above = _heights(mine, middles)
     excess = median([t - m for t, m in zip(mine, middles, strict=True)])
     share = sum(v > 0 for v in above) / len(above)
     step_ns = median([s.step_ns for s in window.steps[-len(mine) :]])
@@ -221,7 +294,7 @@ def _localise(windows: Sequence[RankWindow], limits: SlowLimits, newest: int) ->
     steps = len(next(iter(own.values()), []))
     if steps < MIN_STEPS or len(own) < 2:
         return []
-    step_ns = median([s.step_ns for w in windows for s in w.steps[-steps:]])
+    step_ns = typical_step_ns(windows, steps)
     rest = dict(own)
     found: list[Late] = []
     most = max(1, (len(own) - 1) // 2)
@@ -230,41 +303,57 @@ def _localise(windows: Sequence[RankWindow], limits: SlowLimits, newest: int) ->
         if not late:
             break
         found += [one for one in late if one.excess_ns >= limits.matters * step_ns]
-        rest = {rank: times for rank, times in rest.items() if rank not in {one.rank for one in late}}
+        out = {one.rank for one in late}
+        rest = {rank: times for rank, times in rest.items() if rank not in out}
     return found
 
 
 def _latest(own: Mapping[int, list[int]], steps: int, limits: SlowLimits) -> list[Late]:
     """Those that are clearly late, the latest first. Among a few only the latest: it moves the middle."""
-    middles = [median([max(1, times[s]) for times in own.values()]) for s in range(steps)]
+    columns = zip(*own.values(), strict=True)
     if len(own) == 2:
         # With one peer the median would lie between the two: the faster one is the measure.
-        middles = [min(max(1, times[s]) for times in own.values()) for s in range(steps)]
-    above = {r: [log(max(1, t) / m) for t, m in zip(times, middles, strict=True)] for r, times in own.items()}
-    typical = {rank: median(values) for rank, values in above.items()}
+        middles = [float(min(column)) for column in columns]
+    else:
+        middles = [median(column) for column in columns]
+    typical = {rank: _height(times, middles) for rank, times in own.items()}
     order = sorted(typical, key=lambda r: (typical[r], sum(own[r])), reverse=True)
     if len(order) <= _FEW:
         order = order[:1]
     # A median over n steps is uncertain by about 1.25 σ / √n, however much the ranks agree with each other.
-    noise = 1.25 * median([spread(v) for v in above.values()]) / steps**0.5
+    some = list(own.values())[:: -(-len(own) // _SAMPLED)]
+    noise = 1.25 * median([spread(_heights(times, middles)) for times in some]) / steps**0.5
     found: list[Late] = []
     others = sorted(typical.values())
     for rank in order:
-        values, height = above[rank], typical[rank]
+        height = typical[rank]
         if len(order) == 1:
             others = [t for r, t in typical.items() if r != rank]
         if not found:  # of many, one more or less does not move the middle
             centre = median(others)
             sigma = max(spread(others, centre), noise, 0.008)
         score, ratio = (height - centre) / sigma, exp(height - centre)
-        share = sum(v - centre > log(1 + limits.excess) for v in values) / steps
         if score <= limits.score or ratio <= 1 + limits.excess:
             break
+        over = log(1 + limits.excess)
+        share = sum(v - centre > over for v in _heights(own[rank], middles)) / steps
         if share < limits.often:
             continue
         excess = median([t - m * exp(centre) for t, m in zip(own[rank], middles, strict=True)])
         found.append(Late(rank, ratio, score, excess, share, steps))
     return found
+
+
+def _heights(times: Sequence[int], middles: Sequence[float]) -> list[float]:
+    """How far above the others in each step, as logarithms."""
+    return [log(t / m) for t, m in zip(times, middles, strict=True)]
+
+
+def _height(times: Sequence[int], middles: Sequence[float]) -> float:
+    """Their median, with two logarithms in place of one a step."""
+    ratios = sorted(map(truediv, times, middles))
+    half = len(ratios) // 2
+    return log(ratios[half]) if len(ratios) % 2 else (log(ratios[half]) + log(ratios[half - 1])) / 2
 
 
 def lasting_set(windows: Sequence[RankWindow], limits: SlowLimits) -> list[Late]:
@@ -274,7 +363,7 @@ def lasting_set(windows: Sequence[RankWindow], limits: SlowLimits) -> list[Late]
     steps = len(next(iter(own.values()), []))
     if steps < _SET_STEPS or len(own) < 4:
         return []
-    typical = {rank: median([float(max(1, t)) for t in times]) for rank, times in own.items()}
+    typical = Peers.of(windows).typical
     order = sorted(typical, key=lambda r: (typical[r], r))
     gaps = [log(typical[b] / typical[a]) for a, b in pairwise(order)]
     widest = max(range(len(gaps)), key=lambda n: gaps[n])
@@ -313,12 +402,15 @@ def periodic(windows: Sequence[RankWindow], limits: SlowLimits) -> list[Periodic
     steps = len(next(iter(own.values()), []))
     if steps < MAX_STEPS or len(own) < 2:
         return []
-    step_ns = median([s.step_ns for w in windows for s in w.steps])
-    ordered = [sorted(max(1, times[s]) for times in own.values()) for s in range(steps)]
+    step_ns = typical_step_ns(windows)
+    ordered = Peers.of(windows).ordered
     # The upper middle among two would be the late one itself.
     middles = [times[(len(times) - 1) // 2] for times in ordered]
+    least = PERIODIC * min(middles)
     found = []
     for rank, times in own.items():
+        if max(times) <= least:
+            continue
         long = [s for s in range(steps) if times[s] > PERIODIC * middles[s]]
         gaps = {b - a for a, b in pairwise(long)}
         if len(long) < _PERIODS or len(gaps) != 1:
@@ -330,20 +422,23 @@ def periodic(windows: Sequence[RankWindow], limits: SlowLimits) -> list[Periodic
     return found if len(found) <= max(1, len(own) // 2) else []
 
 
-def unevenness(windows: Sequence[RankWindow]) -> tuple[float, float]:
+def unevenness(windows: Sequence[RankWindow], least: float = 0.0) -> tuple[float, float]:
     """How much the ranks of a role differ from step to step: (spread, loss), both as shares.
 
     The spread counts half of the ranks; a collection of garbage here and there does not move it. The loss is
-    what the slowest of a step takes more than the median.
+    what the slowest of a step takes more than the median. Below the `least` loss no spread is worked out.
     """
-    own = own_times(windows, 16)
-    steps = len(next(iter(own.values()), []))
-    if steps < MIN_STEPS or len(own) < 3:
+    ordered = Peers.of(windows).ordered[-_UNEVEN_STEPS:]
+    if len(ordered) < MIN_STEPS or len(windows) < 3:
         return 0.0, 0.0
-    spreads, losses = [], []
-    for s in range(steps):
-        times = [float(max(1, t[s])) for t in own.values()]
-        middle = median(times)
-        spreads.append(spread(times, middle) / middle)
-        losses.append((max(times) - middle) / middle)
-    return median(spreads), median(losses)
+    middles = [_middle(times) for times in ordered]
+    loss = median([(times[-1] - middle) / middle for times, middle in zip(ordered, middles, strict=True)])
+    if loss < least:
+        return 0.0, loss
+    spreads = [spread(times, middle) / middle for times, middle in zip(ordered, middles, strict=True)]
+    return median(spreads), loss
+
+
+def _middle(ordered: Sequence[float]) -> float:
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
