@@ -453,3 +453,32 @@ def test_a_rank_that_is_seen_to_get_on_is_never_acted_on() -> None:
     assert one(windows).may_act
     windows[3] = replace(windows[3], last_activity_ns=windows[3].taken_ns)
     assert not one(windows).may_act
+
+
+def in_group(group: str, rank: int, *collectives: Collective, **change: object) -> RankWindow:
+    """Of a job whose ranks all use dp, and where only some have used another group."""
+    mine = (("dp", 3, rank, 10 if collectives[0].group != "dp" else 11),)
+    extra = ((group, 2, rank, 1),) if collectives[0].group == group else ()
+    return window(rank, idle_s=3, collectives=collectives, groups=groups(rank, *mine, *extra), **change)
+
+
+def test_a_barrier_of_a_group_that_no_other_rank_has_used_closes_the_circle() -> None:
+    """Which of the others is the second member nobody knows: both of them wait for rank 0."""
+    barrier = reduce(1, 3.0, op="barrier", group="pair")
+    windows = [in_group("pair", 0, barrier), *(in_group("pair", r, reduce(11, 3)) for r in (1, 2))]
+    found = one(windows)
+    assert (found.kind, found.ranks, found.certain) == ("ordering-deadlock", (0, 1, 2), True)
+    assert "barrier #1 of group pair" in found.sentence and "all_reduce #11 of group dp" in found.sentence
+
+
+def test_a_rank_that_may_still_come_keeps_that_circle_open() -> None:
+    barrier = reduce(1, 3.0, op="barrier", group="pair")
+    busy = window(2, idle_s=3, groups=groups(2, ("dp", 3, 2, 10)))
+    found = hangs([in_group("pair", 0, barrier), in_group("pair", 1, reduce(11, 3)), busy], PACE, LIMITS)
+    assert not any(f.certain or f.kind == "ordering-deadlock" for f in found), found
+
+
+def test_a_barrier_has_no_type() -> None:
+    odd = window(3, entered=11, idle_s=3, collectives=(reduce(11, 3, op="barrier", bytes=0, dtype="none"),))
+    (found,) = desync([*(waiting(r, for_s=3) for r in range(3)), odd], PACE, LIMITS)
+    assert "called barrier as #11" in found.sentence

@@ -7,7 +7,7 @@ and what ends well is nobody's fault.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from msgspec.structs import replace
 
@@ -19,13 +19,19 @@ from torchloom.model.findings import Evidence, Finding
 MAY_BE_UNEVEN = frozenset(
     {"all_to_all", "all_to_all_single", "all_gather", "reduce_scatter", "gather", "scatter", "barrier"}
 )
+NEVER_ALIKE = frozenset({"all_to_all", "all_to_all_single", "barrier"})
+"""Of these the sizes say nothing, even if one was refused."""
 _ASKED = 32
 Signature = tuple[str, int, str, int, str]
 """Operation, bytes (-1: may differ), type, root (-1: none) and reduction ("": none, or not known)."""
 
 
-def desync(windows: Sequence[RankWindow], pace: Pace, limits: StuckLimits) -> list[Finding]:
-    """The first desync, if there is one: what follows from it in other groups is not reported."""
+def desync(
+    windows: Sequence[RankWindow], pace: Pace, limits: StuckLimits, refused: bool = False
+) -> list[Finding]:
+    """The first desync, if there is one: what follows from it in other groups is not reported. `refused`: a
+    backend gave up because of a size, so sizes are compared that may differ otherwise."""
+    uneven = NEVER_ALIKE if refused else MAY_BE_UNEVEN
     stuck = {
         (c.group, c.group_seq)
         for w in windows
@@ -38,19 +44,22 @@ def desync(windows: Sequence[RankWindow], pace: Pace, limits: StuckLimits) -> li
             place = (c.group, c.group_seq)
             if place in stuck and c.exact and c.op not in PAIRWISE:
                 met.setdefault(place, []).append((window, c))
-    found = [f for place in sorted(met) if (f := _judge(met[place], pace, limits)) is not None]
+    found = [f for place in sorted(met) if (f := _judge(met[place], pace, limits, uneven)) is not None]
     return sorted(found, key=lambda f: -f.lasting_s)[:1]
 
 
-def _signature(c: Collective) -> Signature:
+def _signature(c: Collective, uneven: Collection[str]) -> Signature:
     root = c.peer if c.op in ROOTED and c.peer is not None else -1
-    return c.op, -1 if c.op in MAY_BE_UNEVEN else c.bytes, c.dtype, root, c.reduction
+    return c.op, -1 if c.op in uneven else c.bytes, c.dtype, root, c.reduction
 
 
-def _judge(here: Sequence[tuple[RankWindow, Collective]], pace: Pace, limits: StuckLimits) -> Finding | None:
+def _judge(
+    here: Sequence[tuple[RankWindow, Collective]], pace: Pace, limits: StuckLimits, uneven: Collection[str]
+) -> Finding | None:
     if not all(c.reduction for _, c in here):  # not every recorder is shown it
         here = [(w, replace(c, reduction="")) for w, c in here]
-    votes = Counter(_signature(c) for _, c in here)
+    said = {w.rank: _signature(c, uneven) for w, c in here}
+    votes = Counter(said.values())
     if len(votes) < 2:
         return None
     failed = any(c.failed for _, c in here)
@@ -60,19 +69,19 @@ def _judge(here: Sequence[tuple[RankWindow, Collective]], pace: Pace, limits: St
         return None
     (usual, most), (_, second) = votes.most_common(2)
     tie = most == second
-    odd = [(w, c) for w, c in here if tie or _signature(c) != usual]
-    example = next(c for _, c in here if _signature(c) == usual)
-    others = [w.rank for w, c in here if _signature(c) == usual]
+    odd = [(w, c) for w, c in here if tie or said[w.rank] != usual]
+    example = next(c for w, c in here if said[w.rank] == usual)
+    others = [w.rank for w, _ in here if said[w.rank] == usual]
     names = words.whom([w for w, _ in odd])
     if tie:
         sides = "; ".join(
-            f"{words.ranks_text(w.rank for w, c in here if _signature(c) == s)}: {_say(s)}"
+            f"{words.ranks_text(w.rank for w, _ in here if said[w.rank] == s)}: {_say(s)}"
             for s in sorted(votes)
         )
         sentence = f"ranks do not agree about #{example.group_seq} of group {example.group}: {sides}"
     else:
         sentence = (
-            f"{names} called {_say(_signature(odd[0][1]))} as #{example.group_seq} of group {example.group} "
+            f"{names} called {_say(said[odd[0][0].rank])} as #{example.group_seq} of group {example.group} "
             f"where {words.ranks_text(others)} called {_say(usual)}"
         )
     return Finding(
@@ -86,7 +95,7 @@ def _judge(here: Sequence[tuple[RankWindow, Collective]], pace: Pace, limits: St
         may_act=True,
         lasting_s=lasting_s,
         waiting=tuple(sorted(w.rank for w, c in here if c.under_way)),
-        evidence=tuple(Evidence(w.rank, _say(_signature(c))) for w, c in odd[:32]),
+        evidence=tuple(Evidence(w.rank, _say(said[w.rank])) for w, _ in odd[:32]),
         ask=tuple(sorted(w.rank for w, _ in here))[:_ASKED],
         inputs={"report_s": report_s, "group_seq": example.group_seq},
     )
@@ -95,4 +104,5 @@ def _judge(here: Sequence[tuple[RankWindow, Collective]], pace: Pace, limits: St
 def _say(signature: Signature) -> str:
     op, size, dtype, root, reduction = signature
     text = f"{op} {reduction}".strip() + (f" of {size} bytes" if size >= 0 else "")
-    return f"{text} {dtype}".strip() + (f" with root {root}" if root >= 0 else "")
+    kind = "" if dtype == "none" else dtype  # a barrier has none
+    return f"{text} {kind}".strip() + (f" with root {root}" if root >= 0 else "")

@@ -31,6 +31,9 @@ class CollectiveWait(Struct, frozen=True):
     shortest_s: float
     timeout_s: float = 0.0
     """Of the group; 0: not known."""
+    maybe: tuple[int, ...] = ()
+    """Ranks of the job that have never used the group: the unknown members are among them. Empty if not all
+    ranks of the job were seen."""
 
 
 class Graph(Struct, frozen=True):
@@ -43,8 +46,9 @@ class Graph(Struct, frozen=True):
     """At which places each rank is absent."""
 
 
-def build(windows: Sequence[RankWindow]) -> Graph:
-    """The graph of all living ranks that are in a collective."""
+def build(windows: Sequence[RankWindow], whole: bool = True) -> Graph:
+    """The graph of all living ranks that are in a collective. `whole`: there is a window of every rank of the
+    job, with all groups that it has used."""
     members: dict[str, dict[int, tuple[RankWindow, GroupPosition]]] = {}
     for window in windows:
         for position in window.groups:
@@ -61,7 +65,7 @@ def build(windows: Sequence[RankWindow]) -> Graph:
         met.setdefault(key, []).append((window, collective))
         if not collective.waited and not collective.on_device:
             weak.add(window.rank)
-    waits = {key: _wait(key, here, members.get(key[0], {}), windows) for key, here in met.items()}
+    waits = {key: _wait(key, here, members.get(key[0], {}), windows, whole) for key, here in met.items()}
     awaited: dict[int, list[Key]] = {}
     for key, wait in waits.items():
         for rank in wait.absent:
@@ -128,14 +132,19 @@ def held_up_by(graph: Graph, ranks: Iterable[int]) -> tuple[int, ...]:
 
 
 def cycles(graph: Graph) -> list[frozenset[int]]:
-    """Sets of ranks that wait for each other in a circle and for nobody else: nothing inside can end it."""
+    """Sets of ranks that wait for each other in a circle and for nobody else: nothing inside can end it.
+
+    Where it is not known which ranks are missing, a circle must hold for all that may be.
+    """
+    missed = {key: (*wait.absent, *wait.maybe) for key, wait in graph.waits.items()}
     reach: dict[Key, frozenset[Key]] = {
-        key: frozenset(graph.at[r] for r in wait.absent if r in graph.at) for key, wait in graph.waits.items()
+        key: frozenset(graph.at[r] for r in ranks if r in graph.at) for key, ranks in missed.items()
     }
     found = []
     for component in _components(reach):
         leaves = any(reach[key] - component for key in component)
-        ends = any(r not in graph.at for key in component for r in graph.waits[key].absent)
+        ends = any(r not in graph.at for key in component for r in missed[key])
+        ends = ends or any(graph.waits[key].unknown and not graph.waits[key].maybe for key in component)
         circular = len(component) > 1 or any(key in reach[key] for key in component)
         if circular and not leaves and not ends:
             found.append(frozenset(r for key in component for r in graph.waits[key].ranks))
@@ -156,6 +165,7 @@ def _wait(
     here: Sequence[tuple[RankWindow, Collective]],
     members: Mapping[int, tuple[RankWindow, GroupPosition]],
     windows: Sequence[RankWindow],
+    whole: bool,
 ) -> CollectiveWait:
     ranks = tuple(sorted(w.rank for w, _ in here))
     ages = [w.age_s(c) for w, c in here]
@@ -173,9 +183,16 @@ def _wait(
             absent += [w.rank for w in windows if w.rank not in used]
         else:
             unknown = size - len(members)
+    maybe: tuple[int, ...] = ()
+    if whole and unknown and collective.op not in PAIRWISE:
+        used = {w.rank for w, _ in members.values()}
+        maybe = tuple(w.rank for w in windows if w.rank not in used)
+        if len(maybe) == unknown:
+            # All others are members, and none has come.
+            absent, unknown, maybe = [*absent, *maybe], 0, ()
     timeout_s = max((p.timeout_s for _, p in members.values()), default=0.0)
     return CollectiveWait(
-        collective, ranks, tuple(sorted(absent)), unknown, proven, max(ages), min(ages), timeout_s
+        collective, ranks, tuple(sorted(absent)), unknown, proven, max(ages), min(ages), timeout_s, maybe
     )
 
 

@@ -7,7 +7,7 @@ looks like a hang and is not one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -42,7 +42,7 @@ def hangs(windows: Sequence[RankWindow], pace: Pace, limits: StuckLimits) -> lis
     by_rank = {w.rank: w for w in windows}
     absent = _absent(graph, by_rank, pace, limits)
     circles = _circles(graph, by_rank, pace, limits)
-    inside, stalls = _stalls(graph, by_rank, pace, limits)
+    inside, stalls = _stalls(graph, by_rank, pace, limits, {r for f in circles for r in f.ranks})
     return [*_joined([*absent, *inside]), *circles, *stalls]
 
 
@@ -222,13 +222,18 @@ def _left_out(
 
 
 def _stalls(
-    graph: Graph, by_rank: Mapping[int, RankWindow], pace: Pace, limits: StuckLimits
+    graph: Graph,
+    by_rank: Mapping[int, RankWindow],
+    pace: Pace,
+    limits: StuckLimits,
+    circling: Collection[int],
 ) -> tuple[list[Finding], list[Finding]]:
-    """All ranks entered and none has finished: a rank is held inside, or the operation itself stalls."""
+    """All ranks entered and none has finished: a rank is held inside, or the operation itself stalls. Of
+    ranks that wait in a circle that is reported already."""
     found: list[Finding] = []
     held_inside: list[Finding] = []
     for wait in graph.waits.values():
-        if wait.absent:
+        if wait.absent or any(r in circling for r in wait.ranks):
             continue
         inside = [by_rank[r] for r in wait.ranks]
         if any(w.process.state in ("T", "t") for w in graphs.before(wait, graph, by_rank)):

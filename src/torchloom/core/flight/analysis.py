@@ -114,7 +114,7 @@ def _judge(windows: Sequence[RankWindow], missing: tuple[int, ...], timed: bool)
         return Analysis(
             kind="desync", verdict=one.sentence, ranks=one.ranks, waiting=one.waiting, mismatches=said
         )
-    found = graph.build(windows)
+    found = graph.build(windows, whole=False)
     if not found.at:
         return _nobody_waits(windows, missing)
     longest_s = max(wait.longest_s for wait in found.waits.values())

@@ -166,6 +166,8 @@ def secondary_note(exits: Sequence[ExitReport]) -> str:
 
 
 _OTHERS_SAID = 16
+_REFUSED = "Received data size doesn't match expected size"
+"""gloo's last words when a peer sent more than it should, in any collective; it then ends the process."""
 _SIGABRT = 6
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
@@ -207,7 +209,8 @@ def disagreement(exits: Sequence[ExitReport]) -> Finding | None:
         for report in exits
         if report.collectives
     ]
-    found = desync(windows, Pace(), StuckLimits()) if len(windows) > 1 else []
+    refused = any(_REFUSED in line for report in exits for line in report.log_tail)
+    found = desync(windows, Pace(), StuckLimits(), refused) if len(windows) > 1 else []
     if not found:
         return None
     # As they would be after a snapshot: numbers there are floats.

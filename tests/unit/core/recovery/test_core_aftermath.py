@@ -53,3 +53,16 @@ def test_a_peer_of_the_dead_that_stands_in_the_same_operation_agrees() -> None:
 def test_what_ended_well_on_all_ranks_is_nobody_s_fault() -> None:
     done = [left(0, all_reduce(76, finished_ns=9)), left(1, all_reduce(76, size=4, finished_ns=9))]
     assert disagreement(done) is None
+
+
+def gathering(rank: int, size: int, *log: str) -> ExitReport:
+    made = Collective("all_gather", "default", 9, size, "float32", 100)
+    return ExitReport(rank=rank, node="a", exit=ABORTED, at_ns=0, steps=70, collectives=(made,), log_tail=log)
+
+
+def test_sizes_that_may_differ_count_once_the_backend_has_refused_them() -> None:
+    """gloo ends the process that got too much; the rank that sent it is the one to name."""
+    said = "what(): [enforce fail at pair.cc:456] Received data size doesn't match expected size. Is there …"
+    found = disagreement([gathering(0, 8, said), gathering(1, 8), gathering(2, 12)])
+    assert found is not None and found.ranks == (2,)
+    assert disagreement([gathering(0, 8), gathering(1, 8), gathering(2, 12)]) is None, "NCCL takes them"
