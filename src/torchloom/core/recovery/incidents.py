@@ -123,16 +123,31 @@ def goodput(fleet: Fleet, job: Job, now_ns: int) -> float | None:
 
 def count_lost(job: Job, incident: Incident, next_step: int | None) -> None:
     """How many steps a recovery has cost: by the script's own count where it has one (`next_step` is the one
-    that comes next), else all that the ended generation had made, unless a state of it was restored."""
+    that comes next), else what the ended generation had made since the state that was restored, if any."""
     made = max(incident.exits, key=lambda r: r.steps, default=None)
     reached = [r.training_step for r in incident.exits if r.training_step is not None]
     if reached and next_step is not None:
         incident.lost_steps = max(0, max(reached) - next_step + 1)
-    elif made is not None and not incident.timeline.restored_ns:
-        incident.lost_steps = made.steps
+    elif made is not None:
+        incident.lost_steps = (
+            _since_saved(job, incident, made) if incident.timeline.restored_ns else made.steps
+        )
     if made is not None and made.steps and incident.lost_steps:
         share = min(1.0, incident.lost_steps / made.steps)
         job.lost_ns += int(share * made.ran_s * 1e9)
+
+
+def _since_saved(job: Job, incident: Incident, made: ExitReport) -> int:
+    """Steps of the ended generation that the restored state does not contain, of a script that counts none:
+    by the generation's pace and the time since the save. A save that nobody reported in time was at most an
+    interval ago."""
+    saved = job.checkpoints.saved if job.checkpoints is not None else None
+    if saved is None or not made.ran_s:
+        return made.steps
+    since_s = (incident.timeline.fault_ns - saved.at_ns) / 1e9
+    if since_s <= 0:
+        return min(made.steps, saved.memory_interval or saved.interval)
+    return min(made.steps, round(made.steps * since_s / made.ran_s))
 
 
 def _hangs(fleet: Fleet, job: Job) -> list[Incident]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from core_story import FAILED, KILLED, OK, START_NS, S, Story, kinds, limits, lost_peer, only, raised
 
 from torchloom.core.recovery.incidents import recovery_s
+from torchloom.model.checkpoints import CheckpointPlace, SavedCheckpoint
 from torchloom.model.effects import StartRendezvous, StartWorkers, StopRendezvous, StopWorkers
-from torchloom.model.events import WorkerExited
+from torchloom.model.events import CheckpointSaved, CheckpointStoreOpened, WorkerExited
 from torchloom.model.fleet import JobState, WorkerState
 from torchloom.model.node import RendezvousRef
 from torchloom.model.worker import DeviceUse, EndRecord, Exit
@@ -338,4 +339,23 @@ def test_work_that_no_checkpoint_kept_is_lost_and_goodput_counts_it() -> None:
     incident = story.fleet.incidents["j.1"]
     assert incident.lost_steps == 90 and story.job().lost_ns == 90 * S
     assert incident.goodput_after is not None and incident.goodput_after < 0.2
+    story.check_replay()
+
+
+def test_a_script_that_counts_no_steps_has_lost_those_since_its_save() -> None:
+    story = Story(a=8)
+    story.run(workers=1)
+    place = CheckpointPlace("/data", "j")
+    story.tell(CheckpointStoreOpened(node="a", ref=story.ref(), place=place))
+    story.now_ns += 60 * S
+    saved = SavedCheckpoint(name="auto-1", step=0, at_ns=story.now_ns)
+    story.tell(CheckpointSaved(node="a", ref=story.ref(), saved=saved))
+    story.now_ns += 30 * S
+    story.exit(0, KILLED, steps=90, ran_s=90.0)
+    story.bring_up()
+    story.tell(CheckpointStoreOpened(node="a", ref=story.ref(), place=place, restored="auto-1"))
+    story.first_step()
+    incident = story.fleet.incidents["j.1"]
+    assert incident.lost_steps is not None and 25 <= incident.lost_steps <= 35
+    assert story.job().lost_ns == incident.lost_steps * S
     story.check_replay()
