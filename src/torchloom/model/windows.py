@@ -153,6 +153,10 @@ class ProcessFacts(Struct, frozen=True, omit_defaults=True):
     """Who debugs it: `gdb (pid 4711)`, or `pdb`."""
     location: str = ""
     """`tokenize() at data.py:88`: the innermost frame of the user's own code."""
+    children: int = 0
+    tree_quiet_ns: int = 0
+    """Of a worker that has recorded nothing itself: how many child processes it has, and for how long neither
+    it nor any of them has shown a sign of life. Both 0 for all others."""
     connection_lost: bool = False
     """Its end record says that it died of a peer's death."""
     died_ns: int = 0

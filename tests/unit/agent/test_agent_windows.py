@@ -45,6 +45,7 @@ class Recording:
             pid=pid or os.getpid(),
             devices=(),
             began_ns=0,
+            log=path.with_name("no.log"),
         )
         host: Any = SimpleNamespace(node="n", session="s", workers={}, running=lambda: [worker])
         self._windows = Windows(host, Samples(host))

@@ -110,3 +110,19 @@ def slow_one(idle_s: float) -> list[Finding]:
 def test_after_training_has_ended_nobody_is_called_slow() -> None:
     assert [f.ranks for f in slow_one(0.0)] == [(3,)]
     assert slow_one(8.0) == []
+
+
+def spawning(rank: int, quiet_s: float, **change: object) -> RankWindow:
+    """A worker that only waits for the processes it has started."""
+    facts = ProcessFacts(state="S", children=2, tree_quiet_ns=round(quiet_s * SECOND))
+    return window(rank, idle_s=quiet_s, **{"groups": (), "steps_done": 0, "process": facts, **change})
+
+
+def test_children_that_show_no_life_are_reported_and_nothing_is_done() -> None:
+    _, found = judge([spawning(0, 61), spawning(1, 20)], Memory(), AllLimits())
+    (silent,) = found
+    assert (silent.kind, silent.ranks, silent.certain, silent.may_act) == ("no-progress", (0,), False, False)
+    assert "nor its 2 child processes showed any life for 61.0 s" in silent.sentence and silent.ask == (0,)
+    assert judge([spawning(0, 59)], Memory(), AllLimits())[1] == []
+    trains = window(0, process=spawning(0, 600).process)
+    assert judge([trains], Memory(), AllLimits())[1] == [], "it records steps itself"

@@ -73,7 +73,11 @@ class Sample:
         before, since_ns = self._tree, self._tree_ns
         wait = kernel_waits.of_process(tree.root)
         self.waits_for = wait.words
-        life = "" if before is None else _life(before, tree, now_ns - since_ns, wait, printed - self._printed)
+        life = (
+            ""
+            if before is None
+            else sign_of_life(before, tree, now_ns - since_ns, wait, printed - self._printed)
+        )
         if before is None or life:
             self._lived_ns = now_ns
         self.life = life or self.life
@@ -101,7 +105,9 @@ class Sample:
         self._tree, self._tree_ns, self._printed = tree, now_ns, printed
 
 
-def _life(before: kernel.Tree, now: kernel.Tree, ns: int, wait: kernel_waits.KernelWait, printed: int) -> str:
+def sign_of_life(
+    before: kernel.Tree, now: kernel.Tree, ns: int, wait: kernel_waits.KernelWait, printed: int
+) -> str:
     """Evidence that the process is working, as a clause; empty if there is none."""
     share = (now.cpu_ns - before.cpu_ns) / max(1, ns)
     if share >= _LIVING_CPU_SHARE:

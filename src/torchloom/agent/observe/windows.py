@@ -24,6 +24,7 @@ from torchloom.agent.observe.collectives import record
 from torchloom.agent.observe.evidence import Samples
 from torchloom.agent.observe.guarded import guarded
 from torchloom.agent.observe.pulse import numbers
+from torchloom.agent.observe.quiet_tree import QuietTree
 from torchloom.bus.protocol import Bus
 from torchloom.core.detect.encoding import PEERS_AFTER_S, STEPS_KEPT, UNDER_WAY_AMONG, Recorded, pair_counts
 from torchloom.core.detect.watched_metrics import PARAMETERS, is_watched
@@ -84,6 +85,7 @@ class _Past:
     broken: Broken | None = None
     hashed_step: int = 0
     """The newest step whose hashes were sent."""
+    tree: QuietTree = field(default_factory=QuietTree)
 
 
 class Windows:
@@ -163,7 +165,7 @@ class Windows:
             counts=counts,
             counts_whole=counts_whole,
             collectives=tuple(record(c, names.get(c.group, "")) for c in under_way),
-            process=self._facts(worker, past, steps),
+            process=self._facts(worker, past, steps, not steps and not groups, now_ns()),
             accelerator=accelerator.facts(box, round(median(past.leads or [0])), past.device_looks, now_ns()),
             values=_values(box, past),
             values_step=past.values_step,
@@ -176,7 +178,7 @@ class Windows:
             taken_ns=now_ns(),
         )
 
-    def _facts(self, worker: LocalWorker, past: _Past, steps: int) -> ProcessFacts:
+    def _facts(self, worker: LocalWorker, past: _Past, steps: int, blank: bool, now_ns: int) -> ProcessFacts:
         if past.looks % 2:
             counted = kernel.counts(worker.pid)
             if counted is not None:
@@ -197,6 +199,7 @@ class Windows:
         elif state != "T":
             past.stopped = None
         cpu, delay = _per_step(past.counted)
+        children, quiet_ns = past.tree.look(worker, now_ns) if blank else (0, 0)
         sample = self._samples.of(worker.ref)
         return ProcessFacts(
             state="S" if state in "XZ" else state,  # the exit itself is reported as an event
@@ -211,6 +214,8 @@ class Windows:
             quiet_ns=sample.quiet_ns,
             tracer=past.tracer or sample.debugger,
             location=sample.location,
+            children=children,
+            tree_quiet_ns=quiet_ns,
         )
 
     def _stopped(self, worker: LocalWorker, past: _Past) -> bool:

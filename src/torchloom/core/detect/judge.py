@@ -22,6 +22,7 @@ from torchloom.core.detect.numerics import Curves, broken_values, peaks_of, spik
 from torchloom.core.detect.replicas import ReplicaMemory, compare
 from torchloom.core.detect.robust import median
 from torchloom.core.detect.slow import Peers, SlowLimits, Trigger, watch
+from torchloom.core.detect.still import silent_children
 from torchloom.core.detect.thresholds import EXCUSED, PLAIN, Pace, StuckLimits, with_pause, with_steps
 from torchloom.core.detect.transfers import Level, expected_times, slow_transfers, watch_levels
 from torchloom.core.detect.unlike import other_operations
@@ -125,7 +126,8 @@ def _stuck(windows: Sequence[RankWindow], memory: Memory, limits: AllLimits) -> 
         return found
     if len({w.records for w in windows}) > 1:
         return []  # a rank whose collectives are not recorded would look absent from all of them
-    return desync(windows, pace, limits.hang) or hangs(windows, pace, limits.hang)
+    found = desync(windows, pace, limits.hang) or hangs(windows, pace, limits.hang)
+    return found or silent_children(windows, limits.hang)
 
 
 def _learn_beats(windows: Sequence[RankWindow], memory: Memory) -> Memory:

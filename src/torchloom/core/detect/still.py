@@ -97,6 +97,35 @@ def _stopped(
     ]
 
 
+def silent_children(windows: Sequence[RankWindow], limits: StuckLimits) -> list[Finding]:
+    """Workers that have recorded nothing and have child processes, of which none shows any life: a script
+    that trains in processes of its own (`mp.spawn`) and hangs there. Its collectives cannot be seen, so who
+    holds it up is not known, and it is only reported."""
+    quiet = [w for w in windows if not w.dead and w.process.children and not (w.steps_done or w.groups)]
+    quiet = [w for w in quiet if w.process.tree_quiet_ns / 1e9 >= limits.start_report_s]
+    if not quiet:
+        return []
+    lasting_s = min(w.process.tree_quiet_ns for w in quiet) / 1e9
+    number = sum(w.process.children for w in quiet)
+    have, their = ("has", "its") if len(quiet) == 1 else ("have", "their")
+    return [
+        Finding(
+            kind="no-progress",
+            ranks=tuple(sorted(w.rank for w in quiet)),
+            node=words.node_of(quiet),
+            sentence=f"{words.whom(quiet)} {have} recorded no step and no collective, and neither {their} "
+            f"process nor {their} {number} child process{'es' * (number != 1)} showed any life for "
+            f"{words.lasting(lasting_s)}; {words.all_doing(quiet)}",
+            confidence=0.6,
+            certainty="what the child processes wait for is not recorded",
+            lasting_s=lasting_s,
+            ask=tuple(sorted(w.rank for w in quiet))[:_SHOWN],
+            evidence=evidence(quiet),
+            inputs={"report_s": limits.start_report_s, "children": number},
+        )
+    ]
+
+
 def suspended(windows: Sequence[RankWindow], pace: Pace, limits: StuckLimits) -> list[Finding]:
     """Every process of the job is stopped: more likely intended than a fault, so it is only reported."""
     lasting_s = min(w.idle_s for w in windows)

@@ -128,6 +128,8 @@ def verdict(culprit: ExitReport) -> str:
     if culprit.end is not None and culprit.end.exception:
         said = culprit.end.message.strip().splitlines()
         text += f": {culprit.end.exception}" + (f": {said[0][:200]}" if said else "")
+    elif culprit.end is not None and (said := (culprit.end.message or "").strip().splitlines()):
+        text += f": {said[0][:200]}"  # sys.exit("text")
     elif culprit.activity:
         text += f"; it was {culprit.activity}"
     return text

@@ -11,7 +11,8 @@ What it records is right but less than what the native recorder does:
   record common steps), chosen so that it takes at most 0.5 % of the time;
 * the number within the group is the backend's own (FLAG_BACKEND_SEQ), because between recorded steps nothing
   is counted; where the backend has none, and for sends and receives, it is 0: unknown;
-* no reduction (SUM, MAX, …): Python is not shown it;
+* the reduction (SUM, MAX, …) only if this torch shows it to Python, as 2.13 does; ranks are not compared by
+  it, because the backend's numbers are not exact;
 * no completion times (Source.NONE): a callback in Python would make gloo's thread wait for the GIL, which
   delays the collective and can deadlock. Only what has ended when the call returns has a time;
 * threads the script starts itself are not seen.
@@ -79,6 +80,7 @@ class _Reader(NamedTuple):
     sized: int
     peer: int
     asynchronous: int
+    reduction: int
 
     def is_async(self, arguments: tuple[Any, ...]) -> bool:
         # The dispatcher leaves out trailing arguments that have their default, which is True here.
@@ -99,6 +101,7 @@ def _kernel(operation: OperatorReading, overload: Any, c: Any) -> Callable[..., 
         position(operation.sized_by),
         position(operation.peer_from),
         position("async_op"),
+        position("reduce_op"),
     )
     below = c._dispatch_keyset_full_after(c._parse_dispatch_key(KEY))
     python_key = c.DispatchKey.Python
@@ -198,7 +201,8 @@ class Fallback:
             if skipped:
                 self._add(bb.Progress.COLLECTIVES_SKIPPED, skipped)
         seq = next(self._seqs)
-        packed = dtype | flags << 16 | group.size << 32
+        reduction = _reduction(arguments[reader.reduction]) if reader.reduction >= 0 else 0
+        packed = dtype | reduction << bb.REDUCTION_SHIFT | flags << 16 | group.size << 32
         body = (seq, reader.code, group.key, number, size, packed, peer, now)
         at = bb.COLLECTIVES_AT // 8 + (seq - 1) % bb.COLLECTIVE_SLOTS * bb.COLLECTIVE_WORDS
         words[at] = 0
@@ -313,6 +317,15 @@ def _power_of_two(at_least: float) -> int:
     while period < at_least and period < LONGEST_PERIOD:
         period *= 2
     return period
+
+
+def _reduction(value: Any) -> int:
+    """As in the black box; 0 where this torch keeps it to itself."""
+    try:
+        number = int(value.op()) + 1
+    except (AttributeError, RuntimeError, TypeError):
+        return 0
+    return number if 0 < number < len(bb.REDUCTIONS) else 0
 
 
 def _payload(value: Any) -> tuple[int, int]:

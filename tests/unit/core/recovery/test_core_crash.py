@@ -359,3 +359,10 @@ def test_a_script_that_counts_no_steps_has_lost_those_since_its_save() -> None:
     assert incident.lost_steps is not None and 25 <= incident.lost_steps <= 35
     assert story.job().lost_ns == incident.lost_steps * S
     story.check_replay()
+
+
+def test_the_words_of_sys_exit_are_in_the_verdict() -> None:
+    story = Story(a=8)
+    story.run(workers=1)
+    story.exit(0, FAILED, steps=3, end=EndRecord("exit", 1, message="cannot open the tokenizer\nsee above"))
+    assert story.incident().verdict.endswith("exited with code 1 after 3 steps: cannot open the tokenizer")
