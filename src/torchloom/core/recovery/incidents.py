@@ -117,7 +117,7 @@ def goodput(fleet: Fleet, job: Job, now_ns: int) -> float | None:
     if incident is not None and incident.timeline.fault_ns and not incident.timeline.first_step_ns:
         down += max(0, _up_again_ns(job, incident, now_ns) - incident.timeline.fault_ns)
     else:
-        down += sum(max(0, now_ns - hang.timeline.fault_ns) for hang in _hangs(fleet, job))
+        down += sum(max(0, now_ns - hang.timeline.fault_ns) for hang in lasting_hangs(fleet, job))
     return max(0.0, min(1.0, 1 - down / wall))
 
 
@@ -150,7 +150,7 @@ def _since_saved(job: Job, incident: Incident, made: ExitReport) -> int:
     return min(made.steps, round(made.steps * since_s / made.ran_s))
 
 
-def _hangs(fleet: Fleet, job: Job) -> list[Incident]:
+def lasting_hangs(fleet: Fleet, job: Job) -> list[Incident]:
     """Those that last and that nobody acts on yet: one at most, whatever its kind (policy.reporting.key)."""
     told = (fleet.incidents.get(id) for id in job.findings.values())
     return [incident for incident in told if incident is not None and is_stuck(incident)]

@@ -12,6 +12,7 @@ from torchloom.core.config.box_codec import pack_schedule
 from torchloom.core.config.schedule import merge, roll_back, superseded
 from torchloom.core.config.schedule import record as record_entry
 from torchloom.core.config.settings import MAX_STEPS
+from torchloom.core.recovery.incidents import lasting_hangs
 from torchloom.core.steering.after_rollback import rolled_back
 from torchloom.core.transaction.waiting import is_near
 from torchloom.core.turn import Turn
@@ -95,6 +96,10 @@ def end_record(turn: Turn, job: Job, outcome: Outcome) -> OperationRecord | None
         return None
     record.state = ENDS[outcome.how]
     record.reason, record.ended_at_ns = outcome.reason, turn.now_ns
+    if outcome.how is How.NOT_APPLIED:
+        # Whom a hung job waits for, and for which device, is the reason behind the reason.
+        for hang in lasting_hangs(turn.fleet, job):
+            record.reason += f"; the job hangs ({hang.id}): {hang.verdict}"
     record.generation, record.attempts = outcome.generation, outcome.attempts
     before = record.training_step  # as it was counted before the ranks went back, if that is what they did
     record.at_step = outcome.at_step or None

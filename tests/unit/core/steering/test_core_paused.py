@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from core_story import FAILED
+from finding_story import hang, made
 from steering_story import SteeringStory
 
 from torchloom.model.effects import StartWorkers
@@ -120,3 +121,19 @@ def test_a_job_that_was_stopped_while_paused_is_not_when_it_is_begun_again() -> 
     story.stop()
     story.end_rest()
     assert story.state() is JobState.STOPPED and not story.job().paused
+
+
+def test_a_pause_that_a_hung_job_does_not_take_names_whom_it_waits_for() -> None:
+    story = SteeringStory(a=8)
+    story.run(workers=2)
+    story.step()
+    busy = "rank 1 has not entered; its device has been busy for 9.0 s without finishing what it runs"
+    story.tell(made(hang(sentence=busy)))
+    story.ask(kind=Kind.PAUSE, operation="p")
+    for _ in range(20):
+        if story.record("p").ended:
+            break
+        story.fire()
+    record = story.record("p")
+    assert record.state == "not applied" and "did not answer within" in record.reason
+    assert busy in record.reason, "the hang is the reason behind the reason"
