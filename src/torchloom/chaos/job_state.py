@@ -9,7 +9,7 @@ from math import inf
 
 from torchloom.chaos.rank_program import Action, Stop, Work
 from torchloom.core.detect.encoding import Recorded
-from torchloom.core.detect.slow import MAX_STEPS
+from torchloom.core.detect.own_times import MAX_STEPS
 from torchloom.model.windows import PairCount
 
 RING = 1024

@@ -3,7 +3,8 @@
 judge        runs all detectors in their order, and keeps what must be remembered between two looks
 hang, graph, joining, devices     ranks that others wait for; certainty: whether they will never arrive
 desync, counts, unlike            ranks whose collectives do not fit together
-slow, attribute, transfers        who is slow, why, and which transfers are; cost: what it costs
+slow, attribute, transfers        who is slow, why, and which transfers are; cost: what it costs;
+                                  own_times: what a rank took for itself, for all of these
 matrix, tournament                the delay matrix, and who meets whom to measure it
 numerics, replicas                NaN, spikes, replicas that differ; watched_metrics: which metrics count
 crash, silence, still             processes that are gone, silent nodes, jobs in which nothing moves

@@ -13,20 +13,17 @@ from msgspec.structs import replace
 
 from torchloom.core.detect import words
 from torchloom.core.detect.cost import Cost, what_if
+from torchloom.core.detect.own_times import MAX_STEPS, Peers, own_times, sample
 from torchloom.core.detect.robust import median
 from torchloom.core.detect.slow import (
-    MAX_STEPS,
     SETTLED,
     Late,
-    Peers,
     SlowLimits,
     Trigger,
     held_back,
     lasting_set,
     localise,
-    own_times,
     periodic,
-    sample,
     unevenness,
 )
 from torchloom.core.detect.transfers import say, transfer_times, where

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 
 from msgspec import Struct
 
+from torchloom.core.detect.own_times import MAX_STEPS, own_times, typical_step_ns
 from torchloom.core.detect.robust import median
-from torchloom.core.detect.slow import MAX_STEPS, own_times, typical_step_ns
 from torchloom.core.detect.window import RankWindow, by_role
 
 

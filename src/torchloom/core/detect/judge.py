@@ -19,9 +19,10 @@ from torchloom.core.detect.desync import desync
 from torchloom.core.detect.hang import hangs
 from torchloom.core.detect.joining import not_joined
 from torchloom.core.detect.numerics import Curves, broken_values, peaks_of, spikes
+from torchloom.core.detect.own_times import Peers
 from torchloom.core.detect.replicas import ReplicaMemory, compare
 from torchloom.core.detect.robust import median
-from torchloom.core.detect.slow import Peers, SlowLimits, Trigger, watch
+from torchloom.core.detect.slow import SlowLimits, Trigger, watch
 from torchloom.core.detect.still import silent_children
 from torchloom.core.detect.thresholds import EXCUSED, PLAIN, Pace, StuckLimits, with_pause, with_steps
 from torchloom.core.detect.transfers import Level, expected_times, slow_transfers, watch_levels

@@ -9,7 +9,6 @@ ranks of its role. attribute.py decides whether slowness has a local cause.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from itertools import pairwise
 from math import exp, log
 from operator import truediv
@@ -17,11 +16,11 @@ from operator import truediv
 from msgspec import Struct
 from msgspec.structs import replace
 
+from torchloom.core.detect.own_times import MAX_STEPS, SAMPLED, Peers, own_times, typical_step_ns
 from torchloom.core.detect.robust import median, spread
 from torchloom.core.detect.window import RankWindow
 
 MIN_STEPS = 5
-MAX_STEPS = 32
 LOOKS = ((8, 0.15), (MAX_STEPS, 0.07))
 """Steps localising looks at, and the least excess it then names: few steps are quick and see only what is
 plain, because a rank's noise lasts for some steps; many see through it."""
@@ -31,8 +30,6 @@ SETTLED = 20
 """Steps of slowness after which "all ranks alike" may be reported: until then one may still stand out."""
 
 
-_SAMPLED = 64
-"""Ranks whose steps are looked at for a median over all ranks and steps."""
 _ROUNDS = 4
 _FEW = 16
 """Ranks of a role up to which the late ones are taken out one by one."""
@@ -172,77 +169,6 @@ class Late(Struct, frozen=True):
     steps: int
 
 
-def own_times(windows: Sequence[RankWindow], newest: int = MAX_STEPS) -> dict[int, list[int]]:
-    """Own time of every rank, at least 1 ns, in the newest steps that all of them have completed."""
-    peers = Peers.of(windows)
-    if newest >= peers.shared:
-        return peers.own
-    return {rank: times[-newest:] for rank, times in peers.own.items()}
-
-
-def _own_times(windows: Sequence[RankWindow], newest: int) -> dict[int, list[int]]:
-    if not all(w.steps for w in windows):
-        return {w.rank: [] for w in windows}
-    first = max((w.steps[0].step for w in windows), default=0)
-    last = min((w.steps[-1].step for w in windows), default=-1)
-    if all(w.steps[-1].step - w.steps[0].step == len(w.steps) - 1 for w in windows):
-        # Nearly always: no window has a gap, so the same steps are a slice of each.
-        first = max(first, last - newest + 1)
-        if last < first:
-            return {w.rank: [] for w in windows}
-        number = last - first + 1
-        found = {}
-        for w in windows:
-            at = first - w.steps[0].step
-            found[w.rank] = [
-                own if (own := s.step_ns - s.wait_ns) > 0 else 1 for s in w.steps[at : at + number]
-            ]
-        return found
-    tables = [{s.step: max(1, s.own_ns) for s in w.steps} for w in windows]
-    steps = sorted(set(tables[0]).intersection(*tables[1:]))[-newest:]
-    return {w.rank: [table[s] for s in steps] for w, table in zip(windows, tables, strict=True)}
-
-
-class Peers(tuple[RankWindow, ...]):
-    """Ranks that may be compared with each other. What several rules need is worked out once: looks at
-    thousands of ranks must stay cheap."""
-
-    @classmethod
-    def of(cls, windows: Sequence[RankWindow]) -> Peers:
-        return windows if isinstance(windows, Peers) else cls(windows)
-
-    @cached_property
-    def own(self) -> dict[int, list[int]]:
-        """Own times of the newest steps that all have completed."""
-        return _own_times(self, MAX_STEPS)
-
-    @cached_property
-    def shared(self) -> int:
-        """How many steps that are."""
-        return len(next(iter(self.own.values()), []))
-
-    @cached_property
-    def ordered(self) -> list[list[int]]:
-        """For each of these steps the own times of all ranks, in order."""
-        return [sorted(column) for column in zip(*self.own.values(), strict=True)]
-
-    @cached_property
-    def typical(self) -> dict[int, float]:
-        """By rank, the median of its own times."""
-        return {rank: median(times) for rank, times in self.own.items() if times}
-
-
-def sample(windows: Sequence[RankWindow]) -> Sequence[RankWindow]:
-    """At most some dozens of them, evenly: enough for a median over all their steps."""
-    return windows[:: -(-len(windows) // _SAMPLED)] if len(windows) > _SAMPLED else windows
-
-
-def typical_step_ns(windows: Sequence[RankWindow], steps: int = MAX_STEPS) -> float:
-    """The median over ranks and newest steps; 0 if there are none."""
-    times = [s.step_ns for w in sample(windows) for s in w.steps[-steps:]] if steps else []
-    return median(times) if times else 0.0
-
-
 def localise(windows: Sequence[RankWindow], limits: SlowLimits) -> list[Late]:
     """Late ranks among ranks of one role, the latest first. Those found are taken out together and the rest
     judged again, so that others cannot hide behind them; a few rounds, so the cost is linear in the ranks."""
@@ -321,7 +247,7 @@ def _latest(own: Mapping[int, list[int]], steps: int, limits: SlowLimits) -> lis
     if len(order) <= _FEW:
         order = order[:1]
     # A median over n steps is uncertain by about 1.25 σ / √n, however much the ranks agree with each other.
-    some = list(own.values())[:: -(-len(own) // _SAMPLED)]
+    some = list(own.values())[:: -(-len(own) // SAMPLED)]
     noise = 1.25 * median([spread(_heights(times, middles)) for times in some]) / steps**0.5
     found: list[Late] = []
     others = sorted(typical.values())
