@@ -27,19 +27,17 @@ def visible(text: str) -> str:
     return text.translate(_SHOWN) if _HIDDEN.search(text) else text
 
 
-def all_visible(value: Any) -> Any:
-    """The same for every string in an answer of the API, names included."""
+def all_visible(value: Any, keep_text: bool = False) -> Any:
+    """The same for every string in an answer of the API, names included. `keep_text` leaves logs alone."""
     if isinstance(value, str):
         return visible(value)
     if isinstance(value, list):
-        return [all_visible(one) for one in value]
+        return [all_visible(one, keep_text) for one in value]
     if isinstance(value, dict):
-        return {visible(name): _field(name, one) for name, one in value.items()}
+        return {visible(name): _field(name, one, keep_text) for name, one in value.items()}
     return value
 
 
-def _field(name: str, value: Any) -> Any:
-    """A carriage return in a log's text is a progress bar's: the screen shows how such a line ends."""
-    if name == "text" and isinstance(value, str):
-        return "\r".join(visible(part) for part in value.split("\r"))
-    return all_visible(value)
+def _field(name: str, value: Any, keep_text: bool) -> Any:
+    """The text of a log holds progress bars and colours: `cli/show/folding.py` shows what they come to."""
+    return value if keep_text and name == "text" and isinstance(value, str) else all_visible(value, keep_text)

@@ -53,6 +53,9 @@ class FakeAgent:
     def __init__(self, bus: MemoryBus, node: str, slots: int) -> None:
         self.bus, self.node, self.slots = bus, node, slots
         self.logs: dict[tuple[str, int], bytes] = {}
+        self.printed: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        """Pairs (offset, time) of a log."""
+        self.unfinished: dict[tuple[str, int], bytes] = {}
         self.done: set[str] = set()
         self.removed: list[str] = []
         self.live: set[WorkerRef] = set()
@@ -155,7 +158,16 @@ class FakeAgent:
             piece = data[start : start + query.max_bytes]
             if start + len(piece) < len(data):
                 piece = piece[: piece.rfind(b"\n") + 1]
-            answer = LogPiece(piece, start, start + len(piece))
+            end, place = start + len(piece), (query.job, query.rank)
+            marks = [(at, ns) for at, ns in self.printed.get(place, []) if start < at <= end]
+            answer = LogPiece(
+                piece,
+                start,
+                end,
+                marks=tuple(marks),
+                now_ns=time.time_ns(),
+                unfinished=self.unfinished.get(place, b"") if query.unfinished else b"",
+            )
         await self.bus.respond(message, codec.encode(answer))
 
 

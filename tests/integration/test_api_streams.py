@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -170,6 +171,61 @@ def test_a_long_log_comes_whole_through_connections_that_are_short(server: ApiSe
         assert (
             "".join(body["text"] for kind, _, body in found if kind == "log" and body["rank"] == rank) == text
         )
+
+
+def test_lines_of_several_ranks_come_in_the_order_of_their_times(server: ApiServer) -> None:
+    """Through connections that break, from a log that needs several reads, and in one answer."""
+    job = server.submit(name="ordered", world_size=3)
+    server.wait(lambda: str(server.weaver.fleet.jobs[job].state) == "running")
+    agent, chance, since_ns = server.agents[0], random.Random(7), time.time_ns() - 10**10
+    printed: list[tuple[int, int, str]] = []
+    logs = [bytearray() for _ in range(3)]
+    for number in range(2500):
+        rank = chance.choice((0, 0, 0, 1, 2))
+        line = f"<{number:04d}> {'x' * chance.choice((0, 50, 3000))}\n"
+        logs[rank] += line.encode()
+        agent.printed.setdefault((job, rank), []).append((len(logs[rank]), since_ns + number * 1000))
+        printed.append((rank, since_ns + number * 1000, line))
+    agent.logs |= {(job, rank): bytes(log) for rank, log in enumerate(logs)}
+    for worker in list(server.weaver.fleet.jobs[job].workers):
+        server.call(lambda ref=worker.ref: agent.exit(ref, 0))
+    proxy = CuttingProxy(server.port, seed=3, most_bytes=600_000)
+    found = follow(proxy.port, f"/jobs/{job}/logs/stream", "", lambda event: event[0] == "end")
+    proxy.close()
+    sent = [body for kind, _, body in found if kind == "log"]
+    assert "".join(body["text"] for body in sent) == "".join(line for _, _, line in printed)
+    assert all(body["at_ns"] for body in sent)
+    status, _, answer = server.request("GET", f"/jobs/{job}/logs?tail=300&interleaved=true")
+    assert status == 200 and all(one["text"] == "" for one in answer["logs"])
+    newest = [sum(rank == one for one, _, _ in printed) - 300 for rank in range(3)]
+    wanted, seen = [], [0, 0, 0]
+    for rank, at_ns, line in printed:
+        seen[rank] += 1
+        if seen[rank] > newest[rank]:
+            wanted.append((rank, at_ns, line))
+    lines = [(one["rank"], one["at_ns"], one["text"]) for one in answer["lines"]]
+    assert [line for _, _, line in lines] == [line for _, _, line in wanted]
+    status, _, answer = server.request("GET", f"/jobs/{job}/logs?grep=<12&interleaved=true")
+    assert [one["text"][:6] for one in answer["lines"]] == [f"<12{n:02d}>" for n in range(100)]
+
+
+def test_a_line_without_an_end_is_sent_on_request_and_comes_again_when_it_has_one(server: ApiServer) -> None:
+    job = server.submit(name="bars", world_size=1)
+    server.wait(lambda: str(server.weaver.fleet.jobs[job].state) == "running")
+    agent, place = server.agents[0], (job, 0)
+    agent.unfinished[place] = b"10%"
+    stream = read_stream(server.port, f"/jobs/{job}/logs/stream?unfinished=true")
+    kind, _, body = next(stream)
+    assert (kind, body) == ("unfinished", {"rank": 0, "text": "10%"})
+    agent.unfinished[place] = b"10%\r20%"
+    kind, id, body = next(stream)
+    assert (kind, body["text"]) == ("unfinished", "10%\r20%")
+    assert id == "0:0", "who comes back with this id misses nothing"
+    agent.unfinished[place], agent.logs[place] = b"", b"10%\r20%\r100%\n"
+    while kind != "log":  # the look between the two may find neither
+        kind, id, body = next(stream)
+    assert body["text"] == "10%\r20%\r100%\n" and id == "0:13"
+    stream.close()  # type: ignore[attr-defined]
 
 
 def test_logs_are_searched_for_a_text_and_paged(server: ApiServer) -> None:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from torchloom.terminal import all_visible, visible
 
 ATTACK = "\x1b]52;c;ZXZpbA==\x07\x1b]0;evil\x07\x1b[2J\x9b2Jclean\u202egnp.exe\x7f"
+COLOURED = f"{ATTACK}\x1b[2mdim\x1b[0m\n"
 DANGEROUS = [chr(c) for c in (*range(0x20), 0x7F, *range(0x80, 0xA0)) if chr(c) not in "\n\t"]
 
 
@@ -27,7 +28,10 @@ def test_what_would_steer_a_terminal_is_seen_instead() -> None:
     assert not any(sign in shown for sign in [*DANGEROUS, "\u202e"])
     assert "␛]52;c;ZXZpbA==␇" in shown and "\\x9b2J" in shown and "clean" in shown
     assert visible("plain\ttext\nünd 日本 🙂") == "plain\ttext\nünd 日本 🙂"
-    assert all_visible({"reason": "a\rb", "text": "a\rb"}) == {"reason": "a␍b", "text": "a\rb"}
+    assert all_visible({"reason": "a\rb", "text": "a\rb"}) == {"reason": "a␍b", "text": "a␍b"}
+    log = {"error": "a\rb", "text": "a\rb", "lines": [{"text": "\x1b"}]}
+    kept = {"error": "a␍b", "text": "a\rb", "lines": [{"text": "\x1b"}]}
+    assert all_visible(log, keep_text=True) == kept, "only for callers that fold it"
     assert all_visible({"a\x1b": ["\x1b", 1, None, {"b": "\x07"}]}) == {"a␛": ["␛", 1, None, {"b": "␇"}]}
 
 
@@ -42,13 +46,14 @@ class _Api(BaseHTTPRequestHandler):
         if "/logs" in self.path:
             log = {
                 "rank": 0,
-                "text": f"{ATTACK}\n",
+                "text": "",
                 "offset": 0,
                 "next_offset": 9,
                 "lost_bytes": 0,
                 "error": "",
             }
-            body: object = {"logs": [log], "job": "j"}
+            lines = [{"rank": 0, "at_ns": 1, "text": COLOURED}]
+            body: object = {"logs": [log], "job": "j", "lines": lines}
         else:
             body = {"status": "ok", "ready": True, "active": True, "troubles": [], "version": "0"}
         data = json.dumps(body).encode()
@@ -94,6 +99,7 @@ def on_a_terminal(port: int, tmp_path: Path, *words: str) -> bytes:
 def test_a_log_on_a_terminal_is_shown_and_raw_only_on_request(api: int, tmp_path: Path) -> None:
     shown = on_a_terminal(api, tmp_path, "logs", "j")
     assert b"clean" in shown, shown
+    assert b"\x1b[2mdim\x1b[0m" in shown, "colours of the script stay for a person"
     assert b"\x1b]52" not in shown and b"\x1b]0" not in shown and b"\x1b[2J" not in shown
     raw = on_a_terminal(api, tmp_path, "logs", "j", "--raw")
     assert b"\x1b]52" in raw

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from torchloom.agent.checkpoints.save_reports import Saves
 from torchloom.agent.journal import Journal, ProcessNote
+from torchloom.agent.logs.watch import LogWatch
 from torchloom.agent.observe.boxes import ReadableBox
 from torchloom.agent.observe.devices import Devices
 from torchloom.agent.observe.kernel_log import KernelLog
@@ -131,6 +132,7 @@ class Host:
     spawners: Spawners
     learned: LearnedSpawners
     kernel_log: KernelLog = field(default_factory=KernelLog)
+    log_watch: LogWatch = field(default_factory=LogWatch)
     epoch: int = 0
     workers: dict[WorkerRef, LocalWorker] = field(default_factory=dict)
     stores: dict[RendezvousRef, Store] = field(default_factory=dict)

@@ -123,6 +123,7 @@ async def serve(
         await host.spawners.close(quit_unused=not keep)
         watch.close()
         host.kernel_log.close()
+        host.log_watch.close()
         if clean:
             memory_tiers.release_idle(host, {}, 0.0, 0.0)
         if clean or refused:

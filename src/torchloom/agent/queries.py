@@ -6,6 +6,8 @@ import logging
 import time
 from typing import assert_never
 
+from msgspec.structs import replace
+
 from torchloom.agent.checkpoints.catalogue import CatalogueAnswers
 from torchloom.agent.host import Host
 from torchloom.agent.logs import files, times
@@ -97,8 +99,15 @@ class Queries:
         piece = files.read_piece(path, offset, query.max_bytes, ended=not alive)
         if piece.offset < begin:  # the last lines reach further back than wanted
             data = piece.data[begin - piece.offset :]
-            return LogPiece(data, piece.next_offset - len(data), piece.next_offset, 0, piece.ended)
-        return piece
+            piece = LogPiece(data, piece.next_offset - len(data), piece.next_offset, 0, piece.ended)
+        if piece.data:
+            times.note(path)  # whatever is in the piece has a time
+        return replace(
+            piece,
+            marks=tuple(times.marks(path, piece.offset, piece.next_offset)) if piece.data else (),
+            now_ns=time.time_ns(),
+            unfinished=files.unfinished(path, piece.next_offset) if query.unfinished and alive else b"",
+        )
 
 
 def read_box(box: ReadableBox, collectives: int, steps: int) -> BoxReading:

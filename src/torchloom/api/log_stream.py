@@ -1,15 +1,19 @@
-"""Follows the logs of some ranks of one job to their end. Owns no route.
+"""Follows the logs of some ranks of one job to their end, in the order of time. Owns no route.
 
 It requests the next piece of a rank's log while the previous one is on its way to the client; otherwise a
-stream would spend most of its time on round trips to the agent.
+stream would spend most of its time on round trips to the agent. A line is sent when every other rank was read
+after it was printed: then none of them can have an earlier one. With more than `AT_ONCE` ranks, silent ones
+are read less often, and a line of theirs may come up to `IDLE_POLL_S` late.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncGenerator, Iterator
 
+from torchloom.api.log_order import Merge, Stretch, stretches
 from torchloom.api.ports import Control
 from torchloom.api.sse import COMMENT, KEEP_ALIVE_S, event
 from torchloom.errors import LoomError, NotFound, UsageError
@@ -20,8 +24,12 @@ PIECE_BYTES = 960 * 1024
 PART_BYTES = 8 * 1024
 """A piece is sent in events of about this size, each with its place: a client that reconnects resumes after
 the last whole event, and a long event would never get through a connection that is cut again and again."""
-AHEAD_FROM_BYTES = PIECE_BYTES // 4
-"""After a piece of at least this size more is likely, so the next piece is requested ahead."""
+AHEAD_SHARE = 4
+"""After a piece of at least this part of what was asked for more is likely: the next is requested ahead."""
+MOST_HELD = 32 << 20
+"""Bytes of all ranks' logs together that wait for their turn, about."""
+LEAST_PIECE = 64 * 1024
+WRITE_BYTES = 64 * 1024
 POLL_S = 0.05
 IDLE_POLL_S = 0.4
 """A rank that prints nothing is polled less and less often, down to this interval."""
@@ -67,6 +75,36 @@ def parts(data: bytes, most: int, whole_lines: bool) -> Iterator[bytes]:
         yield data[start:]
 
 
+def _joined(events: Iterator[bytes]) -> Iterator[bytes]:
+    """Several events at once: each write to the connection costs as much as a whole one."""
+    held = bytearray()
+    for one in events:
+        held += one
+        if len(held) >= WRITE_BYTES:
+            yield bytes(held)
+            held.clear()
+    if held:
+        yield bytes(held)
+
+
+async def read_timed(
+    control: Control,
+    job: str,
+    rank: int,
+    offset: int,
+    max_bytes: int,
+    since_ns: int = 0,
+    unfinished: bool = False,
+) -> tuple[LogPiece, int]:
+    """A piece, and what to add to its times: the difference of the clocks if it is more than the journey."""
+    asked_ns = time.time_ns()
+    piece = await control.read_log(job, rank, offset, max_bytes, since_ns, unfinished)
+    answered_ns = time.time_ns()
+    if not piece.now_ns or asked_ns <= piece.now_ns <= answered_ns:
+        return piece, 0
+    return piece, (asked_ns + answered_ns) // 2 - piece.now_ns
+
+
 class LogStream:
     """Follows the logs of some ranks of one job until it has ended and all is sent."""
 
@@ -78,10 +116,14 @@ class LogStream:
         from_end: bool,
         grep: str = "",
         since_ns: dict[int, int] | None = None,
+        unfinished: bool = False,
     ) -> None:
         self._control = control
         self._job = job
         self._places = places
+        """Up to where each rank's log is sent."""
+        self._next = dict(places)
+        """Up to where it is read."""
         self._grep = grep
         self._since_ns = since_ns or {}
         """By rank, until its first piece has arrived and its place is known."""
@@ -89,7 +131,15 @@ class LogStream:
         self._due = dict.fromkeys(places, 0.0)
         self._skip_first = set(places) if from_end else set()
         """Ranks whose past is not wanted: their first piece only shows where the log ends."""
-        self._ahead: dict[int, asyncio.Task[LogPiece | None]] = {}
+        self._want_unfinished = unfinished
+        self._unfinished: dict[int, bytes] = {}
+        """The line without an end that each rank has, and the one that was sent of it."""
+        self._unfinished_sent: dict[int, bytes] = {}
+        self._piece_bytes = min(PIECE_BYTES, max(LEAST_PIECE, MOST_HELD // max(1, len(places))))
+        self._merge = Merge()
+        self._more: dict[int, int] = {}
+        """Ranks of which more is to be read, and the time of the last line that was."""
+        self._ahead: dict[int, asyncio.Task[tuple[LogPiece, int] | None]] = {}
         self._unread: set[int] = set()
         """Ranks whose node did not answer the last time."""
 
@@ -110,19 +160,13 @@ class LogStream:
             seq = self._control.fleet.seq
             found = self._control.fleet.jobs.get(self._job)
             ended = found is None or found.ended
-            now = loop.time()
-            ranks = [rank for rank in self._places if ended or self._due[rank] <= now]
+            now, now_ns = loop.time(), time.time_ns()
+            read = await self._read_due(ended)
             moved = False
-            for start in range(0, len(ranks), AT_ONCE):
-                batch = ranks[start : start + AT_ONCE]
-                pieces = await asyncio.gather(*(self._next(rank) for rank in batch))
-                for rank, piece in zip(batch, pieces, strict=True):
-                    news, chunk = self._take(rank, piece, loop.time())
-                    moved = moved or news
-                    if chunk:
-                        spoke = loop.time()
-                        yield chunk
-            if ended and not moved:
+            for chunk in _joined(self._ready(now_ns, ended)):
+                moved, spoke = True, loop.time()
+                yield chunk
+            if ended and not moved and not read:
                 give_up = give_up or now + LAST_WORDS_WITHIN_S
                 if not self._unread or found is None or now > give_up:
                     state = str(found.state) if found else "deleted"
@@ -132,8 +176,8 @@ class LogStream:
             if loop.time() - spoke > KEEP_ALIVE_S:
                 spoke = loop.time()
                 yield COMMENT
-            if not moved:
-                next_due = min(self._due.values(), default=now)
+            if not self._more and not (ended and read):
+                next_due = min(self._due.values(), default=now) if self._merge.empty else now
                 pause_s = min(IDLE_POLL_S, max(POLL_S, next_due - loop.time()))
                 # Not a mere sleep: the end of the job ends the stream at once.
                 await self._control.changed(seq, pause_s)
@@ -142,14 +186,31 @@ class LogStream:
         """Omits ranks whose place is only given by `since`: a client that reconnects sends `since` again."""
         return format_id({rank: at for rank, at in self._places.items() if rank not in self._since_ns})
 
-    async def _next(self, rank: int) -> LogPiece | None:
-        task = self._ahead.pop(rank, None)
-        return await (task if task is not None else self._read(rank, self._places[rank]))
+    # ---- reading ----
 
-    async def _read(self, rank: int, place: int) -> LogPiece | None:
+    async def _read_due(self, ended: bool) -> bool:
+        """Read the ranks whose turn it is. Returns whether any had something new."""
+        now = asyncio.get_running_loop().time()
+        free = [rank for rank in self._places if not self._merge.holds(rank)]
+        due = [rank for rank in free if ended or self._due[rank] <= now]
+        # The order of few ranks is exact: none of them is left out in a round.
+        ranks = free if len(self._places) <= AT_ONCE and (due or not self._merge.empty) else due
+        news = False
+        for start in range(0, len(ranks), AT_ONCE):
+            batch = ranks[start : start + AT_ONCE]
+            pieces = await asyncio.gather(*(self._piece(rank) for rank in batch))
+            for rank, piece in zip(batch, pieces, strict=True):
+                news = self._take(rank, piece) or news
+        return news
+
+    async def _piece(self, rank: int) -> tuple[LogPiece, int] | None:
+        task = self._ahead.pop(rank, None)
+        return await (task if task is not None else self._read(rank, self._next[rank]))
+
+    async def _read(self, rank: int, place: int) -> tuple[LogPiece, int] | None:
         try:
-            since_ns = self._since_ns.get(rank, 0)
-            piece = await self._control.read_log(self._job, rank, place, PIECE_BYTES, since_ns)
+            since_ns, bars = self._since_ns.get(rank, 0), self._want_unfinished
+            found = await read_timed(self._control, self._job, rank, place, self._piece_bytes, since_ns, bars)
         except NotFound:
             self._unread.discard(rank)
             return None
@@ -158,34 +219,64 @@ class LogStream:
             self._unread.add(rank)
             return None
         self._unread.discard(rank)
-        return piece
+        return found
 
-    def _take(self, rank: int, piece: LogPiece | None, now: float) -> tuple[bool, bytes]:
-        """Account for a piece of a rank's log: whether there was anything new, and the events to send."""
-        first = rank in self._skip_first
-        if piece is not None:
-            self._places[rank] = piece.next_offset
-            self._skip_first.discard(rank)
+    def _take(self, rank: int, found: tuple[LogPiece, int] | None) -> bool:
+        """Account for a piece of a rank's log. Returns whether there was anything new."""
+        self._more.pop(rank, None)
+        news = False
+        if found is not None:
+            piece, shift_ns = found
+            self._next[rank] = piece.next_offset
+            if rank in self._skip_first:
+                self._skip_first.discard(rank)
+                self._places[rank] = piece.next_offset
+            else:
+                self._places[rank] = piece.offset
+                news = bool(piece.data) or piece.lost_bytes > 0
             self._since_ns.pop(rank, None)
-        news = piece is not None and (bool(piece.data) or piece.lost_bytes > 0) and not first
+            if news:
+                self._add(rank, piece, shift_ns)
+            news = self._take_unfinished(rank, piece) or news
         self._pause[rank] = 0.0 if news else min(IDLE_POLL_S, max(POLL_S, self._pause[rank] * 1.5))
-        self._due[rank] = now + self._pause[rank]
-        if piece is None or not news:
-            return False, b""
-        if len(piece.data) >= AHEAD_FROM_BYTES:
-            self._ahead[rank] = asyncio.create_task(self._read(rank, piece.next_offset))
-        return True, b"".join(self._tell(rank, piece))
+        self._due[rank] = asyncio.get_running_loop().time() + self._pause[rank]
+        return news
 
-    def _tell(self, rank: int, piece: LogPiece) -> Iterator[bytes]:
-        lost = piece.lost_bytes
+    def _add(self, rank: int, piece: LogPiece, shift_ns: int) -> None:
+        cut = list(stretches(rank, piece, shift_ns))
+        self._merge.add(cut)
+        if len(piece.data) * AHEAD_SHARE >= self._piece_bytes:
+            self._more[rank] = cut[-1].at_ns
+            self._ahead[rank] = asyncio.create_task(self._read(rank, piece.next_offset))
+
+    def _take_unfinished(self, rank: int, piece: LogPiece) -> bool:
+        changed = piece.unfinished != self._unfinished.get(rank, b"")
+        self._unfinished[rank] = piece.unfinished
+        return changed
+
+    # ---- sending ----
+
+    def _ready(self, now_ns: int, ended: bool) -> Iterator[bytes]:
+        """The events that no other can precede: all that was printed before this round of reading began."""
+        horizon_ns = min([2**63 if ended else now_ns, *self._more.values()])
+        for stretch in self._merge.take(now_ns, horizon_ns):
+            yield from self._tell(stretch)
+            self._unfinished_sent.pop(stretch.rank, None)  # the client takes it away with the next line
+        for rank, data in self._unfinished.items():
+            if data != self._unfinished_sent.get(rank, b"") and not self._merge.holds(rank):
+                self._unfinished_sent[rank] = data
+                yield event("unfinished", {"rank": rank, "text": data.decode(errors="replace")}, self._id())
+
+    def _tell(self, stretch: Stretch) -> Iterator[bytes]:
+        rank, lost = stretch.rank, stretch.lost_bytes
         most = max(PART_BYTES, 4 * len(self._id()))  # the places of many ranks take room themselves
-        self._places[rank] = piece.offset
-        for part in parts(piece.data, most, whole_lines=bool(self._grep)):
+        self._places[rank] = stretch.offset
+        for part in parts(stretch.data, most, whole_lines=bool(self._grep)):
             self._places[rank] += len(part)
             text = part.decode(errors="replace")
             if self._grep:
                 text = matching(text, self._grep)
             if text or lost:
-                yield event("log", {"rank": rank, "text": text, "lost_bytes": lost}, self._id())
+                body = {"rank": rank, "text": text, "lost_bytes": lost, "at_ns": stretch.at_ns}
+                yield event("log", body, self._id())
                 lost = 0
-        self._places[rank] = piece.next_offset

@@ -98,8 +98,16 @@ class Control(Protocol):
         ...
 
     async def read_log(
-        self, job: str, rank: int, offset: int, max_bytes: int, since_ns: int = 0
-    ) -> LogPiece: ...
+        self,
+        job: str,
+        rank: int,
+        offset: int,
+        max_bytes: int,
+        since_ns: int = 0,
+        unfinished: bool = False,
+    ) -> LogPiece:
+        """A piece of a rank's log; `unfinished`: also the line that is being written."""
+        ...
 
     async def read_box(self, job: str, rank: int, newest: int = 32) -> BoxReading:
         """A rank's black box with its newest steps and collectives."""

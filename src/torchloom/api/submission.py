@@ -56,6 +56,7 @@ def spec_of(body: JobRequest, env: Mapping[str, str], defaults: Defaults, fleet:
             max_fruitless=_first(body.max_fruitless, body.max_restarts, RestartLimits().max_fruitless),
         ),
         pin_cores=body.pin_cores,
+        log_dir=body.log_dir or "",
         expected_steps=body.expected_steps,
         env_names=tuple(sorted(env)),
         env_withheld=tuple(name for name in body.env_withheld if name not in env),

@@ -255,18 +255,28 @@ class Operations(Transport):
         offset: int | None = None,
         grep: str | None = None,
         since: str | None = None,
+        interleaved: bool | None = None,
     ) -> JobLogs:
         """The last `tail` (100) lines of each rank, or what comes after the byte `offset` or `since` a
         time.
 
         With `grep`, only lines that contain this text. `since` is a time as in RFC 3339, or a span of
         time
-        ago like `10m`. A piece is less than a MiB; `next_offset` leads on.
+        ago like `10m`. A piece is less than a MiB; `next_offset` leads on. With `interleaved`, `lines`
+        has
+        the lines of all ranks in the order in which they were printed, and `text` is empty.
         """
         found: JobLogs = self.request(
             "GET",
             f"/jobs/{quote(job, safe='')}/logs",
-            {"rank": rank, "tail": tail, "offset": offset, "grep": grep, "since": since},
+            {
+                "rank": rank,
+                "tail": tail,
+                "offset": offset,
+                "grep": grep,
+                "since": since,
+                "interleaved": interleaved,
+            },
         )
         return found
 
@@ -278,9 +288,14 @@ class Operations(Transport):
         tail: int | None = None,
         grep: str | None = None,
         since: str | None = None,
+        unfinished: bool | None = None,
         last_event_id: str | None = None,
     ) -> Iterator[Event]:
-        """Server-sent events `log` and finally `end`; `tail` or `since` set how far back it starts."""
+        """Server-sent events `log` and finally `end`; `tail` or `since` set how far back it starts.
+
+        Lines of several ranks come in the order in which they were printed. With `unfinished`, events
+        `unfinished` show what a rank's last line looks like while it has no end.
+        """
         return self.stream(
             f"/jobs/{quote(job, safe='')}/logs/stream",
             last_event_id,
@@ -288,6 +303,7 @@ class Operations(Transport):
             tail=tail,
             grep=grep,
             since=since,
+            unfinished=unfinished,
         )
 
     def checkpoints(self, job: str) -> CheckpointList:

@@ -94,6 +94,7 @@ class ConfigView(TypedDict):
     version: int
     paused: bool
     known: bool
+    optimizers: list[str]
     settings: list[SettingView]
     schedule: list[EntryView]
     operations: list[OperationView]
@@ -438,6 +439,7 @@ class JobDetail(TypedDict):
 class JobLogs(TypedDict):
     job: str
     logs: list[LogView]
+    lines: list[LogLine]
 
 
 class JobRequest(TypedDict):
@@ -470,6 +472,7 @@ class JobRequest(TypedDict):
     max_fruitless: NotRequired[int | None]
     stop_grace_s: NotRequired[float | None]
     pin_cores: NotRequired[bool]
+    log_dir: NotRequired[str | None]
     max_steps: NotRequired[int | None]
     expected_steps: NotRequired[int | None]
     limits: NotRequired[LimitsBody]
@@ -581,12 +584,19 @@ class LogEnd(TypedDict):
     unread_ranks: list[int]
 
 
+class LogLine(TypedDict):
+    rank: int
+    at_ns: int
+    text: str
+
+
 class LogLines(TypedDict):
     """The data of a `log` event of the log stream."""
 
     rank: int
     text: str
     lost_bytes: int
+    at_ns: int
 
 
 class LogView(TypedDict):
@@ -751,9 +761,12 @@ class RankCostView(TypedDict):
     steps: int
     own_s: float
     peers_s: float | None
+    slowest_s: float | None
     data_s: float
     waits_s: float
     lost_steps_per_s: float
+    steps_per_s: float
+    without_steps_per_s: float
     lost_share: float
 
 
@@ -967,6 +980,15 @@ class TokenView(TypedDict):
     name: str
     role: Literal["admin", "operator", "read"]
     created_at_ns: int
+
+
+class UnfinishedLine(TypedDict):
+    """The data of an `unfinished` event: a line without an end, for instance a progress bar as it is
+    now.
+    """
+
+    rank: int
+    text: str
 
 
 class WitnessView(TypedDict):

@@ -71,6 +71,8 @@ class Transport:
         self._host, self._port = parts.hostname, parts.port
         self._base = parts.path.rstrip("/") + PREFIX
         self._connection: http.client.HTTPConnection | None = None
+        self.keep_text = False
+        """Leave `text` fields as they are on a terminal too: for a caller that makes logs safe by itself."""
         self.next_cursor = ""
         """The cursor of the next page of the last list; empty if that was the last page."""
 
@@ -145,7 +147,7 @@ class Transport:
 
     def _as_shown(self, value: Any) -> Any:
         """In a program that shows it on a terminal, control characters do nothing there."""
-        return all_visible(value) if terminal.in_use else value
+        return all_visible(value, self.keep_text) if terminal.in_use else value
 
     def _send(
         self,

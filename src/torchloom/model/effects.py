@@ -80,6 +80,8 @@ class StartWorkers(EffectBase, frozen=True, kw_only=True, tag="start-workers"):
     """The config's versions by training step (core/config/box_codec.py), for the black box."""
     max_steps: int | None = None
     """The last step, if it was changed since the submission: workers read it as MAX_STEPS."""
+    log_dir: str = ""
+    """Where the workers' output is kept; empty: in the agent's own directory."""
 
 
 class StopWorkers(EffectBase, frozen=True, kw_only=True, tag="stop-workers"):

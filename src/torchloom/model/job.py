@@ -94,6 +94,8 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     limits: HangLimits = HangLimits()
     checkpoint: CheckpointSettings = CheckpointSettings()
     policy: Policy = Policy()
+    log_dir: str = ""
+    """Where each host keeps the workers' output, instead of in its own directory for jobs."""
 
     @property
     def world_size(self) -> int:

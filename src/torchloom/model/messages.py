@@ -66,6 +66,8 @@ class ReadLog(Struct, frozen=True, tag_field="ask", tag="read-log"):
     max_bytes: int = 262144
     since_ns: int = 0
     """Omit lines printed earlier, as precisely as the agent knows their times; 0: from any time."""
+    unfinished: bool = False
+    """Also return the end of a line that is still being written, a progress bar for instance."""
 
 
 class LogPiece(Struct, frozen=True):
@@ -77,6 +79,12 @@ class LogPiece(Struct, frozen=True):
     lost_bytes: int = 0
     """Bytes before `offset` that were asked for and had been dropped to bound the log."""
     ended: bool = False
+    marks: tuple[tuple[int, int], ...] = ()
+    """Pairs (offset, wall time): lines that end up to there, and after the pair before, were printed then."""
+    now_ns: int = 0
+    """What the agent's clock showed, by which the times are given; 0: unknown."""
+    unfinished: bytes = b""
+    """The newest part of a line that has no end yet; it comes again as data when it has."""
 
 
 class ReadBox(Struct, frozen=True, tag_field="ask", tag="read-box"):

@@ -138,3 +138,5 @@ class KnownConfig:
     paused: bool = False
     live: bool = False
     """Whether workers reported it; otherwise only the schedule is known."""
+    optimizers: tuple[str, ...] = ()
+    """Names of the optimizers' classes; `optimizer0` in an address is the first."""

@@ -116,6 +116,7 @@ def config_view(job: Job, pulses: Mapping[int, WorkerPulse]) -> KnownConfig:
         schedule=job.schedule,
         paused=job.paused,
         live=True,
+        optimizers=tuple(found.classes),
     )
 
 

@@ -225,9 +225,17 @@ class Weaver:
             self._live.forget(job)
             await self._histories.forget(job)
 
-    async def read_log(self, job: str, rank: int, offset: int, max_bytes: int, since_ns: int = 0) -> LogPiece:
+    async def read_log(
+        self,
+        job: str,
+        rank: int,
+        offset: int,
+        max_bytes: int,
+        since_ns: int = 0,
+        unfinished: bool = False,
+    ) -> LogPiece:
         node = self._node_of(job, rank)
-        query = ReadLog(job=job, rank=rank, offset=offset, max_bytes=max_bytes, since_ns=since_ns)
+        query = ReadLog(job, rank, offset, max_bytes, since_ns, unfinished)
         return codec.decode_log_piece(await self._bus.request(subjects.query(node), codec.encode(query)))
 
     async def read_box(self, job: str, rank: int, newest: int = 32) -> BoxReading:

@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 
 _FORM = re.compile(r"\[loom\] generation (\d+): rank (\d+) of (\d+)(?:, restart (\d+))?")
+START_LINE = re.compile(rf"^{_FORM.pattern}$\n?", re.MULTILINE)
+"""Finds such lines in the text of a log."""
 
 
 @dataclass(frozen=True, slots=True)

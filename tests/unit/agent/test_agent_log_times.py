@@ -72,3 +72,22 @@ def test_no_log_no_index_and_a_torn_index(path: Path) -> None:
         file.write(b"torn")
     print_at(path, 200, b"two\n")
     assert path.read_bytes()[times.place(path, 150) :] == b"two\n"
+
+
+def test_a_line_gets_the_time_of_the_look_that_found_it_whole(path: Path) -> None:
+    for now in range(100, 600, 100):
+        print_at(path, now, b"%d\n" % now)
+    assert times.marks(path, 0, 20) == [(4, 100), (8, 200), (12, 300), (16, 400), (20, 500)]
+    assert times.marks(path, 8, 12) == [(12, 300)]
+    assert times.marks(path, 9, 13) == [(12, 300), (16, 400)]
+    assert times.marks(path, 20, 30) == []
+    assert times.marks(path.with_name("none"), 0, 5) == []
+
+
+def test_the_times_of_a_piece_leave_room_for_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(times, "MOST_MARKS", 10)
+    for now in range(1, 96):
+        print_at(path, now, b"x\n")
+    found = times.marks(path, 0, 190)
+    assert len(found) <= 10 and found[-1] == (190, 95), "the last one covers the end"
+    assert found == sorted(found)

@@ -7,7 +7,6 @@ from typing import Any
 from torchloom.cli.fleet import incidents
 from torchloom.cli.jobs.follow import exit_code
 from torchloom.cli.show import output, story
-from torchloom.cli.show.screen import lines
 
 
 def view(**changes: Any) -> dict[str, Any]:
@@ -162,7 +161,3 @@ def test_durations_as_people_say_them() -> None:
     assert said == ["0.14 s", "12 s", "2 min 05 s", "2 h 05 min"]
     assert output.seconds(None) == "–" and output.rate(0.25) == "4.0 s/step" and output.rate(0) == "–"
     assert output.step_time(0.0231) == "23.1 ms" and output.time_left(8.51) == "9 s"
-
-
-def test_a_progress_bar_is_shown_as_a_terminal_would() -> None:
-    assert lines("a\n 0%\r50%\r100%\nb\x0cc\r\n") == ["a", "100%", "b\x0cc"]

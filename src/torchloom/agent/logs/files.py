@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 DEFAULT_LIMIT = 64 << 20
 MOST_BYTES = 960 << 10
 """Longest piece that is sent at once: a message holds 1 MiB."""
+MOST_UNFINISHED = 4 << 10
+"""Of a line that is still being written: more than the newest state of any progress bar."""
 _BLOCK = 4096
 _KEEP_SIZE_AND_PUNCH = 0x01 | 0x02
 _TAIL_BYTES = 16 << 10
@@ -30,7 +32,12 @@ _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 
 def mark_start(path: Path, line: StartLine) -> None:
-    """Write one line of our own, starting on a new line. A full disk costs this line, nothing else."""
+    """Write that a process begins here. A full disk costs this line, nothing else."""
+    write_line(path, str(line))
+
+
+def write_line(path: Path, line: str) -> None:
+    """Write one line of our own, starting on a new line."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -114,6 +121,23 @@ def _last_lines(descriptor: int, lines: int, begin: int, size: int, most: int, e
     wanted = b"".join(data.splitlines(keepends=True)[-lines:])
     start += len(data) - len(wanted)
     return LogPiece(wanted, start, start + len(wanted), 0, ended)
+
+
+def unfinished(path: Path, offset: int) -> bytes:
+    """The end of the line that begins at or after `offset` and has no end yet; empty if all lines have."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        begin = max(offset, os.fstat(descriptor).st_size - MOST_UNFINISHED)
+        data = os.pread(descriptor, MOST_UNFINISHED, begin)
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
+    # A line that was finished since the piece was read is the next piece.
+    return b"" if b"\n" in data else data.lstrip(b"\0")
 
 
 def tail(path: Path, lines: int = 20) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""When a log had which size, so that `since` finds its place: lines carry no time of their own.
+"""When a log had which size: lines carry no time of their own. `since` and each line's time come from it.
 
 Beside each log lies a small file of pairs (wall time, size), one for each look that found the log grown. It
 outlives the agent, and its older half is thinned when it is full: the past gets coarser, never lost. It owns
@@ -16,8 +16,10 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-MOST_ENTRIES = 4096
-"""64 KiB a rank: about 17 minutes of a log that never rests at full resolution, days at a coarser one."""
+MOST_ENTRIES = 16384
+"""256 KiB a rank: the newest 8,192 looks at full resolution, all before at coarser ones."""
+MOST_MARKS = 2048
+"""Times that go with one piece of a log: they must leave room for the piece in a message."""
 _ENTRY = struct.Struct("<QQ")
 _LONGEST_LINE_BACK = 64 << 10
 
@@ -66,6 +68,44 @@ def place(path: Path, since_ns: int) -> int:
             break
         found = size
     return _line_start(path, found)
+
+
+def marks(path: Path, begin: int, end: int) -> list[tuple[int, int]]:
+    """Pairs (offset, wall time) in order: what lies before an offset, and after the pair before, was there
+    by that time. They cover `begin` to `end`, or as much of it as there are times for."""
+    try:
+        descriptor = os.open(times_file(path), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return []
+    try:
+        held = os.fstat(descriptor).st_size // _ENTRY.size
+        low = _first_beyond(descriptor, begin, held)
+        high = min(held, _first_beyond(descriptor, end - 1, held) + 1)
+        data = os.pread(descriptor, (high - low) * _ENTRY.size, low * _ENTRY.size)
+    except OSError:
+        return []
+    finally:
+        os.close(descriptor)
+    found = [
+        (size, at_ns) for at_ns, size in _ENTRY.iter_unpack(data[: len(data) // _ENTRY.size * _ENTRY.size])
+    ]
+    if len(found) > MOST_MARKS:  # coarser: each kept pair stands for those before it
+        step = -(-len(found) // MOST_MARKS)
+        found = found[::-1][::step][::-1]
+    return found
+
+
+def _first_beyond(descriptor: int, offset: int, held: int) -> int:
+    """The number of the first entry whose size is above `offset`."""
+    low, high = 0, held
+    while low < high:
+        middle = (low + high) // 2
+        _, size = _ENTRY.unpack(os.pread(descriptor, _ENTRY.size, middle * _ENTRY.size))
+        if size > offset:
+            high = middle
+        else:
+            low = middle + 1
+    return low
 
 
 def _entries(path: Path) -> list[tuple[int, int]]:

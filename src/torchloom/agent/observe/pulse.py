@@ -116,6 +116,7 @@ async def beat(host: Host, bus: Bus) -> None:
 
 def _look(host: Host, worker: LocalWorker) -> WorkerPulse:
     """Everything that is looked at with each heartbeat."""
+    host.log_watch.follow(worker.log)
     times.note(worker.log)
     files.bound(worker.log, host.log_limit)
     if worker.box is not None:

@@ -85,6 +85,7 @@ class ExitWatch:
             event = replace(event, xids=host.kernel_log.of(worker.pid, host.devices.pci_of(worker.devices)))
         stored = host.reporter.say(event, f"{worker.event_stem}.exit")
         worker.told.set()
+        host.log_watch.forget(worker.log)
         times.note(worker.log)
         files.bound(worker.log, host.log_limit)
         log.info("%s rank %d %s", worker.ref.job, worker.ref.rank, found.describe())

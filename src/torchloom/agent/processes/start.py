@@ -18,7 +18,7 @@ from typing import Any
 from torchloom.agent.checkpoints import memory_tiers
 from torchloom.agent.host import Host, LocalWorker, order_id
 from torchloom.agent.journal import ProcessNote
-from torchloom.agent.logs import files
+from torchloom.agent.logs import files, placing
 from torchloom.agent.observe import boxes, flight_recorder
 from torchloom.agent.observe.boxes import ReadableBox
 from torchloom.agent.processes.exits import ExitWatch
@@ -192,7 +192,11 @@ def _order(
 ) -> dict[str, Any]:
     ref = launch.ref
     path = host.log_file(ref.job, ref.rank)
+    trouble = placing.place(path, effect.log_dir, ref) if effect.log_dir else ""
     files.mark_start(path, StartLine(ref.generation, ref.rank, effect.world_size, effect.restart_count))
+    if trouble:
+        files.write_line(path, f"[loom] {trouble}")
+    host.log_watch.follow(path)
     asked = start_order(
         effect,
         launch,

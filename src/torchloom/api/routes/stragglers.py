@@ -22,10 +22,16 @@ class RankCostView(BaseModel):
     """Of a step, without waiting for other ranks."""
     peers_s: float | None
     """The same for the other ranks of the role; null when there are none."""
+    slowest_s: float | None
+    """The same for the slowest of the other ranks in each step: without this rank the job waits for it."""
     data_s: float
     waits_s: float
     lost_steps_per_s: float
     """What the job would gain if this rank were as fast as the slowest of the others."""
+    steps_per_s: float
+    """The job's speed, from the steps of this role."""
+    without_steps_per_s: float
+    """The speed that the job would then have."""
     lost_share: float
     """The same as a share of the speed that the job would then have."""
 
@@ -77,8 +83,11 @@ def _view(one: RankCost, node: str) -> RankCostView:
         steps=one.steps,
         own_s=one.own_s,
         peers_s=one.peers_s,
+        slowest_s=one.slowest_s,
         data_s=one.data_s,
         waits_s=one.waits_s,
         lost_steps_per_s=one.cost.lost_steps_per_s,
+        steps_per_s=one.cost.steps_per_s,
+        without_steps_per_s=one.cost.without_steps_per_s,
         lost_share=one.cost.share,
     )

@@ -107,6 +107,8 @@ class JobRequest(Strict):
     many as `max_restarts`, or 3 if that is missing too."""
     stop_grace_s: float | None = Field(default=None, ge=0, le=86_400)
     pin_cores: bool = False
+    log_dir: Annotated[str, Field(max_length=4096, pattern=r"^(/[^\x00]*)?$")] | None = None
+    """Absolute path in which each host keeps the workers' output, as `JOB/RANK/stdout.log`."""
     max_steps: int | None = Field(default=None, ge=1, le=2**53)
     """The step after which the job ends; its workers read it as MAX_STEPS."""
     expected_steps: int | None = Field(default=None, ge=1, le=2**53)
@@ -429,12 +431,29 @@ class LogView(BaseModel):
     """Why this rank's log could not be read."""
 
 
+class LogLine(BaseModel):
+    rank: int
+    at_ns: int
+    """When it was printed, to within 20 ms for up to 8 ranks per host, less exactly long ago; 0: unknown."""
+    text: str
+    """With its line end, if it has one."""
+
+
 class LogLines(BaseModel):
     """The data of a `log` event of the log stream."""
 
     rank: int
     text: str
     lost_bytes: int
+    at_ns: int
+    """When these lines were printed; 0: unknown."""
+
+
+class UnfinishedLine(BaseModel):
+    """The data of an `unfinished` event: a line without an end, for instance a progress bar as it is now."""
+
+    rank: int
+    text: str
 
 
 class LogEnd(BaseModel):
@@ -448,6 +467,8 @@ class LogEnd(BaseModel):
 class JobLogs(BaseModel):
     job: str
     logs: list[LogView]
+    lines: list[LogLine] = []
+    """With `interleaved`: the lines of all ranks in the order in which they were printed."""
 
 
 class BoxView(BaseModel):

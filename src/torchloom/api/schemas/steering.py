@@ -189,6 +189,8 @@ class ConfigView(BaseModel):
     paused: bool
     known: bool
     """Whether the workers have reported their settings yet."""
+    optimizers: list[str]
+    """Names of the optimizers' classes: `optimizer1.lr` is the learning rate of the second."""
     settings: list[SettingView]
     schedule: list[EntryView]
     """By step: also what is still to come, and what comes again after a restart from an earlier state."""

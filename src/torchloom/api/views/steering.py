@@ -79,6 +79,7 @@ def config_view(job: Job, config: steering.KnownConfig, pulses: jobs.Pulses) -> 
         version=jobs.config_version(job, pulses),
         paused=config.paused,
         known=config.live,
+        optimizers=list(config.optimizers),
         settings=[_setting(setting, held, in_force) for setting in config.settings],
         schedule=[entry_view(entry, entry in in_force, void) for entry in config.schedule],
         operations=[operation_view(job, r) for r in job.operations.values() if not r.ended],

@@ -35,14 +35,13 @@ def _show(found: Stragglers) -> None:
     from torchloom.cli.show import output
 
     ranks = sorted(found["ranks"], key=lambda one: (-one["lost_share"], one["rank"]))
-    rate = found["steps_per_s"]
     if found["stands"]:
         print(
             f"{found['job']} is stalled: see `loom incident {found['stands']}`; below: the steps before it\n"
         )
-    elif rate is not None:
-        print(f"{found['job']}: {output.rate(rate)}; {_worst(ranks, rate)}\n")
-    columns = ("RANK", "NODE", "OWN", "PEERS", "DATA", "WAITS", "COSTS", "OF SPEED", "ROLE")
+    elif ranks:
+        print(f"{found['job']}: {_worst(ranks)}\n")
+    columns = ("RANK", "NODE", "OWN", "SLOWEST OTHER", "DATA", "WAITS", "COSTS", "WITHOUT IT", "ROLE")
     shown = len(columns) - (len({one["role"] for one in ranks}) < 2)
     output.table(
         columns[:shown],
@@ -50,18 +49,22 @@ def _show(found: Stragglers) -> None:
         nothing=f"{found['job']} has reported no steps yet; see `loom status {found['job']}`",
     )
     if ranks:
-        print(f"\nmedians per step, over the newest {max(one['steps'] for one in ranks)} steps")
+        newest = max(one["steps"] for one in ranks)
+        print(f"\nmedians per step, over the newest {newest} steps")
+        print("WITHOUT IT: the job's speed if this rank were as fast as the slowest other")
     if found["missing"]:
         print(f"no current data: rank {', '.join(map(str, found['missing']))}")
 
 
-def _worst(ranks: list[RankCostView], rate: float) -> str:
+def _worst(ranks: list[RankCostView]) -> str:
+    """The speed, and what the first row of the table says."""
     from torchloom.cli.show import output
 
     worst = ranks[0]
+    now = output.rate(worst["steps_per_s"])
     if worst["lost_share"] < 0.01:
-        return "no rank delays the others"
-    return f"without rank {worst['rank']} it would be {output.rate(rate + worst['lost_steps_per_s'])}"
+        return f"{now}; no rank delays the others"
+    return f"{now}; without rank {worst['rank']} it would be {output.rate(worst['without_steps_per_s'])}"
 
 
 def _row(one: RankCostView) -> tuple[str, ...]:
@@ -72,10 +75,10 @@ def _row(one: RankCostView) -> tuple[str, ...]:
         f"{one['rank']}",
         one["node"],
         output.step_time(one["own_s"]),
-        "–" if one["peers_s"] is None else output.step_time(one["peers_s"]),
+        "–" if one["slowest_s"] is None else output.step_time(one["slowest_s"]),
         output.step_time(one["data_s"]),
         output.step_time(one["waits_s"]),
-        f"{one['lost_steps_per_s']:.2f} steps/s" if costs else "–",
-        output.percent(one["lost_share"]) if costs else "–",
+        f"{one['lost_steps_per_s']:.2f}/s ({output.percent(one['lost_share'])})" if costs else "–",
+        output.rate(one["without_steps_per_s"]) if costs else "–",
         one["role"],
     )

@@ -36,9 +36,8 @@ _NOTED = {
     "--master-port": "workers meet at a store of their own for each generation",
     "--node-rank": "nodes are numbered by torchloom",
     "--role": "ROLE_NAME is always `default`",
-    "--log-dir": "logs are kept under LOOM_HOME, see `loom logs`",
-    "--redirects": "logs are kept under LOOM_HOME, see `loom logs`",
-    "--tee": "logs are kept under LOOM_HOME and shown here",
+    "--redirects": "stdout and stderr go into one file per rank, see `loom logs` and --log-dir",
+    "--tee": "output is kept in a file per rank and shown here",
     "--duplicate-stdout-filters": "all output is shown, see `loom logs`",
     "--duplicate-stderr-filters": "all output is shown, see `loom logs`",
     "--numa-binding": "use --pin-cores",
@@ -82,6 +81,7 @@ def parser(verb: str) -> argparse.ArgumentParser:
     job.add_argument("-m", "--module", action="store_true", help="the script is a module, as with python -m")
     _add(job, "--no-python", action="store_true", help="the script is an executable, not a Python file")
     _add(job, "--local-ranks-filter", metavar="RANKS", help="show the output of these ranks only: 0,1")
+    _add(job, "--log-dir", metavar="DIR", help="keep output in DIR/JOB/RANK/stdout.log (in LOOM_HOME)")
     _add(job, "--shutdown-timeout", metavar="S", type=float, help="seconds between SIGTERM and SIGKILL")
     ours = made.add_argument_group("torchloom")
     _add(
@@ -149,6 +149,9 @@ def parser(verb: str) -> argparse.ArgumentParser:
     _add(ours, "--env-all", action="store_true", help=f"forward all variables of this shell{everything}")
     ours.add_argument("--python", metavar="PATH", help="Python interpreter for the workers")
     if verb == "run":
+        ours.add_argument(
+            "--timestamps", action="store_true", help="show when each line of output was printed"
+        )
         ours.add_argument("--detach", action="store_true", help="return at once, as `loom submit` does")
     ours.add_argument("--json", action="store_true", help="print only JSON on stdout")
     ours.add_argument("--home", metavar="DIR", help="directory of torchloom's state (LOOM_HOME)")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import sys
 import threading
@@ -18,11 +19,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from torchloom.cli.show import story
-from torchloom.cli.show.screen import Screen, lines
+from torchloom.cli.show.screen import Screen
 from torchloom.client import Client, Endpoint, NotAnswering, Unavailable
 from torchloom.errors import LoomError, NotFound
 from torchloom.home import Home
-from torchloom.wire.start_line import read_start_line
 
 if TYPE_CHECKING:
     from torchloom.client.schema import JobDetail
@@ -39,7 +39,13 @@ Item = tuple[str, Any]
 
 class Follower:
     def __init__(
-        self, endpoint: Endpoint, job: str, home: Home | None, shown: frozenset[int] | None, quiet: bool
+        self,
+        endpoint: Endpoint,
+        job: str,
+        home: Home | None,
+        shown: frozenset[int] | None,
+        quiet: bool,
+        timestamps: bool = False,
     ) -> None:
         self._endpoint = endpoint
         self._job = job
@@ -51,7 +57,13 @@ class Follower:
         self._over = threading.Event()
         self._interrupts = 0
         self._acted = 0
-        self._screen = Screen(live=not quiet and sys.stderr.isatty())
+        # It reports starts itself.
+        self._screen = Screen(
+            live=not quiet and sys.stderr.isatty(),
+            timestamps=timestamps,
+            raw=os.environ.get("LOOM_RAW") == "1",
+            start_lines=False,
+        )
         self._story = story.Story(job)
 
     def run(self) -> int:
@@ -90,6 +102,10 @@ class Follower:
             match kind:
                 case "log":
                     self._show_log(body)
+                case "unfinished":
+                    if self._shown is None or body["rank"] in self._shown:
+                        self._screen.unfinished(body["rank"], body["text"])
+                        self._screen.flush()
                 case "job":
                     self._show_job(body)
                     if body["ended"] and last is None:
@@ -108,9 +124,7 @@ class Follower:
             return
         if body["lost_bytes"]:
             self._screen.say(f"{body['lost_bytes']} bytes of rank {body['rank']}'s log were dropped")
-        for line in lines(body["text"]):
-            if read_start_line(line) is None:  # the screen reports starts itself
-                self._screen.log(body["rank"], line)
+        self._screen.output(body["rank"], body["text"], body["at_ns"])
         self._screen.flush()
 
     def _show_job(self, view: JobDetail) -> None:
@@ -198,13 +212,15 @@ class Follower:
         place = ""
         while not self._over.is_set():
             api = Client(self._endpoint)
+            api.keep_text = True  # the screen makes it safe
+            bars = self._screen.wants_bars
             try:
-                for kind, id, body in api.log_stream(self._job, last_event_id=place):
+                for kind, id, body in api.log_stream(self._job, unfinished=bars, last_event_id=place):
                     place = id or place
                     if kind == "end":
                         self._queue.put(("logs-done", {}))
                         return
-                    self._queue.put(("log", body))
+                    self._queue.put((kind, body))
             except LoomError:
                 pass  # the other reader reports it
             api.close()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,7 +15,7 @@ from torchloom.cli.options import JobArgument, JsonOption, api
 if TYPE_CHECKING:
     from torchloom.cli.show.screen import Screen
     from torchloom.client import Client
-    from torchloom.client.schema import LogView
+    from torchloom.client.schema import LogLine, LogView
 
 MOST_SHOWN = 96 << 20
 """Most bytes to read of one rank: more than an agent keeps. Ends the read of a log that outgrows it."""
@@ -21,6 +24,7 @@ EXAMPLES = (
     ("loom logs train-3f9a -f --rank 1", "follow until the job ends"),
     ("loom logs train-3f9a --grep loss --tail 5", "the newest 5 lines with this text"),
     ("loom logs train-3f9a --since 10m", "all output of the last ten minutes"),
+    ("loom logs train-3f9a --timestamps", "with the time of each line"),
 )
 
 
@@ -34,32 +38,56 @@ def command(
         str,
         typer.Option("--since", metavar="TIME", help="Only newer lines: 10m, 2h, or 2026-03-01T12:00:00Z."),
     ] = "",
+    timestamps: Annotated[
+        bool, typer.Option("--timestamps", "-t", help="Show when each line was printed.")
+    ] = False,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Leave control characters as the script wrote them.")
+        bool,
+        typer.Option(
+            "--raw", help="Print what the script wrote: all states of bars, all control characters."
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the newest lines of a job's logs, or follow them. With --since, all lines since then."""
+    """Show the newest lines of a job's logs, or follow them. With --since, all lines since then.
+
+    Lines of several ranks are in the order in which they were printed.
+    """
+    import os
+
     from torchloom import terminal
     from torchloom.cli.show import output
-
-    terminal.in_use = terminal.in_use and not raw
-    client = api()
-    if follow:
-        _follow(client, job, rank, tail, grep, since, as_json)
-        return
-    found = client.logs(job, rank=rank, tail=tail, grep=grep or None, since=since or None)
-    if since and tail is None and not grep:
-        for log in found["logs"]:
-            _complete(client, job, log)
-    if as_json:
-        output.show_json(found)
-        return
     from torchloom.cli.show.screen import Screen
 
-    screen = Screen(live=False)
+    raw = raw or os.environ.get("LOOM_RAW") == "1"
+    terminal.in_use = terminal.in_use and not raw
+    client = api()
+    client.keep_text = not as_json  # the screen makes it safe
+    if follow:
+        screen = Screen(live=sys.stderr.isatty(), timestamps=timestamps, raw=raw)
+        _follow(client, job, rank, tail, grep, since, None if as_json else screen)
+        return
+    read = partial(client.logs, job, rank=rank, tail=tail, grep=grep or None, since=since or None)
+    whole = bool(since) and tail is None and not grep
+    if as_json:
+        found = read()
+        for log in found["logs"] if whole else ():
+            _complete(client, job, log)
+        output.show_json(found)
+        return
+    screen = Screen(live=False, timestamps=timestamps, raw=raw)
+    found = read(interleaved=True)
+    lines = list(found["lines"])
+    for log in found["logs"] if whole else ():
+        lines += _rest(client, job, log)
+    lines.sort(key=lambda line: line["at_ns"])  # stable: lines of one rank stay in order
     for log in found["logs"]:
-        _show(screen, log["rank"], log["text"], log["lost_bytes"])
+        if log["lost_bytes"]:
+            _say_lost(screen, log["rank"], log["lost_bytes"])
+    for line in lines:
+        screen.output(line["rank"], line["text"], line["at_ns"])
+    screen.finish()
+    for log in found["logs"]:
         if log["error"]:
             screen.say(f"rank {log['rank']}: {log['error']}", "bad")
     _say_gaps(client, job, rank, screen)
@@ -87,26 +115,55 @@ def _complete(client: Client, job: str, log: LogView) -> None:
     log["text"] = "".join(text)
 
 
+def _rest(client: Client, job: str, log: LogView) -> Iterator[LogLine]:
+    """The lines up to the current end of the log."""
+    while log["next_offset"] - log["offset"] < MOST_SHOWN:
+        more = client.logs(job, rank=log["rank"], offset=log["next_offset"], interleaved=True)
+        if more["logs"][0]["error"] or not more["lines"]:
+            break
+        yield from more["lines"]
+        log["next_offset"] = more["logs"][0]["next_offset"]
+
+
 def _follow(
-    client: Client, job: str, rank: int | None, tail: int | None, grep: str, since: str, as_json: bool
+    client: Client,
+    job: str,
+    rank: int | None,
+    tail: int | None,
+    grep: str,
+    since: str,
+    screen: Screen | None,
 ) -> None:
-    """Follow until the stream sends `end`. A broken stream resumes where it broke; retries have no limit."""
+    """Follow until the stream sends `end`. A broken stream resumes where it broke; retries have no limit.
+
+    Without a screen, as JSON.
+    """
     from torchloom.cli.show import output
-    from torchloom.cli.show.screen import Screen
     from torchloom.client import NotAnswering
 
-    screen = Screen(live=False)
+    bars = screen is not None and screen.wants_bars
     place, away, ended = "", False, False
     while True:
         try:
             for kind, id, body in client.log_stream(
-                job, rank=rank, tail=tail, grep=grep or None, since=since or None, last_event_id=place
+                job,
+                rank=rank,
+                tail=tail,
+                grep=grep or None,
+                since=since or None,
+                unfinished=bars,
+                last_event_id=place,
             ):
                 place, away = id, False
-                if as_json:
+                if screen is None:
                     output.show_line({"event": kind} | body)
                 elif kind == "log":
-                    _show(screen, body["rank"], body["text"], body["lost_bytes"])
+                    if body["lost_bytes"]:
+                        _say_lost(screen, body["rank"], body["lost_bytes"])
+                    screen.output(body["rank"], body["text"], body["at_ns"])
+                    screen.flush()
+                elif kind == "unfinished":
+                    screen.unfinished(body["rank"], body["text"])
                     screen.flush()
                 if kind == "end":
                     ended = True
@@ -114,22 +171,18 @@ def _follow(
         except NotAnswering as error:
             if not place and not away:
                 raise
-            if not away and not as_json:
+            if not away and screen is not None:
                 screen.say(f"{error.message}; waiting for it")
             away = True
         client.close()
         if ended:
             break
         time.sleep(0.5)
-    if not as_json:
+    if screen is not None:
+        screen.close()
         _say_gaps(client, job, rank, screen)
         screen.flush()
 
 
-def _show(screen: Screen, rank: int, text: str, lost_bytes: int) -> None:
-    if lost_bytes:
-        screen.say(f"{lost_bytes} bytes of rank {rank}'s log were dropped to bound its size")
-    from torchloom.cli.show.screen import lines
-
-    for line in lines(text) if text else ():
-        screen.log(rank, line)
+def _say_lost(screen: Screen, rank: int, lost_bytes: int) -> None:
+    screen.say(f"{lost_bytes} bytes of rank {rank}'s log were dropped to bound its size")

@@ -46,6 +46,7 @@ def job_request(
         "max_fruitless": flags.fruitless(options),
         "stop_grace_s": options.shutdown_timeout,
         "pin_cores": options.pin_cores,
+        "log_dir": str(Path(cwd, options.log_dir)) if options.log_dir else None,
         "expected_steps": options.expect_steps,
         "env": forwarded.env | ({"LOOM_RESUME": options.resume} if options.resume else {}),
         "env_withheld": forwarded.withheld,

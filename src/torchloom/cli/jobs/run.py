@@ -63,7 +63,14 @@ def _follow(
     from torchloom.client import Endpoint
 
     job = send(home, body)
-    follower = Follower(Endpoint.find(home), job, home if local else None, shown, quiet=options.json)
+    follower = Follower(
+        Endpoint.find(home),
+        job,
+        home if local else None,
+        shown,
+        quiet=options.json,
+        timestamps=options.timestamps,
+    )
     return follower.run()
 
 

@@ -68,15 +68,15 @@ def show(view: ConfigView) -> None:
     print()
     output.table(
         ("SETTING", "VALUE", "RULED BY", "ALLOWED"),
-        (row for setting in view["settings"] for row in rows(setting)),
+        (row for setting in view["settings"] for row in rows(setting, view["optimizers"])),
         nothing="no settings"
         if view["known"]
         else "the workers have not reported their settings yet; they do so at their first step",
     )
 
 
-def rows(setting: SettingView) -> list[tuple[str, ...]]:
-    """One row if all places have the same value, otherwise one row per place."""
+def rows(setting: SettingView, optimizers: list[str]) -> list[tuple[str, ...]]:
+    """One row if all places have the same value, otherwise one row per place, with its optimizer's class."""
     from torchloom.cli.steer import outcome
 
     allowed = setting["allowed"]
@@ -87,11 +87,26 @@ def rows(setting: SettingView) -> list[tuple[str, ...]]:
         value, by = alike.pop()
         name = setting["name"]
         many = len(setting["places"])
-        return [(f"{name} ({many} places)" if many > 1 else name, value, by, allowed)]
+        of = ", ".join(sorted({one for place in setting["places"] if (one := owner(place, optimizers))}))
+        note = ", ".join(part for part in (of, f"{many} places" if many > 1 else "") if part)
+        return [(f"{name} ({note})" if note else name, value, by, allowed)]
     found = [
-        (place["address"], outcome.value(place["value"]), ruled(place), "") for place in setting["places"]
+        (
+            f"{place['address']} ({of})" if (of := owner(place, optimizers)) else place["address"],
+            outcome.value(place["value"]),
+            ruled(place),
+            "",
+        )
+        for place in setting["places"]
     ]
     return [(*found[0][:3], allowed), *found[1:]] if found else [(setting["name"], "–", "–", allowed)]
+
+
+def owner(place: PlaceView, optimizers: list[str]) -> str:
+    """The class of the optimizer that the place belongs to; empty for a setting of the script's own."""
+    number = place["address"].partition(".")[0].removeprefix("optimizer")
+    known = "." in place["address"] and number.isdecimal() and int(number) < len(optimizers)
+    return optimizers[int(number)] if known else ""
 
 
 def ruled(place: PlaceView) -> str:

@@ -94,9 +94,10 @@ def known(told: ToldSettings, hyperparameters: str | Mapping[str, Any]) -> Known
             tuple({str(name): value for name, value in group.items()} for group in optimizer["groups"])
             for optimizer in found.get("optimizers", ())
         )
+        classes = tuple(str(optimizer.get("name", "")) for optimizer in found.get("optimizers", ()))
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise ValueError(f"this contains no hyperparameters: {error!r}") from error
-    return KnownSettings(groups, told.settings, told.values, told.held)
+    return KnownSettings(groups, told.settings, told.values, told.held, classes)
 
 
 def _text(rows: Iterable[dict[str, Any]], held: Mapping[str, Any], left_out: int) -> bytes:

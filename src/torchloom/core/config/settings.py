@@ -280,6 +280,8 @@ class KnownSettings:
     """Current values of what is declared."""
     held: Mapping[str, Held] = field(default_factory=dict)
     """Places of param groups where something else holds than the script set; `optimizers` has what holds."""
+    classes: Sequence[str] = ()
+    """Per optimizer the name of its class, as far as it is known."""
 
     def names(self) -> set[str]:
         groups = (name for optimizer in self.optimizers for group in optimizer for name in group)

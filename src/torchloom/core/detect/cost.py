@@ -18,6 +18,11 @@ class Cost(Struct, frozen=True):
     share: float
     """Of the speed the job would have without these ranks."""
 
+    @property
+    def without_steps_per_s(self) -> float:
+        """The speed that the job would have without these ranks."""
+        return self.steps_per_s + self.lost_steps_per_s
+
 
 def what_if(peers: Sequence[RankWindow], ranks: Collection[int], newest: int = MAX_STEPS) -> Cost:
     """The job with these ranks at the pace of the median of the others of their role.
@@ -57,6 +62,8 @@ class RankCost(Struct, frozen=True, kw_only=True):
     own_s: float
     peers_s: float | None
     """The others' own time; None when nobody does the same work."""
+    slowest_s: float | None
+    """The own time of the slowest of the others in each step: for it the job would wait without this rank."""
     data_s: float
     waits_s: float
     """In collectives, for others."""
@@ -91,6 +98,7 @@ def per_rank(windows: Sequence[RankWindow], newest: int = MAX_STEPS) -> list[Ran
                     steps=steps,
                     own_s=middles[window.rank] / 1e9,
                     peers_s=median(others) / 1e9 if others else None,
+                    slowest_s=median(rest) / 1e9 if others else None,
                     data_s=median([s.data_wait_ns for s in taken]) / 1e9,
                     waits_s=median([s.wait_ns for s in taken]) / 1e9,
                     cost=_saved(step_ns, median(lost) if others else 0.0),

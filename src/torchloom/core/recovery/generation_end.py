@@ -28,11 +28,11 @@ from torchloom.core.recovery.generation_start import (
 )
 from torchloom.core.recovery.hopeless import plan_if_it_can_succeed
 from torchloom.core.recovery.incidents import (
-    GENERATION_ENDED,
     close_findings,
     count_lost,
     decision_of,
     followed,
+    generation_ended,
     goodput,
     open_incident,
     take_over_silence,
@@ -189,7 +189,7 @@ def rendezvous_lost_at_start(turn: Turn, job: Job, verdict: str) -> None:
 def end_generation(turn: Turn, job: Job, incident: Incident, why: str) -> None:
     """End what lives of a generation because of an incident; what follows is in the job's plan."""
     assert job.plan is not None
-    close_findings(turn, job, GENERATION_ENDED, keep=incident.id)
+    close_findings(turn, job, generation_ended(turn, job, incident.id, why), keep=incident.id)
     previous = turn.fleet.incidents.get(job.incident)
     if previous is not None and previous is not incident:
         previous.open = False

@@ -11,7 +11,7 @@ from collections import Counter
 from torchloom.core.lifecycle import move_job, move_worker, set_workers
 from torchloom.core.placement.place import replicas, seat_or_wait, unit, wanted
 from torchloom.core.placement.standby import drop_spare
-from torchloom.core.recovery.incidents import GENERATION_ENDED, close_findings
+from torchloom.core.recovery.incidents import close_findings, generation_ended
 from torchloom.core.steering.driver import generation_runs
 from torchloom.core.steering.operations import last_step, starting_schedule
 from torchloom.core.turn import Turn
@@ -33,7 +33,7 @@ def start_generation(turn: Turn, job: Job, reason: str) -> None:
         job.reason = why
         return
     move_job(turn, job, JobState.STARTING, f"{reason}; {why}" if why else reason)
-    close_findings(turn, job, GENERATION_ENDED, keep=job.incident)
+    close_findings(turn, job, generation_ended(turn, job, job.incident, reason), keep=job.incident)
     job.silent = {}
     job.generation += 1
     job.generation_at_ns = turn.now_ns
@@ -164,6 +164,7 @@ def launch(turn: Turn, job: Job, reason: str) -> None:
                 fence_s=spec.policy.self_fence_s,
                 schedule=starting_schedule(job),
                 max_steps=last_step(job),
+                log_dir=spec.log_dir,
             )
         )
 

@@ -21,7 +21,6 @@ from torchloom.model.incidents import (
     Verdict,
 )
 
-GENERATION_ENDED = Ending(EndedBy.GENERATION, "its generation ended")
 EVIDENCE_KEPT = 8
 """Incidents of a job, the newest ones, that keep their stacks and collectives."""
 
@@ -43,6 +42,18 @@ def open_incident(turn: Turn, job: Job, kind: str, cause: str, at_ns: int) -> In
 def decision_of(plan: RestartPlan) -> Decision:
     action: Decided = "wait" if plan.waits else "restart" if plan.restart else "fail"
     return Decision(action=action, outcome=DecisionOutcome.DONE, reason=plan.reason)
+
+
+def generation_ended(turn: Turn, job: Job, incident: str, reason: str) -> Ending:
+    """How incidents end with the job's present generation: because of which incident, or else for what."""
+    cause = turn.fleet.incidents.get(incident)
+    if cause is None:
+        return Ending(EndedBy.GENERATION, f"generation {job.generation} ended: {reason}")
+    whom = "" if cause.culprit is None else f" of rank {cause.culprit}"
+    return Ending(
+        EndedBy.GENERATION,
+        f"generation {job.generation} ended because of incident {cause.id}, {cause.kind}{whom}",
+    )
 
 
 def close_findings(turn: Turn, job: Job, ending: Ending, keep: str = "") -> None:

@@ -76,6 +76,7 @@ export interface ConfigView {
   version: number;
   paused: boolean;
   known: boolean;
+  optimizers: Array<string>;
   settings: Array<SettingView>;
   schedule: Array<EntryView>;
   operations: Array<OperationView>;
@@ -377,6 +378,7 @@ export interface JobDetail {
 export interface JobLogs {
   job: string;
   logs: Array<LogView>;
+  lines: Array<LogLine>;
 }
 
 export interface JobRequest {
@@ -402,6 +404,7 @@ export interface JobRequest {
   max_fruitless?: number | null;
   stop_grace_s?: number | null;
   pin_cores?: boolean;
+  log_dir?: string | null;
   max_steps?: number | null;
   expected_steps?: number | null;
   limits?: LimitsBody;
@@ -509,10 +512,17 @@ export interface LogEnd {
   unread_ranks: Array<number>;
 }
 
+export interface LogLine {
+  rank: number;
+  at_ns: number;
+  text: string;
+}
+
 export interface LogLines {
   rank: number;
   text: string;
   lost_bytes: number;
+  at_ns: number;
 }
 
 export interface LogView {
@@ -647,9 +657,12 @@ export interface RankCostView {
   steps: number;
   own_s: number;
   peers_s: number | null;
+  slowest_s: number | null;
   data_s: number;
   waits_s: number;
   lost_steps_per_s: number;
+  steps_per_s: number;
+  without_steps_per_s: number;
   lost_share: number;
 }
 
@@ -847,6 +860,11 @@ export interface TokenView {
   name: string;
   role: "admin" | "operator" | "read";
   created_at_ns: number;
+}
+
+export interface UnfinishedLine {
+  rank: number;
+  text: string;
 }
 
 export interface WitnessView {

@@ -24,7 +24,7 @@ class Book {
     const lines = ((this.rest.get(rank) ?? "") + text).split("\n");
     this.rest.set(rank, lines.pop() ?? "");
     for (const line of lines) {
-      this.texts.push(line.endsWith("\r") ? line.slice(0, -1) : line);
+      this.texts.push(folded(line));
       this.ranks.push(rank);
     }
     if (this.texts.length > MOST * 1.1) {
@@ -39,6 +39,12 @@ class Book {
   close(): void {
     for (const [rank, text] of this.rest) if (text) this.add(rank, "\n");
   }
+}
+
+/** The last state of a progress bar: a carriage return begins the line anew. */
+function folded(line: string): string {
+  const text = line.endsWith("\r") ? line.slice(0, -1) : line;
+  return text.slice(text.lastIndexOf("\r") + 1);
 }
 
 export function LogsPage({ id, query }: { id: string; query: URLSearchParams }) {
@@ -147,9 +153,10 @@ function Line({ at, rank, text, alone }: { at: number; rank: number; text: strin
 }
 
 async function search(book: Book, job: string, rank: string, grep: string, signal: AbortSignal): Promise<void> {
-  const query = new URLSearchParams({ grep, tail: "10000", ...(rank && { rank }) });
+  const query = new URLSearchParams({ grep, tail: "10000", interleaved: "true", ...(rank && { rank }) });
   const found = await get<JobLogs>(`${jobPath(job)}/logs?${query}`, signal);
-  for (const one of found.logs) book.add(one.rank, one.error ? `(${one.error})\n` : one.text);
+  for (const line of found.lines) book.add(line.rank, line.text);
+  for (const one of found.logs) if (one.error) book.add(one.rank, `(${one.error})\n`);
   book.close();
 }
 
