@@ -185,24 +185,32 @@ def setting(name: str, *places: Any, **more: Any) -> Any:
 
 def test_places_that_are_alike_are_one_row_and_others_are_not() -> None:
     both = setting("lr", place("optimizer0.lr@0", 0.1), place("optimizer0.lr@1", 0.1))
-    assert config.rows(both) == [("lr (2 places)", "0.1", "the script", "a number, at least 0")]
+    row = ("the script", "a number, at least 0")
+    assert config.rows(both, ["AdamW"]) == [("lr (AdamW, 2 places)", "0.1", *row)]
+    assert config.rows(both, []) == [("lr (2 places)", "0.1", *row)], "the class is not known"
     unlike = setting(
         "lr",
         place("optimizer0.lr@0", 0.05, "scale", 0.1, 3),
         place("optimizer0.lr@1", 0.2, "hold", 0.1),
         description="how fast",
     )
-    assert config.rows(unlike) == [
+    assert config.rows(unlike, ["AdamW"]) == [
         (
-            "optimizer0.lr@0",
+            "optimizer0.lr@0 (AdamW)",
             "0.05",
             "scaled by version 3; the script's own value is 0.1",
             "a number, at least 0 – how fast",
         ),
-        ("optimizer0.lr@1", "0.2", "held; the script's own value is 0.1", ""),
+        ("optimizer0.lr@1 (AdamW)", "0.2", "held; the script's own value is 0.1", ""),
     ]
-    assert config.rows(setting("dropout", place("dropout", 0.3, version=4)))[0][2] == "set by version 4"
-    assert config.rows(setting("eps")) == [("eps", "–", "–", "a number, at least 0")]
+    gan = setting("lr", place("optimizer0.lr@0", 0.1), place("optimizer1.lr@0", 0.2))
+    assert [row[0] for row in config.rows(gan, ["AdamW", "SGD"])] == [
+        "optimizer0.lr@0 (AdamW)",
+        "optimizer1.lr@0 (SGD)",
+    ]
+    own = config.rows(setting("dropout", place("dropout", 0.3, version=4)), ["AdamW"])
+    assert own[0][0] == "dropout" and own[0][2] == "set by version 4"
+    assert config.rows(setting("eps"), ["AdamW"]) == [("eps", "–", "–", "a number, at least 0")]
 
 
 def test_the_config_tells_what_is_to_come_and_under_way(capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,6 +221,7 @@ def test_the_config_tells_what_is_to_come_and_under_way(capsys: pytest.CaptureFi
         "version": 7,
         "paused": True,
         "known": True,
+        "optimizers": ["AdamW"],
         "settings": [setting("lr", place("optimizer0.lr@0", 0.1))],
         "schedule": [{**entry, "version": 7, "step": 1, "in_force": True}, entry],
         "operations": [operation(state="waiting", ended=False, version=9, training_step=2000)],

@@ -145,6 +145,8 @@ def test_what_every_rank_costs_is_what_if_of_each() -> None:
     assert [one.rank for one in found] == [0, 1, 2, 3]
     for one in found:
         assert one.cost == what_if(windows, [one.rank])
+        assert one.cost.without_steps_per_s == pytest.approx(one.cost.steps_per_s / (1 - one.cost.share))
+        assert one.slowest_s is not None and (one.slowest_s < one.own_s) == (one.cost.share > 0)
     late = found[2]
     assert late.cost.share > 0.2 and all(one.cost.share == 0 for one in found if one.rank != 2)
     assert late.peers_s is not None and late.own_s > 1.5 * late.peers_s and late.steps == 16

@@ -64,7 +64,7 @@ def routes(control: Control) -> APIRouter:
             steps_per_s=min((one.cost.steps_per_s for one in costs), default=None),
             stands=next((i for i in reversed(found.incidents) if _holds_up(control, i)), ""),
             missing=[w.ref.rank for w in found.workers if w.alive and w.ref.rank not in nodes],
-            ranks=[_view(one, nodes[one.rank]) for one in costs],
+            ranks=[view_of(one, nodes[one.rank]) for one in costs],
         )
 
     return router
@@ -75,7 +75,7 @@ def _holds_up(control: Control, incident: str) -> bool:
     return known is not None and is_stuck(known)
 
 
-def _view(one: RankCost, node: str) -> RankCostView:
+def view_of(one: RankCost, node: str) -> RankCostView:
     return RankCostView(
         rank=one.rank,
         node=node,

@@ -24,14 +24,14 @@ def command(job: JobArgument, watch: WatchOption = False, as_json: JsonOption = 
     if watch:
         from torchloom.cli.show import watching
 
-        watching.watch(lambda: client.stragglers(job), _show, lines=(lambda now: [now]) if as_json else None)
+        watching.watch(lambda: client.stragglers(job), show, lines=(lambda now: [now]) if as_json else None)
     elif as_json:
         output.show_json(client.stragglers(job))
     else:
-        _show(client.stragglers(job))
+        show(client.stragglers(job))
 
 
-def _show(found: Stragglers) -> None:
+def show(found: Stragglers) -> None:
     from torchloom.cli.show import output
 
     ranks = sorted(found["ranks"], key=lambda one: (-one["lost_share"], one["rank"]))

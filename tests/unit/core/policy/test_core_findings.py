@@ -46,6 +46,17 @@ def test_what_ends_by_itself_is_closed_with_how_long_it_lasted() -> None:
     assert story.job().findings == {} and story.state() is JobState.RUNNING
 
 
+def test_an_incident_that_ends_with_its_generation_names_the_incident_that_ended_it() -> None:
+    story = running()
+    story.tell(made(SLOW))
+    slow = story.incident()
+    story.exit(1, FAILED, steps=50)
+    crash = story.incident()
+    assert crash is not slow and not slow.open
+    assert slow.resolution == f"generation 1 ended because of incident {crash.id}, crash of rank 1"
+    assert slow.resolution.count("j.2") == 1
+
+
 def test_a_certain_hang_ends_the_generation_and_the_next_one_closes_the_incident() -> None:
     story = running()
     effects = story.tell(made(CERTAIN))
