@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stack import BIN, SCRIPTS, Stack, lines_of, wait_until
+from terminals import Terminal, ranks_shown
 
 EVERYDAY = str(SCRIPTS / "everyday.py")
 
@@ -109,3 +110,32 @@ def test_a_small_gpt_with_its_own_checkpoints_is_continued(stack: Stack, tmp_pat
     assert again["restarts"] == 0
     stack.loom("stop", job)
     assert stack.status(job)["state"] == "stopped"
+
+
+def test_bars_move_in_a_terminal_and_are_kept_in_the_file(stack: Stack, tmp_path: Path) -> None:
+    env = {name: value for name, value in stack.env.items() if name != "NO_COLOR"} | {"FORCE_COLOR": "1"}
+    words = ("--nproc-per-node", "2", "--name", "bars", "--log-dir", str(tmp_path / "logs"))
+    terminal = Terminal(env, str(BIN / "loom"), "run", *words, str(SCRIPTS / "bars.py"), str(tmp_path))
+    for bar, half in (("tqdm", r"tqdm: +50%\|.*?5/10"), ("rich", r"rich \S+ +60%")):
+        wait_until(
+            lambda half=half: ranks_shown(terminal.seen.decode(errors="replace"), half) == {"0", "1"}, bar
+        )
+        (tmp_path / bar).touch()
+    assert terminal.wait() == 0, terminal.seen.decode(errors="replace")
+    text = terminal.seen.decode(errors="replace")
+    assert (
+        ranks_shown(text, "tqdm: 100%")
+        == ranks_shown(text, r"rich \S+ 100%")
+        == ranks_shown(text, "ends")
+        == {"0", "1"}
+    )
+    assert "\x1b[2K" in text and "\x1b[?25l" not in text, "only the screen's own movements"
+    for rank in "01":
+        raw = (tmp_path / "logs" / "bars" / rank / "stdout.log").read_bytes()
+        assert raw.count(b"\r") > 10 and b"\x1b[?25l" in raw, "as the script wrote it"
+    lines = stack.loom("logs", "bars").stdout.splitlines()
+    for rank in "01":
+        mine = [line.split("] ", 1)[1] for line in lines if line.startswith(f"[rank {rank}]")]
+        words_ = [line.split()[0] for line in mine if not line.startswith("[loom]")]
+        assert words_ == ["begins", "tqdm:", "rich", "ends"], lines
+    assert "\x1b" not in "".join(lines) and not any("50%" in line for line in lines)

@@ -63,6 +63,8 @@ class FakeAgent:
         self.steered: dict[str, Ranks] = {}
         """Jobs whose ranks answer mail and tell settings."""
         self.beating: asyncio.Task[None] | None = None
+        self.clock: Callable[[], int] = lambda: 1
+        """When workers end."""
 
     async def join(self) -> None:
         await self.bus.subscribe(subjects.command(self.node), self._obey)
@@ -79,7 +81,7 @@ class FakeAgent:
         if ref in self.live:
             self.live.discard(ref)
             exit_ = Exit(code, signal, "spawner")
-            await self.say(WorkerExited(node=self.node, ref=ref, exit=exit_, at_ns=1, steps=50))
+            await self.say(WorkerExited(node=self.node, ref=ref, exit=exit_, at_ns=self.clock(), steps=50))
 
     async def _obey(self, message: Message) -> None:
         command = codec.decode_command(message.data)

@@ -66,6 +66,6 @@ def test_lines_that_have_come_are_shown_however_late_it_is(
     monkeypatch.setattr(follower, "_show_job", lambda view: None)
     follower._queue.put(("job", {"ended": True, "state": "completed"}))
     for n in range(3):
-        follower._queue.put(("log", {"rank": 0, "text": f"line {n}\n", "lost_bytes": 0}))
+        follower._queue.put(("log", {"rank": 0, "text": f"line {n}\n", "lost_bytes": 0, "at_ns": 1}))
     assert follower._show()["state"] == "completed"
     assert "line 2" in capsys.readouterr().out

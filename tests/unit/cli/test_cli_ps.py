@@ -94,6 +94,8 @@ def test_ended_jobs_are_counted(capsys: Any, monkeypatch: Any) -> None:
     assert "2 ended jobs: `loom ps -a` shows them" in shown(JOBS, 100, capsys, monkeypatch)
     only_ended = shown(JOBS[:1], 100, capsys, monkeypatch)
     assert only_ended == "no active jobs\n1 ended job: `loom ps -a` shows it\n"
+    ps._show([], False, only_active=True)
+    assert capsys.readouterr().out == "no active jobs\n", "`ps --active`, whatever has ended"
     assert "start one with `loom run" in shown([], 100, capsys, monkeypatch)
 
 

@@ -45,23 +45,23 @@ def command(
         return
     where = f" in {found['job']}, generation {found['generation']}" if found["job"] else ""
     print(f"{found['id']}  {found['kind']}{where}")
-    print(f"verdict    {found['verdict']}")
+    output.fact("verdict", found["verdict"])
     if (fault := found["fault"]) is not None:
-        print(f"cause      {fault['kind']} (blame: {fault['blame']}): {fault['sentence']}")
-        print(f"advice     {fault['advice']}")
-    print(f"decision   {found['decision'] or '–'}")
+        output.fact("cause", f"{fault['kind']} (blame: {fault['blame']}): {fault['sentence']}")
+        output.fact("advice", fault["advice"])
+    output.fact("decision", f"{found['decision'] or '–'}")
     if found["resolution"]:
-        print(f"ended      {found['resolution']}")
+        output.fact("ended", found["resolution"])
     if found["finding"] is not None:
-        print(f"confidence {confidence(found['finding'])}")
-    print(f"timeline   {timeline(found['timeline'])}")
+        output.fact("confidence", confidence(found["finding"]))
+    output.fact("timeline", timeline(found["timeline"]))
     if found["lost_steps"] is not None:
-        print(f"lost       {found['lost_steps']} steps of work repeated or lost")
+        output.fact("lost", f"{found['lost_steps']} steps of work repeated or lost")
     if found["goodput_before"] is not None and found["goodput_after"] is not None:
         before, after = output.percent(found["goodput_before"]), output.percent(found["goodput_after"])
-        print(f"goodput    {before} before, {after} after")
+        output.fact("goodput", f"{before} before, {after} after")
     if (told := found["witness"]) is not None:
-        print(f"witness    {told['sentence']}")
+        output.fact("witness", told["sentence"])
         print("\n".join(f"           {line}" for line in told["lines"]))
     blamed = found["finding"]["ranks"] if found["finding"] is not None else []
     # Blamed ranks first: the user is looking for them.

@@ -124,7 +124,7 @@ class Follower:
             return
         if body["lost_bytes"]:
             self._screen.say(f"{body['lost_bytes']} bytes of rank {body['rank']}'s log were dropped")
-        self._screen.output(body["rank"], body["text"], body["at_ns"])
+        self._screen.output(body["rank"], body["text"], body.get("at_ns", 0))
         self._screen.flush()
 
     def _show_job(self, view: JobDetail) -> None:

@@ -160,7 +160,7 @@ def _follow(
                 elif kind == "log":
                     if body["lost_bytes"]:
                         _say_lost(screen, body["rank"], body["lost_bytes"])
-                    screen.output(body["rank"], body["text"], body["at_ns"])
+                    screen.output(body["rank"], body["text"], body.get("at_ns", 0))
                     screen.flush()
                 elif kind == "unfinished":
                     screen.unfinished(body["rank"], body["text"])

@@ -55,7 +55,7 @@ def command(
         if quiet:
             print("".join(f"{job['id']}\n" for job in jobs), end="")
         else:
-            _show(jobs, ended_too=everything or bool(states))
+            _show(jobs, ended_too=everything or bool(states), only_active=active)
 
     if watch:
         from torchloom.cli.show import watching
@@ -68,7 +68,7 @@ def command(
         output.show_troubles(client)
 
 
-def _show(jobs: list[JobSummary], ended_too: bool) -> None:
+def _show(jobs: list[JobSummary], ended_too: bool, only_active: bool = False) -> None:
     """Active jobs first. Those that have ended are counted if nobody asked for them."""
     from torchloom.cli.show import output
 
@@ -78,7 +78,7 @@ def _show(jobs: list[JobSummary], ended_too: bool) -> None:
     rest = 0 if ended_too else len(ended)
     if shown:
         _table(shown)
-    elif jobs:
+    elif jobs or only_active:
         print("no active jobs")
     else:
         print("no jobs; start one with `loom run train.py`")

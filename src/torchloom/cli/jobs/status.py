@@ -49,7 +49,7 @@ def _show(view: JobDetail) -> None:
     from torchloom.cli.show import output
 
     for name, text in _facts(view):
-        print(f"{name:<10} {text}")
+        output.fact(name, text)
     print()
     output.table(
         ("RANK", "STATE", "NODE", "PID", "STEPS", "STEP TIME", "PHASE", "DEVICES", "DOING"),

@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from textwrap import fill
+from textwrap import fill, wrap
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -114,6 +114,18 @@ def _draw(shape: Layout, width: int, seen: bool) -> list[str]:
 
 def _style(column: str, cell: str) -> str:
     return STATE_STYLES.get(cell, "") if column == "STATE" else ""
+
+
+def fact(name: str, text: str) -> None:
+    """Print a name and a sentence beside it, which keeps to its column on a terminal."""
+    print(f"{name:<10} {wrapped(text, 11) if on_terminal() else text}")
+
+
+def wrapped(text: str, indent: int) -> str:
+    """A text that begins in this column of the terminal, words whole where they fit."""
+    width = max(20, shutil.get_terminal_size().columns - indent)
+    lines = [part for line in text.split("\n") for part in wrap(line, width, break_on_hyphens=False) or [""]]
+    return ("\n" + " " * indent).join(lines)
 
 
 def on_terminal() -> bool:

@@ -12,10 +12,10 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from textwrap import wrap
 from typing import TextIO
 
 from torchloom.cli.show.folding import Folder, cut
+from torchloom.cli.show.output import wrapped
 from torchloom.wire.start_line import START_LINE, read_start_line
 
 _RANK_COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
@@ -40,12 +40,6 @@ def stamp(at_ns: int) -> str:
     then = time.localtime(at_ns // 1_000_000_000)
     form = "%H:%M:%S" if then[:3] == time.localtime()[:3] else "%Y-%m-%d %H:%M:%S"
     return f"{time.strftime(form, then)}.{at_ns // 1_000_000 % 1000:03d}"
-
-
-def wrapped(text: str, width: int, indent: int) -> str:
-    """A sentence in lines of this width, words whole where they fit, the later ones indented."""
-    lines = [part for line in text.split("\n") for part in wrap(line, width, break_on_hyphens=False) or [""]]
-    return ("\n" + " " * indent).join(lines)
 
 
 def _processes(text: str) -> Iterator[str]:
@@ -142,8 +136,7 @@ class Screen:
         self._hide()
         colour = {"good": 32, "bad": 31}.get(mark, 36)
         if sys.stderr.isatty():
-            width = max(20, shutil.get_terminal_size().columns - len("[loom] "))
-            text = wrapped(text, width, indent=len("[loom] "))
+            text = wrapped(text, len("[loom] "))
         prefix = f"\x1b[{colour}m[loom]\x1b[0m " if colourful(sys.stderr) else "[loom] "
         sys.stderr.write(f"{prefix}{text}\n")
         sys.stderr.flush()
