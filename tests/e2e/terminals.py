@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import signal
 import threading
 
 
@@ -14,6 +15,7 @@ class Terminal:
 
     def __init__(self, env: dict[str, str], *command: str) -> None:
         self.seen = b""
+        self._ended = False
         self.pid, self._master = pty.fork()
         if self.pid == 0:
             os.execve(command[0], list(command), env | {"TERM": "xterm", "COLUMNS": "100", "LINES": "30"})
@@ -30,11 +32,25 @@ class Terminal:
         except OSError:
             return  # the other end is closed
 
+    @property
+    def text(self) -> str:
+        return self.seen.decode(errors="replace")
+
     def wait(self) -> int:
+        """The exit code of the command, once it has ended."""
         _, status = os.waitpid(self.pid, 0)
+        self._ended = True
         self._reader.join(60)
-        os.close(self._master)
         return os.waitstatus_to_exitcode(status)
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._ended:  # the test has failed
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        os.close(self._master)
 
 
 def ranks_shown(text: str, what: str) -> set[str]:

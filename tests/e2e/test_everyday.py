@@ -115,20 +115,17 @@ def test_a_small_gpt_with_its_own_checkpoints_is_continued(stack: Stack, tmp_pat
 def test_bars_move_in_a_terminal_and_are_kept_in_the_file(stack: Stack, tmp_path: Path) -> None:
     env = {name: value for name, value in stack.env.items() if name != "NO_COLOR"} | {"FORCE_COLOR": "1"}
     words = ("--nproc-per-node", "2", "--name", "bars", "--log-dir", str(tmp_path / "logs"))
-    terminal = Terminal(env, str(BIN / "loom"), "run", *words, str(SCRIPTS / "bars.py"), str(tmp_path))
-    for bar, half in (("tqdm", r"tqdm: +50%\|.*?5/10"), ("rich", r"rich \S+ +60%")):
-        wait_until(
-            lambda half=half: ranks_shown(terminal.seen.decode(errors="replace"), half) == {"0", "1"}, bar
-        )
-        (tmp_path / bar).touch()
-    assert terminal.wait() == 0, terminal.seen.decode(errors="replace")
-    text = terminal.seen.decode(errors="replace")
-    assert (
-        ranks_shown(text, "tqdm: 100%")
-        == ranks_shown(text, r"rich \S+ 100%")
-        == ranks_shown(text, "ends")
-        == {"0", "1"}
-    )
+    halves = {"tqdm": r"tqdm: +50%\|.*?5/10", "rich": r"rich \S+ +60%"}
+    command = (str(BIN / "loom"), "run", *words, str(SCRIPTS / "bars.py"), str(tmp_path))
+    both = {"0", "1"}
+    with Terminal(env, *command) as terminal:
+        for bar, half in halves.items():
+            wait_until(lambda half=half: ranks_shown(terminal.text, half) == both, f"{bar} is live")
+            (tmp_path / bar).touch()
+        assert terminal.wait() == 0, terminal.text
+        text = terminal.text
+    for last in ("tqdm: 100%", r"rich \S+ 100%", "ends"):
+        assert ranks_shown(text, last) == both, text
     assert "\x1b[2K" in text and "\x1b[?25l" not in text, "only the screen's own movements"
     for rank in "01":
         raw = (tmp_path / "logs" / "bars" / rank / "stdout.log").read_bytes()
