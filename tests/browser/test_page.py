@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Error as PlaywrightError
 from playwright.sync_api import Page, expect
 from stack import Stack, wait_until
 
@@ -28,7 +30,11 @@ def shown_step(page: Page) -> int:
 
 def wait_for_more(page: Page, than: int) -> int:
     """The step on the page, without reading it anew, is beyond this one."""
-    found: int = wait_until(lambda: (step := shown_step(page)) > than and step, f"a step after {than}")
+    try:
+        found: int = wait_until(lambda: (step := shown_step(page)) > than and step, f"a step after {than}")
+    except (AssertionError, PlaywrightError) as error:
+        page.screenshot(path=(picture := Path(tempfile.mkdtemp(prefix="loom-page-")) / "page.png"))
+        raise AssertionError(f"{error}\n{picture}\n{page.content()[:20000]}") from error
     return found
 
 
@@ -190,7 +196,7 @@ def test_hostile_names_and_lines_stay_text(stack: Stack, job: str, looker: Looke
     page.get_by_label("Search the whole log").fill("onerror")
     page.get_by_role("button", name="Search").click()
     expect(page.get_by_text("that contain “onerror”")).to_be_visible()
-    expect(page.get_by_test_id("lines")).to_contain_text(re.compile(r"^[1-9] lines?"))
+    expect(page.get_by_test_id("lines")).to_contain_text(re.compile(r"^[1-9]\S* lines?"))
     looker.go("/job/%3Cimg%20src%3Dx%20onerror%3Dalert(4)%3E")
     expect(page.get_by_role("alert")).to_be_visible()
 

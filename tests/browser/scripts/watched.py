@@ -17,8 +17,9 @@ model = torch.nn.parallel.DistributedDataParallel(inner)
 optimizer = torch.optim.AdamW(inner.parameters(), lr=0.01)
 checkpoint = loom.Checkpoint(model=inner, optimizer=optimizer, every=50)
 step = checkpoint.restore()
-print("\x1b[31mred\x1b[0m <img src=x onerror=alert(1)> <script>alert(2)</script>", flush=True)
 while True:
+    if step % 200 == 0:  # again and again: the page shows the newest lines
+        print("\x1b[31mred\x1b[0m <img src=x onerror=alert(1)> <script>alert(2)</script>", flush=True)
     step += 1
     loom.step(step, total=1_000_000)
     optimizer.zero_grad()
