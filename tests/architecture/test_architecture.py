@@ -29,6 +29,8 @@ SERVICE_TOPS = {
     "agent/observe/guarded.py": "a box is written inside the user's process: anything may be in it",
     "agent/commands.py": "an agent reports any failure of a command",
     "agent/tasks.py": "the top of each of the agent's tasks",
+    "agent/health/health_watch.py": "a source of health may be anybody's plugin",
+    "agent/health/source_process.py": "the top of a process that runs a source of health",
     "weaver/feed.py": "one bad event must not stop all jobs",
     "weaver/history.py": "a picture of the past must not end the service",
     "weaver/detection/loop.py": "a mistake in a detector must cost a verdict, not the control of all jobs",

@@ -5,6 +5,7 @@ host         what runs here, and the means to act on it; journal: what must surv
 commands     effects in, each done once, results out; queries: questions answered
 node_name    the right to the node's name; reporting: the way of events to the stream; mail: the ranks' mail
 processes/   start, stop, adopt, exits, spawners, rendezvous stores, self-fencing
+health/      the health of devices: sources, and what is sent of it
 observe/     black boxes, pulses, windows, evidence, kernel facts, devices
 logs/        workers' log files        checkpoints/   catalogue, save reports, memory tiers
 injection/   faults on purpose        tasks   background tasks

@@ -25,6 +25,7 @@ from torchloom.agent.processes.spawners import Spawners
 from torchloom.agent.reporting import Reporter
 from torchloom.errors import BlackBoxDamaged
 from torchloom.home import Home
+from torchloom.model.devices import DeviceReading
 from torchloom.model.effects import EffectBase
 from torchloom.model.node import Inventory, LiveWorker, RendezvousAddress, RendezvousRef
 from torchloom.model.transaction.messages import Answer, AttemptId
@@ -138,6 +139,8 @@ class Host:
     stores: dict[RendezvousRef, Store] = field(default_factory=dict)
     starting: dict[WorkerRef, asyncio.Event] = field(default_factory=dict)
     """Workers whose start is in progress; the event is set when the start has succeeded or failed."""
+    readings: dict[tuple[str, str], DeviceReading] = field(default_factory=dict)
+    """The newest measurement by device and source; kept by health.health_watch."""
     mail_ns: int = 0
     """When mail was delivered or answered last, on the monotonic clock."""
     mail_came: asyncio.Event = field(default_factory=asyncio.Event)

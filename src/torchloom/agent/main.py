@@ -14,6 +14,8 @@ import uuid
 from torchloom.agent import mail
 from torchloom.agent.checkpoints import memory_tiers
 from torchloom.agent.commands import Commands
+from torchloom.agent.health import known_gpus
+from torchloom.agent.health.health_watch import HealthWatch
 from torchloom.agent.host import Host
 from torchloom.agent.journal import Journal
 from torchloom.agent.logs.files import DEFAULT_LIMIT
@@ -94,6 +96,7 @@ async def serve(
         tasks.keep(lambda: windows.send(bus), "windows")
         tasks.keep(samples.run, "samples")
         tasks.keep(host.kernel_log.run, "kernel log")
+        HealthWatch(host).start(tasks)
         tasks.keep(lambda: fencing.keep_lease(host, bus), "lease")
         tasks.keep(lambda: fencing.enforce(host), "fence")
         tasks.keep(lambda: memory_tiers.keep(host), "memory tiers")
@@ -140,7 +143,7 @@ def _host(
     max_workers: int | None,
     log_limit: int,
 ) -> Host:
-    found, session = devices.look(node), uuid.uuid4().hex
+    found, session = known_gpus.look(node, home.root), uuid.uuid4().hex
 
     def has_workers(spawner: str) -> bool:
         return any(worker.spawner == spawner for worker in host.workers.values())

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from torchloom.core.devices.preview import AffectedJob
 from torchloom.core.history.job_history import History
 from torchloom.model.checkpoints import CheckpointEntry
+from torchloom.model.devices import DeviceMark, DevicePolicy, DeviceReading, HealthReport
 from torchloom.model.faults import Fault
 from torchloom.model.fleet import Fleet
 from torchloom.model.incidents import Incident
@@ -192,6 +194,34 @@ class Control(Protocol):
 
     async def node_opened(self, node: str, by: str) -> None:
         """Allow workers on a drained node again."""
+        ...
+
+    def find_device(self, name: str) -> str:
+        """The id of a device, named by its id or a unique beginning of it; NotFound names near ones."""
+        ...
+
+    def readings(self, device: str) -> list[DeviceReading]:
+        """The newest measurements of a device, one for each source."""
+        ...
+
+    def health_dropped(self) -> int:
+        """Changes of devices' health that came faster than they are recorded."""
+        ...
+
+    async def device_marked(
+        self, name: str, mark: DeviceMark, by: str, why: str = "", *, force: bool = False, dry_run: bool
+    ) -> tuple[str, list[AffectedJob]]:
+        """Take a device out of use or return it; its id, and what that does to the jobs on it."""
+        ...
+
+    async def device_health(
+        self, name: str, report: HealthReport, reading: DeviceReading | None, by: str
+    ) -> bool:
+        """Take in what a monitor says of a device; whether that was recorded."""
+        ...
+
+    async def set_device_policy(self, policy: DevicePolicy, by: str) -> None:
+        """Set what is done when the health of a device gets worse."""
         ...
 
     async def inject(

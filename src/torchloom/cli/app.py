@@ -37,6 +37,15 @@ class _InOrder(typer.core.TyperGroup):
         return sorted(self.commands, key=VERBS.index)
 
 
+class _OrShow(typer.core.TyperGroup):
+    """A group whose `show` may be left out: `loom device GPU-1` is `loom device show GPU-1`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in self.commands and not args[0].startswith("-"):
+            args = ["show", *args]
+        return super().resolve_command(ctx, args)
+
+
 def build(verbs: tuple[str, ...]) -> typer.Typer:
     """An application with these verbs."""
     app = typer.Typer(
@@ -59,7 +68,8 @@ def build(verbs: tuple[str, ...]) -> typer.Typer:
         if parts is None:
             app.command(name, epilog=examples(module))(with_place(module.command, name in LOCAL_VERBS))
         else:
-            group = typer.Typer(no_args_is_help=True, help=module.HELP, epilog=examples(module))
+            kind = _OrShow if getattr(module, "DEFAULT", "") == "show" else typer.core.TyperGroup
+            group = typer.Typer(cls=kind, no_args_is_help=True, help=module.HELP, epilog=examples(module))
             for part, command in parts.items():
                 group.command(part, epilog=examples(module))(with_place(command, name in LOCAL_VERBS))
             app.add_typer(group, name=name)

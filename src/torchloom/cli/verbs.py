@@ -42,6 +42,7 @@ FAMILIES = {
     "probe": "fleet",
     "events": "fleet",
     "devices": "fleet",
+    "device": "fleet",
     "nodes": "fleet",
     "node": "fleet",
     "inject": "fleet",

@@ -18,11 +18,19 @@ if TYPE_CHECKING:
         CheckpointList,
         CheckpointView,
         ConfigView,
+        DeviceDetail,
+        DeviceDrainRequest,
+        DeviceFailure,
         DeviceMap,
+        DeviceMarkView,
+        DevicePolicyBody,
+        DeviceReturn,
         DrainRequest,
         FaultAccepted,
         FaultRequest,
         Health,
+        HealthAccepted,
+        HealthRequest,
         HistoryView,
         Identity,
         IncidentDetail,
@@ -460,11 +468,6 @@ class Operations(Transport):
         found: FaultAccepted = self.request("POST", f"/jobs/{quote(job, safe='')}/faults", body=body)
         return found
 
-    def devices(self) -> DeviceMap:
-        """Devices"""
-        found: DeviceMap = self.request("GET", "/devices")
-        return found
-
     def nodes(self) -> list[NodeView]:
         """Nodes"""
         found: list[NodeView] = self.request("GET", "/nodes")
@@ -512,6 +515,59 @@ class Operations(Transport):
         changed, what the core decided and why, and whether the stream recorded the same decision.
         """
         found: ReplayView = self.request("GET", f"/incidents/{quote(incident, safe='')}/replay")
+        return found
+
+    def devices(self) -> DeviceMap:
+        """Every device with the workers on it, and every worker with its devices."""
+        found: DeviceMap = self.request("GET", "/devices")
+        return found
+
+    def device(self, device: str) -> DeviceDetail:
+        """One device, with its health, its measurements and its history.
+
+        `device` is its id, or the beginning of it that no other device has, here and below.
+        """
+        found: DeviceDetail = self.request("GET", f"/devices/{quote(device, safe='')}")
+        return found
+
+    def fail_device(self, device: str, body: DeviceFailure) -> DeviceMarkView:
+        """Report that a device failed. The jobs with a worker on it are restarted without it at once: on
+        another device, on their standby or with fewer workers; a job without room waits. That does not
+        count
+        against their restarts. The device gets no worker until it is returned.
+        """
+        found: DeviceMarkView = self.request("POST", f"/devices/{quote(device, safe='')}/failures", body=body)
+        return found
+
+    def drain_device(self, device: str, body: DeviceDrainRequest) -> DeviceMarkView:
+        """Take a working device out of use: its jobs are saved, stopped at a step boundary, and resumed
+        without it. A job that has no room elsewhere or cannot be saved stays and keeps training;
+        `leaving`
+        of the device says why. Returning the device cancels it.
+        """
+        found: DeviceMarkView = self.request("POST", f"/devices/{quote(device, safe='')}/drain", body=body)
+        return found
+
+    def return_device(self, device: str, body: DeviceReturn) -> DeviceDetail:
+        """Allow workers on a device again, or cancel its drain."""
+        found: DeviceDetail = self.request("POST", f"/devices/{quote(device, safe='')}/return", body=body)
+        return found
+
+    def report_health(self, device: str, body: HealthRequest) -> HealthAccepted:
+        """For external monitors: report a device's class of health. The class is recorded when it changes,
+        and the policy for devices decides what follows; `failed` replaces the workers on it by default.
+        """
+        found: HealthAccepted = self.request("POST", f"/devices/{quote(device, safe='')}/health", body=body)
+        return found
+
+    def device_policy(self) -> DevicePolicyBody:
+        """What is done when a device's health gets worse."""
+        found: DevicePolicyBody = self.request("GET", "/device-policy")
+        return found
+
+    def set_device_policy(self, body: DevicePolicyBody) -> DevicePolicyBody:
+        """Set what is done when a device's health gets worse: `ignore`, `report`, `drain` or `fail`."""
+        found: DevicePolicyBody = self.request("PUT", "/device-policy", body=body)
         return found
 
     def scale(self, job: str, body: ScaleRequest) -> ScaleAccepted:

@@ -8,6 +8,12 @@ from __future__ import annotations
 from typing import Any, Literal, NotRequired, TypedDict
 
 
+class AffectedJobView(TypedDict):
+    job: str
+    ranks: list[int]
+    outcome: str
+
+
 class BoxView(TypedDict):
     rank: int
     found: bool
@@ -112,6 +118,30 @@ class DecisionView(TypedDict):
     recorded: Literal["same", "differs", "not recorded"]
 
 
+class DeviceDetail(TypedDict):
+    device: str
+    kind: str
+    name: str
+    node: str
+    workers: list[DeviceUser]
+    replicas: list[str]
+    state: Literal["available", "draining", "drained", "failed", "absent"]
+    out: str
+    out_at_ns: int
+    health: Literal["ok", "degraded", "failing", "failed"]
+    health_why: str
+    reports: list[HealthView]
+    readings: list[ReadingView]
+    leaving: list[LeavingView]
+    history: list[DeviceNoteView]
+
+
+class DeviceDrainRequest(TypedDict):
+    why: NotRequired[str]
+    dry_run: NotRequired[bool]
+    force: NotRequired[bool]
+
+
 class DeviceEntry(TypedDict):
     device: str
     kind: str
@@ -119,6 +149,16 @@ class DeviceEntry(TypedDict):
     node: str
     workers: list[DeviceUser]
     replicas: list[str]
+    state: Literal["available", "draining", "drained", "failed", "absent"]
+    out: str
+    out_at_ns: int
+    health: Literal["ok", "degraded", "failing", "failed"]
+    health_why: str
+
+
+class DeviceFailure(TypedDict):
+    why: NotRequired[str]
+    dry_run: NotRequired[bool]
 
 
 class DeviceFaultView(TypedDict):
@@ -135,6 +175,29 @@ class DeviceMap(TypedDict):
 
     devices: list[DeviceEntry]
     workers: list[WorkerDevices]
+
+
+class DeviceMarkView(TypedDict):
+    device: str
+    dry_run: bool
+    affected: list[AffectedJobView]
+
+
+class DeviceNoteView(TypedDict):
+    at_ns: int
+    what: str
+    by: str
+    why: str
+
+
+class DevicePolicyBody(TypedDict):
+    rules: NotRequired[dict[str, Literal["ignore", "report", "drain", "fail"]]]
+    dry_run: NotRequired[bool]
+    acts_per_hour: NotRequired[int]
+
+
+class DeviceReturn(TypedDict):
+    why: NotRequired[str]
 
 
 class DeviceUser(TypedDict):
@@ -287,6 +350,27 @@ class Health(TypedDict):
     active: bool
     troubles: list[str]
     stuck_s: float
+
+
+class HealthAccepted(TypedDict):
+    device: str
+    recorded: bool
+
+
+class HealthRequest(TypedDict):
+    """What an external monitor says of a device."""
+
+    level: Literal["ok", "degraded", "failing", "failed"]
+    source: str
+    why: NotRequired[str]
+    values: NotRequired[dict[str, float]]
+
+
+class HealthView(TypedDict):
+    source: str
+    level: Literal["ok", "degraded", "failing", "failed"]
+    why: str
+    at_ns: int
 
 
 class HistoryView(TypedDict):
@@ -541,7 +625,7 @@ class JobTelemetry(TypedDict):
 
 
 class LeavingView(TypedDict):
-    """A job that is to leave a drained node."""
+    """A job that is to leave a drained node or device."""
 
     job: str
     note: str
@@ -819,6 +903,17 @@ class RanksNow(TypedDict):
     wait_s: list[float | None]
     data_s: list[float | None]
     lost_share: list[float | None]
+
+
+class ReadingView(TypedDict):
+    """The newest measurements of one source. Not recorded."""
+
+    source: str
+    index: int | None
+    values: dict[str, float]
+    states: list[str]
+    processes: list[int]
+    error: str
 
 
 class ReasonRequest(TypedDict):

@@ -6,6 +6,7 @@ stream_time  time that never goes back, and the clocks of hosts converted to it
 lifecycle    which state of a job or worker may follow which
 recovery/    how a generation starts and ends, who failed, budgets, incidents, goodput
 placement/   which node holds which ranks; sizes, standby, drains, moves
+devices/     the list of devices, their health, and what follows when one fails
 nodes/       nodes join, fall silent, are lost; who leads
 steering/    operations on a running job
 config/      its settings, and the schedule by which they hold

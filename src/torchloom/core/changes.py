@@ -23,6 +23,9 @@ from torchloom.model.events import (
     CheckpointStoreOpened,
     ControlDisturbed,
     Decided,
+    DeviceHealthReported,
+    DeviceMarked,
+    DevicePolicySet,
     EffectDone,
     EffectFailed,
     Envelope,
@@ -139,6 +142,8 @@ def job_of(event: Event, fleet: Fleet) -> str:
             return next((job for job, open_ in fleet.open_by_job.items() if event.effect in open_), "")
         case NodeJoined() | NodeUnreachable() | NodeReachable() | NodeLeft() | NodeGone() | NodeDrained():
             return ""
+        case DeviceMarked() | DeviceHealthReported() | DevicePolicySet():
+            return ""
         case LeaseTaken() | SnapshotVerified() | ControlDisturbed() | Decided():
             return ""
         case _:
@@ -151,6 +156,9 @@ def _near(fleet: Fleet, event: Event, job: str) -> dict[str, None]:
     near = dict.fromkeys((*fleet.waiting, *fleet.leaving, *fleet.acting))
     if job:
         near[job] = None
+    if isinstance(event, DeviceMarked | DeviceHealthReported):
+        node = fleet.nodes.get(event.node)
+        near |= dict.fromkeys(node.jobs if node is not None else ())
     if isinstance(event, NodeJoined | NodeLeft | NodeUnreachable | NodeReachable | NodeGone | NodeDrained):
         node = fleet.nodes.get(event.node)
         near |= dict.fromkeys((*node.jobs, *node.stores) if node is not None else ())

@@ -15,6 +15,9 @@ from torchloom.model.events import (
     CheckpointStoreOpened,
     ControlDisturbed,
     Decided,
+    DeviceHealthReported,
+    DeviceMarked,
+    DevicePolicySet,
     EffectDone,
     EffectFailed,
     Event,
@@ -120,6 +123,17 @@ def _words(event: Event) -> tuple[Topic, str]:
             return "node", f"{event.node} has ended its workers of {', '.join(event.fenced)} by now"
         case NodeGone():
             return "node", f"{event.by} confirmed that the host of {event.node} is gone"
+        case DeviceMarked():
+            marked = {"fail": "reported that it failed", "drain": "drains it", "return": "returned it to use"}
+            why = f": {event.why}" if event.why else ""
+            return "device", f"{event.device} of {event.node}: {event.by} {marked[event.mark]}{why}"
+        case DeviceHealthReported():
+            return "device", "; ".join(
+                f"{one.device} is {one.level}" + (f" ({one.source}: {one.why})" if one.why else "")
+                for one in event.health[:8]
+            )
+        case DevicePolicySet():
+            return "device", f"{event.by} set what is done about devices' health"
         case RendezvousStarted():
             return "system", f"the store of {event.store.job} is up on {event.node}"
         case RendezvousLost():

@@ -12,6 +12,8 @@ from torchloom.core.checkpoint_reports import (
     checkpoint_store_opened,
     restore_differed,
 )
+from torchloom.core.devices.marks import device_marked
+from torchloom.core.devices.reported_health import health_reported, policy_set
 from torchloom.core.disturbance import control_disturbed
 from torchloom.core.history.trimming import snapshot_verified
 from torchloom.core.injection import fault_injected
@@ -80,6 +82,9 @@ from torchloom.model.events import (
     CheckpointStoreOpened,
     ControlDisturbed,
     Decided,
+    DeviceHealthReported,
+    DeviceMarked,
+    DevicePolicySet,
     EffectDone,
     EffectFailed,
     Envelope,
@@ -191,6 +196,12 @@ def _dispatch(turn: Turn, event: Event) -> None:
             node_gone(turn, event)
         case NodeDrained():
             node_drained(turn, event)
+        case DeviceMarked():
+            device_marked(turn, event)
+        case DeviceHealthReported():
+            health_reported(turn, event)
+        case DevicePolicySet():
+            policy_set(turn, event)
         case RendezvousStarted():
             rendezvous_started(turn, event)
         case RendezvousLost():

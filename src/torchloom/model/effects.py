@@ -47,6 +47,8 @@ class Launch(Struct, frozen=True):
 
     ref: WorkerRef
     local_rank: int
+    device: str = ""
+    """The GPU that was chosen for it; empty where the host has none."""
 
 
 class StartWorkers(EffectBase, frozen=True, kw_only=True, tag="start-workers"):
@@ -82,6 +84,8 @@ class StartWorkers(EffectBase, frozen=True, kw_only=True, tag="start-workers"):
     """The last step, if it was changed since the submission: workers read it as MAX_STEPS."""
     log_dir: str = ""
     """Where the workers' output is kept; empty: in the agent's own directory."""
+    barred: tuple[str, ...] = ()
+    """Devices of the node that are out of use, also if the job's own environment names them."""
 
 
 class StopWorkers(EffectBase, frozen=True, kw_only=True, tag="stop-workers"):

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from torchloom.model.checkpoints import CheckpointPlace, RejectedCheckpoint, SavedCheckpoint
 from torchloom.model.device_faults import Xid
+from torchloom.model.devices import DeviceMark, DevicePolicy, HealthReport
 from torchloom.model.effects import Effect
 from torchloom.model.faults import Fault
 from torchloom.model.findings import Finding, RankEvidence
@@ -215,6 +216,38 @@ class NodeDrained(EventBase, frozen=True, kw_only=True, tag="node-drained"):
     """How long a step takes, by job with workers there, as far as it is known."""
     open: bool = False
     """Workers may be placed there again."""
+
+
+class DeviceMarked(EventBase, frozen=True, kw_only=True, tag="device-marked"):
+    """A person, or a program on its behalf, takes a device out of use or returns it."""
+
+    device: str
+    mark: DeviceMark
+    by: str
+    why: str = ""
+    node: str = ""
+    """Where it was at the time of the request."""
+    force: bool = False
+    """Of a drain: also jobs that cannot be saved first."""
+    step_s: dict[str, float] = {}
+    """Of a drain: how long a step takes, by job with workers there, as far as it is known."""
+
+
+class DeviceHealthReported(EventBase, frozen=True, kw_only=True, tag="device-health-reported"):
+    """The class of some devices' health changed, by what an agent or an external monitor sees. Measurements
+    that do not change a class are telemetry and never come here."""
+
+    node: str
+    health: tuple[HealthReport, ...]
+    by: str = ""
+    """Who sent it, if it was not the node's agent."""
+
+
+class DevicePolicySet(EventBase, frozen=True, kw_only=True, tag="device-policy-set"):
+    """A person set what is to be done about devices' health."""
+
+    policy: DevicePolicy
+    by: str
 
 
 class NodeLeft(EventBase, frozen=True, kw_only=True, tag="node-left"):
@@ -480,6 +513,9 @@ Event = (
     | NodeLeft
     | NodeGone
     | NodeDrained
+    | DeviceMarked
+    | DeviceHealthReported
+    | DevicePolicySet
     | RendezvousStarted
     | RendezvousLost
     | WorkersStarted

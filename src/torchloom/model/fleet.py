@@ -7,6 +7,7 @@ from enum import StrEnum
 from msgspec import Struct, field
 
 from torchloom.model.checkpoints import CheckpointPlace, SavedCheckpoint
+from torchloom.model.devices import Device, DeviceAct, DevicePolicy
 from torchloom.model.effects import Effect
 from torchloom.model.incidents import Incident
 from torchloom.model.job import JobSpec
@@ -90,6 +91,8 @@ class RestartPlan(Struct, frozen=True):
     """Whether the failed generation had made real progress."""
     waits: bool = False
     """The cause is outside the job: the next generation does not count as a restart."""
+    free: bool = False
+    """The same, and nothing has to be waited for."""
 
 
 class Act(Struct, frozen=True, array_like=True):
@@ -148,6 +151,8 @@ class Leaving(Struct, kw_only=True):
     node: str
     by: str
     why: str
+    device: str = ""
+    """The drained device, if only that is to be left."""
     force: bool = False
     step_s: float = 0.0
     operation: str = ""
@@ -278,6 +283,8 @@ class Node(Struct, kw_only=True):
     """Jobs whose store is here and up; kept by core.recovery.generation_start."""
     drained: Drain | None = None
     """Who drained the node until a person opens it again; None: workers may be placed."""
+    barred: dict[str, None] = field(default_factory=dict)
+    """Its devices that are out of use; kept by core.devices."""
     spare: dict[str, int] = field(default_factory=dict)
     """Slots that are kept free here, by the job they are kept for; kept by core.placement.standby."""
     lost: list[WorkerRef] = field(default_factory=list)
@@ -293,10 +300,18 @@ class Node(Struct, kw_only=True):
         """Whether workers may be placed here."""
         return self.state is NodeState.READY and self.drained is None
 
+    def limit(self, without: str = "") -> int:
+        """How many workers its devices in use may hold; `without` is one that shall not count either."""
+        devices, most = self.inventory.devices, self.inventory.max_workers
+        usable = sum(use.device not in self.barred and use.device != without for use in devices)
+        if usable == len(devices):
+            return most
+        return min(most, usable * -(-most // len(devices)))
+
     @property
     def room(self) -> int:
         """How many more workers it may hold; negative when its agent has lowered its limit."""
-        return self.inventory.max_workers - self.taken - sum(self.spare.values())
+        return self.limit() - self.taken - sum(self.spare.values())
 
     def room_for(self, job: str) -> int:
         """The same for one job, which may use the slots that are kept for it."""
@@ -346,6 +361,10 @@ class Fleet(Struct, kw_only=True):
     """Jobs that have to leave a drained node; kept by core.placement.drain."""
     acting: dict[str, None] = field(default_factory=dict)
     """Jobs that are saved because a policy wants something done about them; kept by core.policy.actions."""
+    devices: dict[str, Device] = field(default_factory=dict)
+    device_policy: DevicePolicy = DevicePolicy()
+    device_acts: list[DeviceAct] = field(default_factory=list)
+    """What the policy did to devices, the newest; kept by core.devices."""
     waiting: dict[str, None] = field(default_factory=dict)
     """Jobs that wait for room, longest first; kept by core.lifecycle."""
     keys: dict[str, Submission] = field(default_factory=dict)

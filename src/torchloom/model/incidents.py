@@ -65,6 +65,8 @@ class Verdict(Struct, frozen=True, kw_only=True):
     """The rank whose exit is the cause, if an exit is."""
     repeats: str = ""
     """How often it occurred, and within what time, if more than once."""
+    device: str = ""
+    """What is known of the health of its device, if that may be why."""
     before: str = ""
     """What was noticed before the cause."""
     then: str = ""
@@ -79,6 +81,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     @property
     def sentence(self) -> str:
         text = self.cause + (f" ({self.repeats})" if self.repeats else "")
+        text += f": {self.device}" if self.device else ""
         text += f"; before that, {self.before}" if self.before else ""
         text += f"; then {self.then}" if self.then else ""
         text += f"; {self.silence}" if self.silence else ""

@@ -7,6 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 from torchloom.model.checkpoints import CheckpointEntry, CheckpointPlace
+from torchloom.model.devices import DeviceReading
 from torchloom.model.effects import Effect
 from torchloom.model.findings import RankEvidence
 from torchloom.model.flight import Dump
@@ -244,3 +245,5 @@ class Telemetry(Struct, frozen=True, kw_only=True):
     at_ns: int
     epoch: int
     workers: tuple[WorkerPulse, ...] = ()
+    devices: tuple[DeviceReading, ...] = ()
+    """New measurements of the host's devices, if there are any."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from torchloom.model.devices import DeviceReading
 from torchloom.model.events import WorkerProgress
 from torchloom.model.fleet import Fleet
 from torchloom.model.messages import Telemetry, WorkerPulse
@@ -21,6 +22,8 @@ class LiveView:
 
     def __init__(self) -> None:
         self._pulses: dict[str, dict[int, WorkerPulse]] = {}
+        self.readings: dict[str, dict[str, DeviceReading]] = {}
+        """The newest measurements by device and source."""
         self.last_heard_s: dict[str, float] = {}
         """Time of a node's last heartbeat, or when nobody could receive one: silence counts from then."""
         self.spoke_s: dict[str, float] = {}
@@ -33,6 +36,11 @@ class LiveView:
         """Keep what a node publishes about its own workers; ignore what it says about others."""
         self.listen(now_s)
         self.note(telemetry.node, now_s)
+        for reading in telemetry.devices:
+            known = fleet.devices.get(reading.device)
+            own = known is not None and known.node == telemetry.node
+            if own or reading.device == f"host-{telemetry.node}":
+                self.readings.setdefault(reading.device, {})[reading.source] = reading
         for pulse in telemetry.workers:
             if not _is_on(fleet, pulse.ref, telemetry.node):
                 continue

@@ -63,6 +63,7 @@ from torchloom.weaver.publisher import Publisher
 from torchloom.weaver.quotas import Quotas
 from torchloom.weaver.replays import Replays
 from torchloom.weaver.requests.checkpoints import Catalogues
+from torchloom.weaver.requests.devices import DeviceRequests
 from torchloom.weaver.requests.injection import Injecting
 from torchloom.weaver.requests.nodes import Nodes
 from torchloom.weaver.requests.scaling import Scaling
@@ -129,6 +130,11 @@ class Weaver:
         self.inject = Injecting(self._stream, self._live, self._catalogues).inject
         self.node_seen, self.node_gone = self._nodes.seen, self._nodes.gone
         self.node_drained, self.node_opened = self._nodes.drain, self._nodes.open
+        devices = DeviceRequests(self._stream, self._live)
+        self.find_device, self.device_marked = devices.find, devices.mark
+        self.device_health, self.set_device_policy = devices.health, devices.set_policy
+        self.readings, self.health_dropped = devices.readings, devices.health_dropped
+        self._hear_health = devices.hear
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     # -- what the API sees ------------------------------------------------------------------------
@@ -271,6 +277,7 @@ class Weaver:
         await self._bus.subscribe(subjects.TELEMETRY, self._hear, admit=self._quotas.admits)
         await self._bus.subscribe(subjects.WINDOWS, self._watch.hear, admit=self._quotas.admits)
         await self._bus.subscribe(subjects.LEASES, self._nodes.lease_asked, admit=self._quotas.admits)
+        await self._bus.subscribe(subjects.HEALTH, self._hear_health)
         self._stream.started = True
         tasks = [
             asyncio.create_task(self._read(), name="read"),

@@ -6,6 +6,7 @@ import pytest
 
 from torchloom.agent.main import _slots
 from torchloom.agent.observe.devices import Devices, Gpu, find_uuid, ranges, resolve_visible
+from torchloom.errors import UsageError
 
 A = Gpu("GPU-aaaa1111-0000", "H100")
 B = Gpu("GPU-aabb2222-0000", "H100")
@@ -46,7 +47,7 @@ def test_uuids_with_and_without_prefix() -> None:
 def test_a_worker_uses_the_gpu_of_its_local_rank_among_the_visible_ones() -> None:
     devices = Devices("n1", ALL, (0, 1))
     assert [d.device for d in devices.expected(1, {"CUDA_VISIBLE_DEVICES": "2,0"}, None)] == [A.uuid]
-    assert devices.expected(2, {"CUDA_VISIBLE_DEVICES": "2,0"}, None) == ()
+    assert devices.expected(0, {"CUDA_VISIBLE_DEVICES": ""}, None) == ()
     assert [d.device for d in devices.all()] == [A.uuid, B.uuid, C.uuid]
 
 
@@ -93,3 +94,35 @@ def test_a_host_offers_places_by_its_devices(monkeypatch: pytest.MonkeyPatch) ->
     assert _slots(Devices("n", (), tuple(range(128)))) == 256
     monkeypatch.setenv("LOOM_SLOTS", "5")
     assert _slots(Devices("n", gpus, (0, 1))) == 5
+
+
+M = Gpu("MIG-0f0f", "H100 MIG 1g.10gb")
+N = Gpu("MIG-1e1e", "H100 MIG 1g.10gb")
+
+
+def test_ranks_see_the_gpus_that_were_chosen_for_them() -> None:
+    devices = Devices("n1", ALL, (0, 1))
+    chosen = [C.uuid, A.uuid]
+    assert [devices.visible(None, chosen, rank, ()) for rank in range(2)] == [f"{C.uuid},{A.uuid}"] * 2
+    shared = [A.uuid, B.uuid, A.uuid, B.uuid]
+    assert devices.visible(None, shared, 2, ()) == f"{A.uuid},{B.uuid}", "a repeated one would hide all"
+    assert devices.expected(2, {"CUDA_VISIBLE_DEVICES": f"{A.uuid},{B.uuid}"}, None)[0].device == A.uuid
+    assert devices.visible(None, [""], 0, ()) is None
+    assert devices.visible(None, ["GPU-elsewhere"], 0, ()) is None
+    assert Devices("n1", (), (0,)).visible(None, [A.uuid], 0, ()) is None
+
+
+def test_the_job_s_own_list_is_kept_but_for_what_is_out_of_use() -> None:
+    devices = Devices("n1", ALL, (0, 1))
+    assert devices.visible("2,0", [B.uuid], 0, ()) is None
+    assert devices.visible("2,0", [B.uuid], 0, [C.uuid]) == A.uuid
+    with pytest.raises(UsageError, match="names only devices that are out of use"):
+        devices.visible("2", [B.uuid], 0, [C.uuid])
+
+
+def test_a_rank_sees_one_mig_instance() -> None:
+    devices = Devices("n1", (M, N), (0,))
+    assert [devices.visible(None, [M.uuid, N.uuid], rank, ()) for rank in range(2)] == [M.uuid, N.uuid]
+    assert resolve_visible("MIG-1e", (M, N)) == [N]
+    env = {"CUDA_VISIBLE_DEVICES": N.uuid}
+    assert devices.expected(1, env, None)[0].device == N.uuid

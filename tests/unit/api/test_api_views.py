@@ -11,8 +11,10 @@ from msgspec import structs
 from torchloom.api.log_stream import format_id, parse_id
 from torchloom.api.routes.prometheus import _family
 from torchloom.api.views import jobs
+from torchloom.api.views.devices import device_map
 from torchloom.cli.show import output
 from torchloom.model.checkpoints import CheckpointPlace, SavedCheckpoint
+from torchloom.model.devices import Device
 from torchloom.model.fleet import (
     Fleet,
     Job,
@@ -174,7 +176,9 @@ def test_the_device_map_goes_both_ways_and_forgets_the_dead() -> None:
     made.workers[1].state = WorkerState.EXITED
     inventory = Inventory(hostname="h", address="a", boot_id="b", max_workers=4, devices=(CPU,))
     node = Node(id="n", session="s", state=NodeState.READY, inventory=inventory, joined_at_ns=0)
-    found = jobs.device_map(Fleet(jobs={"j": made}, nodes={"n": node}))
+    known = Device(id="cpu-n-0", kind="cpu", name="", node="n")
+    found = device_map(Fleet(jobs={"j": made}, nodes={"n": node}, devices={"cpu-n-0": known}))
+    assert [(one.device, one.state, one.health) for one in found.devices] == [("cpu-n-0", "available", "ok")]
     assert [user.worker for user in found.devices[0].workers] == ["j/rank-0"]
     assert found.devices[0].replicas == ["j/0"]
     assert [(w.worker, w.devices) for w in found.workers] == [("j/rank-0", ["cpu-n-0"])]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from torchloom.agent.health.known_gpus import look
 from torchloom.agent.host import Host, LocalWorker
 from torchloom.agent.journal import Journal
 from torchloom.agent.observe.boxes import ReadableBox
-from torchloom.agent.observe.devices import look
 from torchloom.agent.processes.learned_spawners import LearnedSpawners
 from torchloom.agent.processes.spawners import Spawners
 from torchloom.agent.reporting import Reporter

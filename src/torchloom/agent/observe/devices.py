@@ -1,23 +1,18 @@
 """Devices of this host, and which of them a worker uses.
 
-GPUs come from NVML when it is there; on a host without GPUs a set of CPU cores stands in. Which GPU a worker
-means under CUDA_VISIBLE_DEVICES is a pure function. Health and utilisation are not looked at here.
+GPUs are found by agent/health/known_gpus.py; on a host without GPUs a set of CPU cores stands in. Which GPU a
+worker means under CUDA_VISIBLE_DEVICES is a pure function. Health and utilisation are not looked at here.
 """
 
 from __future__ import annotations
 
-import importlib
-import logging
-import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchloom.core.device_faults.xids import short_pci
+from torchloom.errors import UsageError
 from torchloom.model.worker import DeviceUse
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -46,11 +41,42 @@ class Devices:
     def expected(
         self, local_rank: int, env: Mapping[str, str], cores: Sequence[int] | None
     ) -> tuple[DeviceUse, ...]:
-        """What a worker will use if it does as usual: GPU number local_rank, or its cores."""
+        """What a worker will use if it does as usual: GPU number local_rank, or its cores.
+
+        Where it sees fewer GPUs than there are local ranks, they share: `local_rank % device_count`.
+        """
         if self.gpus:
             visible = resolve_visible(env.get("CUDA_VISIBLE_DEVICES"), self.gpus)
-            return (gpu_use(visible[local_rank]),) if 0 <= local_rank < len(visible) else ()
+            return (gpu_use(visible[local_rank % len(visible)]),) if visible and local_rank >= 0 else ()
         return (core_use(self.node, cores if cores is not None else self.cores),)
+
+    def visible(
+        self, own: str | None, chosen: Sequence[str], local_rank: int, barred: Collection[str]
+    ) -> str | None:
+        """CUDA_VISIBLE_DEVICES of a worker; None: as it is. `own` is what the job's environment says of it,
+        `chosen` are the devices chosen for the ranks on this node, in their order.
+
+        The job's own list is kept, without devices that are out of use. Raises UsageError if nothing is left.
+        """
+        if not self.gpus:
+            return None
+        if own is not None:
+            seen = resolve_visible(own, self.gpus)
+            usable = [gpu.uuid for gpu in seen if gpu.uuid not in barred]
+            if len(usable) == len(seen):
+                return None
+            if not usable:
+                raise UsageError(
+                    f"CUDA_VISIBLE_DEVICES={own} of the job names only devices that are out of use on "
+                    f"{self.node}; return one (`loom device return`) or leave the variable out"
+                )
+            return ",".join(usable)
+        listed = [device for device in dict.fromkeys(chosen) if find_uuid(device, self.gpus)]
+        if not listed:
+            return None
+        if any(device.startswith("MIG-") for device in listed):
+            return listed[local_rank % len(listed)]  # CUDA lets a process see one MIG instance only
+        return ",".join(listed)
 
     def told(self, device: object) -> tuple[DeviceUse, ...]:
         """What a worker says it uses (its DEVICE blob)."""
@@ -87,11 +113,6 @@ class Devices:
         return list(self.cores[local_rank * count // workers : (local_rank + 1) * count // workers])
 
 
-def look(node: str) -> Devices:
-    """See what this host has now."""
-    return Devices(node, tuple(gpus_or_why()[0]), tuple(sorted(os.sched_getaffinity(0))))
-
-
 def gpu_use(gpu: Gpu) -> DeviceUse:
     return DeviceUse(gpu.uuid, "gpu", gpu.name)
 
@@ -123,7 +144,7 @@ def resolve_visible(value: object, gpus: Sequence[Gpu]) -> list[Gpu]:
     """The GPUs a process sees, in its own numbering.
 
     As CUDA does: unset means all; an entry that is invalid or repeated hides itself and all after it
-    (a repeated one hides everything); indexes and UUID prefixes are accepted, MIG names are not resolved.
+    (a repeated one hides everything); indexes, UUID prefixes and names of MIG instances are accepted.
     """
     if value is None:
         return list(gpus)
@@ -144,39 +165,4 @@ def _visible_entry(entry: str, gpus: Sequence[Gpu]) -> Gpu | None:
     if re.fullmatch(r"\d+", entry):
         index = int(entry)
         return gpus[index] if index < len(gpus) else None
-    return find_uuid(entry, gpus) if entry.startswith("GPU-") else None
-
-
-def gpus_or_why() -> tuple[list[Gpu], str]:
-    """The GPUs that NVML lists, and if there are none, why."""
-    try:
-        nvml = importlib.import_module("pynvml")
-    except ImportError:
-        return [], "nvidia-ml-py is not installed"
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError as error:
-        return [], str(error)  # no driver: the usual case on a host without GPUs
-    try:
-        found = []
-        for index in range(nvml.nvmlDeviceGetCount()):
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            uuid, name = _text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle))
-            found.append(Gpu(uuid, name, _pci(nvml, handle)))
-        return found, "" if found else "it lists no GPU"
-    except nvml.NVMLError as error:
-        log.warning("NVML does not list the GPUs of this host: %s", error)
-        return [], str(error)
-    finally:
-        nvml.nvmlShutdown()
-
-
-def _pci(nvml: Any, handle: Any) -> str:
-    try:
-        return short_pci(_text(nvml.nvmlDeviceGetPciInfo(handle).busId))
-    except (nvml.NVMLError, AttributeError):
-        return ""
-
-
-def _text(value: object) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    return find_uuid(entry, gpus) if entry.startswith(("GPU-", "MIG-")) else None

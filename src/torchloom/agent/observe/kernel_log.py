@@ -42,6 +42,8 @@ class KernelLog:
         self._rest = b""
         self._file = False
         self._found: deque[Xid] = deque(maxlen=KEPT)
+        self.count = 0
+        """How many were found so far."""
         self.why = ""
         """Why the log cannot be read, if it cannot."""
         self._open(at_end=True)
@@ -76,6 +78,10 @@ class KernelLog:
             mine = mine or [x for x in recent if not x.pid]
         return tuple(mine[-_MOST_TOLD:])
 
+    def newest(self, seen: int) -> list[Xid]:
+        """Those after the first `seen`, as far as they are kept."""
+        return list(self._found)[max(0, len(self._found) - (self.count - seen)) :]
+
     def _open(self, at_end: bool) -> None:
         self._close(None)
         try:
@@ -107,6 +113,7 @@ class KernelLog:
             if xid is not None:
                 log.warning("the driver reports Xid %d of the GPU at %s: %s", xid.code, xid.pci, xid.text)
                 self._found.append(xid)
+                self.count += 1
         return True
 
     def _replaced(self) -> bool:

@@ -21,6 +21,7 @@ from torchloom.agent.observe.boxes import ReadableBox, is_under_way
 from torchloom.agent.observe.guarded import guarded
 from torchloom.agent.processes.script_failures import look_at_ends
 from torchloom.bus.protocol import Bus
+from torchloom.model.devices import DeviceReading
 from torchloom.model.events import FirstStep, WorkerRegistered
 from torchloom.model.messages import RankSteps, Telemetry, WorkerPulse
 from torchloom.model.worker import LogLoss
@@ -35,6 +36,7 @@ _EAGER_FOR_NS = 300 * 10**9
 _IDLE_S = 0.025
 _STEPS_FOR_MEDIAN = 16
 _WORKERS_A_MESSAGE = 16
+_READINGS_A_MESSAGE = 32
 _MOST_LOST = 1 << 53
 """A box is written inside the user's process: whatever it says is bounded."""
 _TEXT_A_MESSAGE = 400_000
@@ -87,6 +89,9 @@ def _look_at_device(host: Host, worker: LocalWorker, box: ReadableBox) -> None:
     if host.devices.gpus and all(d.kind == "cpu" for d in devices) and not box.progress(Progress.STEPS):
         return  # CUDA may not be initialised yet: before its first step a worker cannot know better
     worker.device_version = version
+    if devices and host.devices.gpus and all(d.kind == "cpu" for d in devices):
+        # It computes on the CPU, and the GPU that was chosen for it is still kept for it.
+        devices = tuple(d for d in worker.devices if d.kind == "gpu") + devices
     if devices:
         worker.devices = devices
         event = WorkerRegistered(node=host.node, ref=worker.ref, devices=devices)
@@ -95,6 +100,7 @@ def _look_at_device(host: Host, worker: LocalWorker, box: ReadableBox) -> None:
 
 async def beat(host: Host, bus: Bus) -> None:
     """Send telemetry and bound the logs, until cancelled."""
+    sent: dict[tuple[str, str], DeviceReading] = {}
     while True:
         pulses = [
             found
@@ -109,9 +115,19 @@ async def beat(host: Host, bus: Bus) -> None:
                 at_ns=time.time_ns(),
                 epoch=host.epoch,
                 workers=tuple(part),
+                devices=_new_readings(host, sent),
             )
             await bus.publish(subjects.telemetry(host.node), codec.encode(telemetry))
         await asyncio.sleep(PULSE_EVERY_S)
+
+
+def _new_readings(host: Host, sent: dict[tuple[str, str], DeviceReading]) -> tuple[DeviceReading, ...]:
+    """Measurements of devices that were not sent yet, some at a time."""
+    new = [key for key, reading in host.readings.items() if sent.get(key) is not reading][
+        :_READINGS_A_MESSAGE
+    ]
+    sent.update((key, host.readings[key]) for key in new)
+    return tuple(host.readings[key] for key in new)
 
 
 def _look(host: Host, worker: LocalWorker) -> WorkerPulse:

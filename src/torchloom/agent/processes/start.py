@@ -206,6 +206,11 @@ def _order(
         log=path,
         cores=host.devices.share(launch.local_rank, effect.local_world_size) if effect.pin_cores else None,
     )
+    chosen = [one.device for one in effect.launches]
+    own = asked["env"].get("CUDA_VISIBLE_DEVICES")
+    visible = host.devices.visible(own, chosen, launch.local_rank, effect.barred)
+    if visible is not None:
+        asked["env"]["CUDA_VISIBLE_DEVICES"] = visible
     for name, value in memory_tiers.places(host.home, ref.job).items():
         asked["env"].setdefault(name, value)
     asked["env"] |= flight_recorder.settings(host.home, ref, asked["env"])

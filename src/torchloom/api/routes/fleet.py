@@ -1,4 +1,4 @@
-"""Routes about the fleet as a whole: devices, nodes, incidents."""
+"""Routes about the fleet as a whole: nodes, incidents."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from torchloom.api.access_guard import caller
 from torchloom.api.find import job_of
 from torchloom.api.ports import Control
-from torchloom.api.schemas.bodies import DeviceMap, DrainRequest, IncidentView, JobId, NodeView
+from torchloom.api.schemas.bodies import DrainRequest, IncidentView, JobId, NodeView
 from torchloom.api.schemas.incidents import IncidentDetail
 from torchloom.api.views import jobs
 from torchloom.api.views.incidents import incident_detail
@@ -16,10 +16,6 @@ from torchloom.errors import NotFound
 
 def routes(control: Control) -> APIRouter:
     router = APIRouter(tags=["fleet"])
-
-    @router.get("/devices", operation_id="devices")
-    async def devices() -> DeviceMap:
-        return jobs.device_map(control.fleet)
 
     @router.get("/nodes", operation_id="nodes")
     async def nodes() -> list[NodeView]:

@@ -14,12 +14,29 @@ from fastapi.responses import PlainTextResponse
 
 from torchloom.api.ports import Control
 from torchloom.api.views import jobs
+from torchloom.api.views.devices import device_map
 from torchloom.core.detect.cost import per_rank
+from torchloom.model.devices import CLASSES
 from torchloom.model.fleet import JobState, NodeState
 
 Sample = tuple[dict[str, str], float]
 _NAMED = {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}
 """What is no number, as the format spells it."""
+
+
+MEASURED = {
+    "loom_device_temperature_celsius": ("temperature_celsius", "Temperature of a device."),
+    "loom_device_power_watts": ("power_watts", "Power that a device draws."),
+    "loom_device_utilization_ratio": ("utilization_ratio", "Share of the time in which a device was busy."),
+    "loom_device_memory_used_bytes": ("memory_used_bytes", "Memory of a device that is in use."),
+    "loom_device_memory_bytes": ("memory_bytes", "Memory of a device."),
+    "loom_device_clock_hertz": ("clock_hertz", "Clock of a device's processors."),
+    "loom_device_ecc_uncorrected_errors": (
+        "ecc_uncorrected_errors",
+        "Uncorrected ECC errors since the driver was loaded.",
+    ),
+}
+"""Metric → the value of a reading, and its description."""
 
 
 class PrometheusText(PlainTextResponse):
@@ -60,6 +77,7 @@ def lines(control: Control, version: str, now_ns: int) -> Iterator[str]:
     )
     over = [({"node": node}, float(count)) for node, count in control.dropped.items()]
     yield from _counter("loom_agent_messages_dropped_total", "Messages of an agent beyond its share.", over)
+    yield from _devices(control)
     open_now = sum(incident.open for incident in fleet.incidents.values()) + len(control.disturbances())
     yield from _gauge("loom_incidents_open", "Incidents whose recovery is not over.", [({}, open_now)])
     yield from _jobs(control, now_ns)
@@ -86,6 +104,31 @@ def _jobs(control: Control, now_ns: int) -> Iterator[str]:
     yield from _gauge("loom_job_loss", "Loss as the script reports it, mean over the ranks.", loss)
     workers = [(n, float(s.running_workers)) for n, s in living]
     yield from _gauge("loom_job_workers", "Running workers of a job.", workers)
+
+
+def _devices(control: Control) -> Iterator[str]:
+    each = device_map(control.fleet).devices
+    count = Counter((one.node, one.kind, one.state) for one in each)
+    states: list[Sample] = [({"node": n, "kind": k, "state": s}, c) for (n, k, s), c in sorted(count.items())]
+    yield from _gauge("loom_devices", "Devices by node, kind and state.", states)
+    used: list[Sample] = [({"device": one.device, "node": one.node}, len(one.workers)) for one in each]
+    yield from _gauge("loom_device_workers", "Workers on a device.", used)
+    levels: list[Sample] = [
+        ({"device": one.device, "node": one.node, "class": one.health}, CLASSES.index(one.health))
+        for one in each
+    ]
+    text = "Class of health: 0 ok, 1 degraded, 2 failing, 3 failed."
+    yield from _gauge("loom_device_health", text, levels)
+    readings = [reading for one in each for reading in control.readings(one.device)]
+    readings += [reading for node in control.fleet.nodes for reading in control.readings(f"host-{node}")]
+    for name, (key, says) in MEASURED.items():
+        found: list[Sample] = [
+            ({"device": r.device, "source": r.source}, r.values[key]) for r in readings if key in r.values
+        ]
+        yield from _gauge(name, says, found)
+    dropped: list[Sample] = [({}, control.health_dropped())]
+    text = "Changes of health that came faster than they are recorded."
+    yield from _counter("loom_device_health_dropped_total", text, dropped)
 
 
 def _workers(control: Control) -> Iterator[str]:

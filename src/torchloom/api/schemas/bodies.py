@@ -489,41 +489,8 @@ class JobTelemetry(BaseModel):
     workers: list[BoxView]
 
 
-class DeviceUser(BaseModel):
-    job: str
-    rank: int
-    replica: str
-    worker: str
-    pid: int
-
-
-class DeviceEntry(BaseModel):
-    device: str
-    kind: str
-    name: str
-    node: str
-    workers: list[DeviceUser]
-    replicas: list[str]
-
-
-class WorkerDevices(BaseModel):
-    worker: str
-    job: str
-    rank: int
-    replica: str
-    node: str
-    devices: list[str]
-
-
-class DeviceMap(BaseModel):
-    """The same relation in both directions."""
-
-    devices: list[DeviceEntry]
-    workers: list[WorkerDevices]
-
-
 class LeavingView(BaseModel):
-    """A job that is to leave a drained node."""
+    """A job that is to leave a drained node or device."""
 
     job: str
     note: str

@@ -1,4 +1,4 @@
 """Fleet records to API bodies. Pure: what is shown is a function of state, telemetry and the time given.
 
-jobs, incidents, steering: by subject; listing: order and pages of a list.
+jobs, devices, incidents, steering: by subject; listing: order and pages of a list.
 """

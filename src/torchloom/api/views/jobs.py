@@ -8,10 +8,7 @@ from itertools import groupby
 from typing import Literal
 
 from torchloom.api.schemas.bodies import (
-    DeviceEntry,
     DeviceFaultView,
-    DeviceMap,
-    DeviceUser,
     DeviceView,
     ExitView,
     IncidentView,
@@ -22,7 +19,6 @@ from torchloom.api.schemas.bodies import (
     Number,
     ReplicaView,
     TimelineView,
-    WorkerDevices,
     WorkerView,
 )
 from torchloom.core.config.schedule import merge, version_at
@@ -33,7 +29,7 @@ from torchloom.core.placement.place import wanted
 from torchloom.core.recovery.incidents import goodput
 from torchloom.model.device_faults import DeviceFault
 from torchloom.model.fleet import Fleet, Job, JobState, Node, Worker, WorkerState
-from torchloom.model.ids import replica_id, worker_id
+from torchloom.model.ids import replica_id
 from torchloom.model.incidents import ExitReport, Incident, Timeline
 from torchloom.model.messages import WorkerPulse
 from torchloom.model.worker import DeviceUse, LogLoss
@@ -327,52 +323,6 @@ def exit_view(report: ExitReport) -> ExitView:
         activity=report.activity,
         log_tail=list(report.log_tail),
         devices=[device_view(device) for device in report.devices],
-    )
-
-
-def device_map(fleet: Fleet) -> DeviceMap:
-    """Device → workers and replicas, and worker → devices. Only workers whose process may exist count."""
-    entries: dict[str, DeviceEntry] = {}
-    for node in fleet.nodes.values():
-        for device in node.inventory.devices:
-            entries[device.device] = _device_entry(device, node.id)
-    workers: list[WorkerDevices] = []
-    for job in fleet.jobs.values():
-        for worker in job.workers:
-            if not worker.alive:
-                continue
-            user = _device_user(job, worker)
-            for device in worker.devices:
-                entry = entries.setdefault(device.device, _device_entry(device, worker.node))
-                entry.workers.append(user)
-                if user.replica not in entry.replicas:
-                    entry.replicas.append(user.replica)
-            workers.append(
-                WorkerDevices(
-                    worker=user.worker,
-                    job=job.id,
-                    rank=user.rank,
-                    replica=user.replica,
-                    node=worker.node,
-                    devices=[device.device for device in worker.devices],
-                )
-            )
-    return DeviceMap(devices=sorted(entries.values(), key=lambda e: (e.node, e.device)), workers=workers)
-
-
-def _device_entry(device: DeviceUse, node: str) -> DeviceEntry:
-    return DeviceEntry(
-        device=device.device, kind=device.kind, name=device.name, node=node, workers=[], replicas=[]
-    )
-
-
-def _device_user(job: Job, worker: Worker) -> DeviceUser:
-    return DeviceUser(
-        job=job.id,
-        rank=worker.ref.rank,
-        replica=replica_id(job.id, worker.replica),
-        worker=worker_id(job.id, worker.ref.rank),
-        pid=worker.pid,
     )
 
 

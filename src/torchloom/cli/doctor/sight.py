@@ -6,7 +6,8 @@ import asyncio
 import os
 from pathlib import Path
 
-from torchloom.agent.observe import cgroups, devices, kernel, stacks
+from torchloom.agent.health import known_gpus
+from torchloom.agent.observe import cgroups, kernel, stacks
 from torchloom.agent.observe.kernel_files import read_small
 from torchloom.cli.doctor.check import Check
 from torchloom.compiled import compiler
@@ -82,7 +83,7 @@ def groups() -> Check:
 
 def gpus() -> Check:
     name = "GPUs"
-    found, why = devices.gpus_or_why()
+    found, why = known_gpus.gpus_or_why()
     driver = _driver()
     if found:
         names = sorted({gpu.name for gpu in found})

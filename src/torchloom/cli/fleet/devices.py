@@ -16,12 +16,14 @@ def command(as_json: JsonOption = False) -> None:
         output.show_json(found)
         return
     output.table(
-        ("DEVICE", "KIND", "NODE", "REPLICAS", "WORKERS"),
+        ("DEVICE", "KIND", "NODE", "STATE", "HEALTH", "REPLICAS", "WORKERS"),
         (
             (
                 device["device"],
                 device["kind"],
                 device["node"],
+                device["state"],
+                device["health"],
                 ", ".join(device["replicas"]) or "–",
                 ", ".join(user["worker"] for user in device["workers"]) or "–",
             )

@@ -218,7 +218,8 @@ def worker_count(options: argparse.Namespace, env: Mapping[str, str]) -> int:
 
 def _visible_gpus(env: Mapping[str, str]) -> int:
     """GPUs that a worker would see, without importing torch."""
-    from torchloom.agent.observe.devices import look, resolve_visible
+    from torchloom.agent.health.known_gpus import look
+    from torchloom.agent.observe.devices import resolve_visible
 
     gpus = look("here").gpus
     visible = env.get("CUDA_VISIBLE_DEVICES")

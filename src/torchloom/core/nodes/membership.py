@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from torchloom.core.devices.registry import devices_gone, devices_listed
 from torchloom.core.nodes.lost_nodes import HEARD, lose_workers, say_heard, say_silent
 from torchloom.core.nodes.name_owner import change_of, other_claims, refused
 from torchloom.core.placement.drain import drain_jobs
@@ -53,12 +54,14 @@ def node_joined(turn: Turn, event: NodeJoined) -> None:
         taken=known.taken if known is not None else 0,
         stores=known.stores if known is not None else {},
         drained=known.drained if known is not None else None,
+        barred=known.barred if known is not None else {},
         spare=known.spare if known is not None else {},
         lost=known.lost if known is not None else [],
         lost_stores=known.lost_stores if known is not None else [],
         claims=other_claims(known, event.inventory) if known is not None else {},
     )
     turn.room_appeared = True
+    devices_listed(turn, turn.fleet.nodes[event.node])
     say_heard(turn, event.node, change or HEARD)
     _confirm_living(turn, event)
     _miss_absent(turn, event, change)
@@ -231,6 +234,7 @@ def node_gone(turn: Turn, event: NodeGone) -> None:
         return
     node.state, node.reason = NodeState.GONE, f"{event.by} confirmed that its host is gone"
     lose_workers(turn, node, event)
+    devices_gone(turn, node)
     for job in turn.fleet.jobs.values():
         ref = RendezvousRef(job.id, job.rendezvous_generation)
         if job.rendezvous_generation and holds_rendezvous(job, ref, node.id):

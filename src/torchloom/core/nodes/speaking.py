@@ -14,6 +14,7 @@ from torchloom.model.events import (
     CheckpointSaved,
     CheckpointStoreOpened,
     ControlDisturbed,
+    DeviceHealthReported,
     EffectDone,
     EffectFailed,
     Envelope,
@@ -51,7 +52,9 @@ _OF_A_WORKER = (
     | CheckpointRejected
     | RestoreDiffered
 )
-_OF_AN_AGENT = _RESULTS | _OF_A_WORKER | NodeJoined | NodeLeft | RanksAnswered | RendezvousLost
+_OF_AN_AGENT = (
+    _RESULTS | _OF_A_WORKER | NodeJoined | NodeLeft | RanksAnswered | RendezvousLost | DeviceHealthReported
+)
 
 
 def is_of_an_agent(event: Event, node: str) -> bool:

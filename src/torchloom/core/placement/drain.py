@@ -9,13 +9,15 @@ Placing is for place.py, which never uses a drained node.
 
 from __future__ import annotations
 
+from torchloom.core.devices.users import uses
 from torchloom.core.lifecycle import move_job
 from torchloom.core.placement.place import why_no_room
 from torchloom.core.steering.driver import change_requested
 from torchloom.core.steering.stop import end_at_boundary
 from torchloom.core.turn import Turn
+from torchloom.model.devices import Device
 from torchloom.model.events import ChangeRequested, NodeDrained, WorkerProgress
-from torchloom.model.fleet import Fleet, Job, JobState, Leaving, Node
+from torchloom.model.fleet import Fleet, Job, JobState, Leaving, Node, Worker
 from torchloom.model.steering import OperationRecord, Origin
 from torchloom.model.timers import TimerKind
 from torchloom.model.transaction.messages import Kind
@@ -44,6 +46,21 @@ def drain_jobs(turn: Turn, node: Node, event: NodeDrained) -> None:
             turn.fleet.leaving[name] = None
 
 
+def leave_device(
+    turn: Turn, job: Job, device: Device, by: str, why: str, *, force: bool, step_s: float
+) -> None:
+    """A job has to leave one device; it may continue on others of the same node."""
+    if job.ended:
+        return
+    if job.leaving is not None and not job.leaving.unsaved:  # it will not stop at this device either
+        job.leaving.force |= force
+        return
+    turn.cancel_timer(TimerKind.SAVE_AGAIN, job)
+    step_s = step_s or job.control.step_ns / 1e9 or STEP_S
+    job.leaving = Leaving(node=device.node, device=device.id, by=by, why=why, force=force, step_s=step_s)
+    turn.fleet.leaving[job.id] = None
+
+
 def follow_leaving(turn: Turn) -> None:
     """Advance every job that has to leave, if possible."""
     for name in list(turn.fleet.leaving):
@@ -64,7 +81,11 @@ def save_again(job: Job) -> None:
 
 
 def _on_drained(fleet: Fleet, job: Job) -> bool:
-    return any(worker.alive and fleet.nodes[worker.node].drained for worker in job.workers)
+    return any(worker.alive and _must_leave(fleet.nodes[worker.node], worker) for worker in job.workers)
+
+
+def _must_leave(node: Node, worker: Worker) -> bool:
+    return node.drained is not None or any(uses(worker, device) for device in node.barred)
 
 
 def _advance(turn: Turn, job: Job, leaving: Leaving) -> None:
@@ -72,7 +93,7 @@ def _advance(turn: Turn, job: Job, leaving: Leaving) -> None:
     if job.state is not JobState.RUNNING:
         leaving.note = f"it is {job.state}"  # its next start is elsewhere, or it is over
         return
-    no_room = why_no_room(turn.fleet, job)
+    no_room = why_no_room(turn.fleet, job, where="other devices" if leaving.device else "other nodes")
     if no_room:
         # By the time there is room what was saved for this would be old, and the steps since then lost.
         leaving.operation = leaving.saved = ""
@@ -172,7 +193,8 @@ def _not_saved(turn: Turn, job: Job, leaving: Leaving, why: str, again: bool = T
         turn.set_timer(TimerKind.SAVE_AGAIN, job, wait_s)
         leaving.unsaved += f"; it is tried again after {wait_s / 60:.0f} min"
     else:
-        leaving.unsaved += "; drain the node again to retry, --force moves it anyway"
+        what = "the device" if leaving.device else "the node"
+        leaving.unsaved += f"; drain {what} again to retry, --force moves it anyway"
 
 
 def _go(turn: Turn, job: Job, leaving: Leaving) -> None:

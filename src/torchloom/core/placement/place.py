@@ -110,6 +110,10 @@ def _why_not(fleet: Fleet, spec: JobSpec, fitting: int) -> str:
     drained = [n.id for n in fleet.nodes.values() if n.state is NodeState.READY and n.drained]
     names = ", ".join(drained[:4]) + (" …" if len(drained) > 4 else "")
     not_used = f" ({names} {'is' if len(drained) == 1 else 'are'} drained)" if drained else ""
+    barred = [device for n in fleet.nodes.values() if n.state is NodeState.READY for device in n.barred]
+    if barred:
+        names = ", ".join(barred[:4]) + (" …" if len(barred) > 4 else "")
+        not_used += f" ({names} {'is' if len(barred) == 1 else 'are'} out of use)"
     return (
         f"{spec.nodes} node(s) with room for {spec.workers_per_node} more workers are needed, "
         f"{fitting} of {ready} connected have it{not_used}; it starts when there is room"
@@ -182,18 +186,23 @@ def room_elsewhere(fleet: Fleet, job: Job, node: str) -> int:
     return len(_packed(fleet, job, wanted(job), with_own=True, without=node))
 
 
-def why_no_room(fleet: Fleet, job: Job, without: str = "") -> str:
-    """Why the job cannot continue without this node and those that are drained; empty if it can."""
-    room, need, least = room_elsewhere(fleet, job, without), wanted(job), job.spec.min_workers
+def why_no_room(
+    fleet: Fleet, job: Job, without: str = "", device: str = "", where: str = "other nodes"
+) -> str:
+    """Why the job cannot continue without this node or device and those that are drained; empty if it can."""
+    room = len(_packed(fleet, job, wanted(job), with_own=True, without=without, device=device))
+    need, least = wanted(job), job.spec.min_workers
     whole = room // unit(job.spec) * unit(job.spec)
     if room >= need or (least is not None and whole >= least):
         return ""
     if least is None:
-        return f"other nodes have room for {room} of its {need} workers, and it may not shrink (min_workers)"
-    return f"other nodes have room for {whole} workers, and it needs at least {least}"
+        return f"{where} have room for {room} of its {need} workers, and it may not shrink (min_workers)"
+    return f"{where} have room for {whole} workers, and it needs at least {least}"
 
 
-def _packed(fleet: Fleet, job: Job, most: int, with_own: bool = False, without: str = "") -> list[str]:
+def _packed(
+    fleet: Fleet, job: Job, most: int, with_own: bool = False, without: str = "", device: str = ""
+) -> list[str]:
     """As many ranks as fit, up to `most`: on nodes that held the job before, then on the emptiest.
 
     No node gets more than its share of a world of that size: that is what its devices were meant for.
@@ -203,6 +212,7 @@ def _packed(fleet: Fleet, job: Job, most: int, with_own: bool = False, without: 
     room: dict[str, int] = {}
     for node in fleet.nodes.values():
         free = node.room_for(job.id) + (node.jobs.get(job.id, 0) if with_own else 0)
+        free -= node.limit() - node.limit(device) if device else 0
         if node.usable and free > 0 and node.id not in job.avoid and node.id != without:
             room[node.id] = min(free, share)
     by_choice = [(id not in held, -free, -fleet.nodes[id].room, id) for id, free in room.items()]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from torchloom.core.detect.words import lasting, ranks_text
+from torchloom.core.devices.explain import explanation
 from torchloom.core.policy.actions import act, culprit, is_under_way, plan_for
 from torchloom.core.policy.decision_facts import facts_of
 from torchloom.core.policy.link_probing import probe_on_suspicion
@@ -127,7 +128,8 @@ def _update(turn: Turn, job: Job, incident: Incident, event: FindingMade) -> Non
     finding = event.finding
     since_s = (turn.now_ns - incident.timeline.first_sign_ns) / 1e9
     repeats = f"{incident.times} times in {lasting(since_s)}" if incident.times > 1 else ""
-    incident.judged = Verdict(cause=finding.sentence, repeats=repeats)
+    device = "" if finding.traits.numeric else explanation(turn.fleet, job, finding.ranks)
+    incident.judged = Verdict(cause=finding.sentence, repeats=repeats, device=device)
     incident.kind, incident.finding = finding.kind, finding
     incident.culprit = culprit(finding)
     if event.evidence:

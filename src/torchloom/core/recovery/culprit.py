@@ -35,7 +35,13 @@ def charge(incident: Incident, report: ExitReport, withheld: Sequence[str] = ())
     if report.after_stop or report.exit.source == "operator" or (report.exit.ok and chief is None):
         incident.exits.append(report)
         return False
-    nobody = incident.kind in ("store-lost", "node-lost", budget.STORE_AWAY, budget.TAKEN_OVER)
+    nobody = incident.kind in (
+        "store-lost",
+        "node-lost",
+        "device-failed",
+        budget.STORE_AWAY,
+        budget.TAKEN_OVER,
+    )
     if nobody or (incident.finding is not None and incident.kind != "crash"):
         incident.exits.append(msgspec.structs.replace(report, secondary=True))
         return False

@@ -316,11 +316,11 @@ def _follow_plan(turn: Turn, job: Job, plan: RestartPlan, incident: Incident) ->
         turn.set_timer(TimerKind.BACKOFF, job, plan.delay_s)
         return
     job.store_waits = 0
-    job.fruitless = 0 if plan.progress else job.fruitless + 1
+    job.fruitless = 0 if plan.progress else job.fruitless + (not plan.free)
     if not plan.restart:
         end_job(turn, job, JobState.FAILED, f"{incident.verdict}; not restarted: {plan.reason}")
         return
-    job.restarts += 1
+    job.restarts += not plan.free
     if incident.culprit is not None:
         job.restarts_by_rank[incident.culprit] = job.restarts_by_rank.get(incident.culprit, 0) + 1
     if plan.delay_s > 0:

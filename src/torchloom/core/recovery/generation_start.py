@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from torchloom.core.devices.assignment import choose
 from torchloom.core.lifecycle import move_job, move_worker, set_workers
 from torchloom.core.placement.place import replicas, seat_or_wait, unit, wanted
 from torchloom.core.placement.standby import drop_spare
@@ -41,7 +42,7 @@ def start_generation(turn: Turn, job: Job, reason: str) -> None:
     job.plan, job.resizing = None, 0
     for node in dict.fromkeys(nodes):
         drop_spare(turn, job, turn.fleet.nodes[node])  # it becomes a place of work
-    set_workers(turn, job, _assign(job, nodes))
+    set_workers(turn, job, _assign(turn.fleet, job, nodes))
     if job.rendezvous_generation == job.generation and job.rendezvous_node == nodes[0]:
         if job.rendezvous is not None:
             launch(turn, job, reason)
@@ -148,7 +149,7 @@ def launch(turn: Turn, job: Job, reason: str) -> None:
                 interpreter=spec.interpreter,
                 spawn=spec.spawn,
                 preload=spec.preload,
-                launches=tuple(Launch(w.ref, w.local_rank) for w in mine),
+                launches=tuple(Launch(w.ref, w.local_rank, _chosen(w)) for w in mine),
                 world_size=len(job.workers),
                 local_world_size=len(mine),
                 group_rank=group_rank,
@@ -165,8 +166,13 @@ def launch(turn: Turn, job: Job, reason: str) -> None:
                 schedule=starting_schedule(job),
                 max_steps=last_step(job),
                 log_dir=spec.log_dir,
+                barred=tuple(turn.fleet.nodes[node].barred),
             )
         )
+
+
+def _chosen(worker: Worker) -> str:
+    return next((use.device for use in worker.devices if use.kind == "gpu"), "")
 
 
 def by_node(workers: list[Worker]) -> dict[str, list[Worker]]:
@@ -276,14 +282,16 @@ def retry_waiting(turn: Turn) -> None:
             refused[shape] = job.reason
 
 
-def _assign(job: Job, nodes: list[str]) -> list[Worker]:
+def _assign(fleet: Fleet, job: Job, nodes: list[str]) -> list[Worker]:
     """One worker for each rank; `nodes` has the node of each."""
     workers: list[Worker] = []
     local: Counter[str] = Counter()
+    devices = choose(fleet, nodes)
     for rank, node in enumerate(nodes):
         ref = WorkerRef(job.id, rank, job.generation, job.next_incarnation)
         job.next_incarnation += 1
         replica = rank // unit(job.spec) if job.spec.replicas > 1 else 0
-        workers.append(Worker(ref=ref, node=node, local_rank=local[node], replica=replica))
+        worker = Worker(ref=ref, node=node, local_rank=local[node], replica=replica, devices=devices[rank])
+        workers.append(worker)
         local[node] += 1
     return workers

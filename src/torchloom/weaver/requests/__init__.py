@@ -1,6 +1,6 @@
 """What people ask of the weaver through the API: checked with live knowledge, then appended as an event.
 
-steering, scaling, nodes, injection    one subject each
+steering, scaling, nodes, devices, injection    one subject each
 checkpoints                            questions to agents about a job's checkpoints
 notes                                  what a person should know about a change
 position                               the present progress of a job

@@ -1,5 +1,11 @@
 // Made by scripts/make_web_types.py from the OpenAPI description of the API.
 
+export interface AffectedJobView {
+  job: string;
+  ranks: Array<number>;
+  outcome: string;
+}
+
 export interface BoxView {
   rank: number;
   found: boolean;
@@ -92,6 +98,30 @@ export interface DecisionView {
   recorded: "same" | "differs" | "not recorded";
 }
 
+export interface DeviceDetail {
+  device: string;
+  kind: string;
+  name: string;
+  node: string;
+  workers: Array<DeviceUser>;
+  replicas: Array<string>;
+  state: "available" | "draining" | "drained" | "failed" | "absent";
+  out: string;
+  out_at_ns: number;
+  health: "ok" | "degraded" | "failing" | "failed";
+  health_why: string;
+  reports: Array<HealthView>;
+  readings: Array<ReadingView>;
+  leaving: Array<LeavingView>;
+  history: Array<DeviceNoteView>;
+}
+
+export interface DeviceDrainRequest {
+  why?: string;
+  dry_run?: boolean;
+  force?: boolean;
+}
+
 export interface DeviceEntry {
   device: string;
   kind: string;
@@ -99,6 +129,16 @@ export interface DeviceEntry {
   node: string;
   workers: Array<DeviceUser>;
   replicas: Array<string>;
+  state: "available" | "draining" | "drained" | "failed" | "absent";
+  out: string;
+  out_at_ns: number;
+  health: "ok" | "degraded" | "failing" | "failed";
+  health_why: string;
+}
+
+export interface DeviceFailure {
+  why: string;
+  dry_run: boolean;
 }
 
 export interface DeviceFaultView {
@@ -111,6 +151,29 @@ export interface DeviceFaultView {
 export interface DeviceMap {
   devices: Array<DeviceEntry>;
   workers: Array<WorkerDevices>;
+}
+
+export interface DeviceMarkView {
+  device: string;
+  dry_run: boolean;
+  affected: Array<AffectedJobView>;
+}
+
+export interface DeviceNoteView {
+  at_ns: number;
+  what: string;
+  by: string;
+  why: string;
+}
+
+export interface DevicePolicyBody {
+  rules: Record<string, "ignore" | "report" | "drain" | "fail">;
+  dry_run: boolean;
+  acts_per_hour: number;
+}
+
+export interface DeviceReturn {
+  why: string;
 }
 
 export interface DeviceUser {
@@ -228,6 +291,25 @@ export interface Health {
   active: boolean;
   troubles: Array<string>;
   stuck_s: number;
+}
+
+export interface HealthAccepted {
+  device: string;
+  recorded: boolean;
+}
+
+export interface HealthRequest {
+  level: "ok" | "degraded" | "failing" | "failed";
+  source: string;
+  why?: string;
+  values?: Record<string, number>;
+}
+
+export interface HealthView {
+  source: string;
+  level: "ok" | "degraded" | "failing" | "failed";
+  why: string;
+  at_ns: number;
 }
 
 export interface HistoryView {
@@ -709,6 +791,15 @@ export interface RanksNow {
   wait_s: Array<number | null>;
   data_s: Array<number | null>;
   lost_share: Array<number | null>;
+}
+
+export interface ReadingView {
+  source: string;
+  index: number | null;
+  values: Record<string, number>;
+  states: Array<string>;
+  processes: Array<number>;
+  error: string;
 }
 
 export interface ReasonRequest {

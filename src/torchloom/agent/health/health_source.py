@@ -1,0 +1,71 @@
+"""What a source of health is: one class in one file, found in the table below or by its entry point.
+
+A source measures and reports; it does not judge. Its readings become a class of health in
+core/devices/health_class.py. A source that may hang (a driver, a network file system) is `isolated`: it runs
+in a child process that is killed when it does not answer in time. Other packages add sources by an entry
+point in the group `torchloom.health_sources` that names a class with this protocol.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Protocol
+
+from msgspec import Struct
+
+from torchloom.model.devices import DeviceReading, HealthReport
+
+GROUP = "torchloom.health_sources"
+
+
+class SourceLook(Struct, frozen=True, kw_only=True):
+    """What one look at a source gave."""
+
+    readings: tuple[DeviceReading, ...] = ()
+    reports: tuple[HealthReport, ...] = ()
+    """Classes that the source was told, rather than measured."""
+    complete: bool = False
+    """The source lists every GPU of this host: one that is missing has disappeared."""
+
+
+class HealthSource(Protocol):
+    name: str
+    every_s: float
+    deadline_s: float
+    """A look that takes longer counts as hung."""
+    isolated: bool
+
+    def __init__(self, node: str, home: Path) -> None: ...
+
+    def why_not(self) -> str:
+        """Why this source has nothing to say on this host; empty if it has. Must not hang."""
+        ...
+
+    def look(self) -> SourceLook: ...
+
+    def close(self) -> None: ...
+
+
+BUILT_IN = {
+    "nvml": "torchloom.agent.health.nvml:NvmlSource",
+    "scrape": "torchloom.agent.health.dcgm_scrape:ScrapeSource",
+    "file": "torchloom.agent.health.file_drop:FileDrop",
+    "host": "torchloom.agent.health.host_load:HostLoad",
+}
+
+
+def source_class(name: str) -> type[HealthSource]:
+    """The class of a source, by its name. Raises LookupError, ImportError or AttributeError."""
+    where = BUILT_IN.get(name)
+    if where is None:
+        (found,) = entry_points(group=GROUP, name=name)
+        where = found.value
+    module, _, attribute = where.partition(":")
+    found_class: type[HealthSource] = getattr(import_module(module), attribute)
+    return found_class
+
+
+def source_names() -> list[str]:
+    return [*BUILT_IN, *(one.name for one in entry_points(group=GROUP) if one.name not in BUILT_IN)]

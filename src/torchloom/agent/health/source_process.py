@@ -1,0 +1,56 @@
+"""A process for one source: `… SOURCE NODE HOME [once]`. It looks periodically and writes a JSON line each.
+
+A line has the look, or why it failed. The process ends with the agent that started it, also while the source
+hangs in the driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from torchloom.agent.health.health_source import SourceLook, source_class
+
+_PR_SET_PDEATHSIG = 1
+
+
+class ChildLine(msgspec.Struct, frozen=True, kw_only=True):
+    look: SourceLook | None = None
+    why: str = ""
+    """Why there is none."""
+    hung: bool = False
+
+
+def main(argv: list[str]) -> int:
+    name, node, home, *more = argv
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        return 0  # the agent ended before this was set
+    source = source_class(name)(node, Path(home))
+    out = sys.stdout.buffer
+    while True:
+        try:
+            line = ChildLine(look=source.look())
+        except Exception as error:  # noqa: BLE001  # a foreign library: whatever it raises is a reason and no more
+            line = ChildLine(why=f"{type(error).__name__}: {error}"[:500])
+        try:
+            out.write(msgspec.json.encode(line) + b"\n")
+            out.flush()
+        except OSError:
+            return 0
+        if more == ["once"]:
+            return 0
+        if line.look is None:
+            return 1  # a fresh process may do better
+        time.sleep(source.every_s)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

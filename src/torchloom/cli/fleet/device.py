@@ -1,0 +1,208 @@
+"""`loom device`: look at one device, report that it failed, drain it, or return it to use."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from torchloom.cli.options import JsonOption, api
+
+if TYPE_CHECKING:
+    from torchloom.client import Client
+    from torchloom.client.schema import DeviceDetail, DeviceMarkView, DevicePolicyBody
+
+HELP = "Look at one device, report that it failed, drain it, or return it to use."
+DEFAULT = "show"
+EXAMPLES = (
+    ("loom devices", "list devices; the first letters of an id are enough below"),
+    ("loom device GPU-5c1a", "its workers, health, measurements and history"),
+    ("loom device fail GPU-5c1a --why 'Xid 79'", "replace the workers on it now"),
+    ("loom device drain GPU-5c1a --why 'fan broken'", "save the jobs on it and continue without it"),
+    ("loom device drain GPU-5c1a --dry-run", "only show which jobs that would affect"),
+    ("loom device return GPU-5c1a", "it may get workers again; also cancels a drain"),
+    ("loom device policy failing=drain", "what is done when a device's health gets worse"),
+)
+
+EMPTY_WITHIN_S = 1800.0
+LOOK_EVERY_S = 0.2
+
+DeviceArgument = Annotated[
+    str, typer.Argument(metavar="DEVICE", help="Id of the device, or the beginning of it.")
+]
+WhyOption = Annotated[str, typer.Option("--why", metavar="TEXT", help="Reason, kept with the device.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show what would happen.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Also move jobs that cannot save first.")]
+WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="Return once no job uses the device.")]
+
+
+def show(device: DeviceArgument, as_json: JsonOption = False) -> None:
+    """Show one device: its workers, health, newest measurements and history."""
+    from torchloom.cli.show import output
+
+    found = api().device(device)
+    if as_json:
+        output.show_json(found)
+        return
+    print(f"{found['device']}  {found['kind']} {found['name']} on {found['node']}")
+    print(f"state    {found['state']}" + (f" ({found['out']})" if found["out"] else ""))
+    print(f"health   {found['health']}" + (f": {found['health_why']}" if found["health_why"] else ""))
+    print(f"workers  {', '.join(user['worker'] for user in found['workers']) or '–'}")
+    for one in found["leaving"]:
+        print(f"leaving  {one['job']} {'stays' if one['stays'] else 'leaves'}: {one['note']}")
+    for reading in found["readings"]:
+        said = [f"{name} {value:g}" for name, value in sorted(reading["values"].items())]
+        said += reading["states"] + ([reading["error"]] if reading["error"] else [])
+        print(f"{reading['source']:<8} {', '.join(said) or '–'}")
+    if found["history"]:
+        print()
+        output.table(
+            ("WHEN", "WHAT", "BY", "WHY"),
+            (
+                (output.clock(one["at_ns"]), one["what"], one["by"] or "–", one["why"] or "–")
+                for one in found["history"]
+            ),
+            nothing="",
+        )
+
+
+def fail(
+    device: DeviceArgument, why: WhyOption = "", dry_run: DryRunOption = False, as_json: JsonOption = False
+) -> None:
+    """Report that a device failed: replace the workers on it at once, and use it no more.
+
+    Only jobs with a worker on the device are affected. Each resumes from its newest checkpoint, on another
+    device, on its standby or with fewer workers; a job without room waits. It does not count as a restart.
+    """
+    _show(api().fail_device(device, {"why": why, "dry_run": dry_run}), "failed", as_json)
+
+
+def drain(
+    device: DeviceArgument,
+    why: WhyOption = "",
+    force: ForceOption = False,
+    dry_run: DryRunOption = False,
+    wait: WaitOption = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Take a working device out of use: save the jobs on it, and continue without it.
+
+    A job that cannot save, or for which there is no room without the device, stays and keeps training: the
+    output names it and the exit code is 5. `loom device return` cancels a drain.
+    """
+    from torchloom.cli.show import output
+    from torchloom.errors import Conflict
+
+    client = api()
+    made = client.drain_device(device, {"why": why, "force": force, "dry_run": dry_run})
+    if dry_run or not wait:
+        _show(made, "drained", as_json)
+        return
+    found = _wait_empty(client, made["device"], quiet=as_json)
+    if as_json:
+        output.show_json(found)
+    elif found["state"] == "drained":
+        print(f"{found['device']} is drained. `loom device return {found['device']}` returns it to use")
+    stay = [one for one in found["leaving"] if one["stays"]]
+    if stay:
+        told = "; ".join(f"{one['job']} stays there: {one['note']}" for one in stay)
+        raise Conflict(f"{found['device']} takes no new workers, but {told}.")
+
+
+def _wait_empty(client: Client, device: str, quiet: bool) -> DeviceDetail:
+    """Wait until every job has left the device or has turned out unable to leave."""
+    from torchloom.cli.show.screen import Screen
+    from torchloom.errors import TimedOut
+
+    deadline = time.monotonic() + EMPTY_WITHIN_S
+    screen = Screen(live=not quiet and sys.stderr.isatty())
+    try:
+        while time.monotonic() < deadline:
+            found = client.device(device)
+            going = [one for one in found["leaving"] if not one["stays"]]
+            if not found["workers"] or found["state"] != "draining" or (found["leaving"] and not going):
+                return found
+            notes = "; ".join(f"{one['job']}: {one['note']}" for one in going)
+            screen.status(f"{device} · {notes or 'its workers are ending'}")
+            time.sleep(LOOK_EVERY_S)
+    finally:
+        screen.close()
+    raise TimedOut(f"{device} is still in use", hint=f"see `loom device {device}`; draining continues")
+
+
+def give_back(device: DeviceArgument, why: WhyOption = "", as_json: JsonOption = False) -> None:
+    """Return a device to use, or cancel its drain."""
+    from torchloom.cli.show import output
+
+    found = api().return_device(device, {"why": why})
+    if as_json:
+        output.show_json(found)
+        return
+    print(f"{found['device']} of {found['node']} may get workers again")
+
+
+RulesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="CLASS=ACTION…", help="For example failing=drain."),
+]
+BudgetOption = Annotated[
+    int | None, typer.Option("--acts-per-hour", min=0, help="Devices it may take out of use per hour.")
+]
+PolicyDryRun = Annotated[
+    bool | None, typer.Option("--dry-run/--no-dry-run", help="Only record what would be done.")
+]
+
+
+def policy(
+    rules: RulesArgument = None,
+    acts_per_hour: BudgetOption = None,
+    dry_run: PolicyDryRun = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show or set what is done when a device's health gets worse.
+
+    Classes are degraded, failing and failed; actions are ignore, report, drain and fail. By default the
+    workers on a failed device are replaced, and anything else is reported.
+    """
+    from torchloom.cli.show import output
+    from torchloom.errors import UsageError
+
+    client = api()
+    found = client.device_policy()
+    if rules or acts_per_hour is not None or dry_run is not None:
+        wanted: dict[str, Any] = dict(found["rules"])
+        for rule in rules or ():
+            level, equals, action = rule.partition("=")
+            if not equals:
+                raise UsageError(f"{rule!r} is no rule; write CLASS=ACTION, for example failing=drain.")
+            wanted[level] = action
+        body: DevicePolicyBody = {
+            "rules": wanted,
+            "dry_run": found["dry_run"] if dry_run is None else dry_run,
+            "acts_per_hour": found["acts_per_hour"] if acts_per_hour is None else acts_per_hour,
+        }
+        found = client.set_device_policy(body)
+    if as_json:
+        output.show_json(found)
+        return
+    actions = {"degraded": "report", "failing": "report", "failed": "fail"} | found["rules"]
+    print("  ".join(f"{level}: {action}" for level, action in actions.items()))
+    print(f"at most {found['acts_per_hour']} devices per hour" + (", dry run" if found["dry_run"] else ""))
+
+
+def _show(made: DeviceMarkView, word: str, as_json: bool) -> None:
+    from torchloom.cli.show import output
+
+    if as_json:
+        output.show_json(made)
+        return
+    would = "would be " if made["dry_run"] else ""
+    print(f"{made['device']} {would}{word}; {len(made['affected'])} jobs are affected")
+    for one in made["affected"]:
+        ranks = ", ".join(map(str, one["ranks"]))
+        print(f"  {one['job']} (rank {ranks}): {one['outcome']}")
+
+
+SUBVERBS = {"show": show, "fail": fail, "drain": drain, "return": give_back, "policy": policy}

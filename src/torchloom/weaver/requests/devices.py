@@ -1,0 +1,160 @@
+"""What people and monitors say about devices: checked, bounded, and published as events. Decides nothing."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from difflib import get_close_matches
+
+import msgspec
+
+from torchloom.bus.protocol import Message
+from torchloom.core.devices.preview import AffectedJob, preview
+from torchloom.errors import BusUnavailable, Conflict, NotFound, TimedOut, UsageError
+from torchloom.model.devices import DeviceMark, DevicePolicy, DeviceReading, HealthClass, HealthReport
+from torchloom.model.events import DeviceHealthReported, DeviceMarked, DevicePolicySet
+from torchloom.weaver.live_view import LiveView
+from torchloom.weaver.publisher import Publisher
+
+log = logging.getLogger(__name__)
+
+BURST, A_SECOND = 8.0, 1.0
+"""Changes of health that one device may report: at once, and per second in the long run."""
+BURST_OF_ALL, A_SECOND_OF_ALL = 200.0, 20.0
+"""The same for all devices together: every one is an event of the stream."""
+NEAR = 3
+
+
+class BusHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """A report of health, as monitors publish it."""
+
+    device: str
+    level: HealthClass
+    why: str = ""
+    values: dict[str, float] = {}
+
+
+_decoder = msgspec.json.Decoder(BusHealth)
+
+
+class Rate:
+    """A bucket of tokens by name."""
+
+    def __init__(self, burst: float, a_second: float, clock: Callable[[], float]) -> None:
+        self._burst, self._a_second, self._clock = burst, a_second, clock
+        self._left: dict[str, tuple[float, float]] = {}
+
+    def admits(self, name: str) -> bool:
+        now_s = self._clock()
+        left, at_s = self._left.get(name, (self._burst, now_s))
+        left = min(self._burst, left + (now_s - at_s) * self._a_second)
+        self._left[name] = (left - 1 if left >= 1 else left, now_s)
+        return left >= 1
+
+
+class DeviceRequests:
+    def __init__(
+        self, stream: Publisher, live: LiveView, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._stream = stream
+        self._live = live
+        self._each = Rate(BURST, A_SECOND, clock)
+        self._all = Rate(BURST_OF_ALL, A_SECOND_OF_ALL, clock)
+        self._dropped = 0
+        """Changes of health beyond the rate."""
+
+    def readings(self, device: str) -> list[DeviceReading]:
+        return list(self._live.readings.get(device, {}).values())
+
+    def health_dropped(self) -> int:
+        return self._dropped
+
+    def find(self, name: str) -> str:
+        """The id of a device that is named by its id or by a beginning of it that no other one has."""
+        known = self._stream.fleet.devices
+        if name in known:
+            return name
+        begins = [id for id in known if id.lower().startswith(name.lower())] if len(name) > 3 else []
+        if len(begins) == 1:
+            return begins[0]
+        near = begins[:NEAR] or get_close_matches(name, known, NEAR, 0.4)
+        hint = f"did you mean {' or '.join(near)}?" if near else "`loom devices` lists them"
+        raise NotFound(f"There is no device {name[:80]!r}", hint=hint)
+
+    async def mark(
+        self, name: str, mark: DeviceMark, by: str, why: str = "", *, force: bool = False, dry_run: bool
+    ) -> tuple[str, list[AffectedJob]]:
+        """Take a device out of use or return it; its id, and what that does to the jobs on it."""
+        self._stream.check_ready()
+        id = self.find(name)
+        device = self._stream.fleet.devices[id]
+        if mark == "return" and device.out is None:
+            raise Conflict(f"{id} is in use already: nobody took it out.")
+        if mark == "drain" and device.out is not None and device.out.how == "failed":
+            raise Conflict(f"{id} is out of use already ({device.out.describe()}).")
+        affected = preview(self._stream.fleet, id, mark)
+        if not dry_run:
+            event = DeviceMarked(
+                device=id,
+                mark=mark,
+                by=by,
+                why=why,
+                node=device.node,
+                force=force,
+                step_s=self._step_s(affected),
+            )
+            await self._stream.say("device", event)
+        return id, affected
+
+    def _step_s(self, affected: list[AffectedJob]) -> dict[str, float]:
+        found = {}
+        for one in affected:
+            progress = self._live.progress(self._stream.fleet, one.job)
+            if progress:
+                found[one.job] = max(step.step_s for step in progress)
+        return found
+
+    async def health(self, name: str, report: HealthReport, reading: DeviceReading | None, by: str) -> bool:
+        """Take in what a monitor says of a device; whether it changed anything that is recorded."""
+        self._stream.check_ready()
+        if not report.source:
+            raise UsageError("A report of a device's health names its source.")
+        id = self.find(name)
+        if reading is not None:
+            self._live.readings.setdefault(id, {})[report.source] = reading
+        device = self._stream.fleet.devices[id]
+        said = device.health.get(report.source)
+        if (said.level if said is not None else "ok") == report.level:
+            return False
+        if not (self._each.admits(id) and self._all.admits("")):
+            self._dropped += 1
+            return False
+        event = DeviceHealthReported(node=device.node, health=(report,), by=by)
+        await self._stream.say("device", event)
+        return True
+
+    async def hear(self, message: Message) -> None:
+        """A monitor's report on the bus. Garbage is counted and costs nothing else."""
+        if not self._stream.leads:
+            return
+        try:
+            said = _decoder.decode(message.data)
+        except msgspec.DecodeError:
+            self._dropped += 1
+            return
+        source = message.subject.rpartition(".")[2][:64]
+        if said.device not in self._stream.fleet.devices:
+            self._dropped += 1
+            return
+        values = {name[:64]: value for name, value in list(said.values.items())[:64]}
+        report = HealthReport(device=said.device, level=said.level, why=said.why[:500], source=source)
+        reading = DeviceReading(device=said.device, source=source, values=values) if values else None
+        try:
+            await self.health(said.device, report, reading, f"bus:{source}")
+        except (BusUnavailable, TimedOut) as error:
+            log.info("a report of health from %s waits for the next one: %s", source, error)
+
+    async def set_policy(self, policy: DevicePolicy, by: str) -> None:
+        self._stream.check_ready()
+        await self._stream.say("device", DevicePolicySet(policy=policy, by=by))

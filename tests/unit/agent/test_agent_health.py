@@ -1,0 +1,162 @@
+"""Sources of health in the agent: what they report leaves as events, and one that hangs holds up nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_story import a_host, box
+
+from torchloom.agent.health import health_watch
+from torchloom.agent.health.file_drop import FileDrop
+from torchloom.agent.health.health_source import SourceLook, source_class, source_names
+from torchloom.agent.health.health_watch import HealthWatch
+from torchloom.agent.health.host_load import HostLoad
+from torchloom.agent.host import Host
+from torchloom.agent.observe.devices import Devices, Gpu
+from torchloom.agent.tasks import Tasks
+from torchloom.bus.memory import MemoryBus, MemoryHub
+from torchloom.model.devices import DeviceReading
+from torchloom.model.events import DeviceHealthReported
+
+A, B = Gpu("GPU-a", "H100", "0000:3b:00"), Gpu("GPU-b", "H100", "0000:3c:00")
+
+
+def host_of(tmp_path: Path) -> tuple[Host, list[DeviceHealthReported]]:
+    host = a_host(tmp_path, MemoryBus(MemoryHub()), box(tmp_path / "box"))
+    host.devices = Devices("a", (A, B), (0,))
+    said: list[DeviceHealthReported] = []
+    host.reporter.say = lambda event, id: said.append(event)  # type: ignore[method-assign,assignment]
+    return host, said
+
+
+def levels(said: list[DeviceHealthReported]) -> list[tuple[str, str]]:
+    return [(one.device, one.level) for event in said for one in event.health]
+
+
+def test_every_source_is_found_and_fits_the_protocol(tmp_path: Path) -> None:
+    assert {"nvml", "scrape", "file", "host"} <= set(source_names())
+    for name in source_names():
+        source = source_class(name)(node="n", home=tmp_path)
+        assert isinstance(source.why_not(), str) and source.every_s > 0 and source.deadline_s > 0
+        source.close()
+
+
+def test_dropped_files_are_taken_once_and_garbage_is_put_aside(tmp_path: Path) -> None:
+    drop = tmp_path / "health"
+    drop.mkdir()
+    (drop / "one.json").write_text(json.dumps({"device": "GPU-a", "level": "failed", "values": {"x": 1.5}}))
+    (drop / "two.json").write_text("{")
+    (drop / "three.json").write_text(json.dumps({"device": "GPU-a", "level": "splendid"}))
+    (drop / "four.json").write_bytes(b"x" * 100_000)
+    (drop / ".unfinished").write_text("{")
+    source = FileDrop("n", tmp_path)
+    look = source.look()
+    assert [(one.device, one.level, one.source) for one in look.reports] == [("GPU-a", "failed", "file")]
+    assert look.readings[0].values == {"x": 1.5}
+    assert source.bad == 3 and source.look() == SourceLook()
+    assert (drop / ".two.json.bad").exists() and (drop / ".unfinished").exists()
+
+
+def test_the_host_is_measured(tmp_path: Path) -> None:
+    (reading,) = HostLoad("n", tmp_path).look().readings
+    assert reading.device == "host-n" and {"load", "memory_bytes", "disk_free_bytes"} <= reading.values.keys()
+
+
+def test_only_changes_of_a_class_become_events_and_only_of_own_devices(tmp_path: Path) -> None:
+    host, said = host_of(tmp_path)
+    watch = HealthWatch(host)
+    fine = DeviceReading(device="GPU-a", source="nvml")
+    lost = DeviceReading(device="GPU-a", source="nvml", error="GPU is lost")
+    other = DeviceReading(device="GPU-elsewhere", source="nvml", error="GPU is lost")
+    for look in (fine, fine, lost, lost, other):
+        watch._take("nvml", SourceLook(readings=(look,)))
+    assert levels(said) == [("GPU-a", "failed")]
+    assert host.readings[("GPU-a", "nvml")] is lost, "the newest measurement leaves with the telemetry"
+
+
+def test_a_gpu_that_is_missing_several_times_has_disappeared(tmp_path: Path) -> None:
+    host, said = host_of(tmp_path)
+    watch = HealthWatch(host)
+    both = SourceLook(
+        readings=tuple(DeviceReading(device=one.uuid, source="nvml") for one in (A, B)), complete=True
+    )
+    one = SourceLook(readings=both.readings[:1], complete=True)
+    for look in (both, one, one, both, one, one):
+        watch._take("nvml", look)
+    assert said == [], "a look may miss one"
+    watch._take("nvml", one)
+    assert levels(said) == [("GPU-b", "failed")]
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def test_a_source_that_hangs_or_raises_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, said = host_of(tmp_path)
+    release = threading.Event()
+
+    class Hangs(FileDrop):
+        name, deadline_s = "hangs", 0.05
+
+        def look(self) -> SourceLook:
+            release.wait(60)
+            return SourceLook()
+
+    class Raises(FileDrop):
+        name = "raises"
+
+        def look(self) -> SourceLook:
+            raise RuntimeError("no such thing")
+
+    classes = {"hangs": Hangs, "raises": Raises, "file": FileDrop}
+    monkeypatch.setattr(health_watch, "source_names", lambda: list(classes))
+    monkeypatch.setattr(health_watch, "source_class", lambda name: classes[name])
+    drop = host.home.root / "health"
+    drop.mkdir(parents=True)
+
+    async def story() -> None:
+        tasks, watch = Tasks(), HealthWatch(host)
+        watch.start(tasks)
+        await until(lambda: len(watch.troubles) == 2)
+        assert "no such thing" in watch.troubles["raises"] and "not answered" in watch.troubles["hangs"]
+        (drop / ".part").write_text(json.dumps({"device": "GPU-a", "level": "failing", "why": "told"}))
+        (drop / ".part").rename(drop / "x.json")
+        await until(lambda: said)
+        release.set()
+        await tasks.cancel()
+
+    asyncio.run(story())
+    assert levels(said) == [("GPU-a", "failing")]
+
+
+def test_xids_in_the_kernel_s_log_reach_the_device_on_that_bus_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "kernel.log"
+    log.touch()
+    monkeypatch.setenv("LOOM_KERNEL_LOG", str(log))
+    host, said = host_of(tmp_path)
+    monkeypatch.setattr(health_watch, "source_names", list)
+
+    async def story() -> None:
+        tasks, watch = Tasks(), HealthWatch(host)
+        watch.start(tasks)
+        with log.open("a") as file:
+            file.write("NVRM: Xid (PCI:0000:3c:00): 79, pid=1, GPU has fallen off the bus.\n")
+        host.kernel_log.look()
+        await until(lambda: said)
+        await tasks.cancel()
+
+    asyncio.run(story())
+    assert levels(said) == [("GPU-b", "failed")]

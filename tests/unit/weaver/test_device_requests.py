@@ -1,0 +1,121 @@
+"""What monitors say of devices reaches the stream bounded, whatever they send and how fast."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from torchloom.bus.memory import MemoryBus, MemoryHub
+from torchloom.bus.protocol import Message
+from torchloom.errors import Conflict, NotFound
+from torchloom.model.devices import Device, HealthReport
+from torchloom.model.events import DeviceHealthReported, DeviceMarked, Event
+from torchloom.weaver.live_view import LiveView
+from torchloom.weaver.publisher import Publisher
+from torchloom.weaver.requests.devices import BURST, DeviceRequests
+
+
+class Recording(Publisher):
+    """A publisher that is ready and leads, and applies what is said of health."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryBus(MemoryHub()), "w")
+        self.said: list[Event] = []
+        for name in ("GPU-aaaa", "GPU-aabb", "GPU-cccc"):
+            self.fleet.devices[name] = Device(id=name, kind="gpu", name="H100", node="n")
+
+    @property
+    def ready(self) -> bool:
+        return True
+
+    @property
+    def leads(self) -> bool:
+        return True
+
+    async def say(self, kind: str, body: Event) -> None:
+        self.said.append(body)
+        if isinstance(body, DeviceHealthReported):
+            for one in body.health:
+                self.fleet.devices[one.device].health[one.source] = one
+
+
+def requests() -> tuple[DeviceRequests, Recording, list[float]]:
+    stream, now = Recording(), [0.0]
+    return DeviceRequests(stream, LiveView(), clock=lambda: now[0]), stream, now
+
+
+def message(body: Any, source: str = "rack") -> Message:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return Message(subject=f"loom.v1.health.{source}", data=data)
+
+
+def test_a_device_is_found_by_a_beginning_that_no_other_has_and_near_ones_are_named() -> None:
+    found, _, _ = requests()
+    assert found.find("GPU-aaaa") == "GPU-aaaa" and found.find("gpu-cc") == "GPU-cccc"
+    with pytest.raises(NotFound) as ambiguous:
+        found.find("GPU-aa")
+    assert "GPU-aaaa or GPU-aabb" in str(ambiguous.value.hint)
+    with pytest.raises(NotFound) as near:
+        found.find("GPU-cxcc")
+    assert "GPU-cccc" in str(near.value.hint)
+    with pytest.raises(NotFound):
+        found.find("")
+
+
+def test_a_device_in_use_cannot_be_returned_and_a_dry_run_says_nothing() -> None:
+    found, stream, _ = requests()
+    with pytest.raises(Conflict, match="in use already"):
+        asyncio.run(found.mark("GPU-aaaa", "return", "ann", dry_run=False))
+    asyncio.run(found.mark("GPU-aaaa", "fail", "ann", dry_run=True))
+    assert stream.said == []
+    asyncio.run(found.mark("GPU-aaaa", "fail", "ann", "hot", dry_run=False))
+    (event,) = stream.said
+    assert isinstance(event, DeviceMarked) and (event.device, event.node, event.why) == (
+        "GPU-aaaa",
+        "n",
+        "hot",
+    )
+
+
+def test_a_flood_of_reports_is_bounded_and_counted() -> None:
+    found, stream, now = requests()
+
+    async def flood() -> None:
+        for index in range(100_000):
+            level = ("ok", "degraded")[index % 2]
+            report = HealthReport(device="GPU-aaaa", level=level, source="rack")  # type: ignore[arg-type]
+            await found.health("GPU-aaaa", report, None, "ann")
+            now[0] += 1e-4  # 10,000 a second for 10 s
+
+    asyncio.run(flood())
+    assert BURST <= len(stream.said) <= BURST + 11
+    assert found.health_dropped() > 40_000
+    report = HealthReport(device="GPU-cccc", level="failed", source="rack")
+    assert asyncio.run(found.health("GPU-cccc", report, None, "ann")), "other devices are still listened to"
+
+
+def test_repetitions_are_not_recorded() -> None:
+    found, stream, now = requests()
+
+    async def repeat() -> None:
+        for _ in range(50):
+            now[0] += 10.0
+            await found.hear(message({"device": "GPU-aaaa", "level": "failing", "values": {"x": 1}}))
+
+    asyncio.run(repeat())
+    assert len(stream.said) == 1 and found.health_dropped() == 0
+    assert found.readings("GPU-aaaa")[0].values == {"x": 1}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"\xff\x00", b"[]", b"{", {"device": "GPU-aaaa"}, {"device": "GPU-nowhere", "level": "failed"},
+     {"device": "GPU-aaaa", "level": "superb"}, {"device": ["x"], "level": "failed"}],
+)  # fmt: skip
+def test_garbage_on_the_bus_is_counted_and_nothing_else(body: Any) -> None:
+    found, stream, _ = requests()
+    asyncio.run(found.hear(message(body)))
+    assert stream.said == [] and found.health_dropped() == 1
