@@ -11,11 +11,12 @@ import random
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from nvml_stand_in import NvmlStandIn, gpu
 from stack import Stack, wait_until
+
+from torchloom.errors import Conflict, NotAnswering, Unavailable
 
 GPUS = 8
 
@@ -36,9 +37,23 @@ class Gpus:
         for job in self.jobs:
             self.stack.wait_state(job, "running")
 
-    def post(self, device: str, what: str, **body: object) -> Any:
-        with self.stack.client() as client:
-            return client.request("POST", f"/devices/{device}/{what}", body)
+    def post(self, device: str, what: str, **body: object) -> None:
+        """Asked again while the control service is coming back; the first one may have been taken."""
+        tries = 0
+
+        def ask() -> bool:
+            nonlocal tries
+            tries += 1
+            try:
+                with self.stack.client() as client:
+                    client.request("POST", f"/devices/{device}/{what}", body=body)
+            except (NotAnswering, Unavailable):
+                return False
+            except Conflict:
+                return tries > 1
+            return True
+
+        wait_until(ask, f"{what} of {device}")
 
     def truth(self) -> dict[str, tuple[int, str]]:
         """Pid and device of every worker, as the processes themselves show it."""

@@ -27,12 +27,7 @@ from torchloom.errors import (
     TimedOut,
     UsageError,
 )
-from torchloom.model.events import (
-    JobDeleted,
-    JobSubmitted,
-    StopRequested,
-    TimerFired,
-)
+from torchloom.model.events import JobDeleted, JobSubmitted, StopRequested, TimerFired
 from torchloom.model.fleet import Fleet, Submission
 from torchloom.model.ids import check_token, token_from
 from torchloom.model.job import MAX_WORKERS, Accepted, JobSpec
