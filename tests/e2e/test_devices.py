@@ -16,7 +16,8 @@ import pytest
 from nvml_stand_in import NvmlStandIn, gpu
 from stack import Stack, wait_until
 
-from torchloom.errors import Conflict, NotAnswering, Unavailable
+from torchloom.client import NotAnswering, Unavailable
+from torchloom.errors import Conflict
 
 GPUS = 8
 

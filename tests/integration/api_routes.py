@@ -35,6 +35,7 @@ def filled(path: str) -> str:
         "{name}": "nobody",
         "{operation}": "0a",
         "{node}": "nowhere",
+        "{device}": "no-such-device",
     }
     for place, name in names.items():
         path = path.replace(place, name)
