@@ -24,6 +24,36 @@ from torchloom.model.steering import ChangePlan, ConfigChoice, KnownConfig, Mode
 from torchloom.model.windows import RankWindow
 
 
+class DeviceControl(Protocol):
+    """What is known of devices, and what people and monitors say of them."""
+
+    def find(self, name: str) -> str:
+        """The id of a device, named by its id or a unique beginning of it; NotFound names near ones."""
+        ...
+
+    def readings(self, device: str) -> list[DeviceReading]:
+        """The newest measurements of a device, one for each source."""
+        ...
+
+    def health_dropped(self) -> int:
+        """Changes of devices' health that came faster than they are recorded."""
+        ...
+
+    async def mark(
+        self, name: str, mark: DeviceMark, by: str, why: str = "", *, force: bool = False, dry_run: bool
+    ) -> tuple[str, list[AffectedJob]]:
+        """Take a device out of use or return it; its id, and what that does to the jobs on it."""
+        ...
+
+    async def health(self, name: str, report: HealthReport, reading: DeviceReading | None, by: str) -> bool:
+        """Take in what a monitor says of a device; whether that was recorded."""
+        ...
+
+    async def set_policy(self, policy: DevicePolicy, by: str) -> None:
+        """Set what is done when the health of a device gets worse."""
+        ...
+
+
 class Control(Protocol):
     @property
     def fleet(self) -> Fleet:
@@ -196,33 +226,8 @@ class Control(Protocol):
         """Allow workers on a drained node again."""
         ...
 
-    def find_device(self, name: str) -> str:
-        """The id of a device, named by its id or a unique beginning of it; NotFound names near ones."""
-        ...
-
-    def readings(self, device: str) -> list[DeviceReading]:
-        """The newest measurements of a device, one for each source."""
-        ...
-
-    def health_dropped(self) -> int:
-        """Changes of devices' health that came faster than they are recorded."""
-        ...
-
-    async def device_marked(
-        self, name: str, mark: DeviceMark, by: str, why: str = "", *, force: bool = False, dry_run: bool
-    ) -> tuple[str, list[AffectedJob]]:
-        """Take a device out of use or return it; its id, and what that does to the jobs on it."""
-        ...
-
-    async def device_health(
-        self, name: str, report: HealthReport, reading: DeviceReading | None, by: str
-    ) -> bool:
-        """Take in what a monitor says of a device; whether that was recorded."""
-        ...
-
-    async def set_device_policy(self, policy: DevicePolicy, by: str) -> None:
-        """Set what is done when the health of a device gets worse."""
-        ...
+    @property
+    def devices(self) -> DeviceControl: ...
 
     async def inject(
         self, job: str, ranks: tuple[int, ...], fault: Fault, by: str

@@ -22,7 +22,6 @@ from torchloom.errors import (
     BusUnavailable,
     Conflict,
     LoomError,
-    NotFound,
     StreamRewound,
     TimedOut,
     UsageError,
@@ -32,12 +31,8 @@ from torchloom.model.fleet import Fleet, Submission
 from torchloom.model.ids import check_token, token_from
 from torchloom.model.job import MAX_WORKERS, Accepted, JobSpec
 from torchloom.model.messages import (
-    BoxReading,
     CheckpointAnswer,
     CheckpointVerb,
-    LogPiece,
-    ReadBox,
-    ReadLog,
     WorkerPulse,
 )
 from torchloom.model.notice import Notice
@@ -63,6 +58,7 @@ from torchloom.weaver.requests.injection import Injecting
 from torchloom.weaver.requests.nodes import Nodes
 from torchloom.weaver.requests.scaling import Scaling
 from torchloom.weaver.requests.steering import Steering
+from torchloom.weaver.requests.worker_reads import WorkerReads
 from torchloom.weaver.snapshot import Snapshots
 from torchloom.wire import codec, subjects
 
@@ -125,11 +121,9 @@ class Weaver:
         self.inject = Injecting(self._stream, self._live, self._catalogues).inject
         self.node_seen, self.node_gone = self._nodes.seen, self._nodes.gone
         self.node_drained, self.node_opened = self._nodes.drain, self._nodes.open
-        devices = DeviceRequests(self._stream, self._live)
-        self.find_device, self.device_marked = devices.find, devices.mark
-        self.device_health, self.set_device_policy = devices.health, devices.set_policy
-        self.readings, self.health_dropped = devices.readings, devices.health_dropped
-        self._hear_health = devices.hear
+        self.devices = DeviceRequests(self._stream, self._live)
+        reads = WorkerReads(bus, self._stream)
+        self.read_log, self.read_box = reads.log, reads.box
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     # -- what the API sees ------------------------------------------------------------------------
@@ -226,24 +220,6 @@ class Weaver:
             self._live.forget(job)
             await self._histories.forget(job)
 
-    async def read_log(
-        self,
-        job: str,
-        rank: int,
-        offset: int,
-        max_bytes: int,
-        since_ns: int = 0,
-        unfinished: bool = False,
-    ) -> LogPiece:
-        node = self._node_of(job, rank)
-        query = ReadLog(job, rank, offset, max_bytes, since_ns, unfinished)
-        return codec.decode_log_piece(await self._bus.request(subjects.query(node), codec.encode(query)))
-
-    async def read_box(self, job: str, rank: int, newest: int = 32) -> BoxReading:
-        node = self._node_of(job, rank)
-        query = ReadBox(self.fleet.jobs[job].workers[rank].ref, collectives=newest, steps=newest)
-        return codec.decode_box_reading(await self._bus.request(subjects.query(node), codec.encode(query)))
-
     async def checkpoints(self, job: str, verb: CheckpointVerb, which: str = "") -> CheckpointAnswer:
         return await self._catalogues.ask(self.fleet, self._stream.job(job), verb, which)
 
@@ -272,7 +248,7 @@ class Weaver:
         await self._bus.subscribe(subjects.TELEMETRY, self._hear, admit=self._quotas.admits)
         await self._bus.subscribe(subjects.WINDOWS, self._watch.hear, admit=self._quotas.admits)
         await self._bus.subscribe(subjects.LEASES, self._nodes.lease_asked, admit=self._quotas.admits)
-        await self._bus.subscribe(subjects.HEALTH, self._hear_health)
+        await self._bus.subscribe(subjects.HEALTH, self.devices.hear)
         self._stream.started = True
         tasks = [
             asyncio.create_task(self._read(), name="read"),
@@ -400,9 +376,3 @@ class Weaver:
     def _slots(self, node: str) -> int:
         known = self.fleet.nodes.get(node)
         return known.inventory.max_workers if known is not None else 0
-
-    def _node_of(self, job: str, rank: int) -> str:
-        workers = self._stream.job(job).workers
-        if not 0 <= rank < len(workers):
-            raise NotFound(f"Job {job} has ranks 0 to {len(workers) - 1}, there is no rank {rank}.")
-        return workers[rank].node

@@ -55,17 +55,17 @@ def routes(control: Control) -> APIRouter:
     @router.post("/devices/{device}/return", operation_id="returnDevice")
     async def return_device(device: str, body: DeviceReturn, request: Request) -> DeviceDetail:
         """Allow workers on a device again, or cancel its drain."""
-        id, _ = await control.device_marked(device, "return", caller(request), body.why, dry_run=False)
+        id, _ = await control.devices.mark(device, "return", caller(request), body.why, dry_run=False)
         return _detail(control, id)
 
     @router.post("/devices/{device}/health", status_code=202, operation_id="reportHealth")
     async def report_health(device: str, body: HealthRequest, request: Request) -> HealthAccepted:
         """For external monitors: report a device's class of health. The class is recorded when it changes,
         and the policy for devices decides what follows; `failed` replaces the workers on it by default."""
-        id = control.find_device(device)
+        id = control.devices.find(device)
         report = HealthReport(device=id, level=body.level, why=body.why, source=body.source)
         reading = DeviceReading(device=id, source=body.source, values=body.values) if body.values else None
-        recorded = await control.device_health(id, report, reading, caller(request))
+        recorded = await control.devices.health(id, report, reading, caller(request))
         return HealthAccepted(device=id, recorded=recorded)
 
     @router.get("/device-policy", operation_id="devicePolicy")
@@ -81,7 +81,7 @@ def routes(control: Control) -> APIRouter:
             dry_run=body.dry_run,
             acts_per_hour=body.acts_per_hour,
         )
-        await control.set_device_policy(policy, caller(request))
+        await control.devices.set_policy(policy, caller(request))
         return _policy(control)
 
     return router
@@ -95,8 +95,8 @@ def _policy(control: Control) -> DevicePolicyBody:
 
 
 def _detail(control: Control, name: str) -> DeviceDetail:
-    id = control.find_device(name)
-    return device_detail(control.fleet, control.fleet.devices[id], control.readings(id))
+    id = control.devices.find(name)
+    return device_detail(control.fleet, control.fleet.devices[id], control.devices.readings(id))
 
 
 async def _mark(
@@ -107,7 +107,7 @@ async def _mark(
     request: Request,
     force: bool = False,
 ) -> DeviceMarkView:
-    id, affected = await control.device_marked(
+    id, affected = await control.devices.mark(
         device, mark, caller(request), body.why, force=force, dry_run=body.dry_run
     )
     jobs = [AffectedJobView(job=one.job, ranks=list(one.ranks), outcome=one.outcome) for one in affected]

@@ -119,14 +119,16 @@ def _devices(control: Control) -> Iterator[str]:
     ]
     text = "Class of health: 0 ok, 1 degraded, 2 failing, 3 failed."
     yield from _gauge("loom_device_health", text, levels)
-    readings = [reading for one in each for reading in control.readings(one.device)]
-    readings += [reading for node in control.fleet.nodes for reading in control.readings(f"host-{node}")]
+    readings = [reading for one in each for reading in control.devices.readings(one.device)]
+    readings += [
+        reading for node in control.fleet.nodes for reading in control.devices.readings(f"host-{node}")
+    ]
     for name, (key, says) in MEASURED.items():
         found: list[Sample] = [
             ({"device": r.device, "source": r.source}, r.values[key]) for r in readings if key in r.values
         ]
         yield from _gauge(name, says, found)
-    dropped: list[Sample] = [({}, control.health_dropped())]
+    dropped: list[Sample] = [({}, control.devices.health_dropped())]
     text = "Changes of health that came faster than they are recorded."
     yield from _counter("loom_device_health_dropped_total", text, dropped)
 

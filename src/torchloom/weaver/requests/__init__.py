@@ -2,6 +2,7 @@
 
 steering, scaling, nodes, devices, injection    one subject each
 checkpoints                            questions to agents about a job's checkpoints
+worker_reads                           questions to agents about a worker's log and black box
 notes                                  what a person should know about a change
 position                               the present progress of a job
 """
