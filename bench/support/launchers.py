@@ -96,9 +96,20 @@ def torchrun(command: list[str], notes: Notes) -> Iterator[None]:
             yield
         finally:
             workers = psutil.Process(child.pid).children(recursive=True) if child.poll() is None else []
-    for pid in {pid for pid, *_ in notes.steps()} | {worker.pid for worker in workers}:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    noted = {pid for pid, *_ in notes.steps()} - {worker.pid for worker in workers}
+    for worker in workers:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker.kill()  # psutil compares the start time first
+    for pid in noted:
+        _kill_workload(pid, notes)
+
+
+def _kill_workload(pid: int, notes: Notes) -> None:
+    """Kill a process that noted steps, unless its number is another's by now: pids are used again."""
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        if str(notes.directory) in process.cmdline():
+            process.kill()
 
 
 @contextlib.contextmanager

@@ -42,10 +42,8 @@ class Loop:
 
     def training(self, path: str = "") -> TrainingLoop:
         if self._training is None:
-            self._training = TrainingLoop(
-                self._session, FRAMEWORK, os.path.dirname(path) or self._directory()
-            )
-            self._training.gives_way = True
+            directory = os.path.dirname(path) or self._directory()
+            self._training = TrainingLoop(self._session, FRAMEWORK, directory, self)
         return self._training
 
     def _directory(self) -> str:

@@ -42,7 +42,7 @@ class Hooks:
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage != "fit":
             return
-        self._loop = attach("lightning", trainer.default_root_dir)
+        self._loop = attach("lightning", trainer.default_root_dir, trainer)
         if self._loop is not None:
             self._watch_saves(trainer, self._loop)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,13 +31,12 @@ class Wishes(NamedTuple):
 
 
 class TrainingLoop:
-    """The loop of one trainer in this process. `framework` names it for people."""
+    """The loop of one trainer in this process. `framework` names it for people; `owner` is the trainer."""
 
-    def __init__(self, session: Session, framework: str, directory: str) -> None:
+    def __init__(self, session: Session, framework: str, directory: str, owner: object) -> None:
         self._session = session
         self.framework = framework
-        self.gives_way = False
-        """Another framework's loop may take its place: this one never says that it has ended."""
+        self._owner = weakref.ref(owner)
         self.failures = 0
         self.why_failed = ""
         self._report: dict[str, object] = {"name": os.environ.get("LOOM_JOB", "job"), "framework": framework}
@@ -57,6 +57,14 @@ class TrainingLoop:
         self.ended = guard(self._ended)
         self.enter_phase = guard(self._enter_phase)
         self.leave_phase = guard(self._leave_phase)
+
+    @property
+    def owner(self) -> object:
+        """What this loop is the loop of; None if that is gone."""
+        return self._owner()
+
+    def is_of(self, owner: object) -> bool:
+        return owner is not None and self._owner() is owner
 
     # -- what the framework's callback reports --------------------------------------------------
     def _began(self, step: int, total: int | None) -> None:
@@ -164,14 +172,15 @@ class TrainingLoop:
         return True
 
 
-def attach(framework: str, directory: str) -> TrainingLoop | None:
-    """The loop of a trainer that is about to train; None without torchloom, or if another one trains."""
+def attach(framework: str, directory: str, owner: object) -> TrainingLoop | None:
+    """The loop of a trainer that is about to train; None without torchloom, or if another callback of the
+    same trainer (`owner` names it) has it already."""
     session = sessions.current
     if session is None or session.guard.off:
         return None
 
     def make() -> TrainingLoop | None:
-        made = TrainingLoop(session, framework, os.path.abspath(directory or "."))
+        made = TrainingLoop(session, framework, os.path.abspath(directory or "."), owner)
         return made if session.attach_trainer(made) else None
 
     made: TrainingLoop | None = session.guard.wrap(make)()

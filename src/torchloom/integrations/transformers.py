@@ -31,7 +31,7 @@ class LoomCallback(TrainerCallback):
         self._loop: TrainingLoop | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._loop = attach("transformers", args.output_dir)
+        self._loop = attach("transformers", args.output_dir, state)
         if self._loop is not None:
             self._loop.began(state.global_step, state.max_steps)
 

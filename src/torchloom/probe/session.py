@@ -312,11 +312,11 @@ class Session:
 
     # -- what a framework's training loop calls (torchloom.integrations) --------------------------
     def attach_trainer(self, trainer: Any) -> bool:
-        """Steer this training loop from now on; False if another one trains already."""
-        checkpoints, trains = self._changes.checkpoints, self._changes.checkpoints.trainer
-        if trains is not None and trains is not trainer and not trains.gives_way:
+        """Steer this loop; False if another callback of its trainer has it. An earlier trainer's is over."""
+        trains = self._changes.checkpoints.trainer
+        if trains is not None and trains is not trainer and trains.is_of(trainer.owner):
             return False
-        checkpoints.trainer = trainer
+        self._changes.checkpoints.trainer = trainer
         return True
 
     def detach_trainer(self, trainer: Any) -> None:

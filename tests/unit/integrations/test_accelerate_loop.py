@@ -18,14 +18,13 @@ from torchloom.probe.session import Session
 from torchloom.probe.steering.stopping import StopAtBoundary
 from torchloom.wire.blackbox import SIZE, View
 
-accelerate = pytest.importorskip("accelerate", reason="pip install -e '.[integrations]'")
-
 
 @pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Session]]:
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needs: Any) -> Iterator[Callable[[], Session]]:
     """Makes a session as a new process would have one; the former is over."""
     from torchloom.integrations.accelerate import activate
 
+    needs("accelerate")
     monkeypatch.setenv("LOOM_CHECKPOINT_DIR", str(tmp_path / "index"))
     monkeypatch.delenv("LOOM_RESUME", raising=False)
     monkeypatch.delitem(sys.modules, "torchloom.checkpoint.live", raising=False)  # no other test's Checkpoint
@@ -51,7 +50,9 @@ class Training:
     """As people write it: `step` is one micro step."""
 
     def __init__(self, accumulate: int = 1) -> None:
-        self.accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
+        from accelerate import Accelerator
+
+        self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
         torch.manual_seed(0)
         net = torch.nn.Linear(2, 1)
         optimizer: Any = torch.optim.AdamW(net.parameters())
