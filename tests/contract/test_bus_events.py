@@ -231,3 +231,35 @@ async def test_trimmed_events_are_gone_and_the_others_keep_their_place(stage: An
     await bus.trim(11)
     assert (await bus.first_seq(), await bus.last_seq()) == (12, 11)
     assert await bus.append(SUBJECT, b"", id="later") == 12
+
+
+async def test_what_is_stored_is_counted_by_subject(stage: Any) -> None:
+    bus = await stage.open()
+    for number in range(3):
+        await bus.append("loom.v1.event.node.n1.report", b"x" * 100, id=f"a{number}")
+    await bus.append("loom.v1.event.node.n2.report", b"x", id="b")
+    await bus.append("loom.v1.event.weaver.lease", b"x", id="c")
+    stored = await bus.stored("loom.v1.event.node.*.report")
+    assert (stored.first_seq, stored.last_seq) == (1, 5) and stored.bytes >= 300
+    assert stored.by_subject == {"loom.v1.event.node.n1.report": 3, "loom.v1.event.node.n2.report": 1}
+    assert (await bus.stored()).by_subject == {}
+    await bus.trim(3)
+    assert (await bus.stored("loom.v1.event.>")).by_subject.keys() == {
+        "loom.v1.event.node.n2.report",
+        "loom.v1.event.weaver.lease",
+    }
+
+
+async def test_a_closed_door_refuses_one_nodes_events_and_an_open_one_takes_them(stage: Any) -> None:
+    bus = await stage.open()
+    assert await bus.takes_events(60.0)
+    await bus.append("loom.v1.event.node.n1.report", b"", id="1")
+    await bus.take_events(["loom.v1.event.weaver.>", "loom.v1.event.node.n2.report"])
+    with pytest.raises(BusUnavailable):
+        await bus.append("loom.v1.event.node.n1.report", b"", id="2", timeout_s=0.2)
+    assert await bus.takes_events(60.0)
+    await bus.append("loom.v1.event.node.n2.report", b"", id="3")
+    await bus.append("loom.v1.event.weaver.lease", b"", id="4")
+    await bus.take_events(["loom.v1.event.>"])
+    await bus.take_events(["loom.v1.event.>"])
+    assert await bus.append("loom.v1.event.node.n1.report", b"", id="2") == 4, "nothing else was stored"

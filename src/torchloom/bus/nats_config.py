@@ -18,6 +18,8 @@ from torchloom.errors import UsageError
 
 MIN_SERVER_VERSION = (2, 10, 0)
 """The first whose stream information carries the server's own time, on which leases rest."""
+MIN_OWN_VERSION = (2, 11, 0)
+"""The first that knows all settings of the file that is written here."""
 
 EVENT_STREAM = "LOOM_EVENTS"
 LEASE_BUCKET = "LOOM_LEASE"
@@ -30,6 +32,10 @@ LEADER = "loom.v1.leader"
 
 ACCOUNT = "LOOM"
 WEAVER_INBOX = "_INBOX"
+
+BUFFERED_EVENTS, BUFFERED_BYTES = 32, 16 << 20
+"""That wait to be stored, of all agents together. What waits behind a flood waits for all of it, so this is
+far below the server's own limit of 10,000; whoever is refused tries again."""
 
 LOG_BYTES = 16 * 1024 * 1024
 LOG_FILES = 3
@@ -69,7 +75,7 @@ def weaver_permissions() -> Permissions:
 def agent_permissions(node: str) -> Permissions:
     return {
         "publish": [
-            f"loom.v1.event.node.{node}.>",
+            f"loom.v1.event.node.{node}.report",
             *(f"loom.v1.{what}.{node}" for what in ("telemetry", "window", "lease")),
             LEADER,
         ],
@@ -79,30 +85,29 @@ def agent_permissions(node: str) -> Permissions:
     }
 
 
-def accounts(node: str, keys: dict[str, str]) -> dict[str, object]:
-    """One account for the weaver, with all streams, and one for each agent.
+def accounts(weaver: str, agents: dict[str, str]) -> dict[str, object]:
+    """One account for the weaver, with all streams, and one for each agent: node → public key.
 
     JetStream acknowledges a message to whatever reply subject its sender named, and does not check whether
     the sender may publish there. In one account with the weaver, an agent could write into the lease so.
     Between accounts the server puts a reply subject of its own in place of the sender's, and the answer goes
     back to the sender's account alone.
     """
-    agent = agent_account(node)
-    event, lease = f"loom.v1.event.node.{node}.>", f"loom.v1.lease.{node}"
-    heard = [f"loom.v1.{what}.{node}" for what in ("telemetry", "window")]
-    asked = [f"loom.v1.{what}.{node}" for what in ("command", "query")]
-    return {
-        ACCOUNT: {
-            "jetstream": "enabled",
-            "users": [{"nkey": keys["weaver"], "permissions": weaver_permissions()}],
-            "exports": [{"service": what, "accounts": [agent]} for what in (event, lease, LEASE_READ)],
-            "imports": [
-                *({"stream": {"account": agent, "subject": subject}} for subject in heard),
-                *({"service": {"account": agent, "subject": subject}} for subject in asked),
-            ],
-        },
-        agent: {
-            "users": [{"nkey": keys["agent"], "permissions": agent_permissions(node)}],
+    exports: list[dict[str, object]] = [
+        {"service": LEASE_READ, "accounts": [agent_account(node) for node in agents]}
+    ]
+    imports: list[dict[str, object]] = []
+    of_agents: dict[str, object] = {}
+    for node, key in agents.items():
+        agent = agent_account(node)
+        event, lease = f"loom.v1.event.node.{node}.report", f"loom.v1.lease.{node}"
+        heard = [f"loom.v1.{what}.{node}" for what in ("telemetry", "window")]
+        asked = [f"loom.v1.{what}.{node}" for what in ("command", "query")]
+        exports += ({"service": what, "accounts": [agent]} for what in (event, lease))
+        imports += ({"stream": {"account": agent, "subject": subject}} for subject in heard)
+        imports += ({"service": {"account": agent, "subject": subject}} for subject in asked)
+        of_agents[agent] = {
+            "users": [{"nkey": key, "permissions": agent_permissions(node)}],
             "exports": [
                 *({"stream": subject, "accounts": [ACCOUNT]} for subject in heard),
                 *({"service": subject, "accounts": [ACCOUNT]} for subject in asked),
@@ -112,7 +117,15 @@ def accounts(node: str, keys: dict[str, str]) -> dict[str, object]:
                 {"service": {"account": ACCOUNT, "subject": LEASE_READ}, "to": LEADER},
             ],
             "limits": {"max_connections": 8, "max_subscriptions": 256, "max_payload": MAX_MESSAGE_BYTES},
+        }
+    return {
+        ACCOUNT: {
+            "jetstream": "enabled",
+            "users": [{"nkey": weaver, "permissions": weaver_permissions()}],
+            "exports": exports,
+            "imports": imports,
         },
+        **of_agents,
     }
 
 
@@ -122,8 +135,8 @@ def render(
     port: int,
     store_dir: str,
     log_file: str,
-    node: str,
-    keys: dict[str, str],
+    weaver: str,
+    agents: dict[str, str],
 ) -> str:
     """The configuration file, with public keys only. NATS reads JSON, so there is no quoting of our own."""
     config = {
@@ -135,8 +148,13 @@ def render(
         "logfile_size_limit": LOG_BYTES,
         "logfile_max_num": LOG_FILES,
         # Decisions and audit live here: an acknowledged event must survive a power cut.
-        "jetstream": {"store_dir": store_dir, "sync_interval": "always"},
-        "accounts": accounts(node, keys),
+        "jetstream": {
+            "store_dir": store_dir,
+            "sync_interval": "always",
+            "max_buffered_msgs": BUFFERED_EVENTS,
+            "max_buffered_size": BUFFERED_BYTES,
+        },
+        "accounts": accounts(weaver, agents),
     }
     # NATS does not know JSON's \\u escapes: write a path with an accent as it is.
     return json.dumps(config, indent=2, ensure_ascii=False) + "\n"

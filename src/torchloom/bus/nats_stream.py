@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -28,6 +29,11 @@ from torchloom.errors import (
     TimedOut,
 )
 
+MOST_BYTES = 2 << 30
+"""Of all events that are kept. History is dropped long before (weaver/dropping.py)."""
+ROOM_BYTES = 256 << 20
+"""A weaver that starts on a full stream gets so much room, to record that it leads and to drop history."""
+
 NS_PER_S = 1_000_000_000
 DEDUPLICATION_S = 3600
 RETRY_AFTER_S = 0.05
@@ -36,6 +42,11 @@ JS_NOT_ENABLED = (10039, 10076)
 NO_MESSAGE_FOUND = 10037
 STREAM_NOT_FOUND = 10059
 STREAM_NAME_IN_USE = 10058
+STREAM_FULL = 10077
+TOO_MANY = 429
+OVERLOADED = "the NATS server is given more events than it can store"
+NEVER_STORED = EVENT_SUBJECTS.replace(">", "weaver.probe")
+NO_RESOURCES = (10023, 10047)
 WRONG_LAST_SEQUENCE = (10071, 10164)
 """The second is the constant's form that newer servers use for the same refusal."""
 
@@ -49,6 +60,7 @@ def stream_configs(replicas: int = 1) -> list[dict[str, Any]]:
             "name": EVENT_STREAM,
             "subjects": [EVENT_SUBJECTS],
             "max_msg_size": MAX_MESSAGE_BYTES,
+            "max_bytes": MOST_BYTES,
             "duplicate_window": DEDUPLICATION_S * NS_PER_S,
             "deny_delete": True,
         },
@@ -81,11 +93,44 @@ async def provision(link: Link, timeout_s: float, replicas: int = 1) -> None:
             found = await link.api(f"STREAM.INFO.{name}", None, timeout_s)
             if error_code(found) == STREAM_NOT_FOUND:
                 found = await link.api(f"STREAM.CREATE.{name}", config, timeout_s)
+                if error_code(found) in NO_RESOURCES:  # the disk is smaller than the limit, and so the limit
+                    found = await link.api(f"STREAM.CREATE.{name}", config | {"max_bytes": -1}, timeout_s)
+            elif name == EVENT_STREAM:
+                await _bound(link, found, timeout_s)
             # Two weavers may create at the same time; the loser finds what it wanted.
             if error_code(found) != STREAM_NAME_IN_USE:
                 raise_error(found, link)
     except NoResponder:
         raise without_jetstream(link) from None
+
+
+async def _bound(link: Link, found: dict[str, Any], timeout_s: float) -> None:
+    """Give a stream that is there its limit of bytes, and one that is full a little room."""
+    raise_error(found, link)
+    config, held = found["config"], int(found["state"]["bytes"])
+    most = max(MOST_BYTES, held + ROOM_BYTES)
+    if int(config.get("max_bytes", -1)) != most:
+        changed = await link.api(f"STREAM.UPDATE.{EVENT_STREAM}", config | {"max_bytes": most}, timeout_s)
+        if error_code(changed) not in NO_RESOURCES:
+            raise_error(changed, link)
+
+
+async def takes_events(link: Link, within_s: float) -> bool:
+    """Ask with an event whose condition nothing fulfils: it waits in line as others do and is not stored."""
+    headers = {"Nats-Expected-Last-Subject-Sequence": str(2**62)}
+    try:
+        answer = await link.request(NEVER_STORED, b"", within_s, headers)
+    except (TimedOut, BusUnavailable, NoResponder):
+        return False
+    return error_code(json.loads(answer.data)) in WRONG_LAST_SEQUENCE
+
+
+async def take_events(link: Link, subjects: Sequence[str], timeout_s: float) -> None:
+    """Change the subjects of the event stream, if they are others."""
+    found = await api(link, f"STREAM.INFO.{EVENT_STREAM}", None, timeout_s)
+    if sorted(found["config"]["subjects"]) != sorted(subjects):
+        wanted = found["config"] | {"subjects": list(subjects)}
+        await api(link, f"STREAM.UPDATE.{EVENT_STREAM}", wanted, timeout_s)
 
 
 def without_jetstream(link: Link) -> BusUnsuitable:
@@ -111,6 +156,13 @@ def raise_error(answer: dict[str, Any], link: Link) -> None:
         raise Conflict(f"the last event is another than expected ({text})")
     if code == STREAM_NOT_FOUND:
         raise NotFound("the stream does not exist on this NATS server", hint="start a weaver, it makes it")
+    if code == STREAM_FULL:
+        raise BusUnavailable(
+            "the event stream has reached its limit of bytes and takes no more events",
+            hint="look into the weaver's log for why history is not dropped, then restart the weaver",
+        )
+    if error.get("code") == TOO_MANY:
+        raise BusUnavailable(OVERLOADED)
     if error.get("code") in (500, 503):
         # nats-server does not take space that was freed later into account: measured with 2.15.
         full = "free disk space and restart the NATS server" if "resources" in text else ""
@@ -178,8 +230,10 @@ async def store(
             await link.wait_connected(left)
             answer = await link.request(subject, data, max(deadline - loop.time(), 0.001), headers)
             found: dict[str, Any] = json.loads(answer.data)
-            raise_error(found, link)
-            return int(found["seq"])
+            if found.get("error", {}).get("code") != TOO_MANY:
+                raise_error(found, link)
+                return int(found["seq"])
+            last_error = BusUnavailable(OVERLOADED)
         except Conflict:
             # The server looks at the condition before the id: it may be our own first try that broke it.
             if id is None or expect_last is None:

@@ -12,8 +12,8 @@ Three kinds of traffic:
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torchloom.errors import UsageError
@@ -68,6 +68,20 @@ class Record:
     data: bytes
     at_ns: int
     """When the server stored it, nanoseconds since 1970 on the server's clock. The only `now` of an event."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What the event stream holds."""
+
+    first_seq: int
+    """Of the oldest event kept, or of the next one when none is kept."""
+    last_seq: int
+    bytes: int
+    most_bytes: int = 0
+    """It takes no event beyond; 0: there is no limit of its own."""
+    by_subject: dict[str, int] = field(default_factory=dict)
+    """How many events each subject has, of the subjects that were asked for."""
 
 
 Handler = Callable[[Message], Awaitable[None]]
@@ -191,6 +205,20 @@ class Bus(Protocol):
 
     async def last_seq(self, subject: str | None = None) -> int:
         """Sequence of the newest event, of the stream or of one subject; 0 when there is none."""
+        ...
+
+    async def stored(self, of: str = "") -> Stored:
+        """What the stream holds now; `of` is a pattern of the subjects whose events are counted one by one.
+        Answers also while the stream is overloaded. Weaver only."""
+        ...
+
+    async def takes_events(self, within_s: float) -> bool:
+        """Whether the stream takes an event of the weaver within this time. Stores nothing."""
+        ...
+
+    async def take_events(self, subjects: Sequence[str]) -> None:
+        """Let the stream take events under these subjects from now on and refuse all others: an append there
+        raises BusUnavailable and can be tried again. What is stored stays. Weaver only; idempotent."""
         ...
 
     def lease(self, name: str, holder: str, ttl_s: float) -> Lease:

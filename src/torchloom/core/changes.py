@@ -15,6 +15,7 @@ from torchloom.core.nodes.speaking import is_of_a_deposed_weaver
 from torchloom.core.reducer import apply
 from torchloom.model.effects import Effect
 from torchloom.model.events import (
+    AgentFlooded,
     ChangeCancelled,
     ChangeRequested,
     CheckpointFailed,
@@ -144,14 +145,14 @@ def job_of(event: Event, fleet: Fleet) -> str:
             return ""
         case DeviceMarked() | DeviceHealthReported() | DevicePolicySet():
             return ""
-        case LeaseTaken() | SnapshotVerified() | ControlDisturbed() | Decided():
+        case LeaseTaken() | SnapshotVerified() | ControlDisturbed() | AgentFlooded() | Decided():
             return ""
         case _:
             assert_never(event)
 
 
 def _near(fleet: Fleet, event: Event, job: str) -> dict[str, None]:
-    if isinstance(event, Decided | LeaseTaken | SnapshotVerified | ControlDisturbed):
+    if isinstance(event, Decided | LeaseTaken | SnapshotVerified | ControlDisturbed | AgentFlooded):
         return {}
     near = dict.fromkeys((*fleet.waiting, *fleet.leaving, *fleet.acting))
     if job:

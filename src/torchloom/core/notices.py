@@ -7,6 +7,7 @@ from typing import assert_never
 from torchloom.core.changes import Change
 from torchloom.core.steering.operations import asked, sentence
 from torchloom.model.events import (
+    AgentFlooded,
     ChangeCancelled,
     ChangeRequested,
     CheckpointFailed,
@@ -185,6 +186,9 @@ def _words(event: Event) -> tuple[Topic, str]:
             return "system", "a wait is over"
         case ControlDisturbed():
             return "incident", f"the control plane did not act for {event.lasted_s:.0f} s: {event.why}"
+        case AgentFlooded(over=over):
+            what = "keeps to its share again" if over else f"floods the stream: {event.why}"
+            return "incident", f"the agent of {event.node} {what}"
         case SnapshotVerified():
             return "system", f"a snapshot was verified; events up to {event.base} are no longer needed"
         case LeaseTaken():

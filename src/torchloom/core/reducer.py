@@ -18,6 +18,7 @@ from torchloom.core.disturbance import control_disturbed
 from torchloom.core.history.trimming import snapshot_verified
 from torchloom.core.injection import fault_injected
 from torchloom.core.jobs import job_deleted, job_submitted
+from torchloom.core.nodes.floods import agent_flooded
 from torchloom.core.nodes.membership import (
     node_drained,
     node_gone,
@@ -74,6 +75,7 @@ from torchloom.model.effects import (
     WarmSpawner,
 )
 from torchloom.model.events import (
+    AgentFlooded,
     ChangeCancelled,
     ChangeRequested,
     CheckpointFailed,
@@ -249,6 +251,8 @@ def _dispatch(turn: Turn, event: Event) -> None:
                 turn.fleet.epoch, turn.fleet.leader = event.epoch, event.weaver
         case ControlDisturbed():
             control_disturbed(turn, event)
+        case AgentFlooded():
+            agent_flooded(turn, event)
         case SnapshotVerified():
             snapshot_verified(turn.fleet, event)
         case Decided():

@@ -489,6 +489,17 @@ class ControlDisturbed(EventBase, frozen=True, kw_only=True, tag="control-distur
     lasted_s: float
 
 
+class AgentFlooded(EventBase, frozen=True, kw_only=True, tag="agent-flooded"):
+    """An agent appended more events than its share, so that none of them are taken for a while; or, with
+    `over`, it has kept to its share since."""
+
+    node: str
+    why: str = ""
+    closed_s: float = 0.0
+    over: bool = False
+    lasted_s: float = 0.0
+
+
 class Decided(EventBase, frozen=True, kw_only=True, tag="decided"):
     """The active weaver's record of the effects it is about to send; appended before they are sent."""
 
@@ -538,6 +549,7 @@ Event = (
     | LeaseTaken
     | SnapshotVerified
     | ControlDisturbed
+    | AgentFlooded
     | Decided
 )
 

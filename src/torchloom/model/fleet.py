@@ -346,6 +346,10 @@ class Fleet(Struct, kw_only=True):
     """Events up to here are needed by nobody, and may be dropped; kept by core.history.trimming."""
     disturbances: int = 0
     """Incidents of the control plane so far; kept by core.disturbance."""
+    floods: dict[str, str] = field(default_factory=dict)
+    """Node → its open incident, of agents that append too much; kept by core.nodes.floods."""
+    flood_counts: dict[str, int] = field(default_factory=dict)
+    """Node → how often its events were refused for a while."""
     jobs: dict[str, Job] = field(default_factory=dict)
     nodes: dict[str, Node] = field(default_factory=dict)
     clocks: dict[str, NodeClock] = field(default_factory=dict)

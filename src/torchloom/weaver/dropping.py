@@ -12,7 +12,7 @@ import contextlib
 import logging
 
 from torchloom.bus.protocol import Bus
-from torchloom.core.history.trimming import Next, next_step
+from torchloom.core.history.trimming import KEEP_BYTES, Next, next_step
 from torchloom.errors import LoomError
 from torchloom.model.events import SnapshotVerified
 from torchloom.weaver.feed import apply_record
@@ -32,6 +32,12 @@ class Trimming:
         self._bus, self._stream, self._snapshots, self._keep = bus, stream, snapshots, keep
         self._looked_at: tuple[int, int] = (-1, 0)
         """Epoch and last event of a look that found nothing to do, or of a try that failed."""
+        self._read_bytes = 0
+        """Of the events read since that look."""
+
+    def read(self, size: int) -> None:
+        """An event was read from the stream."""
+        self._read_bytes += size
 
     async def run(self) -> None:
         while True:
@@ -45,10 +51,13 @@ class Trimming:
     async def tend(self) -> None:
         """Do what is due about the history, if anything is."""
         fleet, epoch = self._stream.fleet, self._stream.epoch
-        if self._looked_at[0] == epoch and fleet.seq - self._looked_at[1] < self._keep // 10:
+        few = fleet.seq - self._looked_at[1] < self._keep // 10
+        if self._looked_at[0] == epoch and few and self._read_bytes < KEEP_BYTES // 4:
             return
-        first = await self._bus.first_seq()
-        step = next_step(fleet, await self._snapshots.anchors(fleet.seq), first, self._keep)
+        stored = await self._bus.stored()
+        self._read_bytes = 0
+        anchors = await self._snapshots.anchors(fleet.seq)
+        step = next_step(fleet, anchors, stored.first_seq, self._keep, stored.bytes)
         if step is None:
             if self._looked_at[0] != epoch:
                 await self._snapshots.forget_former()

@@ -32,6 +32,8 @@ KEPT = 8192
 MOST_RETOLD = 200_000
 """A longer history is not replayed for a client: reading the whole fleet again is faster."""
 BREATHE_EVERY = 100
+_bad = 0
+"""Events that this process could not take."""
 
 Oldest = Callable[[int], Awaitable[Fleet | None]]
 """The fleet from which all events that are kept up to a place can be replayed (weaver/snapshot.py)."""
@@ -134,11 +136,19 @@ def believed(record: Record) -> Envelope | None:
     try:
         envelope = codec.decode_envelope(record.data)
     except codec.DecodeError as error:
-        log.error("event %d on %s cannot be read: %s", record.seq, record.subject, error)
+        _say_bad("event %d on %s cannot be read: %s", record.seq, record.subject, error)
         return None
     # The server lets an agent append only under its own node; here that name must match the event's.
     node = subjects.node_of(record.subject)
     if node is not None and not is_of_an_agent(envelope.body, node):
-        log.error("event %d on %s speaks for somebody else; ignored", record.seq, record.subject)
+        _say_bad("event %d on %s speaks for somebody else; ignored", record.seq, record.subject)
         return None
     return envelope
+
+
+def _say_bad(words: str, *facts: object) -> None:
+    """The first of them, then the 2nd, 4th, 8th …: whoever appends thousands must not fill the log."""
+    global _bad
+    _bad += 1
+    if _bad & (_bad - 1) == 0:
+        log.error(words + " (%d such events so far)", *facts, _bad)

@@ -32,10 +32,16 @@ LOOKS = 5
 
 class Leading:
     def __init__(
-        self, bus: Bus, stream: Publisher, live: LiveView, lease: Lease, wake: asyncio.Event
+        self,
+        bus: Bus,
+        stream: Publisher,
+        live: LiveView,
+        lease: Lease,
+        wake: asyncio.Event,
+        troubles: Troubles,
     ) -> None:
         self._bus, self._stream, self._live, self._lease, self._wake = bus, stream, live, lease, wake
-        self._troubles = Troubles()
+        self._troubles = troubles
         self._looked_s = 0.0
         self._read: tuple[int, float, int] = (-1, 0.0, 0)
         """The last event read, since when it has been the last although there are newer ones, and how often

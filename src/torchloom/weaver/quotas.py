@@ -2,7 +2,7 @@
 
 What is beyond is dropped before it waits in line with the messages of other agents, counted by node, and
 shown at the node (`loom nodes`, metrics). Events are not dropped: the bus has acknowledged them, and a lost
-exit would leave a job waiting. How many are kept is bounded by dropping history (dropping.py).
+exit would leave a job waiting. An agent that appends too many is stopped before the stream (doors.py).
 """
 
 from __future__ import annotations
@@ -39,6 +39,10 @@ class Quotas:
         self._buckets: dict[str, _Bucket] = {}
         self.dropped: dict[str, int] = {}
         """Messages by node."""
+
+    def nodes(self) -> list[str]:
+        """Whose messages were seen."""
+        return list(self._buckets)
 
     def admits(self, subject: str, size: int) -> bool:
         """Whether a message is taken. Called for each one before anything else is done with it."""

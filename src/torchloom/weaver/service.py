@@ -41,6 +41,7 @@ from torchloom.weaver.alarms import Alarms
 from torchloom.weaver.clock import StreamClock
 from torchloom.weaver.detection.loop import Detection
 from torchloom.weaver.dispatch import Deposed, Dispatcher
+from torchloom.weaver.doors import Doors
 from torchloom.weaver.dropping import Trimming
 from torchloom.weaver.environments import Environments
 from torchloom.weaver.feed import Feed, apply_record
@@ -60,6 +61,7 @@ from torchloom.weaver.requests.scaling import Scaling
 from torchloom.weaver.requests.steering import Steering
 from torchloom.weaver.requests.worker_reads import WorkerReads
 from torchloom.weaver.snapshot import Snapshots
+from torchloom.weaver.trouble import Troubles
 from torchloom.wire import codec, subjects
 
 log = logging.getLogger(__name__)
@@ -102,12 +104,14 @@ class Weaver:
         self._trimming = Trimming(bus, self._stream, self._snapshots, keep_history)
         self.replay = Replays(bus, self._stream, self._snapshots).replay
         self._joined: set[str] = set()
-        self._leading = Leading(bus, self._stream, self._live, self._lease, self._wake)
+        troubles = Troubles()
+        self._leading = Leading(bus, self._stream, self._live, self._lease, self._wake, troubles)
         self.troubles, self.stuck_s = self._leading.troubles, self._leading.stuck_s
         self.disturbances = self._leading.disturbances
         self._feed = Feed()
         self._quotas = Quotas(self._slots)
         self.dropped = self._quotas.dropped
+        self._doors = Doors(bus, self._stream, troubles, self._slots, self._quotas.nodes)
         self._nodes = Nodes(bus, self._stream, self._live, self._lease)
         steering = Steering(bus, self._stream, self._live, self._catalogues)
         # Each part answers the API for its own subject.
@@ -258,6 +262,7 @@ class Weaver:
             asyncio.create_task(self._watch.run(), name="watch"),
             asyncio.create_task(self._histories.run(), name="history"),
             asyncio.create_task(self._trimming.run(), name="trimming"),
+            asyncio.create_task(self._doors.run(), name="doors"),
         ]
         sweep = asyncio.create_task(self._environments.sweep(lambda: self.fleet, lambda: self.active))
         stopping = asyncio.create_task(stop.wait(), name="stop")
@@ -291,6 +296,8 @@ class Weaver:
     def _apply(self, record: Record) -> None:
         self._clock.heard(record.at_ns, boottime.now_ns())
         self._live.listen(asyncio.get_running_loop().time())
+        self._doors.read(record.subject, len(record.data))
+        self._trimming.read(len(record.data))
         if record.subject == subjects.DECISIONS:
             self._dispatcher.last_decision = max(self._dispatcher.last_decision, record.seq)
         notice = apply_record(self.fleet, record)

@@ -9,6 +9,7 @@ WINDOWS = f"{ROOT}.window.*"
 HEALTH = f"{ROOT}.health.*"
 """Where monitors may report the health of devices; the last part names the monitor."""
 LEASES = f"{ROOT}.lease.*"
+NODE_EVENTS = f"{ROOT}.event.node.*.report"
 DECISIONS = f"{ROOT}.event.weaver.decision"
 """Appended to only by the weaver that holds the lease, each time with the expected last sequence."""
 

@@ -12,6 +12,7 @@ import pytest
 from weaver_story import SPEC, ObedientAgent, running, until
 
 from torchloom.bus.memory import MemoryBus, MemoryHub
+from torchloom.core.history import trimming
 from torchloom.errors import NotFound, SnapshotsLost
 from torchloom.model.events import Envelope, TimerFired
 from torchloom.model.fleet import JobState
@@ -227,5 +228,28 @@ def test_an_incident_is_replayed_from_the_stream_until_its_events_are_dropped() 
             # Its job still runs and nobody has made a step, so the incident is open; its beginning is gone.
             assert late.dropped_before >= first(hub)
             assert died.seq not in {step.seq for step in late.steps}
+
+    asyncio.run(scenario())
+
+
+def test_history_is_dropped_by_its_bytes_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few large events: far from the number that is kept, and dropped all the same."""
+    monkeypatch.setattr(trimming, "KEEP_BYTES", 100_000)
+    monkeypatch.setattr(dropping, "KEEP_BYTES", 100_000)
+
+    async def scenario() -> None:
+        hub = MemoryHub()
+        async with running(hub, "w1", 100_000) as weaver:
+            await until(weaver, lambda: weaver.active, "leads")
+            async with asyncio.timeout(120):
+                while first(hub) == 1:
+                    for _ in range(400):
+                        id = f"e{hub.last}"
+                        body = codec.encode(Envelope(id, "w1", TimerFired(timer="x" * 1000)))
+                        hub.store(subjects.weaver_event("timer"), body, id, None)
+                    hub.wake()
+                    await until(weaver, lambda: weaver.fleet.seq >= hub.last, "applied")
+                    await asyncio.sleep(0.05)
+            assert len(hub.records) < 100_000
 
     asyncio.run(scenario())

@@ -78,6 +78,8 @@ def lines(control: Control, version: str, now_ns: int) -> Iterator[str]:
     over = [({"node": node}, float(count)) for node, count in control.dropped.items()]
     yield from _counter("loom_agent_messages_dropped_total", "Messages of an agent beyond its share.", over)
     yield from _devices(control)
+    floods = [({"node": node}, float(count)) for node, count in fleet.flood_counts.items()]
+    yield from _counter("loom_agent_floods_total", "Times an agent's events were refused.", floods)
     open_now = sum(incident.open for incident in fleet.incidents.values()) + len(control.disturbances())
     yield from _gauge("loom_incidents_open", "Incidents whose recovery is not over.", [({}, open_now)])
     yield from _jobs(control, now_ns)

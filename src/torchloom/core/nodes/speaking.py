@@ -9,6 +9,7 @@ has the order: after a LeaseTaken only its weaver is believed. What a person say
 from __future__ import annotations
 
 from torchloom.model.events import (
+    AgentFlooded,
     CheckpointFailed,
     CheckpointRejected,
     CheckpointSaved,
@@ -81,7 +82,7 @@ def is_of_a_deposed_weaver(fleet: Fleet, envelope: Envelope) -> bool:
     match envelope.body:
         case NodeUnreachable() | NodeReachable() | FindingMade() | FindingEnded():
             pass
-        case SnapshotVerified() | WitnessAnswered() | ControlDisturbed():
+        case SnapshotVerified() | WitnessAnswered() | ControlDisturbed() | AgentFlooded():
             pass
         case NodeGone(fenced=fenced) if fenced:
             pass
