@@ -110,8 +110,10 @@ def test_nonsense_in_the_store_of_a_live_job_changes_nothing(stack: Stack, tmp_p
     trains(tmp_path)
     view = stack.status(job)
     assert (view["state"], view["restarts"]) == ("running", 0), view
-    assert not stack.faults(job)
     wait_until(lambda: view_metric(stack, job) > 0, "what was ignored is counted")
+    wait_until(lambda: stack.faults(job), "an incident says so")
+    (incident,) = stack.faults(job)
+    assert incident["kind"] == "store-foreign" and not incident["open"], incident
     log = stack.loom("logs", job, "--tail", "2000").stdout
     assert 1 <= log.count("ignored a value in the job's store that no rank of this job wrote") <= 2
 

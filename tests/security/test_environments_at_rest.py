@@ -153,3 +153,62 @@ def test_a_key_that_cannot_be_stored_refuses_the_submission(tmp_path: Path) -> N
         assert not hub.objects
 
     asyncio.run(play())
+
+
+def test_environments_from_before_there_were_keys_are_encrypted(tmp_path: Path) -> None:
+    """Whatever moment the weaver dies at, the job's variables can be read before and after."""
+
+    class Killed(Exception):
+        pass
+
+    class DyingKeys(KeyFiles):
+        """Dies before or after one of its calls."""
+
+        def __init__(self, directory: Path, dies: str) -> None:
+            super().__init__(directory)
+            self._dies = dies
+
+        def make(self, name: str) -> bytes:
+            made = super().make(name)
+            if self._dies == "with a key":
+                raise Killed
+            return made
+
+        def rename(self, name: str, to: str) -> None:
+            if self._dies == "before the new name":
+                raise Killed
+            super().rename(name, to)
+
+    one = "n" * 63
+
+    async def play(dies: str) -> None:
+        hub, directory = MemoryHub(), tmp_path / dies
+        hub.objects[f"env.{one}"] = msgspec.msgpack.encode({"TOKEN": VALUE})
+        fleet = Fleet()
+        fleet.jobs["j"] = job_of(one)
+        with pytest.raises(Killed):
+            await Environments(MemoryBus(hub), DyingKeys(directory, dies)).encrypt_plain(fleet)
+        keys = KeyFiles(directory)
+        assert await Environments(MemoryBus(hub), keys).get(fleet.jobs["j"]) == {"TOKEN": VALUE}
+        await Environments(MemoryBus(hub), keys).encrypt_plain(fleet)
+        assert VALUE.encode() not in hub.objects[f"env.{one}"]
+        read = Environments(MemoryBus(hub), keys)
+        assert await read.get(fleet.jobs["j"]) == {"TOKEN": VALUE} and keys.names() == [one]
+        assert await read.encrypt_plain(fleet) == 0
+        await read.forget(one)
+        assert keys.names() == [] and f"env.{one}" not in hub.objects
+
+    for dies in ("with a key", "before the new name"):
+        asyncio.run(play(dies))
+
+
+def test_a_weaver_encrypts_them_after_its_start(tmp_path: Path) -> None:
+    async def play() -> None:
+        hub, keys = MemoryHub(), KeyFiles(tmp_path / "keys")
+        hub.objects["env.one"] = msgspec.msgpack.encode({"TOKEN": VALUE})
+        fleet = Fleet()
+        fleet.jobs["j"] = job_of("one")
+        await Environments(MemoryBus(hub), keys).sweep(lambda: fleet, lambda: True)
+        assert VALUE.encode() not in hub.objects["env.one"] and keys.names() == ["one"]
+
+    asyncio.run(play())

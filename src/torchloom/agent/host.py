@@ -85,6 +85,8 @@ class LocalWorker:
     answers_version: int = 0
     answers: dict[AttemptId, Answer] = field(default_factory=dict)
     """Answers of this worker that were seen and reported."""
+    foreign_values_told: bool = False
+    """That it ignored foreign values in its job's store was reported."""
     saves: Saves = field(default_factory=Saves)
     """What has been reported about its checkpoints."""
 

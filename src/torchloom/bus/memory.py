@@ -25,7 +25,7 @@ from torchloom.bus.protocol import (
     Handler,
     Message,
     Record,
-    Stored,
+    StreamState,
     check_event,
     check_size,
 )
@@ -333,10 +333,10 @@ class MemoryBus:
         await self.online(REQUEST_TIMEOUT_S)
         return self.hub.last if subject is None else self.hub.last_of.get(subject, 0)
 
-    async def stored(self, of: str = "") -> Stored:
+    async def stored(self, of: str = "") -> StreamState:
         await self.online(REQUEST_TIMEOUT_S)
         counts = {subject: n for subject, n in self.hub.counts.items() if of and matches(of, subject)}
-        return Stored(await self.first_seq(), self.hub.last, self.hub.size, by_subject=counts)
+        return StreamState(await self.first_seq(), self.hub.last, self.hub.size, by_subject=counts)
 
     async def takes_events(self, within_s: float) -> bool:
         return self.connected

@@ -28,7 +28,7 @@ from torchloom.bus.protocol import (
     Handler,
     Message,
     Record,
-    Stored,
+    StreamState,
     check_event,
     check_size,
 )
@@ -150,11 +150,11 @@ class NatsBus:
         state: dict[str, Any] = info["state"]
         return state
 
-    async def stored(self, of: str = "") -> Stored:
+    async def stored(self, of: str = "") -> StreamState:
         asked = {"subjects_filter": of} if of else None
         info = await nats_stream.api(self._link, f"STREAM.INFO.{EVENT_STREAM}", asked, REQUEST_TIMEOUT_S)
         state = info["state"]
-        return Stored(
+        return StreamState(
             first_seq=max(1, int(state["first_seq"])),
             last_seq=int(state["last_seq"]),
             bytes=int(state["bytes"]),

@@ -71,7 +71,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StreamState:
     """What the event stream holds."""
 
     first_seq: int
@@ -207,7 +207,7 @@ class Bus(Protocol):
         """Sequence of the newest event, of the stream or of one subject; 0 when there is none."""
         ...
 
-    async def stored(self, of: str = "") -> Stored:
+    async def stored(self, of: str = "") -> StreamState:
         """What the stream holds now; `of` is a pattern of the subjects whose events are counted one by one.
         Answers also while the stream is overloaded. Weaver only."""
         ...

@@ -55,6 +55,7 @@ from torchloom.model.events import (
     SnapshotVerified,
     StepReached,
     StopRequested,
+    StoreValuesIgnored,
     TimerFired,
     WitnessAnswered,
     WorkerExited,
@@ -128,7 +129,7 @@ def job_of(event: Event, fleet: Fleet) -> str:
             return event.ref.job
         case CheckpointStoreOpened() | CheckpointSaved() | CheckpointFailed() | CheckpointRejected():
             return event.ref.job
-        case RestoreDiffered():
+        case RestoreDiffered() | StoreValuesIgnored():
             return event.ref.job
         case RendezvousStarted() | RendezvousLost():
             return event.store.job

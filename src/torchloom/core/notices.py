@@ -46,6 +46,7 @@ from torchloom.model.events import (
     SnapshotVerified,
     StepReached,
     StopRequested,
+    StoreValuesIgnored,
     TimerFired,
     WitnessAnswered,
     WorkerExited,
@@ -173,6 +174,8 @@ def _words(event: Event) -> tuple[Topic, str]:
                 "worker",
                 f"rank {event.ref.rank} of {event.ref.job} restored {places} otherwise than saved",
             )
+        case StoreValuesIgnored():
+            return "worker", f"rank {event.ref.rank} of {event.ref.job} ignored foreign values in its store"
         case FaultInjected():
             ranks = ", ".join(map(str, event.ranks))
             return "job", f"{event.by} injected {event.fault.kind} into rank {ranks} of {event.job}"

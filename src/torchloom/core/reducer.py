@@ -15,6 +15,7 @@ from torchloom.core.checkpoint_reports import (
 from torchloom.core.devices.marks import device_marked
 from torchloom.core.devices.reported_health import health_reported, policy_set
 from torchloom.core.disturbance import control_disturbed
+from torchloom.core.foreign_values import store_values_ignored
 from torchloom.core.history.trimming import snapshot_verified
 from torchloom.core.injection import fault_injected
 from torchloom.core.jobs import job_deleted, job_submitted
@@ -115,6 +116,7 @@ from torchloom.model.events import (
     SnapshotVerified,
     StepReached,
     StopRequested,
+    StoreValuesIgnored,
     TimerFired,
     WitnessAnswered,
     WorkerExited,
@@ -236,6 +238,8 @@ def _dispatch(turn: Turn, event: Event) -> None:
             checkpoint_rejected(turn, event)
         case RestoreDiffered():
             restore_differed(turn, event)
+        case StoreValuesIgnored():
+            store_values_ignored(turn, event)
         case FaultInjected():
             fault_injected(turn, event)
         case FindingMade():

@@ -410,6 +410,13 @@ class RestoreDiffered(EventBase, frozen=True, kw_only=True, tag="restore-differe
     """Places that are not listed."""
 
 
+class StoreValuesIgnored(EventBase, frozen=True, kw_only=True, tag="store-values-ignored"):
+    """A rank found values in its job's c10d store that no rank of the job wrote, and ignored them."""
+
+    node: str
+    ref: WorkerRef
+
+
 class FaultInjected(EventBase, frozen=True, kw_only=True, tag="fault-injected"):
     """Somebody injects a fault. Published before it is done."""
 
@@ -541,6 +548,7 @@ Event = (
     | CheckpointFailed
     | CheckpointRejected
     | RestoreDiffered
+    | StoreValuesIgnored
     | FaultInjected
     | FindingMade
     | FindingEnded

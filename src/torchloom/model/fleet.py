@@ -210,6 +210,8 @@ class Job(Struct, kw_only=True):
     incidents: list[str] = field(default_factory=list)
     checkpoints: JobCheckpoints | None = None
     differing: Differing | None = None
+    foreign_values: int = 0
+    """The last generation with an incident about foreign values in its store."""
     restore: Restore | None = None
     """Requested and not yet carried out."""
     control: Proposer = field(default_factory=lambda: Proposer(limits=STEERING))

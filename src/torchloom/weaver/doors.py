@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from torchloom.bus.protocol import EVENT_SUBJECTS, LEADER, MAX_MESSAGE_BYTES, Bus, Stored
+from torchloom.bus.protocol import EVENT_SUBJECTS, LEADER, MAX_MESSAGE_BYTES, Bus, StreamState
 from torchloom.core.nodes.event_shares import EventShares
 from torchloom.errors import LoomError
 from torchloom.model.events import AgentFlooded
@@ -93,7 +93,7 @@ class Doors:
             await self._bus.take_events(wanted)
             self._taken = wanted
 
-    def _note_room(self, stored: Stored, now_s: float) -> None:
+    def _note_room(self, stored: StreamState, now_s: float) -> None:
         if stored.most_bytes and stored.bytes + 2 * MAX_MESSAGE_BYTES > stored.most_bytes:
             held, most = stored.bytes >> 20, stored.most_bytes >> 20
             self._troubles.begin("stream", f"The event stream is full: {held} of {most} MiB", now_s)

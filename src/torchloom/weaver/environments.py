@@ -5,7 +5,8 @@ Every submission has its own object, named by an id that is in the event of the 
 of one job name can never see each other's values, in whatever order they arrive, and a value that was read
 once stays right. Each object is encrypted (XSalsa20-Poly1305, PyNaCl) with a key of its own, which is never
 in the bus and is deleted with the job (job_keys.py). Jobs that were submitted before there were ids are
-found by their name; those submitted before there were keys are plain.
+found by their name. Those submitted before there were keys were stored plain; the weaver that leads encrypts
+them after its start.
 
 With the environment goes the job's secret for its c10d store, of which each generation gets its own
 (wire/store_values.py).
@@ -14,6 +15,7 @@ With the environment goes the job's secret for its c10d store, of which each gen
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import secrets
 from collections.abc import Callable
@@ -94,6 +96,8 @@ class Environments:
     def _open(self, job: str, name: str, data: bytes) -> KeptEnvironment:
         key = self._keys.get(name)
         if key is None and data.startswith(_ENCRYPTED):
+            key = self._keys.get(_temporary(name))
+        if key is None and data.startswith(_ENCRYPTED):
             raise BusUnavailable(f"the key of the environment of {job} is not on this host")
         try:
             if key is None:
@@ -106,10 +110,35 @@ class Environments:
             raise BusUnavailable(f"the environment of {job} in the object store is damaged") from error
         return KeptEnvironment(stored.env, stored.secret)
 
+    async def encrypt_plain(self, fleet: Fleet) -> int:
+        """Encrypt what was stored before there were keys; how many were. Killed anywhere, nothing is lost:
+        the key has another name until the object is encrypted, and a plain object is read without a key."""
+        done = 0
+        for name in sorted({job.env_id or job.id for job in fleet.jobs.values()}):
+            if self._keys.get(name) is not None:
+                continue
+            data = await self._bus.get_object(_PREFIX + name)
+            if not data:
+                continue
+            try:
+                if not data.startswith(_ENCRYPTED):
+                    env = msgspec.msgpack.decode(data, type=dict[str, str])
+                    self._keys.forget(_temporary(name))
+                    box = SecretBox(self._keys.make(_temporary(name)))
+                    plain = msgspec.msgpack.encode(_Stored(env, b""))
+                    await self._bus.put_object(_PREFIX + name, _ENCRYPTED + bytes(box.encrypt(plain)))
+                    done += 1
+                if self._keys.get(_temporary(name)) is not None:
+                    self._keys.rename(_temporary(name), name)
+            except (OSError, msgspec.MsgspecError) as error:
+                log.warning("the environment %s cannot be encrypted: %s", name, error)
+        return done
+
     async def forget(self, env_id: str) -> None:
         """The key first: whatever becomes of the object, nobody can read it from here on."""
         self._cache.pop(env_id, None)
         self._keys.forget(env_id)
+        self._keys.forget(_temporary(env_id))
         await self._bus.delete_object(_PREFIX + env_id)
 
     async def sweep(self, fleet: Callable[[], Fleet], leads: Callable[[], bool]) -> None:
@@ -118,6 +147,8 @@ class Environments:
         while not leads():
             await asyncio.sleep(1.0)
         try:
+            if encrypted := await self.encrypt_plain(fleet()):
+                log.info("%d environments that were stored plain are encrypted now", encrypted)
             before = await self._orphans(fleet())
             if not before:
                 return
@@ -132,9 +163,14 @@ class Environments:
     async def _orphans(self, fleet: Fleet) -> set[str]:
         stored = {name.removeprefix(_PREFIX) for name in await self._bus.object_names(_PREFIX)}
         wanted = {job.env_id or job.id for job in fleet.jobs.values()}
-        return (stored | set(self._keys.names())) - wanted
+        return (stored | set(self._keys.names())) - wanted - {_temporary(name) for name in wanted}
 
     def _remember(self, name: str, kept: KeptEnvironment) -> None:
         while len(self._cache) >= _REMEMBERED:
             del self._cache[next(iter(self._cache))]
         self._cache[name] = kept
+
+
+def _temporary(name: str) -> str:
+    """The name of a key while its object is being encrypted."""
+    return f"being-encrypted-{hashlib.sha256(name.encode()).hexdigest()[:40]}"

@@ -35,6 +35,10 @@ class JobKeys(Protocol):
         """Nobody can read what it encrypts any more. One that is not there is no mistake."""
         ...
 
+    def rename(self, name: str, to: str) -> None:
+        """Give a key another name."""
+        ...
+
     def names(self) -> list[str]: ...
 
 
@@ -72,6 +76,10 @@ class KeyFiles:
             path.unlink()
             self._sync()
 
+    def rename(self, name: str, to: str) -> None:
+        self._path(name).replace(self._path(to))
+        self._sync()
+
     def names(self) -> list[str]:
         try:
             return sorted(os.listdir(self._directory))
@@ -103,6 +111,9 @@ class KeysInMemory:
 
     def forget(self, name: str) -> None:
         self._keys.pop(name, None)
+
+    def rename(self, name: str, to: str) -> None:
+        self._keys[to] = self._keys.pop(name)
 
     def names(self) -> list[str]:
         return sorted(self._keys)

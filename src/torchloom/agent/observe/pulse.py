@@ -22,7 +22,7 @@ from torchloom.agent.observe.guarded import guarded
 from torchloom.agent.processes.script_failures import look_at_ends
 from torchloom.bus.protocol import Bus
 from torchloom.model.devices import DeviceReading
-from torchloom.model.events import FirstStep, WorkerRegistered
+from torchloom.model.events import FirstStep, StoreValuesIgnored, WorkerRegistered
 from torchloom.model.messages import RankSteps, Telemetry, WorkerPulse
 from torchloom.model.worker import LogLoss
 from torchloom.wire import blackbox, codec, subjects
@@ -138,9 +138,18 @@ def _look(host: Host, worker: LocalWorker) -> WorkerPulse:
     if worker.box is not None:
         look_at_start(host, worker, worker.box)
         look_at_saves(host, worker, worker.box, time.monotonic_ns())
+        look_at_store_values(host, worker, worker.box)
     found = pulse_of(worker, time.monotonic_ns())
     codec.encode(found)  # what cannot be sent must not keep the others' from being sent
     return found
+
+
+def look_at_store_values(host: Host, worker: LocalWorker, box: ReadableBox) -> None:
+    """Report once that the worker ignored foreign values in its job's store."""
+    if not worker.foreign_values_told and not box.closed and box.progress(Progress.STORE_VALUES_IGNORED):
+        worker.foreign_values_told = True
+        event = StoreValuesIgnored(node=host.node, ref=worker.ref)
+        host.reporter.say(event, f"{worker.event_stem}.store-values")
 
 
 def log_lost(box: ReadableBox) -> LogLoss | None:

@@ -97,6 +97,7 @@ class ExitWatch:
         if worker.box is not None:
             pulse.look_at_start(self._host, worker, worker.box)
             look_at_saves(self._host, worker, worker.box, time.monotonic_ns(), last=True)
+            pulse.look_at_store_values(self._host, worker, worker.box)
 
     async def forget(self, worker: LocalWorker) -> None:
         """The exit is in the stream: nothing of this incarnation is needed here now."""

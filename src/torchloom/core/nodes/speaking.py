@@ -34,6 +34,7 @@ from torchloom.model.events import (
     RestoreDiffered,
     ScriptFailed,
     SnapshotVerified,
+    StoreValuesIgnored,
     WitnessAnswered,
     WorkerExited,
     WorkerRegistered,
@@ -52,6 +53,7 @@ _OF_A_WORKER = (
     | CheckpointFailed
     | CheckpointRejected
     | RestoreDiffered
+    | StoreValuesIgnored
 )
 _OF_AN_AGENT = (
     _RESULTS | _OF_A_WORKER | NodeJoined | NodeLeft | RanksAnswered | RendezvousLost | DeviceHealthReported
