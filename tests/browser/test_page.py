@@ -15,7 +15,8 @@ from stack import Stack, wait_until
 
 from conftest import Looker
 
-SCRIPT = Path(__file__).parent / "scripts" / "watched.py"
+SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPT = SCRIPTS / "watched.py"
 JOB = "watched"
 OUTSIDE = """() => document.documentElement.scrollWidth <= innerWidth ? [] :
     [...document.querySelectorAll('body *')].filter(e => e.getBoundingClientRect().right > innerWidth)
@@ -199,6 +200,61 @@ def test_hostile_names_and_lines_stay_text(stack: Stack, job: str, looker: Looke
     expect(page.get_by_test_id("lines")).to_contain_text(re.compile(r"^[1-9]\S* lines?"))
     looker.go("/job/%3Cimg%20src%3Dx%20onerror%3Dalert(4)%3E")
     expect(page.get_by_role("alert")).to_be_visible()
+
+
+def test_a_node_is_drained_and_opened_again(stack: Stack, job: str, looker: Looker) -> None:
+    page = looker.page
+    looker.open(stack)
+    nodes = page.locator("#nodes")
+    nodes.get_by_role("button", name="drain").click()
+    expect(page.get_by_role("dialog")).to_contain_text("No new workers are placed there")
+    page.get_by_role("dialog").get_by_role("button", name="Drain").click()
+    expect(nodes.get_by_text("drained", exact=True)).to_be_visible()
+    # There is no other node: the job keeps training here, and the page says why.
+    expect(nodes.get_by_text(re.compile(f"^{job}: .*room"))).to_be_visible()
+    assert stack.json("nodes")[0]["drained"].endswith("drained on the page")
+    nodes.get_by_role("button", name="open").click()
+    page.get_by_role("dialog").get_by_role("button", name="Open").click()
+    expect(nodes.get_by_text("ready", exact=True)).to_be_visible()
+    expect(nodes.get_by_text(re.compile(f"^{job}: "))).to_have_count(0)
+
+
+def test_an_earlier_state_is_restored_from_the_catalogue(stack: Stack, job: str, looker: Looker) -> None:
+    page = looker.page
+    wait_until(lambda: stack.json("checkpoints", job)["checkpoints"], "a checkpoint")
+    looker.open(stack, job)
+    row = page.locator("#checkpoints tbody tr").last
+    row.get_by_role("button", name="restore").click()
+    expect(page.get_by_role("dialog")).to_contain_text("All ranks go back to the state of step")
+    page.get_by_role("dialog").get_by_role("button", name="Restore").click()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    done = page.locator("#operations tbody tr").filter(has_text="restore").filter(has_text="applied")
+    expect(done.first).to_be_visible()
+    wait_for_more(page, 1)
+
+
+def test_a_million_lines_of_log_scroll_and_are_searched_and_followed(stack: Stack, looker: Looker) -> None:
+    page = looker.page
+    name = stack.submit(str(SCRIPTS / "talkative.py"), workers=1, flags=("--name", "talkative"))
+    looker.open(stack, name)
+    looker.go(f"/job/{name}/logs?rank=0&whole=1")
+    lines = page.get_by_test_id("lines")
+    expect(lines).to_have_text(re.compile(r"^1\D0\d\d\D\d{3} lines$"))
+    expect(page.get_by_text("following", exact=True)).to_be_visible()
+    assert page.locator(".log .row").count() < 200, "only the lines that are seen are drawn"
+    expect(page.locator(".log").get_by_text(re.compile(r"^tick \d+$")).last).to_be_visible()
+    page.evaluate("document.querySelector('.log').scrollTop = 18 * 500_000")
+    expect(page.get_by_text("not following: scrolled up")).to_be_visible()
+    expect(page.locator(".log").get_by_text("line 500010", exact=True)).to_be_visible()
+    known = lines.inner_text()
+    expect(lines).not_to_have_text(known)  # new lines arrive meanwhile …
+    expect(page.locator(".log").get_by_text("line 500010", exact=True)).to_be_visible()  # … and move nothing
+    page.get_by_role("button", name="to the end").click()
+    expect(page.get_by_text("following", exact=True)).to_be_visible()
+    page.get_by_label("Search the whole log").fill("line 77777")
+    page.get_by_role("button", name="Search").click()
+    expect(lines).to_have_text("11 lines")  # itself, and 777770 to 777779
+    stack.client().stop(name, {"kill": True})
 
 
 def test_a_job_is_readable_on_a_phone_and_without_a_mouse(stack: Stack, job: str, looker: Looker) -> None:

@@ -85,6 +85,7 @@ function Log({ job, rank, grep, whole }: { job: string; rank: string; grep: stri
   const [ended, setEnded] = useState("");
   const [error, setError] = useState<Refused | null>(null);
   const follow = useRef(true);
+  const last = useRef(0);
   follow.current = following;
   useEffect(() => {
     const abort = new AbortController();
@@ -127,9 +128,13 @@ function Log({ job, rank, grep, whole }: { job: string; rank: string; grep: stri
         aria-label={`Log of ${rank ? `rank ${rank}` : "all ranks"}`}
         onScroll={(event) => {
           const element = event.currentTarget;
+          const wentUp = element.scrollTop < last.current;
+          last.current = element.scrollTop;
           setTop(element.scrollTop);
+          // Lines that came since we scrolled to the end are below it as well, so only a person goes up.
           const atEnd = element.scrollHeight - element.scrollTop - element.clientHeight < 2 * ROW;
-          if (atEnd !== follow.current) setFollowing(atEnd);
+          if (atEnd) setFollowing(true);
+          else if (wentUp) setFollowing(false);
         }}
       >
         <div class="sheet" style={{ height: `${lines * ROW}px` }}>{rows}</div>
