@@ -235,7 +235,7 @@ def test_an_earlier_state_is_restored_from_the_catalogue(stack: Stack, job: str,
 
 def test_a_million_lines_of_log_scroll_and_are_searched_and_followed(stack: Stack, looker: Looker) -> None:
     page = looker.page
-    name = stack.submit(str(SCRIPTS / "talkative.py"), workers=1, flags=("--name", "talkative"))
+    name = stack.submit(str(SCRIPTS / "talkative.py"), workers=1)
     looker.open(stack, name)
     looker.go(f"/job/{name}/logs?rank=0&whole=1")
     lines = page.get_by_test_id("lines")

@@ -2,9 +2,9 @@
 import { useMemo, useState } from "preact/hooks";
 import type { IncidentView, JobSummary, NodeView } from "../api";
 import { count, digits, percent, plural, span } from "../format";
-import { useQuery } from "../live";
+import { standing, useCell, useQuery } from "../live";
 import { Ago, Bar, Nothing, Section, Time, Trouble, useSome } from "../parts/bits";
-import { JobState, Mark, State, type Tone } from "../parts/mark";
+import { failed, JobState, Mark, State, type Tone } from "../parts/mark";
 import { NodeActions, SubmitJob } from "../parts/actions";
 import { link } from "../session";
 
@@ -29,21 +29,26 @@ export function Home() {
   );
 }
 
+const RECENT_MS = 24 * 3600 * 1000;
+
 function Summary({ jobs, open, nodes }: { jobs: JobSummary[]; open: IncidentView[]; nodes: NodeView[] }) {
   const living = jobs.filter((job) => !job.ended);
   const running = living.filter((job) => job.state === "running");
   const away = nodes.filter((node) => node.seen_s !== null && node.seen_s > 3);
+  const lost = useCell(standing) === "lost";
+  const failures = jobs.filter((job) => job.state === "failed" && job.ended_at_ns > (Date.now() - RECENT_MS) * 1e6);
   const bad = open.some((one) => isStalled(jobs.find((job) => job.id === one.job)));
-  const tone: Tone = bad ? "bad" : open.length || away.length ? "warn" : "ok";
+  const tone: Tone = lost ? "wait" : bad ? "bad" : open.length || away.length || failures.length ? "warn" : "ok";
   const parts = [
-    open.length ? `${plural(open.length, "open incident")}` : "Nothing is wrong",
+    open.length ? plural(open.length, "open incident") : failures.length ? "No open incident" : lost ? "Nothing was wrong" : "Nothing is wrong",
+    failures.length ? `${plural(failures.length, "job")} failed in the last 24 hours` : "",
     living.length ? `${count(running.length)} of ${plural(living.length, "job")} running` : "no job is running",
     away.length ? `${plural(away.length, "node")} not reachable` : "",
   ].filter(Boolean);
   return (
     <p class="calm" role="status">
       <Mark tone={tone} />
-      <span>{parts.join(" · ")}</span>
+      <span>{lost && "Last known: "}{parts.join(" · ")}</span>
     </p>
   );
 }
@@ -126,14 +131,14 @@ function Row({ job, open }: { job: JobSummary; open: number }) {
         {count(job.step)}
         {job.total_steps ? <span class="dim"> / {count(job.total_steps)}</span> : ""}
       </td>
-      <td data-name="">{job.progress === null ? "" : <Bar share={job.progress} label={`${percent(job.progress, 0)} done`} />}</td>
-      <td class="n" data-name="">{job.steps_per_s ? `${digits(job.steps_per_s, 3)} steps/s` : "–"}</td>
-      <td class="n" data-name="left">{job.ended ? "–" : span(job.eta_s === null ? null : Math.round(job.eta_s))}</td>
+      <td class={job.progress === null ? "blank" : ""} data-name="">{job.progress === null ? "" : <Bar share={job.progress} label={`${percent(job.progress, 0)} done`} />}</td>
+      <td class={job.steps_per_s ? "n" : "n blank"} data-name="">{job.steps_per_s ? `${digits(job.steps_per_s, 3)} steps/s` : "–"}</td>
+      <td class={job.ended || job.eta_s === null ? "n blank" : "n"} data-name="left">{job.ended ? "–" : span(job.eta_s === null ? null : Math.round(job.eta_s))}</td>
       <td class="n" data-name="goodput">{percent(job.goodput)}</td>
       <td class="n" data-name="workers">
         {job.ended ? job.world_size : `${job.running_workers}/${job.wanted_workers}`}
       </td>
-      <td class="n" data-name="incidents">{open ? <b><Mark tone={isStalled(job) ? "bad" : "warn"} /> {open} open</b> : job.incidents.length || "–"}</td>
+      <td class={open || job.incidents.length ? "n" : "n blank"} data-name="incidents">{open ? <b><Mark tone={isStalled(job) ? "bad" : "warn"} /> {open} open</b> : job.incidents.length || "–"}</td>
       <td class="n dim" data-name=""><Time ns={job.submitted_at_ns} /></td>
     </tr>
   );
@@ -165,7 +170,7 @@ function Nodes({ nodes, error }: { nodes: NodeView[] | undefined; error: Paramet
                     {node.workers}/{node.max_workers}{" "}
                     <Bar share={node.max_workers ? node.workers / node.max_workers : 0} label={`${node.workers} of ${node.max_workers} places taken`} />
                   </td>
-                  <td data-name="devices">{devices(node)}</td>
+                  <td class={node.devices.length ? "" : "blank"} data-name="devices">{devices(node)}</td>
                   <td class="n" data-name="last heartbeat">{node.seen_s === null ? "–" : node.seen_s < 2 ? "now" : `${span(Math.round(node.seen_s))} ago`}</td>
                   <td><NodeActions node={node} /></td>
                 </tr>
@@ -199,7 +204,7 @@ function Recent({ incidents }: { incidents: IncidentView[] }) {
               <td><Time ns={one.timeline.detected_ns} /></td>
               <td class="wide"><a href={link("incident", one.id)}>{one.kind}</a><span class="sub">{one.verdict}</span></td>
               <td class="name" data-name=""><a href={link("job", one.job)}>{one.job}</a></td>
-              <td class="n" data-name="recovered in">{span(one.recovery_s)}</td>
+              <td class="n" data-name={failed(one) ? "" : "recovered in"}>{failed(one) ? <State state="job failed" tone="bad" /> : span(one.recovery_s)}</td>
             </tr>
           ))}
         </tbody>

@@ -5,7 +5,7 @@ import { count, percent, span, time, value } from "../format";
 import { useQuery } from "../live";
 import { Ago, Copy, Fact, Facts, Nothing, Section, Time } from "../parts/bits";
 import { Matrix } from "../parts/matrix";
-import { Mark } from "../parts/mark";
+import { failed, Mark } from "../parts/mark";
 import { link } from "../session";
 import { Replay } from "../parts/replay";
 import { Missing } from "./job";
@@ -22,13 +22,14 @@ export function IncidentPage({ id }: { id: string }) {
           {one.id}{one.job && <> · job <a href={link("job", one.job)}>{one.job}</a> · generation {one.generation}</>}
         </span>
       </div>
-      <div class={one.open ? "verdict" : "verdict over"} role="status">
+      <div class={one.open || failed(one) ? "verdict" : "verdict over"} role="status">
         <p class="says">{one.verdict}</p>
         {one.fault && <p>{one.fault.sentence}. {one.fault.advice}</p>}
         <p class="foot">
-          <b><Mark tone={one.open ? "bad" : "done"} /> {one.open ? "Still open" : over(one)}</b>
+          <b><Mark tone={one.open || failed(one) ? "bad" : "done"} /> {one.open ? "Still open" : over(one)}</b>
           <Copy text={report(one)} what="verdict" />
         </p>
+        <p>{next(one)}</p>
       </div>
       <section aria-label="In short">
         <Facts>
@@ -40,7 +41,7 @@ export function IncidentPage({ id }: { id: string }) {
           {one.goodput_before !== null && <Fact name="Goodput" note="before → after">{percent(one.goodput_before)} → {percent(one.goodput_after)}</Fact>}
         </Facts>
       </section>
-      <Section id="done" title="What was done and why"><p>{one.decision || "Nothing has been decided yet."}</p>{one.resolution && <p class="dim">{one.resolution}</p>}<p>{next(one)}</p></Section>
+      <Section id="done" title="What was done and why"><p>{one.decision || "Nothing has been decided yet."}</p>{one.resolution && <p class="dim">{one.resolution}</p>}</Section>
       <Phases line={one.timeline} open={one.open} />
       <Exits incident={one} />
       <Stacks incident={one} />
@@ -54,14 +55,16 @@ export function IncidentPage({ id }: { id: string }) {
 
 /** What a person should do now. */
 function next(one: IncidentDetail): preact.ComponentChildren {
+  const log = one.culprit !== null && <> Look at the <a href={`${link("job", one.job, "logs")}?rank=${one.culprit}`}>log of rank {one.culprit}</a>.</>;
+  if (failed(one)) return <><b>To do:</b> remove the cause, then <code>loom restart {one.job}</code> continues from the newest checkpoint.{log}</>;
   if (!one.open) return <b>Nothing is left to do.</b>;
   if (!one.job) return <><b>To do:</b> remove the cause, free disk space for instance. The control plane then recovers by itself, and workers train on meanwhile.</>;
-  const log = one.culprit !== null && <> Look at the <a href={`${link("job", one.job, "logs")}?rank=${one.culprit}`}>log of rank {one.culprit}</a>.</>;
   if (one.outcome !== "pending" && one.outcome !== "done") return <><b>To do:</b> torchloom has changed nothing.{log} You can pause, restore or stop the job on <a href={link("job", one.job, "steer")}>its page</a>, or drain the node{one.finding?.node ? ` ${one.finding.node}` : ""}.</>;
   return <><b>Recovery is in progress;</b> nothing to do unless this stays open.{log}</>;
 }
 
 function over(one: IncidentDetail): string {
+  if (failed(one)) return "The job has failed";
   if (one.recovery_s !== null) return `Over: recovered in ${span(one.recovery_s)}`;
   return one.resolution ? "Over" : "Closed";
 }

@@ -8,7 +8,7 @@ import { JobActions, useMayAct } from "../parts/actions";
 import { Ago, Ask, Bar, Copy, Fact, Facts, Nothing, Section, Time, Trouble, useSome, type Question } from "../parts/bits";
 import { Curves } from "../parts/curves";
 import { Ranks } from "../parts/ranks";
-import { JobState, Mark, State } from "../parts/mark";
+import { failed, JobState, Mark, State } from "../parts/mark";
 import { Timeline, type Happened } from "../parts/timeline";
 import { post } from "../net";
 import { link } from "../session";
@@ -260,16 +260,16 @@ export function Checkpoints({ job, list, refresh }: { job: JobSummary; list?: Ch
         <Nothing>None is whole in the store yet.</Nothing>
       ) : (
         <div class="scroll">
-          <table>
-            <thead><tr><th class="n">Step</th><th>State</th><th>Made</th><th class="n">Size</th><th class="n">World</th><th>Name</th><th><span class="only-read">Actions</span></th></tr></thead>
+          <table class="stack">
+            <thead><tr><th class="n">Step</th><th>State</th><th>Made</th><th class="n">Size</th><th class="n">Ranks</th><th>Name</th><th><span class="only-read">Actions</span></th></tr></thead>
             <tbody>
               {rows.map((one) => (
                 <tr key={one.name + one.where}>
-                  <td class="n">{count(one.step)}</td>
+                  <td class="n" data-name="step">{count(one.step)}</td>
                   <td>{one.whole ? <State state={one.newest ? "newest" : one.resumable ? "whole" : "left branch"} tone={one.newest ? "ok" : one.resumable ? "done" : "off"} /> : <State state={`not whole: ${one.why}`} tone="bad" />}{one.pinned && <small> pinned</small>}</td>
                   <td><Time ns={one.created_ns} /></td>
-                  <td class="n">{bytes(one.size)}</td>
-                  <td class="n">{one.world}</td>
+                  <td class="n" data-name="">{bytes(one.size)}</td>
+                  <td class="n" data-name="ranks">{one.world}</td>
                   <td class="mono">{one.name}</td>
                   <td>{act && one.whole && <button type="button" class="quiet" onClick={() => setQuestion(restore(one.step))}>restore</button>}</td>
                 </tr>
@@ -290,7 +290,7 @@ export function Operations({ operations }: { operations: OperationView[] }) {
   return (
     <Section id="operations" title="Operations">
       <div class="scroll">
-        <table>
+        <table class="stack">
           <thead><tr><th>State</th><th>What</th><th>Outcome</th><th>By</th><th>Asked</th></tr></thead>
           <tbody>
             {rows.map((one) => (
@@ -298,7 +298,7 @@ export function Operations({ operations }: { operations: OperationView[] }) {
                 <td><State state={one.state} /></td>
                 <td class="wide">{one.kind}{Object.keys(one.values).length > 0 && <span class="sub mono">{Object.entries(one.values).map(([k, v]) => `${k} = ${value(v)}`).join(", ")}</span>}</td>
                 <td class="wide">{one.reason}{one.why && <span class="sub">“{one.why}”</span>}</td>
-                <td>{one.by}</td>
+                <td data-name="by">{one.by}</td>
                 <td><Time ns={one.asked_at_ns} /></td>
               </tr>
             ))}
@@ -320,7 +320,7 @@ function Incidents({ incidents }: { incidents: IncidentView[] }) {
         <tbody>
           {rows.map((one) => (
             <tr key={one.id}>
-              <td><State state={one.open ? "open" : "over"} tone={one.open ? "bad" : "done"} /></td>
+              <td><State state={one.open ? "open" : failed(one) ? "job failed" : "over"} tone={one.open || failed(one) ? "bad" : "done"} /></td>
               <td><Time ns={one.timeline.detected_ns} /></td>
               <td class="wide"><a href={link("incident", one.id)}>{one.kind}</a><span class="sub">{one.verdict}</span></td>
               <td class="n" data-name="recovered in">{span(one.recovery_s)}</td>

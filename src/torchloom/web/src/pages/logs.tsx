@@ -83,6 +83,7 @@ function Log({ job, rank, grep, whole }: { job: string; rank: string; grep: stri
   const [tall, setTall] = useState(600);
   const [following, setFollowing] = useState(true);
   const [ended, setEnded] = useState("");
+  const [waited, setWaited] = useState(false);
   const [error, setError] = useState<Refused | null>(null);
   const follow = useRef(true);
   const last = useRef(0);
@@ -97,8 +98,10 @@ function Log({ job, rank, grep, whole }: { job: string; rank: string; grep: stri
     const soon = () => (frame ||= requestAnimationFrame(shown));
     void (grep ? search(book, job, rank, grep, abort.signal) : read(book, job, rank, whole, abort.signal, soon, setEnded))
       .catch((failed) => !abort.signal.aborted && setError(failed instanceof Refused ? failed : new Refused(0, String(failed))))
-      .finally(soon);
+      .finally(() => (setWaited(true), soon()));
+    const patience = setTimeout(() => setWaited(true), 1500);
     return () => {
+      clearTimeout(patience);
       abort.abort();
       cancelAnimationFrame(frame);
     };
@@ -137,6 +140,7 @@ function Log({ job, rank, grep, whole }: { job: string; rank: string; grep: stri
           else if (wentUp) setFollowing(false);
         }}
       >
+        {!lines && (ended || waited) && <p class="nothing">{grep ? "No line contains this text." : "No output yet."}</p>}
         <div class="sheet" style={{ height: `${lines * ROW}px` }}>{rows}</div>
       </div>
       <p class="legend">

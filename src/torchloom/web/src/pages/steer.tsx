@@ -106,15 +106,15 @@ function Settings({ job, config, done }: { job: JobSummary; config?: ConfigView;
       ) : (
         <form onSubmit={(event) => (event.preventDefault(), void preview())}>
           <div class="scroll">
-            <table>
+            <table class="stack">
               <thead><tr><th>Setting</th><th>Value now</th>{act && <th>New value</th>}<th>Allowed</th></tr></thead>
               <tbody>
                 {config.settings.flatMap((setting) => rows(setting).map((row) => (
                   <tr key={row.address} class="setting">
-                    <td><span class="mono">{row.address}</span>{row.first && setting.description && <span class="sub">{setting.description}</span>}</td>
-                    <td class="mono">{value(row.value)}{row.ruled && <span class="sub">{row.ruled}</span>}</td>
+                    <td class="wide"><span class="mono">{row.address}</span>{row.first && setting.description && <span class="sub">{setting.description}</span>}</td>
+                    <td class="mono" data-name="now">{value(row.value)}{row.ruled && <span class="sub">{row.ruled}</span>}</td>
                     {act && <td><input aria-label={`New value of ${row.address}`} value={edits[row.address] ?? ""} placeholder="unchanged" onInput={(e) => ((draft.value = { ...draft.value, [row.address]: e.currentTarget.value }), setPlan(null))} /></td>}
-                    <td class="dim">{row.first ? setting.allowed : ""}</td>
+                    <td class={row.first && setting.allowed ? "dim" : "dim blank"} data-name="allowed">{row.first ? setting.allowed : ""}</td>
                   </tr>
                 )))}
               </tbody>
@@ -201,20 +201,20 @@ function Changes({ job, history, done }: { job: JobSummary; history: HistoryView
   return (
     <Section id="changes" title="Changes" aside={act && job.config_version > 0 ? <button type="button" onClick={() => setQuestion(back(0))}>Back to the script's own</button> : undefined}>
       <div class="scroll">
-        <table>
+        <table class="stack">
           <thead><tr><th class="n">Version</th><th>State</th><th>What</th><th class="n">From step</th><th>By</th><th>When</th><th><span class="only-read">Actions</span></th></tr></thead>
           <tbody>
             {newest.map((one) => (
               <tr key={`${one.version}${one.operation}`}>
-                <td class="n">{one.version}</td>
+                <td class="n" data-name="version">{one.version}</td>
                 <td><State state={one.state} />{one.in_force && <small> in force</small>}</td>
                 <td class="wide mono">
                   {one.changed.length ? one.changed.map((c) => <div key={c.address}>{c.address}: {value(c.before)} → {value(c.after)}</div>) : Object.entries(one.values).map(([k, v]) => `${k} = ${value(v)}`).join(", ")}
                   {one.why && <span class="sub">“{one.why}”</span>}
                   {one.state !== "applied" && <span class="sub">{one.reason}</span>}
                 </td>
-                <td class="n">{count(one.step)}</td>
-                <td>{one.by}</td>
+                <td class={one.step === null ? "n blank" : "n"} data-name="from step">{count(one.step)}</td>
+                <td data-name="by">{one.by}</td>
                 <td><Time ns={one.at_ns} /></td>
                 <td>{act && one.state === "applied" && one.version !== job.config_version && <button type="button" class="quiet" onClick={() => setQuestion(back(one.version))}>back to this</button>}</td>
               </tr>

@@ -2,7 +2,7 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { ago, full, time } from "../format";
-import { now, useCell } from "../live";
+import { now, standing, useCell } from "../live";
 import { Refused } from "../net";
 import { Mark } from "./mark";
 
@@ -44,7 +44,8 @@ export function Ago({ ns }: { ns: number }) {
 }
 
 export function Trouble({ error }: { error: Refused | null }) {
-  if (!error || error.status === 401) return null;
+  const lost = useCell(standing) === "lost";
+  if (!error || error.status === 401 || (lost && error.status === 0)) return null; // said at the top of the page
   return (
     <p class="trouble" role="alert">
       <Mark tone="warn" /> {error.message}

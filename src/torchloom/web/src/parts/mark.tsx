@@ -46,3 +46,6 @@ export function JobState({ job, stalled }: { job: { state: string; paused: boole
   if (job.paused) return <State state="paused" />;
   return stalled && job.state === "running" ? <State state="stalled" tone="bad" /> : <State state={job.state} />;
 }
+
+/** Whether a job ended with this incident. */
+export const failed = (incident: { open: boolean; action: string }) => !incident.open && incident.action === "fail";
