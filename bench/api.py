@@ -17,95 +17,25 @@ import os
 import subprocess
 import tempfile
 import time
-import uuid
 from pathlib import Path
 from typing import Any
 
 from support.launchers import BIN
+from support.player import NODE, Player
 from support.table import emit, progress
 from torchloom.bus.embedded import EmbeddedNats
 from torchloom.bus.nats import NatsBus
-from torchloom.bus.protocol import Message
 from torchloom.cli.service.plan import node_name
 from torchloom.home import Home
-from torchloom.model.effects import StartRendezvous, StartWorkers, StopWorkers
 from torchloom.model.events import (
-    EffectDone,
-    Envelope,
-    Event,
-    NodeJoined,
-    RendezvousStarted,
-    StartedWorker,
-    WorkerExited,
     WorkerRegistered,
-    WorkersStarted,
 )
-from torchloom.model.messages import Receipt, Telemetry, WorkerPulse
-from torchloom.model.node import Inventory, RendezvousAddress
-from torchloom.model.worker import DeviceUse, Exit, WorkerRef
-from torchloom.wire import codec, subjects
+from torchloom.model.worker import DeviceUse
 
-NODE, JOBS, WORKERS = "bench", 200, 5
+JOBS, WORKERS = 200, 5
 FOLLOWERS, EVENTS, EVENTS_PER_S = 200, 1000, 100
 STEP_BYTES, STEPS = 500_000, 100
 TALKER = Path(__file__).parent / "workloads" / "talker.py"
-
-
-class Player:
-    """An agent without processes."""
-
-    def __init__(self, bus: NatsBus) -> None:
-        self.bus = bus
-        self.live: list[WorkerRef] = []
-
-    async def join(self) -> None:
-        await self.bus.subscribe(subjects.command(NODE), self._obey)
-        inventory = Inventory(hostname=NODE, address="127.0.0.1", boot_id="b", max_workers=4000)
-        await self.say(NodeJoined(node=NODE, session="s", inventory=inventory))
-
-    async def say(self, body: Event) -> None:
-        envelope = Envelope(uuid.uuid4().hex, NODE, body)
-        await self.bus.append(subjects.node_event(NODE), codec.encode(envelope), id=envelope.id)
-
-    async def beat(self) -> None:
-        """Telemetry of all workers, as a real agent sends it."""
-        while True:
-            pulses = tuple(
-                WorkerPulse(
-                    ref=ref,
-                    pid=1,
-                    steps=10,
-                    step_s=0.1,
-                    idle_s=0.0,
-                    phase="t",
-                    phase_s=1.0,
-                    metrics={"loss": 1.0},
-                )
-                for ref in self.live
-            )
-            beat = Telemetry(node=NODE, session="s", at_ns=time.time_ns(), epoch=0, workers=pulses)
-            await self.bus.publish(subjects.telemetry(NODE), codec.encode(beat))
-            await asyncio.sleep(1.0)
-
-    async def _obey(self, message: Message) -> None:
-        command = codec.decode_command(message.data)
-        effect = command.effect
-        await self.bus.respond(message, codec.encode(Receipt(True, command.epoch)))
-        match effect:
-            case StartRendezvous():
-                address = RendezvousAddress("127.0.0.1", 29500)
-                await self.say(
-                    RendezvousStarted(node=NODE, effect=effect.id, store=effect.store, address=address)
-                )
-            case StartWorkers():
-                started = tuple(StartedWorker(x.ref, 1) for x in effect.launches)
-                self.live += [s.ref for s in started]
-                await self.say(WorkersStarted(node=NODE, effect=effect.id, workers=started))
-            case _:
-                await self.say(EffectDone(node=NODE, effect=effect.id))
-                for ref in effect.workers if isinstance(effect, StopWorkers) else ():
-                    gone = Exit(None, 9, "spawner")
-                    await self.say(WorkerExited(node=NODE, ref=ref, exit=gone, at_ns=time.time_ns()))
 
 
 class Client:

@@ -1,8 +1,9 @@
-"""The page with 1,000 and 10,000 ranks and a log of a million lines, in a real browser.
+"""The page with 1,000 and 10,000 ranks and a log of a million lines in a browser; what it costs a weaver.
 
     python bench/page.py [--json]
 
 The browser gets the built page and answers of the API that are made here, so that only the page is measured.
+What an open page costs the control service is measured on a real one, with 1,000 ranks that are only played.
 30 minutes of updates are run through as fast as they can be, by a clock that is set ahead.
 """
 
@@ -27,6 +28,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from support.open_pages import SECONDS, weaver_rows
 from support.table import emit, progress
 from torchloom.api.page import DIST
 
@@ -201,6 +203,8 @@ def _ranks_row(page: Page, api: Api, address: str) -> dict[str, object]:
     page.add_init_script(f"({LONG})()")
     began = time.perf_counter()
     page.goto(f"{address}#/job/wide")
+    page.get_by_test_id("step").wait_for(timeout=120_000)
+    useful_s = time.perf_counter() - began
     page.locator("#ranks canvas").wait_for(timeout=120_000)
     first_s = time.perf_counter() - began
     page.clock.resume()
@@ -214,6 +218,7 @@ def _ranks_row(page: Page, api: Api, address: str) -> dict[str, object]:
         page.clock.run_for(REFRESH_S * 1000)
     return {
         "ranks": api.ranks,
+        "step_shown_s": round(useful_s, 2),
         "ranks_shown_s": round(first_s, 2),
         "frame_p50_ms": round(gaps[len(gaps) // 2], 1),
         "frame_p95_ms": round(gaps[int(0.95 * len(gaps))], 1),
@@ -263,10 +268,13 @@ def main() -> int:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         rows = [ranks_row(browser, 1000), ranks_row(browser, 10_000)]
         log = log_row(browser)
+        weaver = weaver_rows(browser, 1000)
         browser.close()
     notes = [f"the bundle is {size / 1000:.0f} KB gzip", "a long task is one of more than 50 ms"]
     emit("The page: a job of many ranks", rows, notes, options.json)
     emit("The page: a long log, scrolled", [log], [], options.json)
+    over = f"CPU time of the weaver over {SECONDS} s, in percent of one core; pages of one job of 1,000 ranks"
+    emit("The page: what it costs the control service", weaver, [over], options.json)
     return 0
 
 

@@ -44,7 +44,7 @@ class Stage:
     def json(self, *args: str) -> Any:
         return json.loads(self.loom(*args, "--json"))
 
-    def wait(self, condition: Callable[[], Any], what: str, within_s: float = 180.0) -> Any:
+    def wait(self, condition: Callable[[], Any], what: str, within_s: float = 900.0) -> Any:
         end = time.monotonic() + within_s
         while time.monotonic() < end:
             found = condition()
@@ -91,12 +91,12 @@ def main() -> int:
 def take(stage: Stage, page: Page, out: Path) -> None:
     stage.loom("submit", "--nproc-per-node", "4", "--name", JOB, "--label", "team=language", *ARGS)
     stage.loom("submit", "--nproc-per-node", "2", "--name", OTHER, "--label", "team=vision", *ARGS)
-    stage.reach(500)
+    stage.reach(200)
     os.kill(stage.json("status", JOB)["workers"][2]["pid"], signal.SIGKILL)
-    stage.reach(560)
+    stage.reach(240)
     crash = stage.wait(lambda: stage.incident("crash", is_open=False), "the recovery")
     stage.loom("set", JOB, "lr=0.004", "--why", "the loss is flat")
-    stage.reach(900)
+    stage.reach(400)
     page.goto(stage.json("open")["link"])
     shoot(page, out, "jobs", "/")
     shoot(page, out, "job", f"/job/{JOB}", height=1300)
