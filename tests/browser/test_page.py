@@ -257,6 +257,40 @@ def test_a_million_lines_of_log_scroll_and_are_searched_and_followed(stack: Stac
     stack.client().stop(name, {"kill": True})
 
 
+ODD_CURVES = {
+    "metric:just_below_a_power": [0.00099, 0.5, 10.0],
+    "metric:rounding": [99999999.99999997, 1e8, 1e8],
+    "metric:rounding_error": [1.0, 1.0000000000000002, 1.0],
+    "metric:flat": [5.0, 5.0, 5.0000001],
+    "metric:huge": [1e-300, 1.0, 1e300],
+    "metric:gaps": [None, None, 1.0],
+    "metric:negative": [-1e-12, 0.0, 1e-12],
+    "metric:loss": [2.0],
+}
+
+
+def odd_series(job: str) -> dict[str, object]:
+    """What the API may give, as hard on an axis as numbers can be."""
+    made = [
+        {"name": name, "width_s": 1.0, "at_s": [1.8e9 + n for n in range(len(values))], "mean": values,
+         "low": values, "high": values}
+        for name, values in ODD_CURVES.items()
+    ]  # fmt: skip
+    return {"job": job, "as_of_ns": 0, "names": [], "series": made}
+
+
+def test_curves_of_any_numbers_are_drawn(stack: Stack, job: str, looker: Looker) -> None:
+    page = looker.page
+    page.route(re.compile(f"/jobs/{job}/series\\?"), lambda route: route.fulfill(json=odd_series(job)))
+    looker.open(stack, job)
+    for scale in ("auto", "log", "linear"):
+        page.locator("#curves").get_by_role("button", name=scale).click()
+        # `gaps` does not change, and a single point is no curve.
+        expect(page.locator("#curves .chart")).to_have_count(len(ODD_CURVES) - 2)
+        expect(page.locator("#curves canvas")).to_have_count(len(ODD_CURVES) - 2)
+    assert page.evaluate("1 + 1") == 2, "the page still answers"
+
+
 def test_a_job_is_readable_on_a_phone_and_without_a_mouse(stack: Stack, job: str, looker: Looker) -> None:
     page = looker.page
     looker.open(stack, job)

@@ -18,7 +18,7 @@ export function Curves({ job, lastS, happened, every }: { job: string; lastS: nu
   const all = found.data?.series ?? [];
   const p95 = all.find((one) => one.name === "step_s_p95");
   const [log, setLog] = useState<boolean | null>(null);
-  const sorted = useMemo(() => all.filter((one) => !HIDDEN.has(one.name)).sort((a, b) => rank(a.name) - rank(b.name)), [all]);
+  const sorted = useMemo(() => all.filter((one) => !HIDDEN.has(one.name) && one.at_s.length > 1).sort((a, b) => rank(a.name) - rank(b.name)), [all]);
   const flat = (one: SeriesView) => constant(one) && !ORDER.includes(one.name);
   const charts = sorted.filter((one) => !OURS.test(one.name) && !flat(one));
   const saving = sorted.filter((one) => OURS.test(one.name) && !flat(one));
@@ -80,10 +80,13 @@ function Chart({ series, second, happened, log }: { series: SeriesView; second?:
         height: 136,
         cursor: { sync: { key: "loom" }, y: false, points: { size: 5 } },
         legend: { show: false },
-        scales: { x: { time: true }, y: logarithmic ? { distr: 3 } : { range: (_, low, high) => padded(low, high) } },
+        scales: {
+          x: { time: true, range: (_, from, until) => (until - from >= 1 ? [from, until] : [from - 0.5, from + 0.5]) },
+          y: logarithmic ? { distr: 3, range: (_, low, high) => powers(low, high) } : { range: (_, low, high) => padded(low, high) },
+        },
         axes: [
           { ...axis, space: 70, size: 24, values: (_, ticks) => ticks.map((t, at) => clock(t, ticks[at - 1])) },
-          { ...axis, ...(logarithmic ? { filter: decades, grid: { ...axis.grid, filter: decades } } : {}), size: 54, space: 28, values: (_, ticks) => ticks.map((t) => (t === null ? "" : inTime ? span(t) : short(digits(t, 3)))) },
+          { ...axis, filter: all, grid: { ...axis.grid, filter: all }, splits: (_, __, low, high) => (logarithmic ? decades(low, high) : ticks(low, high)), size: 54, space: 28, values: (_, at) => at.map((t) => (inTime ? span(t) : short(digits(t, worth(at))))) },
         ],
         series: [
           {},
@@ -127,8 +130,40 @@ function clock(at: number, before: number | undefined): string {
   return before !== undefined && at - before >= 60 ? text.slice(0, 5) : text.slice(0, 8);
 }
 
-/** Of a log scale only 1, 10, 100 … */
-const decades = (_: uPlot, ticks: number[]) => ticks.map((t) => (Number.isInteger(Math.round(Math.log10(t) * 1e6) / 1e6) ? t : null));
+// Ranges and ticks are our own: those of uPlot do not end for some ranges (a log scale from just below a power of ten,
+// values that differ by a rounding error), and fill the memory.
+
+const MOST_TICKS = 12;
+const all = (_: uPlot, at: number[]) => at;
+
+/** About four round numbers between two others. */
+function ticks(low: number, high: number): number[] {
+  const raw = (high - low) / 4;
+  const size = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 5, 10].map((n) => n * size).find((one) => one >= raw) ?? raw;
+  const first = Math.ceil(low / step);
+  return Array.from({ length: MOST_TICKS }, (_, n) => (first + n) * step).filter((at) => at <= high);
+}
+
+/** The powers of ten around two positive numbers. */
+function powers(low: number, high: number): [number, number] {
+  if (!(low > 0) || !Number.isFinite(high)) return [1, 10];
+  const from = Math.floor(Math.log10(low) + 1e-9);
+  return [10 ** from, 10 ** Math.max(from + 1, Math.ceil(Math.log10(high) - 1e-9))];
+}
+
+function decades(low: number, high: number): number[] {
+  const [from, until] = [Math.round(Math.log10(low)), Math.round(Math.log10(high))];
+  const every = Math.max(1, Math.ceil((until - from) / 5));
+  return Array.from({ length: Math.min(MOST_TICKS, Math.floor((until - from) / every) + 1) }, (_, n) => 10 ** (from + n * every));
+}
+
+/** So many digits that two ticks never look alike. */
+function worth(at: number[]): number {
+  const most = Math.max(...at.map(Math.abs));
+  const step = at.length > 1 ? Math.abs(at[1]! - at[0]!) : most;
+  return step > 0 && most > 0 ? Math.max(3, Math.min(9, Math.ceil(Math.log10(most / step)) + 1)) : 3;
+}
 
 /** Of its own accord where a logged value spans two orders of magnitude. */
 function isLog(series: SeriesView, log: boolean | null): boolean {
@@ -149,7 +184,8 @@ function columns(series: SeriesView, second?: SeriesView): uPlot.AlignedData {
 
 function padded(low: number, high: number): [number, number] {
   if (!Number.isFinite(low) || !Number.isFinite(high)) return [0, 1];
-  const room = high - low || Math.abs(high) * 0.1 || 1;
+  const size = Math.max(Math.abs(low), Math.abs(high));
+  const room = high - low > size * 1e-9 ? high - low : size * 0.1 || 1;
   const from = low - room * 0.08;
   return [low >= 0 && (from < 0 || low < room) ? 0 : from, high + room * 0.08];
 }
