@@ -44,7 +44,7 @@ function App() {
 function Shown({ place }: { place: Place }) {
   const [kind, id = "", part] = place.parts;
   if (kind === undefined) return <Home />;
-  if (kind === "job" && part === undefined) return <JobPage id={id} />;
+  if (kind === "job" && part === undefined) return <JobPage id={id} query={place.query} />;
   if (kind === "job" && part === "steer") return <SteerPage id={id} />;
   if (kind === "job" && part === "logs") return <LogsPage id={id} query={place.query} />;
   if (kind === "incident") return <IncidentPage id={id} />;

@@ -6,6 +6,7 @@ import { standing, useCell, useQuery } from "../live";
 import { Ago, Bar, Nothing, Section, Time, Trouble, useSome } from "../parts/bits";
 import { failed, JobState, Mark, State, type Tone } from "../parts/mark";
 import { NodeActions, SubmitJob } from "../parts/actions";
+import { DevicesOut } from "../parts/devices";
 import { link } from "../session";
 
 export function Home() {
@@ -24,6 +25,7 @@ export function Home() {
       {open.length > 5 && <p class="dim">and {plural(open.length - 5, "more open incident")}, at their jobs below</p>}
       <Jobs jobs={jobs.data} open={open} />
       <Nodes nodes={nodes.data} error={nodes.error} />
+      <DevicesOut />
       <Recent incidents={(incidents.data ?? []).filter((one) => !one.open)} />
     </>
   );

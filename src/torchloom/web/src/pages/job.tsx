@@ -7,11 +7,12 @@ import { ofJob, useQuery } from "../live";
 import { JobActions, useMayAct } from "../parts/actions";
 import { Ago, Ask, Bar, Copy, Fact, Facts, Nothing, Section, Time, Trouble, useSome, type Question } from "../parts/bits";
 import { Curves } from "../parts/curves";
+import { DeviceActions, DeviceState } from "../parts/devices";
 import { Ranks } from "../parts/ranks";
 import { failed, JobState, Mark, State } from "../parts/mark";
 import { Timeline, type Happened } from "../parts/timeline";
 import { post } from "../net";
-import { link } from "../session";
+import { go, link } from "../session";
 
 export const jobPath = (id: string) => `/jobs/${encodeURIComponent(id)}`;
 
@@ -37,7 +38,7 @@ export function JobHead({ job, part, refresh }: { job: JobSummary; part: "" | "s
 
 const RANGES: [number, string][] = [[300, "5 min"], [1800, "30 min"], [21600, "6 h"], [0, "all"]];
 
-export function JobPage({ id }: { id: string }) {
+export function JobPage({ id, query }: { id: string; query: URLSearchParams }) {
   const mine = ofJob(id);
   const summary = useQuery<JobSummary>(`${jobPath(id)}/summary`, { every: 1000, on: mine });
   const incidents = useQuery<IncidentView[]>(`/incidents?job=${encodeURIComponent(id)}`, { on: (e) => mine(e) || e.incidents.some((one) => one.job === id) });
@@ -47,7 +48,9 @@ export function JobPage({ id }: { id: string }) {
   const wide = (summary.data?.world_size ?? 0) > 1000;
   const ended = summary.data?.ended ?? false;
   const ranks = useQuery<RanksNow>(ended ? null : `${jobPath(id)}/ranks`, { every: wide ? 3000 : 1000, on: mine });
-  const [lastS, setLastS] = useState<number | null>(null);
+  const lastS = query.has("last") ? Number(query.get("last")) || 0 : null;
+  // In the address, so that a link shows the same to somebody else.
+  const setLastS = (seconds: number) => go(`${link("job", id)}?last=${seconds}`, true);
   const happened = useMemo(() => gather(incidents.data ?? [], history.data ?? [], checkpoints.data), [incidents.data, history.data, checkpoints.data]);
   const job = summary.data;
   if (!job) return summary.error ? <Missing id={id} error={summary.error.message} /> : <p class="dim">Reading…</p>;
@@ -194,22 +197,24 @@ function Replicas({ job }: { job: JobSummary }) {
 function Devices({ job, generation }: { job: string; generation: number }) {
   const map = useQuery<DeviceMap>("/devices", { on: (e) => e.topics.includes("worker") || e.topics.includes("device") || e.topics.includes("job") });
   const [chosen, setChosen] = useState("");
+  const choose = (name: string, word: string) => <button type="button" class="quiet" aria-pressed={chosen === name} onClick={() => setChosen(chosen === name ? "" : name)}>{word}</button>;
+  const brief = (replica: string) => replica.split("/").pop() ?? "";
   const workers = useMemo(() => (map.data?.workers ?? []).filter((one) => one.job === job).sort((a, b) => a.rank - b.rank), [map.data, job, generation]);
   const devices = useMemo(() => (map.data?.devices ?? []).filter((one) => one.workers.some((w) => w.job === job)), [map.data, job]);
   const [someWorkers, moreWorkers] = useSome(workers, 40);
   const [someDevices, moreDevices] = useSome(devices, 40);
   if (!workers.length) return null;
   return (
-    <Section id="devices" title="Devices" aside={<span>choose a row to see where it leads</span>}>
+    <Section id="devices" title="Devices" aside={<span>choose a worker, replica or device to see what belongs to it</span>}>
       <div class="columns">
         <div class="scroll">
           <table aria-label="Workers and their devices">
             <thead><tr><th>Worker</th><th>Replica</th><th>Node</th><th>Devices</th></tr></thead>
             <tbody>
               {someWorkers.map((one) => (
-                <tr key={one.worker} class={chosen && (one.worker === chosen || one.devices.includes(chosen)) ? "chosen" : ""}>
-                  <td><button type="button" class="quiet" onClick={() => setChosen(chosen === one.worker ? "" : one.worker)}>rank {one.rank}</button></td>
-                  <td>{one.replica.split("/").pop()}</td>
+                <tr key={one.worker} class={chosen && (one.worker === chosen || one.replica === chosen || one.devices.includes(chosen)) ? "chosen" : ""}>
+                  <td>{choose(one.worker, `rank ${one.rank}`)}</td>
+                  <td>{choose(one.replica, brief(one.replica))}</td>
                   <td>{one.node}</td>
                   <td class="wide mono">{one.devices.join(", ") || "–"}</td>
                 </tr>
@@ -220,14 +225,16 @@ function Devices({ job, generation }: { job: string; generation: number }) {
         </div>
         <div class="scroll">
           <table aria-label="Devices and their workers">
-            <thead><tr><th>Device</th><th>Node</th><th>Workers</th><th>Replicas</th></tr></thead>
+            <thead><tr><th>Device</th><th>State</th><th>Node</th><th>Workers</th><th>Replicas</th><th><span class="only-read">Actions</span></th></tr></thead>
             <tbody>
               {someDevices.map((one) => (
-                <tr key={one.device} class={chosen && (one.device === chosen || one.workers.some((w) => w.worker === chosen)) ? "chosen" : ""}>
-                  <td class="mono"><button type="button" class="quiet" onClick={() => setChosen(chosen === one.device ? "" : one.device)}>{one.device}</button><span class="sub">{one.name || one.kind}</span></td>
+                <tr key={one.device} class={chosen && (one.device === chosen || one.workers.some((w) => w.worker === chosen || w.replica === chosen)) ? "chosen" : ""}>
+                  <td class="mono">{choose(one.device, one.device)}<span class="sub">{one.name || one.kind}</span></td>
+                  <td><DeviceState device={one} /></td>
                   <td>{one.node}</td>
                   <td>{one.workers.filter((w) => w.job === job).map((w) => `rank ${w.rank}`).join(", ")}</td>
-                  <td>{[...new Set(one.workers.filter((w) => w.job === job).map((w) => w.replica.split("/").pop()))].join(", ")}</td>
+                  <td>{[...new Set(one.workers.filter((w) => w.job === job).map((w) => w.replica))].map((replica) => <span key={replica}>{choose(replica, brief(replica))} </span>)}</td>
+                  <td class="tight"><DeviceActions device={one} /></td>
                 </tr>
               ))}
             </tbody>
