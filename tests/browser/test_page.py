@@ -219,6 +219,20 @@ def test_a_node_is_drained_and_opened_again(stack: Stack, job: str, looker: Look
     expect(nodes.get_by_text(re.compile(f"^{job}: "))).to_have_count(0)
 
 
+def test_a_device_is_drained_and_returned(stack: Stack, job: str, looker: Looker) -> None:
+    page = looker.page
+    looker.open(stack, job)
+    devices = page.get_by_role("table", name="Devices and their workers")
+    devices.get_by_role("button", name=re.compile("^drain ")).first.click()
+    # A dry run names the job before anything is done.
+    expect(page.get_by_role("dialog").get_by_role("listitem").filter(has_text=job)).to_be_visible()
+    page.get_by_role("dialog").get_by_role("button", name="Drain").click()
+    devices.get_by_role("button", name=re.compile("^return ")).click()
+    page.get_by_role("dialog").get_by_role("button", name="Return").click()
+    expect(devices.get_by_text("available").first).to_be_visible()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+
+
 def test_an_earlier_state_is_restored_from_the_catalogue(stack: Stack, job: str, looker: Looker) -> None:
     page = looker.page
     wait_until(lambda: stack.json("checkpoints", job)["checkpoints"], "a checkpoint")
