@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from torchloom.model.device_faults import Xid
 from torchloom.model.finding_kinds import TRAITS, FindingKind, Traits
 
 
@@ -37,6 +38,8 @@ class RankEvidence(Struct, frozen=True, kw_only=True):
     collectives: tuple[str, ...] = ()
     """The newest, oldest first, in words."""
     log_tail: tuple[str, ...] = ()
+    xids: tuple[Xid, ...] = ()
+    """What the device's driver has reported lately, of a rank that is suspected."""
 
 
 class Finding(Struct, frozen=True, kw_only=True):

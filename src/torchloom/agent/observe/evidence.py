@@ -201,6 +201,7 @@ class Samples:
         children = self.of(worker.ref).children if suspect else ()
         log = files.tail(worker.log, _LOG_LINES) if suspect else ()
         state = kernel.state_of(worker.pid)
+        pci = self._host.devices.pci_of(worker.devices)
         if box is None or box.closed:
             return RankEvidence(rank=worker.ref.rank, node=self._host.node, state=state, log_tail=log)
         name = box.view.read_blob(blackbox.PHASE_NAME) or b""
@@ -217,4 +218,5 @@ class Samples:
             gil=stack.gil if stack is not None else "",
             collectives=tuple(words.past(c, groups, now_ns) for c in box.view.collectives(collectives)),
             log_tail=log,
+            xids=self._host.kernel_log.of(worker.pid, pci) if suspect and pci else (),
         )

@@ -7,7 +7,7 @@ says something vaguer. Otherwise the text of the error decides, and the driver's
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
@@ -29,24 +29,38 @@ _NOT_AGAIN = "A restart must not use the same device again before that."
 
 
 def fault_of(incident: Incident) -> DeviceFault | None:
-    """The class of an incident's cause; None if it has nothing to do with a device or its surroundings."""
-    if incident.culprit is None or not incident.exits:
-        return None
-    report = incident.exits[0]
-    return classify(report) if report.rank == incident.culprit and not report.exit.ok else None
+    """The class of an incident's cause; None if it has nothing to do with a device or its surroundings. Of a
+    hang only the driver can know: a rank that others wait for has said nothing yet."""
+    if incident.culprit is not None and incident.exits:
+        report = incident.exits[0]
+        if report.rank == incident.culprit and not report.exit.ok and (fault := classify(report)):
+            return fault
+    blamed = incident.finding.ranks if incident.finding is not None else ()
+    xids = _causes([x for one in incident.evidence if one.rank in blamed for x in one.xids])
+    return _of_xid(xids[0], also=None) if xids else None
 
 
 def classify(report: ExitReport) -> DeviceFault | None:
-    xids = [x for x in report.xids if x.code not in _CONSEQUENCES] or list(report.xids)
-    hardware = [x for x in xids if meaning_of(x.code).blame == "device"]
+    xids = _causes(report.xids)
     said = _of_texts(_texts(report))
-    if hardware:
-        return _of_xid(hardware[0], also=said)
+    if xids and _blames_hardware(xids[0]):
+        return _of_xid(xids[0], also=said)
     if said is not None:
         return _with_codes(said, xids)
     if report.exit.out_of_memory:
         return _HOST_MEMORY
     return _of_xid(xids[0], also=None) if xids else None
+
+
+def _causes(xids: Sequence[Xid]) -> list[Xid]:
+    """Those that may be the cause, if there are any, and first those that blame the hardware."""
+    found = [x for x in xids if x.code not in _CONSEQUENCES] or list(xids)
+    return sorted(found, key=lambda x: (not _blames_hardware(x), meaning_of(x.code).harmless))
+
+
+def _blames_hardware(xid: Xid) -> bool:
+    known = meaning_of(xid.code)
+    return known.blame == "device" and not known.harmless
 
 
 def _texts(report: ExitReport) -> list[str]:
@@ -85,7 +99,7 @@ def _of_xid(xid: Xid, also: DeviceFault | None) -> DeviceFault:
     sentence = f"the driver reported Xid {xid.code}{where}: {known.meaning}"
     if also is not None:
         sentence += f"; the program saw: {also.sentence}"
-    advice = f"{known.advice} {_NOT_AGAIN}" if known.blame == "device" else known.advice
+    advice = f"{known.advice} {_NOT_AGAIN}" if _blames_hardware(xid) else known.advice
     return DeviceFault(kind=f"xid-{xid.code}", blame=known.blame, sentence=sentence, advice=advice)
 
 

@@ -1,7 +1,8 @@
 """NVIDIA's Xid codes: the vendor's meaning, whom a code points at, what to do. And the lines that carry them.
 
-From NVIDIA's public catalogue (docs.nvidia.com/deploy/xid-errors). A code is a starting point and no proof:
-the catalogue itself says that bad memory can cause almost any of them.
+Checked against NVIDIA's public catalogue (docs.nvidia.com/deploy/xid-errors, for Ampere and newer) and the
+names in its open driver (nverror.h): the advice is what the catalogue says to do at once. A code is a
+starting point and no proof: the catalogue itself says that bad memory can cause almost any of them.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ class XidMeaning(Struct, frozen=True):
     meaning: str
     blame: Blame
     advice: str
+    harmless: bool = False
+    """The program is not affected: it explains no crash and no hang if anything else does."""
 
 
 def _program(meaning: str) -> XidMeaning:
@@ -44,12 +47,18 @@ def _driver(meaning: str, advice: str = f"{RESET} Update the driver if it comes 
     return XidMeaning(meaning, "driver", advice)
 
 
+def _watch(meaning: str) -> XidMeaning:
+    advice = "The job may continue. Have the GPU looked at when it is free; replace it if this comes often."
+    return XidMeaning(meaning, "device", advice, harmless=True)
+
+
 _LINK = (
     "Do not place the job on this GPU again; check the NVLink bridge or switch, then reset the GPUs on it."
 )
+_ENGINE = "exception of a copy or video engine"
 MEANINGS: dict[int, XidMeaning] = {
     8: XidMeaning("the GPU stopped processing", "unknown", RESTART),
-    11: _driver("invalid or corrupted push buffer stream", RESTART),
+    11: _program("invalid or corrupted push buffer stream"),
     13: _program("graphics engine exception: an access out of bounds or an illegal instruction in a kernel"),
     31: _program("GPU memory page fault: a kernel accessed an illegal address"),
     32: _driver(
@@ -58,6 +67,7 @@ MEANINGS: dict[int, XidMeaning] = {
     ),
     38: _driver("driver firmware error"),
     43: _program("the GPU stopped processing: a fault that the program caused"),
+    44: XidMeaning("graphics engine fault during a context switch", "unknown", RESTART),
     45: XidMeaning(
         "preemptive cleanup, which follows an earlier error or the end of the process",
         "unknown",
@@ -72,15 +82,17 @@ MEANINGS: dict[int, XidMeaning] = {
         "Finish or move the job, then reset the GPU: the remapping takes effect with the reset.",
     ),
     64: _device("a bad memory page could not be retired, or a row not remapped"),
-    68: _program("video decoder exception"),
     69: _program("graphics engine class error"),
     74: _device("NVLink error", _LINK),
+    78: _driver("a virtual GPU could not be started", "Update the driver of host and guest."),
     79: _device(
         "the GPU has fallen off the bus",
         "Do not use this GPU: the host must be rebooted, often power-cycled. Check power, temperature and "
         "the PCIe slot; have it replaced if it comes again.",
     ),
-    92: _device("a high rate of single-bit ECC errors"),
+    80: _program("push buffer data was corrupted (checksum mismatch)"),
+    92: _watch("a high rate of single-bit ECC errors, which were corrected"),
+    93: _watch("its information ROM has been erased too often"),
     94: _device(
         "contained ECC error: memory gave wrong data, and only this process was affected",
         "Restart the job on another GPU; reset this one before it is used again.",
@@ -90,17 +102,34 @@ MEANINGS: dict[int, XidMeaning] = {
     110: _device("security fault"),
     119: _driver("the GPU's system processor (GSP) did not answer the driver"),
     120: _driver("error of the GPU's system processor (GSP)"),
-    121: _device("error of the chip-to-chip link (C2C)"),
+    121: _watch("corrected error of the chip-to-chip link (C2C)"),
     122: _device("the GPU's SPI flash could not be read"),
     123: _device("the GPU's SPI flash could not be written"),
+    124: _device("the GPU's SPI flash could not be erased"),
+    125: _watch("error in the file system of its information ROM"),
+    136: _device("a link of NVLink could not be trained", _LINK),
+    137: _program("a kernel accessed an illegal address of another GPU over NVLink"),
     140: _device("unrecovered ECC error"),
     143: _device("the GPU could not be initialised"),
+    151: _driver("error while keys were rotated (confidential computing)", "Restart the virtual machine."),
     154: XidMeaning(
         "the driver asks for a recovery action", "unknown", "Do what its text in the kernel log asks for."
     ),
+    155: _device("NVLink error that software reported", _LINK),
+    156: _device("a part of the GPU was retired", "Finish or move the job, then reset the GPU."),
+    157: _watch("a part of the GPU could not be retired"),
+    158: _device("fatal timeout of the GPU"),
+    167: _device("fatal timeout on the PCIe bus"),
+    168: _watch("the GPU has less memory than before"),
+    171: _device("uncorrectable error of the GPU's memory (DRAM)"),
+    172: _device("uncorrectable error of the GPU's internal memory (SRAM)"),
 }
 for _code in range(144, 151):
     MEANINGS[_code] = _device("NVLink error", _LINK)
+for _code in (*range(39, 43), 47, 65, 68, *range(70, 74), *range(75, 78), *range(82, 87), 88, 89):
+    MEANINGS[_code] = XidMeaning(_ENGINE, "unknown", RESTART)
+for _code in (*range(96, 106), *range(126, 136), 139, 142):
+    MEANINGS[_code] = XidMeaning(_ENGINE, "unknown", RESTART)
 
 
 def meaning_of(code: int) -> XidMeaning:

@@ -11,6 +11,7 @@ import pytest
 from torchloom.core.device_faults.classify import classify, fault_of
 from torchloom.core.device_faults.xids import MEANINGS, meaning_of, read_line, short_pci
 from torchloom.model.device_faults import Blame, DeviceFault, Xid
+from torchloom.model.findings import Finding, RankEvidence
 from torchloom.model.incidents import ExitReport, Incident
 from torchloom.model.worker import EndRecord, Exit
 
@@ -205,6 +206,12 @@ def test_the_table_has_the_codes_that_matter() -> None:
         122,
         123,
         140,
+        143,
+        *range(144, 151),
+        154,
+        158,
+        171,
+        172,
     }
     assert wanted <= MEANINGS.keys()
     assert {meaning_of(code).blame for code in (13, 31, 43)} == {"program"}
@@ -242,3 +249,24 @@ def test_only_the_culprit_of_an_incident_is_classified() -> None:
     assert fault_of(incident) is None
     incident.culprit = 1
     assert fault_of(incident) == classify(report)
+
+
+def test_what_was_corrected_explains_no_crash_that_something_else_explains() -> None:
+    """By the catalogue 92 and 121 ask for nothing at once: the program continues."""
+    corrected = Xid(code=92, pci="0000:3b:00")
+    fault = classify(exit_of("RuntimeError", "CUDA error: device-side assert triggered", xids=(corrected,)))
+    assert fault is not None and fault.kind == "device-assert"
+    alone = classify(exit_of(xids=(corrected,)))
+    assert alone is not None and alone.kind == "xid-92" and "must not use" not in alone.advice
+
+
+def test_of_a_hang_the_driver_says_whose_fault_it_is() -> None:
+    finding = Finding(kind="hang", ranks=(1,), sentence="rank 1 has not entered", confidence=0.9)
+    seen = (
+        RankEvidence(rank=0, node="n", xids=(Xid(code=79, pci="0000:1a:00"),)),
+        RankEvidence(rank=1, node="n", xids=(Xid(code=45), Xid(code=119, pci="0000:3b:00"))),
+    )
+    incident = Incident(id="j.1", job="j", generation=1, kind="hang", finding=finding, evidence=seen)
+    fault = fault_of(incident)
+    assert fault is not None and (fault.kind, fault.blame) == ("xid-119", "driver"), "of the rank to blame"
+    assert "0000:3b:00" in fault.sentence
