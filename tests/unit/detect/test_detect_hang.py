@@ -482,3 +482,29 @@ def test_a_barrier_has_no_type() -> None:
     odd = window(3, entered=11, idle_s=3, collectives=(reduce(11, 3, op="barrier", bytes=0, dtype="none"),))
     (found,) = desync([*(waiting(r, for_s=3) for r in range(3)), odd], PACE, LIMITS)
     assert "called barrier as #11" in found.sentence
+
+
+def test_two_ranks_that_err_in_different_groups_are_both_named() -> None:
+    def of(group: str, rank: int, size: int) -> RankWindow:
+        made = reduce(11, 3.0, group=group, bytes=size)
+        return window(rank, idle_s=3, collectives=(made,), groups=groups(rank, (group, 3, rank % 3, 11)))
+
+    windows = [of("dp.0", r, 8 if r == 1 else 4096) for r in range(3)]
+    windows += [of("dp.1", r, 8 if r == 5 else 4096) for r in range(3, 6)]
+    (found,) = desync(windows, PACE, LIMITS)
+    assert (found.ranks, found.certain) == ((1, 5), True)
+    assert "also rank 5" in found.sentence and found.waiting == (0, 2, 3, 4)
+
+
+def test_two_circles_are_one_finding() -> None:
+    def circle(first: int) -> list[RankWindow]:
+        a, b = first, first + 1
+        dp, tp = f"dp{first}", f"tp{first}"
+        in_dp, in_tp = reduce(11, 3, group=dp), reduce(5, 3, group=tp)
+        return [
+            window(a, idle_s=3, collectives=(in_dp,), groups=groups(a, (dp, 2, 0, 11), (tp, 2, 0, 4))),
+            window(b, idle_s=3, collectives=(in_tp,), groups=groups(b, (dp, 2, 1, 10), (tp, 2, 1, 5))),
+        ]
+
+    found = one([*circle(0), *circle(2)])
+    assert (found.kind, found.ranks, found.certain) == ("ordering-deadlock", (0, 1, 2, 3), True)

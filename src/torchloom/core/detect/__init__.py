@@ -3,6 +3,7 @@
 judge        runs all detectors in their order, and keeps what must be remembered between two looks
 hang, graph, joining, devices     ranks that others wait for; certainty: whether they will never arrive
 desync, counts, unlike            ranks whose collectives do not fit together
+joined                            several certain findings of one kind, as one
 slow, attribute, transfers        who is slow, why, and which transfers are; cost: what it costs;
                                   own_times: what a rank took for itself, for all of these
 matrix, tournament                the delay matrix, and who meets whom to measure it

@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from msgspec.structs import replace
 
 from torchloom.core.detect import words
+from torchloom.core.detect.joined import joined
 from torchloom.core.detect.thresholds import Pace, StuckLimits, certain_report_s
 from torchloom.core.detect.window import PAIRWISE, ROOTED, Collective, RankWindow
 from torchloom.model.findings import Evidence, Finding
@@ -21,6 +22,8 @@ MAY_BE_UNEVEN = frozenset(
 )
 NEVER_ALIKE = frozenset({"all_to_all", "all_to_all_single", "barrier"})
 """Of these the sizes say nothing, even if one was refused."""
+TIE = 0.6
+"""Confidence where as many say the one as the other."""
 _ASKED = 32
 Signature = tuple[str, int, str, int, str]
 """Operation, bytes (-1: may differ), type, root (-1: none) and reduction ("": none, or not known)."""
@@ -29,8 +32,8 @@ Signature = tuple[str, int, str, int, str]
 def desync(
     windows: Sequence[RankWindow], pace: Pace, limits: StuckLimits, refused: bool = False
 ) -> list[Finding]:
-    """The first desync, if there is one: what follows from it in other groups is not reported. `refused`: a
-    backend gave up because of a size, so sizes are compared that may differ otherwise."""
+    """The desync, if there is one: what follows from it in other groups is not reported. `refused`: a backend
+    gave up because of a size, so sizes are compared that may differ otherwise."""
     uneven = NEVER_ALIKE if refused else MAY_BE_UNEVEN
     stuck = {
         (c.group, c.group_seq)
@@ -45,7 +48,10 @@ def desync(
             if place in stuck and c.exact and c.op not in PAIRWISE:
                 met.setdefault(place, []).append((window, c))
     found = [f for place in sorted(met) if (f := _judge(met[place], pace, limits, uneven)) is not None]
-    return sorted(found, key=lambda f: -f.lasting_s)[:1]
+    found.sort(key=lambda f: -f.lasting_s)
+    # What follows from the first concerns the same ranks; others that are odd elsewhere erred themselves.
+    apart = [f for f in found[1:] if f.confidence > TIE and not set(f.ranks) & set(found[0].ranks)]
+    return joined([found[0], *apart]) if found and found[0].confidence > TIE else found[:1]
 
 
 def _signature(c: Collective, uneven: Collection[str]) -> Signature:
@@ -89,7 +95,7 @@ def _judge(
         ranks=tuple(sorted(w.rank for w, _ in odd)),
         node=words.node_of(w for w, _ in odd),
         sentence=sentence,
-        confidence=0.6 if tie else 0.99,
+        confidence=TIE if tie else 0.99,
         certain=True,
         certainty="operations that differ can never match",
         may_act=True,

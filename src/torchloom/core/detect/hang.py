@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from msgspec.structs import replace
-
 from torchloom.core.detect import devices, still, words
 from torchloom.core.detect import graph as graphs
 from torchloom.core.detect.certainty import certainty, ended, may_act
 from torchloom.core.detect.graph import CollectiveWait, Graph, Key
+from torchloom.core.detect.joined import joined
 from torchloom.core.detect.thresholds import (
     Limit,
     Pace,
@@ -43,7 +42,7 @@ def hangs(windows: Sequence[RankWindow], pace: Pace, limits: StuckLimits) -> lis
     absent = _absent(graph, by_rank, pace, limits)
     circles = _circles(graph, by_rank, pace, limits)
     inside, stalls = _stalls(graph, by_rank, pace, limits, {r for f in circles for r in f.ranks})
-    return [*_joined([*absent, *inside]), *circles, *stalls]
+    return [*joined([*absent, *inside]), *joined(circles), *stalls]
 
 
 def _absent(
@@ -76,27 +75,6 @@ def _absent(
         if finding is not None:
             found.append(finding)
     return found
-
-
-def _joined(found: list[Finding]) -> list[Finding]:
-    """Several certain culprits at different places hold the job up together, and all must be named. The most
-    certain and most costly comes first."""
-    found = sorted(found, key=lambda f: (-f.certain, -len(f.waiting), -f.lasting_s))
-    sure = [f for f in found if f.certain]
-    if len(sure) < 2:
-        return found
-    first = sure[0]
-    ranks = sorted({r for f in sure for r in f.ranks})
-    whole = replace(
-        first,
-        ranks=tuple(ranks),
-        node=first.node if all(f.node == first.node for f in sure) else "",
-        sentence="; ".join([first.sentence, *(f"also {f.sentence}" for f in sure[1:_SAID])]),
-        waiting=tuple(sorted({r for f in sure for r in f.waiting} - set(ranks))),
-        ask=tuple(ranks[:_SHOWN]),
-        evidence=tuple(e for f in sure for e in f.evidence)[:_SHOWN],
-    )
-    return [whole, *(f for f in found if not f.certain)]
 
 
 def _limit(window: RankWindow, wait: CollectiveWait, pace: Pace, limits: StuckLimits) -> Limit:
