@@ -84,9 +84,12 @@ def run(
         if fault is not None and began is None and sim.ranks[fault.rank].done + 1 >= fault.step:
             began = now - every_s
         memory, found = judge(windows, memory, limits)
+        # Two ranks with the same fault may be named in one finding or in one each.
+        right = EXPECTED[fault.kind] if fault is not None else set()
+        both = tuple(sorted({r for f in found if f.kind in right for r in f.ranks}))
         for finding in found:
             sim.ask(finding.ask)
-            _take(out, finding, fault, now, began, told, sim.shape.dp == 2)
+            _take(out, finding, fault, now, began, told, sim.shape.dp == 2, both)
         if large and out.detected_s is not None and now - (began or 0.0) > out.detected_s + LISTENED_ON_S:
             break
         if not large:
@@ -105,9 +108,10 @@ def _take(
     began: float | None,
     told: set[tuple[str, tuple[int, ...]]],
     pair: bool,
+    both: tuple[int, ...],
 ) -> None:
     kinds = EXPECTED[fault.kind] if fault is not None and began is not None else set()
-    named = fault is None or fault.kind not in NAMES_A_RANK or f.ranks == fault.ranks
+    named = fault is None or fault.kind not in NAMES_A_RANK or fault.ranks in (f.ranks, both)
     if fault is not None and pair and fault.kind in ("desync", "diverge"):
         named = fault.rank in f.ranks and len(f.ranks) == 2  # of two that differ nobody can say who is wrong
     if f.kind in kinds and named:

@@ -108,12 +108,12 @@ def precision(faults: Results, benign: Results) -> Rows:
     """Of all incidents of a kind, how many were right; of all faults of a kind, how many were reported."""
     rows: Rows = []
     kinds = {t["kind"] for r in faults for t in r["told"]} | {k for r in benign for k in r["told"]}
-    for kind in sorted(kinds | {CASES[r["case"]].expected[0] for r in faults}):
+    for kind in sorted(kinds | {e for r in faults for e in CASES[r["case"]].expected[:1]}):
         told = [(r, t) for r in faults for t in r["told"] if t["kind"] == kind]
         right = sum(kind in CASES[r["case"]].expected and _names(r, t) for r, t in told)
         false = sum(r["told"].get(kind, 0) for r in benign)
         pauses = false if kind in HANGS else 0
-        wanted = [r for r in faults if kind == CASES[r["case"]].expected[0]]
+        wanted = [r for r in faults if CASES[r["case"]].expected[:1] == (kind,)]
         found = sum(r["right_s"] is not None for r in wanted)
         counted = len(told) + false - pauses
         rows.append(
