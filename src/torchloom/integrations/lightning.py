@@ -21,6 +21,8 @@ from torchloom.integrations import resume
 from torchloom.integrations.training_loop import TrainingLoop, attach
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+MALWARE = ("2.6.2", "2.6.3")
+"""Releases that pip must not install (pyproject.toml); somebody else may have installed one."""
 LOOK_EVERY_S = 0.2
 """How often Lightning's metrics are collected at most: that takes it longer than a short step."""
 _STEP = re.compile(r"step=(\d+)")
@@ -171,9 +173,22 @@ def callbacks_of_pytorch_lightning() -> list[Any]:
 
 
 def activate(trainer_module: ModuleType) -> None:
-    """Called when the module of Lightning's Trainer was imported: only `--resume auto` has to do with it."""
+    """Called when the module of Lightning's Trainer was imported: for a warning, and for `--resume auto`."""
+    warn_of_malware(sys.modules.get(trainer_module.__name__.partition(".")[0]))
     if resume.wanted():
         _resume_by_itself(trainer_module.__dict__["Trainer"])
+
+
+def warn_of_malware(package: ModuleType | None) -> None:
+    """One line in the log of rank 0 if this release was withdrawn because it contained malware."""
+    version = str(getattr(package, "__version__", ""))
+    if package is not None and version in MALWARE and os.environ.get("RANK", "0") == "0":
+        what = f"{package.__name__} {version} contained malware and was withdrawn"
+        print(
+            f"torchloom: {what}; install another release and replace every secret this host could read",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _resume_by_itself(trainer: Any) -> None:
