@@ -8,5 +8,6 @@ processes/   start, stop, adopt, exits, spawners, rendezvous stores, self-fencin
 health/      the health of devices: sources, and what is sent of it
 observe/     black boxes, pulses, windows, evidence, kernel facts, devices
 logs/        workers' log files        checkpoints/   catalogue, save reports, memory tiers
+lighthouse/  the lighthouse of each torchft job
 injection/   faults on purpose        tasks   background tasks
 """

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from torchloom.agent.checkpoints.save_reports import Saves
 from torchloom.agent.journal import Journal, ProcessNote
+from torchloom.agent.lighthouse.keeper import Lighthouses
 from torchloom.agent.logs.watch import LogWatch
 from torchloom.agent.observe.boxes import ReadableBox
 from torchloom.agent.observe.devices import Devices
@@ -134,6 +135,7 @@ class Host:
     reporter: Reporter
     spawners: Spawners
     learned: LearnedSpawners
+    lighthouses: Lighthouses
     kernel_log: KernelLog = field(default_factory=KernelLog)
     log_watch: LogWatch = field(default_factory=LogWatch)
     epoch: int = 0

@@ -39,6 +39,8 @@ class ProcessNote:
     local_rank: int = 0
     host: str = ""
     port: int = 0
+    lighthouse: str = ""
+    news: str = ""
 
     @property
     def name(self) -> str:

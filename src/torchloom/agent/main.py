@@ -18,6 +18,7 @@ from torchloom.agent.health import known_gpus
 from torchloom.agent.health.health_watch import HealthWatch
 from torchloom.agent.host import Host
 from torchloom.agent.journal import Journal
+from torchloom.agent.lighthouse.keeper import Lighthouses
 from torchloom.agent.logs.files import DEFAULT_LIMIT
 from torchloom.agent.node_name import Name
 from torchloom.agent.observe import boxes, devices, pulse
@@ -71,7 +72,7 @@ async def serve(
     journal = Journal(home)
     journal.open()
     tasks = Tasks()
-    host = _host(home, node, bus, address, journal, max_workers, log_limit)
+    host = _host(home, node, bus, address, journal, max_workers, log_limit, tasks)
     watch = ExitWatch(host, tasks)
     name = Name(host, bus)
     subscriptions: list[Subscription] = []
@@ -80,6 +81,7 @@ async def serve(
         await host.spawners.reconnect()
         if prewarm:
             tasks.start(_prewarm(host), "prewarm")
+        await host.lighthouses.adopt()
         await _adopt(host, watch)
         samples = Samples(host)
         windows = Windows(host, samples)
@@ -142,6 +144,7 @@ def _host(
     journal: Journal,
     max_workers: int | None,
     log_limit: int,
+    tasks: Tasks,
 ) -> Host:
     found, session = known_gpus.look(node, home.root), uuid.uuid4().hex
 
@@ -164,6 +167,7 @@ def _host(
         reporter=Reporter(bus, node, session),
         spawners=spawners,
         learned=LearnedSpawners(home, spawners, job_lives),
+        lighthouses=Lighthouses(home, tasks),
         epoch=journal.epoch(),
     )
     return host

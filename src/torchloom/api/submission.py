@@ -22,6 +22,7 @@ from torchloom.model.job import (
     RestartLimits,
 )
 from torchloom.model.policy import Policy
+from torchloom.model.quorum import ReplicaSeat
 
 EXAMPLE = Program("module", "torchloom.examples.char_gpt")
 RESERVED = frozenset({"summaries", "purge"})
@@ -65,6 +66,7 @@ def spec_of(body: JobRequest, env: Mapping[str, str], defaults: Defaults, fleet:
         min_workers=body.min_workers,
         max_workers=body.max_workers,
         standby=body.standby,
+        replica=replica_of(body, nodes),
         limits=HangLimits(
             heartbeat_timeout_s=body.limits.heartbeat_timeout_s or defaults.heartbeat_timeout_s,
             hang_report_s=body.limits.hang_report_s,
@@ -77,6 +79,17 @@ def spec_of(body: JobRequest, env: Mapping[str, str], defaults: Defaults, fleet:
         ),
     )
     return spec if body.stop_grace_s is None else replace(spec, stop_grace_s=body.stop_grace_s)
+
+
+def replica_of(body: JobRequest, nodes: int) -> ReplicaSeat | None:
+    seat = body.replica
+    if seat is None:
+        return None
+    if seat.index >= seat.size or seat.min_replicas > seat.size:
+        raise UsageError(f"A torchft job of {seat.size} replicas has no replica {seat.index} of that kind.")
+    if nodes > 1:
+        raise UsageError("A replica of a torchft job runs on one node.")
+    return ReplicaSeat(seat.set, seat.index, seat.size, seat.min_replicas)
 
 
 def policy_of(body: JobRequest, defaults: Defaults) -> Policy:

@@ -550,6 +550,7 @@ class JobRequest(TypedDict):
     max_workers: NotRequired[int | None]
     standby: NotRequired[int]
     interpreter: NotRequired[str]
+    replica: NotRequired[ReplicaBody | None]
     spawn: NotRequired[Literal["warm", "cold"]]
     preload: NotRequired[list[str]]
     max_restarts: NotRequired[int | None]
@@ -938,6 +939,15 @@ class ReplayView(TypedDict):
     checked: int
     differing: int
     sentence: str
+
+
+class ReplicaBody(TypedDict):
+    """One replica of a torchft job. Its replicas are submitted one by one, each with its index."""
+
+    set: str
+    index: int
+    size: int
+    min_replicas: NotRequired[int]
 
 
 class ReplicaView(TypedDict):

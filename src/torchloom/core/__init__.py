@@ -18,6 +18,7 @@ flight/      dumps of torch's Flight Recorder: what they show of a hang
 history/     what is kept of a job over time
 changes      what an event changed; notices puts it into words
 replaying    recorded events applied again, and each of them explained
+quorum       which replicas of a torchft job train together
 disturbance  incidents of the control plane itself
 foreign_values  an incident about what others wrote into a job's store
 jobs, checkpoint_reports, retention, injection, invariants: one subject each

@@ -9,5 +9,6 @@ node, worker, links, checkpoints        facts about a host, a process, the netwo
 devices                                 devices, their health, and who took them out of use
 windows, findings, finding_kinds        what detectors look at and conclude; the table of kinds
 incidents, faults, device_faults        what went wrong, and what was made to go wrong
+quorum                                  a replica of a torchft job, and what it asks its lighthouse for
 flight                                  dumps of torch's Flight Recorder
 """

@@ -11,6 +11,7 @@ from msgspec import Struct
 from torchloom.model.faults import Fault
 from torchloom.model.job import Program, SpawnMode
 from torchloom.model.node import RendezvousAddress, RendezvousRef
+from torchloom.model.quorum import ReplicaSeat
 from torchloom.model.worker import WorkerRef
 
 
@@ -34,6 +35,8 @@ class StartRendezvous(EffectBase, frozen=True, kw_only=True, tag="start-store"):
     preload: tuple[str, ...] = ()
     env_of: str = ""
     """Job whose environment decides which spawner serves it."""
+    replica: ReplicaSeat | None = None
+    """Also open a door at the lighthouse of its torchft job."""
 
 
 class StopRendezvous(EffectBase, frozen=True, kw_only=True, tag="stop-store"):
@@ -86,6 +89,8 @@ class StartWorkers(EffectBase, frozen=True, kw_only=True, tag="start-workers"):
     """Where the workers' output is kept; empty: in the agent's own directory."""
     barred: tuple[str, ...] = ()
     """Devices of the node that are out of use, also if the job's own environment names them."""
+    replica: ReplicaSeat | None = None
+    """The workers are one replica of a torchft job."""
 
 
 class StopWorkers(EffectBase, frozen=True, kw_only=True, tag="stop-workers"):

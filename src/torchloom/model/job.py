@@ -7,6 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 from torchloom.model.policy import Policy
+from torchloom.model.quorum import ReplicaSeat
 
 MAX_WORKERS = 4096
 """Largest world size that is accepted at all."""
@@ -96,6 +97,8 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     policy: Policy = Policy()
     log_dir: str = ""
     """Where each host keeps the workers' output, instead of in its own directory for jobs."""
+    replica: ReplicaSeat | None = None
+    """Set if the job is one replica of a torchft job."""
 
     @property
     def world_size(self) -> int:

@@ -19,6 +19,10 @@ class RendezvousAddress(Struct, frozen=True):
 
     host: str
     port: int
+    lighthouse: str = ""
+    """HOST:PORT of the generation's own door at the lighthouse of its torchft job; empty: it has none."""
+    news: str = ""
+    """HOST:PORT where that lighthouse reports which replicas have ended."""
 
 
 class LiveWorker(Struct, frozen=True):

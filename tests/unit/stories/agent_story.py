@@ -7,10 +7,12 @@ from pathlib import Path
 from torchloom.agent.health.known_gpus import look
 from torchloom.agent.host import Host, LocalWorker
 from torchloom.agent.journal import Journal
+from torchloom.agent.lighthouse.keeper import Lighthouses
 from torchloom.agent.observe.boxes import ReadableBox
 from torchloom.agent.processes.learned_spawners import LearnedSpawners
 from torchloom.agent.processes.spawners import Spawners
 from torchloom.agent.reporting import Reporter
+from torchloom.agent.tasks import Tasks
 from torchloom.bus.memory import MemoryBus
 from torchloom.home import Home
 from torchloom.model.worker import WorkerRef
@@ -47,6 +49,7 @@ def a_host(tmp_path: Path, bus: MemoryBus, made: ReadableBox) -> Host:
         reporter=Reporter(bus, "a"),
         spawners=spawners,
         learned=LearnedSpawners(home, spawners, lambda _: False),
+        lighthouses=Lighthouses(home, Tasks()),
     )
     log = tmp_path / "log"
     host.workers[REF] = LocalWorker(

@@ -157,13 +157,17 @@ def find_stores(host: Host) -> tuple[list[Store], list[ProcessNote]]:
         same_boot = note.boot_id == f"{boot_id():x}"
         process = Process.open(note.pid, note.start_ticks) if same_boot else None
         if process is not None and process.alive:
-            ref, address = RendezvousRef(note.job, note.generation), RendezvousAddress(note.host, note.port)
+            ref, address = RendezvousRef(note.job, note.generation), _address(note)
             living.append(Store(ref=ref, address=address, process=process, note=note))
         else:
             if process is not None:
                 process.close()
             lost.append(note)
     return living, lost
+
+
+def _address(note: ProcessNote) -> RendezvousAddress:
+    return RendezvousAddress(note.host, note.port, note.lighthouse, note.news)
 
 
 def say_lost_store(host: Host, note: ProcessNote) -> None:

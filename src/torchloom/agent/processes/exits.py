@@ -63,6 +63,7 @@ class ExitWatch:
     def _ended(self, worker: LocalWorker) -> None:
         at_ns = time.time_ns()
         worker.ending = True
+        self._host.lighthouses.gone(worker.ref.job, worker.ref.generation)
         self._tasks.start(self._report(worker, at_ns), f"exit of {worker.ref.job}/{worker.ref.rank}")
 
     async def _report(self, worker: LocalWorker, at_ns: int) -> None:

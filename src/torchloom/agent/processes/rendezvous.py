@@ -37,13 +37,18 @@ class Stores:
         async with self._locks.setdefault(effect.store, asyncio.Lock()):
             store = self._host.stores.get(effect.store)
             if store is None:
-                store = await self._start(effect, env)
+                door = ("", "")
+                if effect.replica is not None:
+                    door = await self._host.lighthouses.open(effect.replica, effect.store)
+                store = await self._start(effect, env, *door)
                 self._watch.add_store(store)
         return RendezvousStarted(
             node=self._host.node, effect=effect.id, store=effect.store, address=store.address
         )
 
-    async def _start(self, effect: StartRendezvous, env: Mapping[str, str]) -> Store:
+    async def _start(
+        self, effect: StartRendezvous, env: Mapping[str, str], lighthouse: str, news: str
+    ) -> Store:
         host, ref = self._host, effect.store
         private_directory(host.home.sockets)
         wanted = recipe(effect.interpreter, without_secrets(env), effect.preload, effect.spawn)
@@ -63,9 +68,12 @@ class Stores:
             spawner=wanted.key,
             host=keeper.host,
             port=keeper.port,
+            lighthouse=lighthouse,
+            news=news,
         )
         host.journal.keep(note)
-        return Store(ref=ref, address=RendezvousAddress(keeper.host, keeper.port), process=process, note=note)
+        address = RendezvousAddress(keeper.host, keeper.port, lighthouse, news)
+        return Store(ref=ref, address=address, process=process, note=note)
 
     async def stop(self, effect: StopRendezvous) -> EffectDone:
         """End the store if it exists; wait for a start in progress first."""
@@ -76,5 +84,6 @@ class Stores:
                 store.stopping = True
                 store.process.signal_group(signal.SIGKILL)
                 await store.gone.wait()
+            await self._host.lighthouses.close(effect.store)
         self._locks.pop(effect.store, None)
         return EffectDone(node=self._host.node, effect=effect.id)

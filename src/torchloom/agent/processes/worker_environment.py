@@ -17,6 +17,8 @@ _OURS_ALONE = frozenset(
     {"LOOM_TOKEN", "LOOM_NATS_URL", "LOOM_NATS_USER", "LOOM_NATS_PASSWORD", "LOOM_NATS_CREDS", "LOOM_SPEC_FD"}
 ) | {STORE_SECRET}
 _OURS_PREFIXES = ("LOOM_NATS_",)
+_QUORUM_RETRIES = "600"
+"""A manager tries again ten times a second for a minute while its lighthouse is being restarted."""
 
 
 def without_secrets(env: Mapping[str, str]) -> dict[str, str]:
@@ -57,6 +59,9 @@ def worker_env(effect: StartWorkers, launch: Launch, env: Mapping[str, str], box
             "LOOM_INCARNATION": str(ref.incarnation),
         }
     )
+    made.update(_replica_env(effect))
+    if effect.replica is not None:
+        made.setdefault("TORCHFT_QUORUM_RETRIES", _QUORUM_RETRIES)
     if effect.max_steps is not None:
         made["MAX_STEPS"] = str(effect.max_steps)
     if effect.restore_step is not None:
@@ -70,6 +75,20 @@ def worker_env(effect: StartWorkers, launch: Launch, env: Mapping[str, str], box
     if effect.local_world_size > 1:
         made.setdefault("OMP_NUM_THREADS", "1")
     return made
+
+
+def _replica_env(effect: StartWorkers) -> dict[str, str]:
+    """What torchft's own examples and its Manager read."""
+    seat, address = effect.replica, effect.store
+    if seat is None:
+        return {}
+    return {
+        "TORCHFT_LIGHTHOUSE": f"http://{address.lighthouse}",
+        "REPLICA_GROUP_ID": str(seat.index),
+        "NUM_REPLICA_GROUPS": str(seat.size),
+        "LOOM_REPLICA_SET": seat.set,
+        "LOOM_LIGHTHOUSE_NEWS": address.news,
+    }
 
 
 def replica_index(effect: StartWorkers, rank: int) -> int:

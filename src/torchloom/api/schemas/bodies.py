@@ -52,6 +52,18 @@ class CheckpointBody(Strict):
     """Steps between two checkpoints."""
 
 
+class ReplicaBody(Strict):
+    """One replica of a torchft job. Its replicas are submitted one by one, each with its index."""
+
+    set: JobId
+    """Name of the torchft job."""
+    index: int = Field(ge=0, lt=MAX_WORKERS)
+    size: int = Field(ge=1, le=MAX_WORKERS)
+    """Replicas of the torchft job."""
+    min_replicas: int = Field(default=1, ge=1, le=MAX_WORKERS)
+    """With fewer replicas, no step is committed."""
+
+
 class JobRequest(Strict):
     """A job. Everything has a default: `{"world_size": 4}` runs the example that comes with torchloom.
 
@@ -98,6 +110,8 @@ class JobRequest(Strict):
     standby: int = Field(default=0, ge=0, le=64)
     """Spare places, each for one node's share of workers, to keep free and warm on other nodes."""
     interpreter: str = Field(default="", max_length=4096, pattern=r"^[^\x00]*$")
+    replica: ReplicaBody | None = None
+    """Makes the job one replica of a torchft job, with a door at the lighthouse of that job."""
     spawn: Literal["warm", "cold"] = "warm"
     preload: list[Text] = []
     max_restarts: int | None = Field(default=None, ge=0, le=100_000)

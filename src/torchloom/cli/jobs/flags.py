@@ -84,6 +84,19 @@ def parser(verb: str) -> argparse.ArgumentParser:
     _add(job, "--log-dir", metavar="DIR", help="keep output in DIR/JOB/RANK/stdout.log (in LOOM_HOME)")
     _add(job, "--shutdown-timeout", metavar="S", type=float, help="seconds between SIGTERM and SIGKILL")
     ours = made.add_argument_group("torchloom")
+    ours.add_argument(
+        "--replicas",
+        metavar="N",
+        type=int,
+        help="run a torchft script as N replicas with a lighthouse of their own; each replica is a job",
+    )
+    _add(
+        ours,
+        "--min-replicas",
+        metavar="N",
+        type=int,
+        help="replicas without which no step is committed (1)",
+    )
     _add(
         ours,
         "--min-workers",

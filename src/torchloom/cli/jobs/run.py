@@ -62,6 +62,11 @@ def _follow(
     from torchloom.cli.jobs.submit import send
     from torchloom.client import Endpoint
 
+    if options.replicas is not None:
+        from torchloom.cli.jobs.replicas import follow_all, replica_requests, send_all
+
+        jobs = send_all(home, replica_requests(options, body))
+        return follow_all(Endpoint.find(home), jobs, home if local else None, shown, quiet=options.json)
     job = send(home, body)
     follower = Follower(
         Endpoint.find(home),

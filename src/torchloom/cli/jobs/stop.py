@@ -51,6 +51,7 @@ def command(
 
     A script that handles the signal gets it there and ends in its own way. Others end at the boundary.
     """
+    from torchloom.cli.jobs.replicas import members
     from torchloom.cli.show import output
     from torchloom.errors import UsageError
 
@@ -58,7 +59,7 @@ def command(
         raise UsageError("Only one of --kill and --signal at a time.")
     named = None if signal is None else _signal(signal)
     client = api()
-    had_ended = {job: client.job(job)["ended"] for job in dict.fromkeys(jobs)}
+    had_ended = {job: client.job(job)["ended"] for job in members(client, dict.fromkeys(jobs))}
     for job, ended in had_ended.items():
         if not ended:
             wanted: StopRequest = {"kill": kill, "grace_s": grace}

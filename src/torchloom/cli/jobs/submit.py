@@ -46,6 +46,12 @@ def submit(options: Namespace, body: JobRequest) -> int:
             raise
         if not stayed:
             print("loom: torchloom stays up in the background; `loom down` stops it.", file=sys.stderr)
+    if options.replicas is not None:
+        from torchloom.cli.jobs.replicas import replica_requests, send_all
+
+        jobs = send_all(home, replica_requests(options, body))
+        print(json.dumps({"jobs": jobs}) if options.json else "\n".join(jobs))
+        return 0
     job = send(home, body)
     print(json.dumps({"job": job}) if options.json else job)
     return 0

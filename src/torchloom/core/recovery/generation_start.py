@@ -77,6 +77,7 @@ def ask_rendezvous(turn: Turn, job: Job, generation: int, node: str, reason: str
             spawn=job.spec.spawn,
             preload=job.spec.preload,
             env_of=job.id,
+            replica=job.spec.replica,
         )
     )
 
@@ -167,6 +168,7 @@ def launch(turn: Turn, job: Job, reason: str) -> None:
                 max_steps=last_step(job),
                 log_dir=spec.log_dir,
                 barred=tuple(turn.fleet.nodes[node].barred),
+                replica=job.spec.replica,
             )
         )
 

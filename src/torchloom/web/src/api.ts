@@ -480,6 +480,7 @@ export interface JobRequest {
   max_workers?: number | null;
   standby?: number;
   interpreter?: string;
+  replica?: ReplicaBody | null;
   spawn?: "warm" | "cold";
   preload?: Array<string>;
   max_restarts?: number | null;
@@ -824,6 +825,13 @@ export interface ReplayView {
   checked: number;
   differing: number;
   sentence: string;
+}
+
+export interface ReplicaBody {
+  set: string;
+  index: number;
+  size: number;
+  min_replicas: number;
 }
 
 export interface ReplicaView {

@@ -1,0 +1,209 @@
+"""Starts, watches, restarts and adopts the lighthouses of this host, and opens and closes their doors.
+
+A lighthouse outlives the agent. One that dies is started again within moments, with the same doors at the
+same ports; managers retry until then. It ends by itself when its last door is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from torchloom.agent.lighthouse import records
+from torchloom.agent.lighthouse.records import ControlReply, ControlRequest, door_of
+from torchloom.agent.tasks import Tasks
+from torchloom.errors import SpawnFailed
+from torchloom.home import Home, private_directory
+from torchloom.model.ids import check_token
+from torchloom.model.node import RendezvousRef
+from torchloom.model.quorum import ReplicaSeat
+from torchloom.spawner.unix_socket import usable_address
+
+log = logging.getLogger(__name__)
+
+_UP_WITHIN_S = 30.0
+_LOOK_EVERY_S = 0.02
+_WATCH_EVERY_S = 0.05
+_HOST = "127.0.0.1"
+
+
+class Lighthouses:
+    """All of this host, by the torchft job they belong to."""
+
+    def __init__(self, home: Home, tasks: Tasks) -> None:
+        self._home = home
+        self._tasks = tasks
+        self._directory = home.root / "agent" / "lighthouses"
+        self._links: dict[str, _Link] = {}
+        self._sets: dict[str, str] = {}
+        """Torchft job by door."""
+        self._lock = asyncio.Lock()
+
+    async def adopt(self) -> None:
+        """Connect to what an earlier agent started; start again what died meanwhile."""
+        if not self._directory.is_dir():
+            return
+        for path in sorted(self._directory.glob("*.json")):
+            record = records.read(path)
+            if record is None or not record.doors:
+                path.unlink(missing_ok=True)
+                continue
+            for door in record.doors:
+                self._sets[door] = record.set
+            self._link(record.set)
+
+    async def open(self, seat: ReplicaSeat, ref: RendezvousRef) -> tuple[str, str]:
+        """The addresses of a new door, or of the one that is open already, and of the news."""
+        if importable := _why_not():
+            raise SpawnFailed(importable)
+        check_token(seat.set, "job name")
+        door = door_of(ref.job, ref.generation)
+        async with self._lock:
+            path = self._file(seat.set)
+            if not path.exists():
+                private_directory(self._directory)
+                records.write(path, records.fresh(seat))
+            link = self._link(seat.set)
+            reply = await link.ask(ControlRequest(do="open", door=door))
+        self._sets[door] = seat.set
+        return f"{_HOST}:{reply.port}", f"{_HOST}:{reply.news_port}"
+
+    async def close(self, ref: RendezvousRef) -> None:
+        door = door_of(ref.job, ref.generation)
+        name = self._sets.pop(door, "")
+        if not name:
+            return
+        async with self._lock:
+            await self._link(name).ask(ControlRequest(do="close", door=door))
+            if name not in self._sets.values():
+                await self._links.pop(name).ended()
+
+    def gone(self, job: str, generation: int) -> None:
+        """A worker behind this door has ended, so its replica has: report it without delay."""
+        door = door_of(job, generation)
+        name = self._sets.get(door, "")
+        if name and name in self._links:
+            self._tasks.start(self._say_gone(name, door), f"end of {door}")
+
+    async def _say_gone(self, name: str, door: str) -> None:
+        link = self._links.get(name)
+        if link is not None:
+            await link.ask(ControlRequest(do="gone", door=door))
+
+    async def status(self, name: str) -> ControlReply | None:
+        link = self._links.get(name)
+        return await link.ask(ControlRequest(do="status")) if link is not None else None
+
+    def _link(self, name: str) -> _Link:
+        if name not in self._links:
+            socket = self._home.sockets / f"lighthouse-{name}"
+            made = self._links[name] = _Link(self._file(name), socket, self._home.logs_dir)
+            self._tasks.start(made.watch(), f"lighthouse of {name}")
+        return self._links[name]
+
+    def _file(self, name: str) -> Path:
+        return self._directory / f"{name}.json"
+
+
+class _Link:
+    """The connection to one lighthouse process. Whoever finds it broken starts the process again."""
+
+    def __init__(self, record: Path, socket: Path, logs: Path) -> None:
+        self._record = record
+        self._socket = socket
+        self._log = logs / f"{socket.name}.log"
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = asyncio.Lock()
+        self._over = False
+
+    async def ask(self, request: ControlRequest) -> ControlReply:
+        async with self._lock:
+            for attempt in (1, 2):
+                reader, writer = await self._connected()
+                try:
+                    async with asyncio.timeout(_UP_WITHIN_S):
+                        writer.write(msgspec.json.encode(request) + b"\n")
+                        await writer.drain()
+                        line = await reader.readline()
+                except (OSError, TimeoutError):
+                    line = b""
+                if line:
+                    reply = msgspec.json.decode(line, type=ControlReply)
+                    if reply.failed:
+                        raise SpawnFailed(f"the lighthouse failed to {request.do} a door: {reply.failed}")
+                    return reply
+                self._drop()
+                if request.do != "open" and not self._record.exists():
+                    return ControlReply()  # it has ended, as it should after its last door
+                log.info("the lighthouse %s does not answer (%d)", self._record.stem, attempt)
+        raise SpawnFailed(f"the lighthouse of {self._record.stem} does not answer")
+
+    async def watch(self) -> None:
+        """Keep the process alive: its socket shows when it dies."""
+        while not self._over and self._record.exists():
+            try:
+                async with self._lock:
+                    await self._connected()
+            except (SpawnFailed, OSError) as error:
+                log.warning("%s", error)
+            await asyncio.sleep(_LOOK_EVERY_S if self._reader is None else _WATCH_EVERY_S)
+
+    async def ended(self) -> None:
+        """Its last door is closed: wait for its end."""
+        self._over = True
+        self._drop()
+        process = self._process
+        for _ in range(int(_UP_WITHIN_S / _LOOK_EVERY_S)):
+            if (process is None or process.poll() is not None) and not self._record.exists():
+                return
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    def _drop(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._reader = self._writer = None
+
+    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._reader is not None and self._writer is not None and not self._reader.at_eof():
+            return self._reader, self._writer
+        self._drop()
+        for look in range(int(_UP_WITHIN_S / _LOOK_EVERY_S)):
+            try:
+                with usable_address(self._socket) as address:
+                    self._reader, self._writer = await asyncio.open_unix_connection(address)
+                return self._reader, self._writer
+            except (ConnectionRefusedError, FileNotFoundError):
+                if self._process is None or self._process.poll() is not None:
+                    if look > 1 and self._process is not None:
+                        await asyncio.sleep(1.0)  # it ends as soon as it starts; its log says why
+                    self._start()
+            await asyncio.sleep(_LOOK_EVERY_S)
+        raise SpawnFailed(f"the lighthouse of {self._record.stem} did not start; see {self._log}")
+
+    def _start(self) -> None:
+        command = [sys.executable, "-m", "torchloom.agent.lighthouse", str(self._record), str(self._socket)]
+        with self._log.open("ab") as log_file:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log_file,
+                stderr=log_file,
+                start_new_session=True,
+                env={**os.environ, "GRPC_VERBOSITY": "ERROR"},
+            )
+
+
+def _why_not() -> str:
+    from importlib.util import find_spec
+
+    if find_spec("grpc") is not None:
+        return ""
+    return "torchloom needs grpcio for the lighthouse of a torchft job: pip install 'torchloom[torchft]'"

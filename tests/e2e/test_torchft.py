@@ -1,0 +1,108 @@
+"""torchft under `loom run --replicas`: a replica dies, the others never leave their step loop."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stack import Stack, lines_of, wait_until
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+STABLE = Path(sys.prefix) / "torchft-stable"
+"""torchft 0.2.0, whose module has the same name as the nightly's; scripts/setup.sh puts it there."""
+
+
+class Replicas:
+    """A torchft job of a test, and what its replicas print."""
+
+    def __init__(self, stack: Stack, name: str, size: int) -> None:
+        self.stack = stack
+        self.jobs = [f"{name}-r{index}" for index in range(size)]
+        self.name = name
+
+    def lines(self, index: int) -> list[str]:
+        return lines_of(self.stack.home.jobs_dir / self.jobs[index] / "rank-0.log")
+
+    def steps(self, index: int) -> list[tuple[int, int]]:
+        """Steps and the number of replicas that made each."""
+        found = (re.match(r"step (\d+) .*replicas (\d+)", line) for line in self.lines(index))
+        return [(int(m[1]), int(m[2])) for m in found if m]
+
+    def wait_steps(self, more: int, replicas: int, among: tuple[int, ...]) -> None:
+        """Until each of these has made so many further steps together with so many replicas."""
+        seen = {index: len(self.steps(index)) for index in among}
+
+        def done() -> bool:
+            new = (self.steps(index)[before:] for index, before in seen.items())
+            return all(sum(count == replicas for _, count in steps) >= more for steps in new)
+
+        try:
+            wait_until(done, f"{more} steps of {replicas} replicas on {among}")
+        except AssertionError as error:
+            logs = "\n".join("\n".join(self.lines(index)[-30:]) for index in among)
+            raise AssertionError(f"{error}\n{logs}\n{self.stack.logs()}") from error
+
+    def pid(self, index: int) -> int:
+        worker: dict[str, Any] = self.stack.status(self.jobs[index])["workers"][0]
+        return int(worker["pid"])
+
+    def weights(self) -> set[str]:
+        """The hashes that the replicas print at the end."""
+        for job in self.jobs:
+            self.stack.wait_state(job, "completed", "failed", "stopped")
+        ends = [re.findall(r"weights (\w+)", "\n".join(self.lines(i))) for i in range(len(self.jobs))]
+        return {found for end in ends for found in end}
+
+
+def started(stack: Stack, name: str, *, size: int = 2, steps: int, step_s: float = 0.05) -> Replicas:
+    flags = ("--replicas", str(size), "--name", name, "--env", f"STEP_S={step_s}")
+    stack.loom("submit", *flags, "--max-steps", str(steps), str(EXAMPLES / "torchft_ddp.py"))
+    job = Replicas(stack, name, size)
+    job.wait_steps(2, size, tuple(range(size)))
+    return job
+
+
+@pytest.mark.parametrize("release", ["nightly", "stable"])
+def test_a_killed_replica_comes_back_and_the_others_stay(stack: Stack, release: str) -> None:
+    if release == "stable":
+        assert STABLE.is_dir(), "scripts/setup.sh installs it"
+        stack.env["PYTHONPATH"] = str(STABLE)
+    job = started(stack, f"ft-{release}", steps=120)
+    stays, lost = job.pid(0), job.pid(1)
+    os.kill(lost, signal.SIGKILL)
+    job.wait_steps(3, 2, (0, 1))
+    assert job.pid(0) == stays, "the survivor is the same process"
+    assert job.pid(1) != lost
+    assert stack.status(job.jobs[0])["restarts"] == 0 and stack.status(job.jobs[1])["restarts"] == 1
+    assert len(job.weights()) == 1, "all replicas end with the same weights"
+    done = [step for step, _ in job.steps(0)]
+    assert done == sorted(done) and done[-1] == 120
+    assert stack.status(job.jobs[0])["restarts"] == 0, "and the survivor never left its loop"
+
+
+def test_a_killed_lighthouse_and_agent_disturb_no_replica(stack: Stack) -> None:
+    job = started(stack, "ft-lh", steps=400)
+    pids = [job.pid(0), job.pid(1)]
+    (lighthouse,) = [p.pid for p in stack.processes() if "torchloom.agent.lighthouse" in p.cmdline()]
+    os.kill(lighthouse, signal.SIGKILL)
+    job.wait_steps(3, 2, (0, 1))
+    agent = stack.kill_part("agent")
+    stack.wait_part_back("agent", agent)
+    job.wait_steps(3, 2, (0, 1))
+    assert [job.pid(0), job.pid(1)] == pids
+    stack.loom("stop", "--kill", job.name)
+    assert {stack.status(name)["state"] for name in job.jobs} == {"stopped"}
+
+
+def test_two_torchft_jobs_side_by_side_do_not_meet(stack: Stack) -> None:
+    """The same script, so the same replica ids, at the same time."""
+    one = started(stack, "ft-one", size=1, steps=400)
+    other = started(stack, "ft-other", size=1, steps=30, step_s=0.0)
+    assert len(other.weights()) == 1
+    one.wait_steps(2, 1, (0,))
+    assert {count for _, count in one.steps(0) + other.steps(0)} == {1}
