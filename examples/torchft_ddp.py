@@ -18,6 +18,7 @@ from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGlo
 STEPS = int(os.environ.get("MAX_STEPS", "200"))
 STEP_S = float(os.environ.get("STEP_S", "0"))
 """Seconds that a step takes in addition, so that there is time to watch it."""
+TIMEOUT = timedelta(seconds=int(os.environ.get("TORCHFT_TIMEOUT_SEC", "30")))
 
 
 def main() -> None:
@@ -33,12 +34,12 @@ def main() -> None:
         return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
 
     manager = Manager(
-        pg=ProcessGroupGloo(timeout=timedelta(seconds=30)),
+        pg=ProcessGroupGloo(timeout=TIMEOUT),
         min_replica_size=1,
         load_state_dict=load_state_dict,
         state_dict=state_dict,
         replica_id=f"train_ddp_{replica}",
-        timeout=timedelta(seconds=30),
+        timeout=TIMEOUT,
     )
     ddp = DistributedDataParallel(manager, model)
     optimizer = Optimizer(manager, torch.optim.SGD(ddp.parameters(), lr=0.01, momentum=0.9))

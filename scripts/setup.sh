@@ -11,6 +11,9 @@ fi
 echo "installing packages (a minute the first time)…"
 "$VENV/bin/python" -m pip install -q --disable-pip-version-check -c constraints.txt torch==2.13.0
 "$VENV/bin/python" -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,integrations]'
+# The stable torchft has the module name of the nightly: tests of it put this directory on PYTHONPATH.
+[ -d "$VENV/torchft-stable/torchft" ] || "$VENV/bin/python" -m pip install -q --disable-pip-version-check \
+  --no-deps --target "$VENV/torchft-stable" torchft==0.2.0
 "$VENV/bin/python" -m torchloom.probe.native
 # Tests of the page need a browser. A new CI machine has none; nobody else's machine is changed.
 if [ "${CI:-}" = true ] && [ "$(id -u)" = 0 ] && ! command -v chromium >/dev/null && command -v apt-get >/dev/null; then

@@ -114,7 +114,7 @@ def test_replicas_meet_at_their_doors_and_a_death_is_known_at_once() -> None:
             alone = asyncio.create_task(a.quorum())
             mine.gone("ft-r1", 1)
             assert await alone == (2, ["a"])
-            assert await reader.readline() == b'{"gone":["b"]}\n'
+            assert await reader.readline() == b'{"quorum":1,"gone":["b"]}\n'
             writer.close()
             a.die()
             await mine.close(second)

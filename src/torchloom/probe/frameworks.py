@@ -18,6 +18,9 @@ ARRIVALS = {
     "lightning.pytorch.trainer.trainer": "torchloom.integrations.lightning",
     "pytorch_lightning.trainer.trainer": "torchloom.integrations.lightning",
     "accelerate.accelerator": "torchloom.integrations.accelerate",
+    "torchft.manager": "torchloom.integrations.torchft",
+    "torchft.process_group": "torchloom.integrations.torchft",
+    "torchft.ddp": "torchloom.integrations.torchft",
 }
 OFF = "LOOM_INTEGRATIONS"
 

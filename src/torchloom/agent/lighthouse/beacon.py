@@ -137,7 +137,7 @@ class Beacon:
         if not ids:
             return
         log.info("%s has ended: %s", door, ", ".join(ids))
-        line = msgspec.json.encode({"gone": ids}) + b"\n"
+        line = msgspec.json.encode({"quorum": self._state.quorum_id, "gone": ids}) + b"\n"
         for listener in self._listeners:
             listener.write(line)
         self._try_quorum()

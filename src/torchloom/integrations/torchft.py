@@ -1,0 +1,191 @@
+"""torchft: reports quorums and commits, and ends a broken collective the moment a replica's death is known.
+
+`loom run --replicas N` switches this on when the script imports torchft; no line of the script changes. By
+hand: `from torchloom.integrations.torchft import Manager`. Outside torchloom both are torchft's own classes.
+
+One thread listens to the lighthouse. It touches nothing but a process group whose quorum has a dead member,
+so that the collective there fails now and not after its timeout (broken_groups.py). torchft then skips that
+step.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from types import ModuleType
+from typing import Any
+
+from torchloom.integrations.broken_groups import BrokenGroups, WatchedGroup
+from torchloom.integrations.lighthouse_news import listen
+from torchloom.probe import api, session
+
+NEWS = "LOOM_LIGHTHOUSE_NEWS"
+
+_groups = BrokenGroups()
+_listening = threading.Lock()
+
+
+def __getattr__(name: str) -> Any:
+    """`Manager`, and whatever else torchft exports."""
+    import torchft
+
+    return getattr(torchft, name)
+
+
+def activate(arrived: ModuleType) -> None:
+    """A module of torchft has been imported."""
+    if not os.environ.get(NEWS):
+        return
+    match arrived.__name__:
+        case "torchft.manager":
+            _watch_manager(arrived.Manager)
+        case "torchft.process_group":
+            _watch_groups(arrived)
+        case "torchft.ddp":
+            mend_comm_hook(arrived)
+
+
+def _quietly(call: Callable[..., None], *args: Any) -> None:
+    """Through the probe's guard: nothing of ours raises in the script."""
+    if session.current is not None:
+        session.current.guard.wrap(call)(*args)
+
+
+def _watch_manager(manager: Any) -> None:
+    made, committed = manager.__init__, manager.should_commit
+
+    @functools.wraps(made)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        _quietly(_follow, self)
+
+    @functools.wraps(committed)
+    def should_commit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        done = committed(self, *args, **kwargs)
+        _quietly(_report_commit, self, done)
+        return done
+
+    manager.__init__, manager.should_commit = __init__, should_commit
+
+
+def _follow(manager: Any) -> None:
+    manager._client = QuorumClient(manager._client)
+    if _listening.acquire(blocking=False):
+        listen(os.environ[NEWS], _groups.died)
+
+
+def _report_commit(manager: Any, done: bool) -> None:
+    """The committed step is the script's own step: a healed replica continues with the others' number."""
+    if done:
+        api.step(manager._step - 1)  # the optimizer's step, which is part of the commit, is still to come
+    failures = {"torchft/failed_commits": manager._commit_failures} if not done else {}
+    api.log(
+        **{
+            "torchft/quorum": manager._quorum_id,
+            "torchft/replicas": manager._participating_replica_world_size,
+            "torchft/healing": int(manager._healing),
+            **failures,
+        }
+    )
+
+
+class QuorumClient:
+    """torchft's own client, which also notes who is in the quorum that this thread is about to configure."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def _quorum(self, *args: Any, **kwargs: Any) -> Any:
+        found = self._client._quorum(*args, **kwargs)
+        _quietly(_groups.quorum, found.quorum_id, list(found.replica_ids))
+        return found
+
+
+def _watch_groups(process_group: Any) -> None:
+    """A process group's sockets are those that exist after its construction and did not before."""
+    gloo = process_group.ProcessGroupGloo
+    create = gloo._create_pg
+
+    @functools.wraps(create)
+    def _create_pg(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _quietly(_groups.before)
+        made = create(self, *args, **kwargs)
+        _quietly(_groups.after, self, made)
+        return made
+
+    wrap = gloo._wrap_work
+
+    @functools.wraps(wrap)
+    def _wrap_work(self: Any, work: Any, opts: Any) -> Any:
+        made = wrap(self, work, opts)
+        group = getattr(self, "_loom_group", None)
+        return made if group is None else _breakable()(made, group)
+
+    gloo._create_pg, gloo._wrap_work = _create_pg, _wrap_work
+
+
+@functools.cache
+def _breakable() -> Any:
+    """A work whose `wait` ends when a member of its group has died. Made late: the script imports torch."""
+    from torch.distributed.distributed_c10d import Work
+
+    class BreakableWork(Work):
+        def __init__(self, work: Any, group: WatchedGroup) -> None:
+            super().__init__()
+            self._work = work
+            self._group = group
+
+        def wait(self, timeout: timedelta | None = None) -> Any:
+            return self._group.wait(self._work, timeout)
+
+        def get_future(self) -> Any:
+            return self._work.get_future()
+
+        def is_completed(self) -> bool:
+            return bool(self._work.is_completed())
+
+        def exception(self) -> Any:
+            return self._work.exception()
+
+        def synchronize(self) -> None:
+            self._work.synchronize()
+
+        def result(self) -> Any:
+            return self._work.result()
+
+    return BreakableWork
+
+
+def mend_comm_hook(ddp: Any) -> None:
+    """In torchft 0.2 a survivor dies of `assert fut._fut` when an allreduce of its DDP fails.
+
+    The manager has the error already and will not commit this step, so DDP gets its bucket back as it is.
+    """
+    if hasattr(ddp, "_completed"):
+        return
+    import torch
+
+    def _comm_hook(state: Any, bucket: Any) -> Any:
+        work = state.allreduce(bucket.buffer())
+        work.wait()
+        future = work.get_future()
+        if not hasattr(future, "_managed_work"):
+            return future  # after an error torchft returns a future that is already done
+        if future._fut is not None:
+            return future._fut
+        done: Any = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    # torch checks these.
+    _comm_hook.__annotations__ = {
+        "bucket": torch.distributed.GradBucket,
+        "return": torch.futures.Future[torch.Tensor],
+    }
+    ddp.DistributedDataParallel._comm_hook = staticmethod(_comm_hook)
