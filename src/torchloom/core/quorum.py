@@ -23,7 +23,7 @@ class QuorumRules(Struct, frozen=True):
     """How long those who have asked wait for members of the previous quorum that have not."""
 
 
-class Candidate(Struct):
+class QuorumCandidate(Struct):
     """A replica's manager, as the lighthouse knows it."""
 
     door: str
@@ -36,7 +36,7 @@ class Candidate(Struct):
 
 
 class QuorumState(Struct):
-    candidates: dict[str, Candidate] = field(default_factory=dict)
+    candidates: dict[str, QuorumCandidate] = field(default_factory=dict)
     """By replica id."""
     previous: tuple[str, ...] = ()
     """Replica ids of the last quorum."""
@@ -52,7 +52,7 @@ class Formed(Struct, frozen=True):
     reason: str
 
 
-def alive(now_s: float, state: QuorumState, rules: QuorumRules) -> dict[str, Candidate]:
+def alive(now_s: float, state: QuorumState, rules: QuorumRules) -> dict[str, QuorumCandidate]:
     return {
         id: candidate
         for id, candidate in state.candidates.items()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchloom.core.quorum import Candidate, QuorumRules, QuorumState, form, leave, settle
+from torchloom.core.quorum import QuorumCandidate, QuorumRules, QuorumState, form, leave, settle
 from torchloom.model.quorum import QuorumMember
 
 RULES = QuorumRules(size=3)
@@ -14,7 +14,7 @@ def member(name: str, *, shrink_only: bool = False, commit_failures: int = 0) ->
 
 def ask(state: QuorumState, now_s: float, *members: QuorumMember) -> None:
     for one in members:
-        state.candidates[one.replica_id] = Candidate(f"door-{one.replica_id}", now_s, now_s, one)
+        state.candidates[one.replica_id] = QuorumCandidate(f"door-{one.replica_id}", now_s, now_s, one)
 
 
 def trained(*names: str) -> QuorumState:
@@ -63,7 +63,7 @@ def test_survivors_form_a_quorum_the_moment_a_death_is_known() -> None:
 def test_survivors_never_wait_for_a_replica_that_is_only_starting() -> None:
     state = trained("a", "b")
     leave(state, "door-b")
-    state.candidates["b2"] = Candidate("door-b2", 1.0)  # it sends heartbeats and builds its model
+    state.candidates["b2"] = QuorumCandidate("door-b2", 1.0)  # it sends heartbeats and builds its model
     ask(state, 1.0, member("a"))
     assert ids(form(1.0, state, RULES).members) == ["a"]
 

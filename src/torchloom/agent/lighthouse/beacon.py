@@ -19,7 +19,7 @@ import msgspec
 
 from torchloom.agent.lighthouse import records
 from torchloom.agent.lighthouse.records import BeaconRecord, ControlReply, ControlRequest
-from torchloom.core.quorum import Candidate, QuorumRules, QuorumState, form, leave, settle
+from torchloom.core.quorum import QuorumCandidate, QuorumRules, QuorumState, form, leave, settle
 from torchloom.wire import torchft_messages
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,9 @@ class Beacon:
         self._rules = QuorumRules(record.size, record.min_replicas)
         now = time.monotonic()
         # Members of the last quorum count as alive until their heartbeats show it, or do not.
-        known = {id: Candidate(door, now) for id, door in record.members.items() if door in record.doors}
+        known = {
+            id: QuorumCandidate(door, now) for id, door in record.members.items() if door in record.doors
+        }
         self._state = QuorumState(known, tuple(record.members), record.quorum_id, record.formed)
         self._servers: dict[str, grpc.aio.Server] = {}
         self._waiting: dict[str, asyncio.Future[bytes]] = {}
@@ -143,10 +145,10 @@ class Beacon:
         self._try_quorum()
 
     # -- managers -------------------------------------------------------------------------------
-    def _seen(self, door: str, replica_id: str) -> Candidate | None:
+    def _seen(self, door: str, replica_id: str) -> QuorumCandidate | None:
         """The candidate of this id; None if the id is that of another door."""
         now = self._used = time.monotonic()
-        known = self._state.candidates.setdefault(replica_id, Candidate(door, now))
+        known = self._state.candidates.setdefault(replica_id, QuorumCandidate(door, now))
         if known.door != door:
             return None
         known.seen_s = now

@@ -16,7 +16,7 @@ RESTART_S = 30.0
 """What a restart costs as long as none was seen."""
 
 WHOLE = "the whole job, because its replicas share a process group and one cannot be restarted alone"
-"""torchft would keep the others; no job that is known here has replicas of that kind."""
+"""Of a job without torchft."""
 
 
 def facts_of(turn: Turn, job: Job, event: FindingMade, plan: RestartPlan) -> DecisionFacts:
@@ -30,7 +30,11 @@ def facts_of(turn: Turn, job: Job, event: FindingMade, plan: RestartPlan) -> Dec
         why_not = rollback.why_not(job, event)
         how = rollback.how(policy, event)
     elif action == "restart-replica":
-        how = f"{plan.reason}; {WHOLE}"
+        seat = job.spec.replica
+        whom = (
+            WHOLE if seat is None else f"only this replica; the other {seat.size - 1} of {seat.set} continue"
+        )
+        how = f"{plan.reason}; {whom}"
     elif action == "pause":
         how = ""
     return DecisionFacts(
