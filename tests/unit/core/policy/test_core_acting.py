@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from core_story import KILLED
 from finding_story import CERTAIN, NAN, SLOW, hang, made
+from msgspec.structs import replace
 from policy_story import answer, bring_to_act, eager, nan, save_first, saved, slow, stepping
 
 from torchloom.cli.jobs.policy import read
@@ -18,6 +19,7 @@ from torchloom.model.events import FindingMade, RanksAnswered
 from torchloom.model.findings import Finding
 from torchloom.model.fleet import JobState
 from torchloom.model.policy import Action, Policy
+from torchloom.model.quorum import ReplicaSeat
 from torchloom.model.transaction.messages import Answer, AttemptId, Kind, Said
 
 ROLLBACK: dict[str, dict[str, Action]] = {
@@ -261,6 +263,15 @@ def test_a_replica_that_cannot_be_restarted_alone_is_restarted_with_the_others_a
     assert story.state() is JobState.RECOVERING and story.job().acts[-1].action == "restart-replica"
     assert "the whole job, because its replicas share a process group" in story.incident().decision
     story.check_replay()
+
+
+def test_a_replica_of_a_torchft_job_is_restarted_alone() -> None:
+    story = stepping(Policy(rules={"hang": {"certain": "restart-replica"}}))
+    seat = ReplicaSeat(set="ft", index=1, size=3)
+    story.job().spec = replace(story.job().spec, replica=seat)
+    story.tell(made(hang(certain=True, may_act=True, certainty="stopped")))
+    assert story.state() is JobState.RECOVERING
+    assert "only this replica; the other 2 of ft continue" in story.incident().decision
 
 
 def test_data_without_places_is_rolled_back_and_told_that_nothing_was_left_out() -> None:
