@@ -13,6 +13,7 @@ from datetime import timedelta
 
 import torch
 from torch import nn
+
 from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
 
 STEPS = int(os.environ.get("MAX_STEPS", "200"))
