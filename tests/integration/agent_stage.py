@@ -175,8 +175,9 @@ def steps(step_s: float, *words: str) -> Program:
     return Program("command", sys.executable, (script, str(step_s), *words))
 
 
-def sh(text: str) -> Program:
-    return Program("command", "sh", ("-c", text))
+def sh(text: str, *words: str) -> Program:
+    """A shell script; the words are its $0, $1 and so on."""
+    return Program("command", "sh", ("-c", text, *words))
 
 
 async def until(check: Callable[[], Any], timeout_s: float = 120.0) -> Any:

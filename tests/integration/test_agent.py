@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from agent_stage import (
 )
 
 from torchloom.agent.processes.process import is_alive, start_ticks
+from torchloom.api.log_order import Merge, stretches
 from torchloom.model.effects import StartRendezvous, StopRendezvous, StopWorkers
 from torchloom.model.events import (
     EffectDone,
@@ -37,7 +40,7 @@ from torchloom.model.events import (
     WorkerRegistered,
 )
 from torchloom.model.job import Program
-from torchloom.model.messages import ReadLog, ReadSteps
+from torchloom.model.messages import LogPiece, ReadLog, ReadSteps
 from torchloom.model.node import RendezvousRef
 from torchloom.model.worker import WorkerRef
 from torchloom.wire import codec, subjects
@@ -222,6 +225,43 @@ def test_logs_and_boxes_can_be_asked_for(tmp_path: Path) -> None:
         assert not codec.decode_box_reading(garbage).found
 
     run(tmp_path, scene)
+
+
+def test_lines_of_two_ranks_have_an_order_and_a_bar_is_seen_while_it_moves(tmp_path: Path) -> None:
+    """Both ranks print in turn, each when the other's line is in its log."""
+    turn = 'for n in 0 1 2; do until [ -e "$0/$n-$RANK" ]; do sleep 0.01; done; echo "$n of $RANK"; done'
+    bar = "printf '10%%\\r20%%'; until [ -e \"$0/end\" ]; do sleep 0.01; done; echo"
+
+    async def scene(stage: Stage) -> None:
+        await stage.start_agent()
+        await stage.start(sh(f"{turn}; {bar}", str(tmp_path)), world=2)
+        wanted = []
+        for n in range(3):
+            for rank in (0, 1):
+                line = b"%d of %d\n" % (n, rank)
+                (tmp_path / f"{n}-{rank}").touch()
+                await read_until(stage, ReadLog("tiny", rank), lambda piece, line=line: line in piece.data)
+                wanted.append(line)
+        merge = Merge()
+        for rank in (0, 1):
+            merge.add(stretches(rank, await read_log(stage, ReadLog("tiny", rank))))
+        found = b"".join(one.data for one in merge.take(2**62, 2**62)).splitlines(keepends=True)
+        assert [line for line in found if b" of " in line and b"loom" not in line] == wanted
+        asked = ReadLog("tiny", 1, unfinished=True)
+        seen = await read_until(stage, asked, lambda piece: piece.unfinished.endswith(b"20%"))
+        assert seen.unfinished == b"10%\r20%" and b"20%" not in seen.data
+        (tmp_path / "end").touch()
+        seen = await read_until(stage, asked, lambda piece: b"20%" in piece.data)
+        assert seen.data.endswith(b"10%\r20%\n") and seen.unfinished == b""
+
+    run(tmp_path, scene)
+
+
+async def read_until(stage: Stage, query: ReadLog, enough: Callable[[LogPiece], bool]) -> LogPiece:
+    async with asyncio.timeout(120):
+        while not enough(piece := await read_log(stage, query)):
+            await asyncio.sleep(0.02)
+    return piece
 
 
 def test_a_pulse_means_progress(tmp_path: Path) -> None:

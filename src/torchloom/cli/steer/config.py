@@ -141,6 +141,11 @@ def show_history(versions: list[HistoryView]) -> None:
         ),
         nothing="no changes",
     )
+    numbers = [one["version"] for one in versions]
+    if numbers and numbers[-1] > len(numbers):
+        print(
+            "\nOther numbers are operations that changed no setting, such as a pause: see `loom operations`."
+        )
 
 
 def became(one: HistoryView) -> str:
