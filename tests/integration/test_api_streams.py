@@ -217,6 +217,9 @@ def test_a_line_without_an_end_is_sent_on_request_and_comes_again_when_it_has_on
     stream = read_stream(server.port, f"/jobs/{job}/logs/stream?unfinished=true")
     kind, _, body = next(stream)
     assert (kind, body) == ("unfinished", {"rank": 0, "text": "10%"})
+    status, _, answer = server.request("GET", f"/jobs/{job}/logs?interleaved=true&unfinished=true")
+    assert status == 200 and [line["text"] for line in answer["lines"]] == ["10%"]
+    assert answer["logs"][0]["next_offset"] == 0, "it is not read: it comes again"
     agent.unfinished[place] = b"10%\r20%"
     kind, id, body = next(stream)
     assert (kind, body["text"]) == ("unfinished", "10%\r20%")

@@ -264,6 +264,7 @@ class Operations(Transport):
         grep: str | None = None,
         since: str | None = None,
         interleaved: bool | None = None,
+        unfinished: bool | None = None,
     ) -> JobLogs:
         """The last `tail` (100) lines of each rank, or what comes after the byte `offset` or `since` a
         time.
@@ -272,7 +273,9 @@ class Operations(Transport):
         time
         ago like `10m`. A piece is less than a MiB; `next_offset` leads on. With `interleaved`, `lines`
         has
-        the lines of all ranks in the order in which they were printed, and `text` is empty.
+        the lines of all ranks in the order in which they were printed, and `text` is empty. With
+        `unfinished` too, the newest part of a line that has no end yet, such as a progress bar, comes
+        last.
         """
         found: JobLogs = self.request(
             "GET",
@@ -284,6 +287,7 @@ class Operations(Transport):
                 "grep": grep,
                 "since": since,
                 "interleaved": interleaved,
+                "unfinished": unfinished,
             },
         )
         return found

@@ -48,12 +48,14 @@ def routes(control: Control) -> APIRouter:
         grep: Grep = "",
         since: Since = "",
         interleaved: bool = False,
+        unfinished: bool = False,
     ) -> JobLogs:
         """The last `tail` (100) lines of each rank, or what comes after the byte `offset` or `since` a time.
 
         With `grep`, only lines that contain this text. `since` is a time as in RFC 3339, or a span of time
         ago like `10m`. A piece is less than a MiB; `next_offset` leads on. With `interleaved`, `lines` has
-        the lines of all ranks in the order in which they were printed, and `text` is empty.
+        the lines of all ranks in the order in which they were printed, and `text` is empty. With
+        `unfinished` too, the newest part of a line that has no end yet, such as a progress bar, comes last.
         """
         ranks = ranks_of(job_of(control, job), rank)
         since_ns = parse_since(since, time.time_ns())
@@ -66,7 +68,8 @@ def routes(control: Control) -> APIRouter:
                     if grep and offset is None:
                         most = tail or (None if since else DEFAULT_TAIL)
                         return await _search(control, job, number, grep, most, since_ns)
-                    return await _piece(control, job, number, place, grep, since_ns)
+                    bar = unfinished and interleaved
+                    return await _piece(control, job, number, place, grep, since_ns, bar)
                 except LoomError as error:
                     empty = LogView(rank=number, text="", offset=0, next_offset=0, lost_bytes=0)
                     return empty.model_copy(update={"error": str(error)}), []
@@ -118,9 +121,9 @@ def routes(control: Control) -> APIRouter:
 
 
 async def _piece(
-    control: Control, job: str, rank: int, offset: int, grep: str, since_ns: int
+    control: Control, job: str, rank: int, offset: int, grep: str, since_ns: int, unfinished: bool
 ) -> tuple[LogView, list[LogLine]]:
-    piece, shift_ns = await read_timed(control, job, rank, offset, PIECE_BYTES, since_ns)
+    piece, shift_ns = await read_timed(control, job, rank, offset, PIECE_BYTES, since_ns, unfinished)
     view = LogView(
         rank=rank,
         text="",
@@ -128,7 +131,11 @@ async def _piece(
         next_offset=piece.next_offset,
         lost_bytes=piece.lost_bytes,
     )
-    return view, [line for line in _lines(rank, piece, shift_ns) if grep in line.text]
+    lines = [line for line in _lines(rank, piece, shift_ns) if grep in line.text]
+    if piece.unfinished:
+        bar = piece.unfinished.decode(errors="replace")
+        lines.append(LogLine(rank=rank, at_ns=piece.now_ns + shift_ns, text=bar))
+    return view, lines
 
 
 async def _search(

@@ -76,7 +76,8 @@ def command(
         output.show_json(found)
         return
     screen = Screen(live=False, timestamps=timestamps, raw=raw)
-    found = read(interleaved=True)
+    # Unless more is read below, after which the line without an end would no longer be the last one.
+    found = read(interleaved=True, unfinished=not whole)
     lines = list(found["lines"])
     for log in found["logs"] if whole else ():
         lines += _rest(client, job, log)
