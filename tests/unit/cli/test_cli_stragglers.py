@@ -30,7 +30,7 @@ def ranks_of(slow: int, factor: float, step_s: float, first: int, role: str) -> 
     [
         ranks_of(2, 1.8, 0.8, 0, ""),
         # Ranks of two roles, whose steps take different times: no number of one goes with one of the other.
-        [*ranks_of(1, 1.8, 0.8, 0, "generator"), *ranks_of(6, 3.0, 0.95, 4, "critic")],
+        [*ranks_of(1, 1.8, 1.2, 0, "generator"), *ranks_of(6, 3.0, 0.95, 4, "critic")],
     ],
 )
 def test_the_sentence_and_the_table_are_one_computation(
