@@ -90,7 +90,7 @@ _HOSTILE = (
     ),
     _odd("fewer_batches", "desync", names_from=3),
     _odd("shape", "desync", "crash", names_from=3),
-    _odd("wrong_group", "ordering-deadlock", "desync", names_from=NOBODY),
+    _odd("wrong_group", "ordering-deadlock", "hang", names_from=NOBODY),
     _odd("two_groups", "hang", names_from=3),
 )  # fmt: skip
 
