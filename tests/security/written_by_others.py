@@ -6,6 +6,7 @@ writes hostile content makes them right, too. `seeds` are good contents, from wh
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 import shutil
@@ -16,14 +17,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import torch
+from nacl.secret import SecretBox
 
 from torchloom.agent.checkpoints.save_reports import _decoder as save_reports
+from torchloom.agent.journal import Journal
 from torchloom.agent.observe.boxes import ReadableBox
 from torchloom.api.defaults import Defaults
 from torchloom.api.schemas.bodies import JobRequest
 from torchloom.api.submission import env_of, spec_of
+from torchloom.bus.memory import MemoryBus, MemoryHub
 from torchloom.checkpoint.memory import slots, tier
 from torchloom.checkpoint.memory.hostline import HostLine
 from torchloom.checkpoint.restoring.rollback import _read_goal, _read_offers
@@ -35,10 +40,16 @@ from torchloom.checkpoint.store.generations import _choice
 from torchloom.checkpoint.store.manifest import seal
 from torchloom.checkpoint.store.runs import recall
 from torchloom.data.shards import index as shard_index
+from torchloom.export.webhooks import read_webhooks
+from torchloom.home import Home
 from torchloom.model.fleet import Fleet
+from torchloom.model.worker import WorkerRef
 from torchloom.spawner.client import SpawnerGone, read_keeper, read_message, read_started
 from torchloom.spawner.server import read_request
-from torchloom.wire import blackbox
+from torchloom.weaver.environments import _ENCRYPTED, Environments
+from torchloom.weaver.job_keys import KeysInMemory
+from torchloom.weaver.snapshot import FORMAT, Damaged, unpack
+from torchloom.wire import blackbox, codec
 from torchloom.wire.start_line import read_start_line
 from torchloom.wire.store_values import StoreValues
 
@@ -214,7 +225,63 @@ def _body(data: bytes) -> object:
     return spec_of(body, env_of(body, Defaults()), Defaults(), Fleet())
 
 
+# -- files of this home, and objects of the bus --------------------------------------------------------------
+
+
+def _journal(data: bytes) -> object:
+    """Every file that an agent's journal reads holds this."""
+    home = Home(_place() / "home")
+    journal = Journal(home)
+    journal.open()
+    try:
+        for path in (home.root / "agent" / name for name in ("id", "epoch")):
+            path.write_bytes(data)
+        (journal._notes / "1.json").write_bytes(data)
+        ended = journal._ended_file("j")
+        ended.parent.mkdir(parents=True, exist_ok=True)
+        ended.write_bytes(data)
+        journal.installation(), journal.epoch(), journal.notes()
+        return journal.has_ended(WorkerRef("j", 0, 1, 1), "e1-0")
+    finally:
+        journal.close()
+
+
+def _environment(data: bytes) -> object:
+    """As those were stored before there were keys."""
+    return Environments(MemoryBus(MemoryHub()), KeysInMemory())._open("j", "plain", data)
+
+
+def _encrypted_environment(data: bytes) -> object:
+    keys = KeysInMemory()
+    box = SecretBox(keys.make("mine"))
+    environments = Environments(MemoryBus(MemoryHub()), keys)
+    return environments._open("j", "mine", _ENCRYPTED + bytes(box.encrypt(data)))
+
+
+def _webhooks(data: bytes) -> object:
+    path = _place() / "webhooks.toml"
+    path.write_bytes(data)
+    path.chmod(0o600)
+    return read_webhooks(path)
+
+
+def _snapshot(data: bytes) -> object:
+    try:
+        return unpack(FORMAT + hashlib.sha256(data).digest() + data)
+    except Damaged:
+        return None
+
+
 DECODERS: dict[str, Taken] = {
+    "files of the agent's journal": Taken(_journal, (b"3", b"[" * 5000, b"\xff\xfe")),
+    "plain environment of a job": Taken(_environment, (msgspec.msgpack.encode({"A": "b"}),)),
+    "environment of a job": Taken(
+        _encrypted_environment, (msgspec.msgpack.encode({"env": {"A": "b"}, "secret": b"s"}),)
+    ),
+    "webhooks.toml": Taken(
+        _webhooks, (b'[[webhook]]\nurl = "https://h:1/x"\nformat = "slack"\njobs = ["a*"]\n',)
+    ),
+    "snapshot": Taken(_snapshot, (codec.encode(Fleet()),)),
     "request to a spawner": Taken(
         read_request, (_json({"id": 1, "do": "start", "workers": [{"box": "/b", "env": {}}]}),)
     ),

@@ -14,6 +14,8 @@ import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import msgspec
+
 from torchloom.errors import Conflict, HomeUnusable
 from torchloom.home import Home, private_directory
 from torchloom.model.worker import WorkerRef
@@ -46,6 +48,9 @@ class ProcessNote:
     def name(self) -> str:
         rank = f".r{self.rank}.i{self.incarnation}" if self.kind == "worker" else ""
         return f"{self.kind}.{self.job}.g{self.generation}{rank}.json"
+
+
+_decoder = msgspec.json.Decoder(ProcessNote)
 
 
 class Journal:
@@ -85,7 +90,7 @@ class Journal:
             if not path.exists():
                 _replace(path, f"{uuid.uuid4().hex}\n")
             return path.read_text().strip()
-        except (OSError, HomeUnusable):
+        except (OSError, ValueError, HomeUnusable):
             found = self._directory.stat()
             return f"{found.st_dev:x}-{found.st_ino:x}"
 
@@ -121,7 +126,7 @@ class Journal:
     def _ended_of(self, job: str) -> set[str]:
         if job not in self._ended:
             try:
-                self._ended[job] = set(self._ended_file(job).read_text().splitlines())
+                self._ended[job] = set(self._ended_file(job).read_text(errors="replace").splitlines())
             except OSError:
                 self._ended[job] = set()
         return self._ended[job]
@@ -144,8 +149,8 @@ class Journal:
         found = []
         for path in sorted(self._notes.glob("*.json")):
             try:
-                found.append(ProcessNote(**json.loads(path.read_text())))
-            except (OSError, ValueError, TypeError) as error:
+                found.append(_decoder.decode(path.read_bytes()))
+            except (OSError, msgspec.DecodeError, RecursionError) as error:
                 log.warning("%s is damaged and is removed: %s", path, error)
                 path.unlink(missing_ok=True)
         return found

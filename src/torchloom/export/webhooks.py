@@ -61,7 +61,7 @@ def read_webhooks(path: Path) -> list[Webhook]:
         raise UsageError(f"{path} holds secrets and others may read it", hint=f"chmod 600 {path}")
     try:
         content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(f"{path} is no TOML: {error}.") from error
     entries = content.get("webhook")
     if set(content) - {"webhook"} or not isinstance(entries, list) or not entries:
@@ -70,7 +70,9 @@ def read_webhooks(path: Path) -> list[Webhook]:
 
 
 def _webhook(entry: Any, where: str) -> Webhook:
-    if not isinstance(entry, dict) or (unknown := set(entry) - _FIELDS):
+    if not isinstance(entry, dict):
+        raise UsageError(f"{where}: an entry is a table, [[webhook]].")
+    if unknown := set(entry) - _FIELDS:
         raise UsageError(f"{where}: unknown field {', '.join(sorted(map(str, unknown)))}.")
     for name in ("url", "format", "secret", "link"):
         if not isinstance(entry.get(name, ""), str):
@@ -79,12 +81,19 @@ def _webhook(entry: Any, where: str) -> Webhook:
         values = entry.get(name, [])
         if not isinstance(values, list) or not all(isinstance(one, str) for one in values):
             raise UsageError(f"{where}: {name} is a list of texts.")
-    parts = urlsplit(entry.get("url", ""))
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if not _is_address(entry.get("url", "")):
         raise UsageError(f"{where}: url begins with http:// or https://.")
     if entry.get("format", "json") not in FORMATS:
         raise UsageError(f"{where}: format is {' or '.join(FORMATS)}.")
     return Webhook(**(entry | {name: tuple(entry.get(name, ())) for name in ("jobs", "kinds")}))
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a bracket that is not closed, a port that is no number
+        return False
 
 
 def message(hook: Webhook, state: str, incident: dict[str, Any]) -> dict[str, Any]:
