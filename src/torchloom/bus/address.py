@@ -1,10 +1,11 @@
 """Where a bus is and who we are on it, with the secret kept out of everything that can be printed.
 
-Owns the split of a URL into servers and credentials. Does not connect.
+Owns the split of a URL into servers and credentials, and what makes a connection private. Does not connect.
 """
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
@@ -12,6 +13,35 @@ from torchloom.errors import UsageError
 
 DEFAULT_PORT = 4222
 SCHEMES = ("nats", "tls")
+
+
+@dataclass(frozen=True, slots=True)
+class BusTls:
+    """Files (PEM) for a private connection. They are read at every connection, so they may be renewed."""
+
+    ca: str
+    """Whose signature proves a server; empty: the system's authorities."""
+    certificate: str = ""
+    key: str = ""
+    """What proves us, where servers ask for it."""
+
+    def context(self) -> ssl.SSLContext:
+        """Raises UsageError if a file cannot be used."""
+        if bool(self.certificate) != bool(self.key):
+            raise UsageError("LOOM_NATS_CERT and LOOM_NATS_KEY belong together", hint="give both or none")
+        try:
+            context = ssl.create_default_context(cafile=self.ca or None)
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            if self.certificate:
+                context.load_cert_chain(self.certificate, self.key)
+        except (OSError, ssl.SSLError) as error:
+            named = ", ".join(filter(None, (self.ca, self.certificate, self.key)))
+            why = error.strerror if isinstance(error, FileNotFoundError) else str(error)
+            raise UsageError(
+                f"the TLS files of the bus cannot be used: {named} ({why})",
+                hint="correct LOOM_NATS_CA, LOOM_NATS_CERT and LOOM_NATS_KEY",
+            ) from None
+        return context
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +60,8 @@ class BusAddress:
     """Subject on which this client asks who leads, if it is in another account than the lease."""
     inbox_prefix: str = "_INBOX"
     """Where answers to this client go. Each agent has its own, which no other client may read."""
+    tls: BusTls | None = None
+    """None: only as private as the server asks for, by the system's authorities."""
 
     @classmethod
     def from_url(cls, url: str, *, inbox_prefix: str = "_INBOX") -> BusAddress:

@@ -54,13 +54,18 @@ class NatsSubscription:
 class NatsBus:
     """A `Bus`. Made by `connect`."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, copies: int = 1) -> None:
         self._link = link
+        self._copies = copies
         self._pumps: list[HandlerPump] = []
 
     @classmethod
-    async def connect(cls, address: BusAddress, *, name: str, wait_s: float = 0.0) -> NatsBus:
+    async def connect(
+        cls, address: BusAddress, *, name: str, wait_s: float = 0.0, copies: int = 1
+    ) -> NatsBus:
         """Connect as `name` (shown by NATS's own tools).
+
+        What this bus stores has `copies` copies, on a cluster of at least so many servers.
 
         A server that is not there yet is tried again for `wait_s` seconds. Raises BusUnavailable (nobody
         there), NotAllowed (wrong credentials) or BusUnsuitable (too old). Once connected, the client
@@ -68,7 +73,7 @@ class NatsBus:
         """
         link = Link(address, name)
         await link.open(wait_s)
-        return cls(link)
+        return cls(link, copies)
 
     @property
     def connected(self) -> bool:
@@ -78,9 +83,8 @@ class NatsBus:
     def on_reconnect(self) -> list[Callable[[], Awaitable[None]]]:
         return self._link.on_reconnect
 
-    async def provision(self, *, replicas: int = 1) -> None:
-        """`replicas` copies of everything, on a cluster of at least so many servers."""
-        await nats_stream.provision(self._link, REQUEST_TIMEOUT_S, replicas)
+    async def provision(self) -> None:
+        await nats_stream.provision(self._link, REQUEST_TIMEOUT_S, self._copies)
 
     async def publish(self, subject: str, data: bytes) -> None:
         check_size(subject, data)

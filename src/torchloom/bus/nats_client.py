@@ -1,17 +1,20 @@
-"""nats-py's client with two additions: it signs in only where the server's end belongs to the right user, and
-a closed client stays closed.
+"""nats-py's client with three additions: it signs in only where the server's end belongs to the right user, a
+closed client stays closed, and a server whose TLS fails does not keep it from the others.
 
-Owns these two. The reconnecting and everything above it is `nats_link`.
+Owns these three. The reconnecting and everything above it is `nats_link`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import nats.aio.client
 import nats.errors
 
 from torchloom import peer
+
+CLOSE_WITHIN_S = 2.0
 
 
 class StrangeServer(nats.errors.Error):  # type: ignore[misc] # nats-py has no types
@@ -44,8 +47,14 @@ class NatsClient(nats.aio.client.Client):  # type: ignore[misc] # nats-py has no
         return command
 
     async def _close(self, status: int, do_cbs: bool = True) -> None:
-        self._ended = True
-        await super()._close(status, do_cbs)
+        """While it connects, nats-py closes what it has of a server that failed, and tries the next one.
+
+        After a failed TLS handshake it would wait for ever for the end of a stream that TLS has taken over.
+        """
+        self._ended = self._ended or status == self.CLOSED
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_WITHIN_S):
+                await super()._close(status, do_cbs)
 
     async def _connect_to_server(self, s: object) -> None:
         """End the reconnecting of a closed client.

@@ -138,6 +138,7 @@ class Link:
                 user=self.address.user or None,
                 password=self.address.password or None,
                 nkeys_seed_str=self.address.seed or None,
+                tls=None if self.address.tls is None else self.address.tls.context(),
                 inbox_prefix=self.address.inbox_prefix,
                 error_cb=failed,
                 disconnected_cb=lost,

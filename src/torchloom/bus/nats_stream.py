@@ -47,13 +47,15 @@ TOO_MANY = 429
 OVERLOADED = "the NATS server is given more events than it can store"
 NEVER_STORED = EVENT_SUBJECTS.replace(">", "weaver.probe")
 NO_RESOURCES = (10023, 10047)
+TOO_FEW_SERVERS = (10005, 10074)
+"""No server for one more copy; not a cluster at all."""
 WRONG_LAST_SEQUENCE = (10071, 10164)
 """The second is the constant's form that newer servers use for the same refusal."""
 
 
-def stream_configs(replicas: int = 1) -> list[dict[str, Any]]:
+def stream_configs(copies: int = 1) -> list[dict[str, Any]]:
     """What `provision` creates, named by NATS's own conventions so that its tools work on it."""
-    common = {"storage": "file", "retention": "limits", "discard": "new", "num_replicas": replicas}
+    common = {"storage": "file", "retention": "limits", "discard": "new", "num_replicas": copies}
     return [
         common
         | {
@@ -84,24 +86,41 @@ def stream_configs(replicas: int = 1) -> list[dict[str, Any]]:
     ]
 
 
-async def provision(link: Link, timeout_s: float, replicas: int = 1) -> None:
-    """Create what is missing, leave alone what is there."""
+async def provision(link: Link, timeout_s: float, copies: int = 1) -> None:
+    """Create what is missing. What is there keeps what it has, but gets more copies if it has too few."""
     try:
         raise_error(await link.api("INFO", None, timeout_s), link)
-        for config in stream_configs(replicas):
+        for config in stream_configs(copies):
             name = config["name"]
             found = await link.api(f"STREAM.INFO.{name}", None, timeout_s)
             if error_code(found) == STREAM_NOT_FOUND:
                 found = await link.api(f"STREAM.CREATE.{name}", config, timeout_s)
                 if error_code(found) in NO_RESOURCES:  # the disk is smaller than the limit, and so the limit
                     found = await link.api(f"STREAM.CREATE.{name}", config | {"max_bytes": -1}, timeout_s)
-            elif name == EVENT_STREAM:
-                await _bound(link, found, timeout_s)
+            elif not found.get("error"):
+                found = await _copied(link, found, copies, timeout_s)
+                if name == EVENT_STREAM and not found.get("error"):
+                    await _bound(link, found, timeout_s)
             # Two weavers may create at the same time; the loser finds what it wanted.
-            if error_code(found) != STREAM_NAME_IN_USE:
-                raise_error(found, link)
+            if error_code(found) == STREAM_NAME_IN_USE:
+                continue
+            if error_code(found) in TOO_FEW_SERVERS:
+                raise BusUnsuitable(
+                    f"the NATS servers at {link.address} cannot keep {copies} copies "
+                    f"({found['error'].get('description', 'no reason given')})",
+                    hint="start as many servers with JetStream in one cluster, or ask for fewer: --copies",
+                )
+            raise_error(found, link)
     except NoResponder:
         raise without_jetstream(link) from None
+
+
+async def _copied(link: Link, found: dict[str, Any], copies: int, timeout_s: float) -> dict[str, Any]:
+    """Give a stream that has too few copies more; what is known of it then."""
+    config = found["config"]
+    if config["num_replicas"] >= copies:
+        return found
+    return await link.api(f"STREAM.UPDATE.{config['name']}", config | {"num_replicas": copies}, timeout_s)
 
 
 async def _bound(link: Link, found: dict[str, Any], timeout_s: float) -> None:

@@ -54,18 +54,18 @@ def test_repeats_are_counted_instead_of_written(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_unit_names_home_and_port_and_leaves_workers_alone() -> None:
-    text = unit(Path('/home/ann/a "b" 100%'), 8711)
+    text = unit(Path('/home/ann/a "b" 100%'), {"port": 8711})
     assert 'Environment="LOOM_HOME=/home/ann/a \\"b\\" 100%%"' in text
-    assert "up --foreground --port 8711" in text and "KillMode=process" in text
-    assert "--port" not in unit(Path("/h"), None)
+    assert 'up --foreground --port "8711"' in text and "KillMode=process" in text
+    assert "--port" not in unit(Path("/h"), {"port": None})
 
 
 def test_systemd_itself_accepts_the_unit(tmp_path: Path) -> None:
     verify = shutil.which("systemd-analyze")
     if verify is None:
         pytest.skip("UNIT NOT VERIFIED: there is no systemd-analyze")
-    text = unit(Path('/home/ann/a "b" 100%'), 8711, 5000)
-    assert "up --foreground --port 8711 --keep-history 5000" in text
+    text = unit(Path('/home/ann/a "b" 100%'), {"port": 8711, "keep-history": 5000})
+    assert 'up --foreground --port "8711" --keep-history "5000"' in text
 
     def complaints(text: str) -> list[str]:
         (tmp_path / "torchloom.service").write_text(text)

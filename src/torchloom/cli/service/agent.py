@@ -17,7 +17,7 @@ CONNECT_WITHIN_S = 10.0
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="loom agent", description="Run this host's agent (production).")
     parser.add_argument("--home", type=Path, help="directory of torchloom's state (LOOM_HOME)")
-    parser.add_argument("--nats", metavar="URL", help="NATS server; credentials: LOOM_NATS_USER/_PASSWORD")
+    parser.add_argument("--nats", metavar="URL", help="NATS servers, by commas; credentials: LOOM_NATS_…")
     parser.add_argument("--node", help="name of this host in the fleet (default: its host name)")
     parser.add_argument(
         "--address",

@@ -9,15 +9,18 @@ import os
 import secrets
 import socket
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Literal
 
-from torchloom.bus.address import BusAddress
+from torchloom.bus.address import BusAddress, BusTls
 from torchloom.cli.service.parts import read_json, write_private
+from torchloom.errors import UsageError
 from torchloom.home import Home
 from torchloom.model.ids import check_token, token_from
 
 DEFAULT_PORT = 8700
 HOST = "127.0.0.1"
+_BUS_TEXTS = ("user", "password", "seed", "ca", "certificate", "key")
 
 
 @dataclass(frozen=True)
@@ -28,13 +31,28 @@ class Plan:
     """External NATS servers; none means our own."""
     user: str = ""
     password: str = ""
+    seed: str = ""
+    ca: str = ""
+    certificate: str = ""
+    key: str = ""
+    """Files for a private connection to external servers."""
 
     @classmethod
     def read(cls, home: Home) -> Plan | None:
         found = read_json(home.parts_dir / "plan.json")
         if "port" not in found:
             return None
-        return cls(int(found["port"]), tuple(found["servers"]), found["user"], found["password"])
+        texts = {name: str(found.get(name, "")) for name in _BUS_TEXTS}
+        return cls(int(found["port"]), tuple(found["servers"]), **texts)
+
+    @classmethod
+    def of_bus(cls, port: int, bus: BusAddress) -> Plan:
+        tls = bus.tls or BusTls("")
+        return cls(port, bus.servers, bus.user, bus.password, bus.seed, tls.ca, tls.certificate, tls.key)
+
+    def bus(self) -> BusAddress:
+        tls = BusTls(self.ca, self.certificate, self.key) if self.ca or self.certificate else None
+        return BusAddress(self.servers, self.user, self.password, self.seed, tls=tls)
 
     def write(self, home: Home) -> None:
         write_private(home.parts_dir / "plan.json", asdict(self))
@@ -53,7 +71,20 @@ def external_bus() -> BusAddress | None:
     user = os.environ.get("LOOM_NATS_USER", found.user)
     password = os.environ.get("LOOM_NATS_PASSWORD", found.password)
     inbox = os.environ.get("LOOM_NATS_INBOX", "_INBOX")
-    return BusAddress(found.servers, user, password, inbox_prefix=inbox)
+    ca, certificate, key = (os.environ.get(f"LOOM_NATS_{name}", "") for name in ("CA", "CERT", "KEY"))
+    tls = BusTls(ca, certificate, key) if ca or certificate or key else None
+    return BusAddress(found.servers, user, password, _seed(), inbox_prefix=inbox, tls=tls)
+
+
+def _seed() -> str:
+    """The secret nkey in the file that LOOM_NATS_SEED_FILE names."""
+    named = os.environ.get("LOOM_NATS_SEED_FILE", "")
+    if not named:
+        return ""
+    try:
+        return Path(named).expanduser().read_text().strip()
+    except OSError as error:
+        raise UsageError(f"LOOM_NATS_SEED_FILE cannot be read: {named} ({error.strerror})") from None
 
 
 def bus_address(home: Home, role: Literal["weaver", "agent"], node: str) -> BusAddress:
@@ -65,7 +96,7 @@ def bus_address(home: Home, role: Literal["weaver", "agent"], node: str) -> BusA
         return named
     plan = Plan.read(home)
     if plan is not None and plan.servers:
-        return BusAddress(plan.servers, plan.user, plan.password)
+        return plan.bus()
     return EmbeddedNats(home.nats_dir, node).address(role)
 
 

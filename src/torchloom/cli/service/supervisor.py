@@ -111,7 +111,7 @@ class Supervisor:
             self._socket = open_port(port, self._any_port)
             bound, bus = self._socket.getsockname()[1], external_bus()
             if bus is not None:
-                self._plan = Plan(bound, bus.servers, bus.user, bus.password)
+                self._plan = Plan.of_bus(bound, bus)
             else:
                 # An external server chosen for this stack stays in use until `loom down`.
                 self._plan = replace(old, port=bound) if old is not None else Plan(bound)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 
-def unit(home: Path, port: int | None, keep_history: int | None = None) -> str:
-    """A user's unit. Workers outlive a restart of the unit, as they do any death of the supervisor."""
+def unit(home: Path, flags: Mapping[str, object]) -> str:
+    """A user's unit; what of `flags` is None was not given. Workers outlive a restart of the unit, as they do
+    any death of the supervisor."""
     loom = Path(sys.executable).parent / "loom"
     words = ["up", "--foreground"]
-    for flag, value in (("--port", port), ("--keep-history", keep_history)):
-        words += [flag, str(value)] if value is not None else []
+    for flag, value in flags.items():
+        words += [f"--{flag}", f'"{_escaped(str(value))}"'] if value is not None else []
     return f"""[Unit]
 Description=torchloom ({_escaped(str(home))})
 After=network-online.target

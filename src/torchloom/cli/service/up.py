@@ -15,6 +15,7 @@ EXAMPLES = (
     ("loom up --port 0 --home ~/second", "a second instance, on any free port"),
     ("loom up --systemd > ~/.config/systemd/user/torchloom.service", "a unit for systemd"),
     ("loom up --nats nats://bus:4222", "with an existing NATS server"),
+    ("loom up --nats tls://a:4222,tls://b:4222,tls://c:4222 --copies 3", "with a NATS cluster"),
 )
 
 
@@ -27,10 +28,19 @@ def command(
         typer.Option(
             "--nats",
             metavar="URL",
-            help="Use this NATS server instead of an embedded one. Credentials: LOOM_NATS_USER and "
-            "LOOM_NATS_PASSWORD.",
+            help="Use these NATS servers (by commas) instead of an embedded one. Credentials: LOOM_NATS_USER "
+            "and LOOM_NATS_PASSWORD, or LOOM_NATS_SEED_FILE; TLS: LOOM_NATS_CA, _CERT and _KEY.",
         ),
     ] = "",
+    copies: Annotated[
+        int | None,
+        typer.Option(
+            "--copies",
+            metavar="N",
+            help="Copies of events and objects in a NATS cluster: 1, 3 or 5.",
+            show_default="1, or LOOM_COPIES",
+        ),
+    ] = None,
     keep_history: Annotated[
         int | None,
         typer.Option(
@@ -61,7 +71,7 @@ def command(
     from torchloom.cli.access.open import page_line
     from torchloom.cli.service import parts, stack
     from torchloom.cli.service.plan import DEFAULT_PORT, Plan
-    from torchloom.cli.service.weaver import kept_history
+    from torchloom.cli.service.weaver import asked_copies, kept_history
     from torchloom.errors import LoomError
     from torchloom.home import Home
 
@@ -70,11 +80,13 @@ def command(
     if systemd:
         from torchloom.cli.service.systemd import unit
 
-        print(unit(where.root, port, keep_history), end="")
+        flags = {"port": port, "nats": nats or None, "copies": copies, "slots": slots}
+        print(unit(where.root, flags | {"keep-history": keep_history}), end="")
         return
     kept = kept_history(keep_history)
+    kept_copies = asked_copies(copies)
     where.prepare()
-    os.environ["LOOM_KEEP_HISTORY"] = str(kept)
+    os.environ |= {"LOOM_KEEP_HISTORY": str(kept), "LOOM_COPIES": str(kept_copies)}
     if nats:
         os.environ["LOOM_NATS_URL"] = nats
     if slots is not None:

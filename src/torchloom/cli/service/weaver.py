@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--host", default=HOST, help="address to listen on (%(default)s)")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="port of the API (%(default)s)")
     parser.add_argument("--home", type=Path, help="directory of torchloom's state (LOOM_HOME)")
-    parser.add_argument("--nats", metavar="URL", help="NATS server; credentials: LOOM_NATS_USER/_PASSWORD")
+    parser.add_argument("--nats", metavar="URL", help="NATS servers, by commas; credentials: LOOM_NATS_…")
     parser.add_argument(
         "--allow-host",
         action="append",
@@ -41,6 +41,12 @@ def main(argv: Sequence[str]) -> int:
         help="events of the past that are kept at least (LOOM_KEEP_HISTORY; 20000); older ones are dropped "
         "once a verified snapshot stands for them",
     )
+    parser.add_argument(
+        "--copies",
+        type=int,
+        metavar="N",
+        help="copies of events and objects in a NATS cluster (LOOM_COPIES; 1)",
+    )
     parser.add_argument("--part", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--fd", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -50,6 +56,7 @@ def main(argv: Sequence[str]) -> int:
     if options.nats:
         os.environ["LOOM_NATS_URL"] = options.nats
     options.keep_history = kept_history(options.keep_history)
+    options.copies = asked_copies(options.copies)
 
     from torchloom.cli.service.part_main import run_part
 
@@ -66,6 +73,18 @@ def kept_history(asked: int | None) -> int:
     number = asked if asked is not None else int(named or KEEP_HISTORY)
     if number < LEAST_KEPT:
         raise UsageError(f"--keep-history is at least {LEAST_KEPT} events, {number} were asked for.")
+    return number
+
+
+def asked_copies(asked: int | None) -> int:
+    """How many copies the bus keeps: as asked for, else as the environment says."""
+    named = os.environ.get("LOOM_COPIES", "") or "1"
+    number = asked if asked is not None else int(named) if named.isdecimal() else 0
+    if number not in (1, 3, 5):
+        raise UsageError(
+            f"--copies is 1, 3 or 5, not {asked if asked is not None else named!r}",
+            hint="3 copies survive the loss of one server, 5 of two",
+        )
     return number
 
 
@@ -117,7 +136,10 @@ async def _serve(home: Home, options: argparse.Namespace) -> None:
     name = f"{node_name()}-{os.getpid()}"
     connecting = asyncio.create_task(
         NatsBus.connect(
-            bus_address(home, "weaver", node_name()), name=f"weaver {name}", wait_s=CONNECT_WITHIN_S
+            bus_address(home, "weaver", node_name()),
+            name=f"weaver {name}",
+            wait_s=CONNECT_WITHIN_S,
+            copies=options.copies,
         )
     )
     await asyncio.sleep(0)  # let the connection begin: the imports below take longer than it does
