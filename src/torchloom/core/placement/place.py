@@ -70,6 +70,14 @@ def place(fleet: Fleet, job: Job) -> tuple[list[str], str]:
     then its spare places; then the emptiest. Nothing of the job may live any more.
     """
     spec = job.spec
+    beside = _beside(fleet, job)
+    if beside is not None:
+        if _fitting(spec, [beside], job):
+            return [beside.id], ""
+        return [], (
+            f"the other replicas run on {beside.id}, where their lighthouse is, and it has no room for "
+            f"{spec.workers_per_node} more workers; it starts when there is room"
+        )
     held = list(dict.fromkeys(w.node for w in job.workers))
     before = _fitting(spec, (fleet.nodes[n] for n in held), job)
     chosen = _emptiest(before, spec.nodes)
@@ -82,6 +90,21 @@ def place(fleet: Fleet, job: Job) -> tuple[list[str], str]:
         chosen += _emptiest(spares, spec.nodes - len(chosen))
         chosen += _emptiest([n for n in others if n.id not in chosen], spec.nodes - len(chosen))
     return _in_place(held, chosen), ""
+
+
+def _beside(fleet: Fleet, job: Job) -> Node | None:
+    """The node on which the other replicas of a torchft job run: they share a lighthouse, which only its own
+    host can reach. None if there is none that takes workers."""
+    seat = job.spec.replica
+    if seat is None:
+        return None
+    for other in fleet.jobs.values():
+        if other is job or other.ended or other.spec.replica is None or other.spec.replica.set != seat.set:
+            continue
+        for worker in other.workers:
+            if (node := fleet.nodes.get(worker.node)) is not None and node.usable:
+                return node
+    return None
 
 
 def _in_place(held: list[str], chosen: list[str]) -> list[str]:
