@@ -21,5 +21,6 @@ if [ "${CI:-}" = true ] && [ "$(id -u)" = 0 ] && ! command -v chromium >/dev/nul
   apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null
 fi
 if [ "${CI:-}" = true ]; then
-  VENV=$VENV bash "$(dirname "$0")/get_promtool.sh"
+  # Without it one test says so; everything else is worth running all the same.
+  VENV=$VENV bash "$(dirname "$0")/get_promtool.sh" || echo "promtool could not be fetched" >&2
 fi
