@@ -9,11 +9,27 @@ if ! "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 fi
 [ -x "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV"
 echo "installing packages (a minute the first time)…"
-"$VENV/bin/python" -m pip install -q --disable-pip-version-check -c constraints.txt torch==2.13.0
-"$VENV/bin/python" -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,integrations]'
+pip() { "$VENV/bin/python" -m pip install -q --disable-pip-version-check "$@"; }
+# Where the lock was made for this platform, pip takes only files with a known hash. torch is apart: which of its
+# builds is right differs from machine to machine.
+platform=$("$VENV/bin/python" -c 'import platform as p, sys; print(sys.implementation.cache_tag, p.system(), p.machine())')
+if grep -q "for: $platform\$" requirements.lock; then
+  pip --require-hashes --no-deps -r requirements.lock
+  pip -c constraints.txt torch==2.13.0
+  pip --no-deps --no-build-isolation -e .
+else
+  echo "no hashes for $platform: packages are pinned by version only"
+  pip -c constraints.txt torch==2.13.0
+  pip -c constraints.txt -e '.[dev,integrations]'
+fi
 # The stable torchft has the module name of the nightly: tests of it put this directory on PYTHONPATH.
-[ -d "$VENV/torchft-stable/torchft" ] || "$VENV/bin/python" -m pip install -q --disable-pip-version-check \
-  --no-deps --target "$VENV/torchft-stable" torchft==0.2.0
+if [ ! -d "$VENV/torchft-stable/torchft" ]; then
+  if grep -q "for: $platform\$" requirements-torchft-stable.lock; then
+    pip --require-hashes --no-deps --target "$VENV/torchft-stable" -r requirements-torchft-stable.lock
+  else
+    pip --no-deps --target "$VENV/torchft-stable" torchft==0.2.0
+  fi
+fi
 "$VENV/bin/python" -m torchloom.probe.native
 # Tests of the page need a browser. A new CI machine has none; nobody else's machine is changed.
 if [ "${CI:-}" = true ] && [ "$(id -u)" = 0 ] && ! command -v chromium >/dev/null && command -v apt-get >/dev/null; then

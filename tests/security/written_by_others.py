@@ -36,9 +36,13 @@ from torchloom.checkpoint.saving.agenda import _read as read_plan
 from torchloom.checkpoint.state.decoding import Decoder
 from torchloom.checkpoint.state.image import _HEAD, FIRST, MAGIC, Reading, plan
 from torchloom.checkpoint.state.region import anonymous
+from torchloom.checkpoint.store import catalogue, names
 from torchloom.checkpoint.store.generations import _choice
 from torchloom.checkpoint.store.manifest import seal
+from torchloom.checkpoint.store.names import CheckpointName
 from torchloom.checkpoint.store.runs import recall
+from torchloom.checkpoint.store.storage import open_storage
+from torchloom.core.retention import KeepRules
 from torchloom.data.shards import index as shard_index
 from torchloom.export.webhooks import read_webhooks
 from torchloom.home import Home
@@ -52,6 +56,8 @@ from torchloom.weaver.snapshot import FORMAT, Damaged, unpack
 from torchloom.wire import blackbox, codec
 from torchloom.wire.start_line import read_start_line
 from torchloom.wire.store_values import StoreValues
+
+JOB = "job"
 
 
 @functools.cache
@@ -210,6 +216,23 @@ class _Reader(ReadableBox):
         return self._own_view
 
 
+def _catalogue(data: bytes) -> object:
+    """A store of which every small file holds this: what people and the control plane do with it."""
+    storage = open_storage(str(_place() / "store"), {})
+    name = CheckpointName(1, 5)
+    content = _sealed(data)
+    keys = [key(JOB, name) for key in (names.manifest_key, names.pin_key, names.check_key)]
+    keys += [names.branch_key(JOB, names.Branch(1)), names.choice_key(JOB, names.Branch(1))]
+    keys += [names.run_key(JOB, "r"), names.latest_key(JOB), names.part_key(JOB, name, 0, 1)]
+    for key in keys:
+        storage.put(key, [content])
+    listed = catalogue.list_checkpoints(storage, JOB)
+    assert [entry.name for entry in listed] == [str(name)]
+    catalogue.keep(storage, JOB, KeepRules(), approve=lambda verdicts: False)
+    catalogue.sweep(storage, JOB, 9e9)
+    return catalogue.verify_checkpoint(storage, JOB, str(name), 1.0)
+
+
 # -- requests ------------------------------------------------------------------------------------------------
 
 
@@ -273,6 +296,14 @@ def _snapshot(data: bytes) -> object:
 
 
 DECODERS: dict[str, Taken] = {
+    "catalogue of checkpoints": Taken(
+        _catalogue,
+        (
+            _json({"from": "step-5.g1"}),
+            _json({"right": True, "why": "", "at_s": 1.0}),
+            _json({"format": 1, "job": "job", "name": "step-5.g1", "world": 1, "files": []}),
+        ),
+    ),
     "files of the agent's journal": Taken(_journal, (b"3", b"[" * 5000, b"\xff\xfe")),
     "plain environment of a job": Taken(_environment, (msgspec.msgpack.encode({"A": "b"}),)),
     "environment of a job": Taken(
