@@ -34,7 +34,7 @@ MASKS = (
     (re.compile(r"\d\d:\d\d:\d\d(\.\d+)?"), "TIME"),
     (re.compile(r"\b\d+(\.\d+)? (s/step|s|ms|min|h)\b"), "N s"),
     (re.compile(r"\bN s N s\b"), "N s"),
-    (re.compile(r"\b\d+\.\d+ ?%"), "N %"),
+    (re.compile(r"\b\d+\.\d+( ?%|(?=\s*$))", re.MULTILINE), "N %"),  # cut off at the edge, too
     (re.compile(r"(?<![\w.-])\d+\.\d+(?=/s)"), "N"),
     (re.compile(r"[─━]+"), "─"),
     (re.compile("[▏▎▍▌▋▊▉█]"), ""),

@@ -70,6 +70,8 @@ def new_host(workers: list[LocalWorker]) -> Any:
         session="s",
         epoch=1,
         log_limit=1 << 20,
+        log_watch=SimpleNamespace(follow=lambda _: None),
+        readings={},
         running=lambda: [w for w in workers if not w.ending],
         devices=SimpleNamespace(told=lambda _: (), gpus=(), expected=lambda *_: ()),
         reporter=SimpleNamespace(say=lambda event, id: said.append(codec.encode(event))),

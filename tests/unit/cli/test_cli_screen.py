@@ -38,7 +38,7 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     monkeypatch.setattr(sys, "stdout", made)
     monkeypatch.setattr(sys, "stderr", made)
     monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setattr(screen.shutil, "get_terminal_size", lambda: os.terminal_size((40, 30)))
+    monkeypatch.setattr(screen.shutil, "get_terminal_size", lambda *_, **__: os.terminal_size((40, 30)))
     return made
 
 
