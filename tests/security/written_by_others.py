@@ -5,6 +5,7 @@ writes hostile content makes them right, too. `seeds` are good contents, from wh
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -23,8 +24,11 @@ import torch
 from nacl.secret import SecretBox
 
 from torchloom.agent.checkpoints.save_reports import _decoder as save_reports
+from torchloom.agent.health.file_drop import FileDrop
 from torchloom.agent.journal import Journal
 from torchloom.agent.observe.boxes import ReadableBox
+from torchloom.agent.processes import learned_spawners
+from torchloom.agent.processes.spawners import Recipe
 from torchloom.api.defaults import Defaults
 from torchloom.api.schemas.bodies import JobRequest
 from torchloom.api.submission import env_of, spec_of
@@ -42,6 +46,8 @@ from torchloom.checkpoint.store.manifest import seal
 from torchloom.checkpoint.store.names import CheckpointName
 from torchloom.checkpoint.store.runs import recall
 from torchloom.checkpoint.store.storage import open_storage
+from torchloom.core.devices import exposition
+from torchloom.core.history.job_history import PackedHistory, restored
 from torchloom.core.retention import KeepRules
 from torchloom.data.shards import index as shard_index
 from torchloom.export.webhooks import read_webhooks
@@ -49,11 +55,12 @@ from torchloom.home import Home
 from torchloom.model.fleet import Fleet
 from torchloom.model.worker import WorkerRef
 from torchloom.spawner.client import SpawnerGone, read_keeper, read_message, read_started
+from torchloom.spawner.learned_imports import read_list
 from torchloom.spawner.server import read_request
 from torchloom.weaver.environments import _ENCRYPTED, Environments
 from torchloom.weaver.job_keys import KeysInMemory
 from torchloom.weaver.snapshot import FORMAT, Damaged, unpack
-from torchloom.wire import blackbox, codec
+from torchloom.wire import blackbox, codec, torchft_messages
 from torchloom.wire.start_line import read_start_line
 from torchloom.wire.store_values import StoreValues
 
@@ -295,7 +302,53 @@ def _snapshot(data: bytes) -> object:
         return None
 
 
+def _torchft(data: bytes) -> object:
+    """What a replica's manager asks its lighthouse."""
+    for read in (torchft_messages.heartbeat_request, torchft_messages.quorum_request):
+        with contextlib.suppress(ValueError):
+            read(data)
+    return torchft_messages.quorum_request(data)
+
+
+def _imports(data: bytes) -> object:
+    """What a job was seen to import."""
+    path = _place() / "imports.json"
+    path.write_bytes(data)
+    read_list(path)
+    learned_spawners._refuse(path, "package")
+    return learned_spawners.recipe_of(path, Recipe("python", {}, (), False))
+
+
+def _history(data: bytes) -> object:
+    unpacked = msgspec.msgpack.decode(data, type=PackedHistory)
+    return restored(unpacked)
+
+
+def _dropped(data: bytes) -> object:
+    """A health report that somebody puts into this home."""
+    drop = FileDrop("n1", _place())
+    (_place() / "health").mkdir(exist_ok=True)
+    (_place() / "health" / "report").write_bytes(data)
+    return codec.encode(drop.look().reports), drop.look()
+
+
+def _exposition(data: bytes) -> object:
+    """What an exporter of this host answers."""
+    return exposition.readings(data.decode(errors="replace"), "n1")
+
+
 DECODERS: dict[str, Taken] = {
+    "request to a lighthouse": Taken(_torchft, (b"\x0a\x07\x0a\x05r0_ab",)),
+    "imports of a job": Taken(
+        _imports, (_json({"modules": [f"m{n}" for n in range(300)], "refused": ["x"]}), b"[" * 5000)
+    ),
+    "history of a job": Taken(_history, (msgspec.msgpack.encode(PackedHistory({}, None)),)),
+    "dropped health": Taken(
+        _dropped, (_json({"device": "GPU-1", "level": "failed", "why": "x", "values": {"a": 1.5}}),)
+    ),
+    "answer of an exporter": Taken(
+        _exposition, (b'DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-1"} 87\n# HELP x y\n',)
+    ),
     "catalogue of checkpoints": Taken(
         _catalogue,
         (

@@ -67,7 +67,7 @@ def read_list(path: Path) -> LearnedList:
             frozenset(map(str, found.get("changed", ()))),
             frozenset(map(str, found.get("refused", ()))),
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return LearnedList()
 
 

@@ -128,29 +128,41 @@ class LearnedSpawners:
 
 def recipe_of(path: Path, plain: Recipe) -> Recipe | None:
     """The recipe that the record at `path` asks for; None if it is not there, or too short to matter."""
-    try:
-        data = path.read_bytes()
-        found = json.loads(data)
-        modules = [
-            name for name in found["modules"] if name.partition(".")[0] not in found.get("refused", ())
-        ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    found = _record(path)
+    if found is None:
         return None
-    if len(modules) < FEWEST_MODULES:
+    data, record = found
+    refused = record.get("refused", [])
+    if sum(name.partition(".")[0] not in refused for name in record["modules"]) < FEWEST_MODULES:
         return None
     return replace(plain, learned=str(path), digest=hashlib.sha256(data).hexdigest()[:16])
 
 
 def _refuse(path: Path, package: str) -> bool:
     """Record that a package is unsafe; False if that changes nothing."""
+    found = _record(path)
+    refused = found[1].get("refused", []) if found is not None else []
+    if found is None or package in refused:
+        return False
     try:
-        found: dict[str, Any] = json.loads(path.read_bytes())
-        refused = list(found.get("refused", ()))
-        if package in refused:
-            return False
         made = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        made.write_text(json.dumps(found | {"refused": [*refused, package]}))
+        made.write_text(json.dumps(found[1] | {"refused": [*refused, package]}))
         made.replace(path)
-    except (OSError, ValueError):
+    except OSError:
         return False
     return True
+
+
+def _record(path: Path) -> tuple[bytes, dict[str, Any]] | None:
+    """The content, with names under "modules" and "refused". A worker wrote it: it may be anything."""
+    try:
+        data = path.read_bytes()
+        found = json.loads(data)
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    for names in (found.get("modules"), found.get("refused", [])):
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            return None
+    return data, found
