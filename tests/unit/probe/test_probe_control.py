@@ -159,9 +159,14 @@ def test_a_named_signal_that_the_script_does_not_handle_is_never_sent(worker: Wo
 
 
 def test_a_stop_by_sigint_is_a_keyboard_interrupt_of_the_script(worker: Worker) -> None:
-    stopped_by(worker, "SIGINT")
-    with pytest.raises(KeyboardInterrupt):
-        worker.step()
+    # What Python itself installs, unless its parent ignores the signal, as a shell does for a job with `&`.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        stopped_by(worker, "SIGINT")
+        with pytest.raises(KeyboardInterrupt):
+            worker.step()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_what_the_scripts_handler_raises_is_the_scripts(worker: Worker, handled: list[int]) -> None:
