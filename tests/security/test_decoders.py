@@ -116,6 +116,7 @@ CORPUS: list[bytes] = [
     b"data: [[[[\n\n",
     b"\x81" * 1000,
     b"\x91" * 100_000,
+    b"\x81\xa1x" + b"\x81" * 100_000,
     b"\xdf\xff\xff\xff\xff",
     b"\xc6\xff\xff\xff\xff",
     seal({"format": 1}),

@@ -106,7 +106,7 @@ class Environments:
                 raise ValueError("it is not encrypted, and it was")
             plain = SecretBox(key).decrypt(data[len(_ENCRYPTED) :])
             stored = msgspec.msgpack.decode(plain, type=_Stored)
-        except (CryptoError, ValueError, msgspec.MsgspecError) as error:
+        except (CryptoError, ValueError, msgspec.MsgspecError, RecursionError) as error:
             raise BusUnavailable(f"the environment of {job} in the object store is damaged") from error
         return KeptEnvironment(stored.env, stored.secret)
 
@@ -130,7 +130,7 @@ class Environments:
                     done += 1
                 if self._keys.get(_temporary(name)) is not None:
                     self._keys.rename(_temporary(name), name)
-            except (OSError, msgspec.MsgspecError) as error:
+            except (OSError, msgspec.MsgspecError, RecursionError) as error:
                 log.warning("the environment %s cannot be encrypted: %s", name, error)
         return done
 

@@ -130,7 +130,7 @@ class Histories:
             if not data:
                 return History()
             return restored(msgspec.msgpack.decode(zlib.decompress(data), type=PackedHistory))
-        except (LoomError, msgspec.DecodeError, zlib.error, ValueError) as error:
+        except (LoomError, msgspec.DecodeError, zlib.error, ValueError, RecursionError) as error:
             log.info("the history of %s cannot be read and begins anew: %s", job, error)
             return History()
 

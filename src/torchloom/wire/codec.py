@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import msgspec
 
 from torchloom.model.events import Envelope
@@ -21,6 +24,8 @@ from torchloom.model.messages import (
     Telemetry,
 )
 from torchloom.model.windows import WindowBatch
+
+T = TypeVar("T")
 
 _encoder = msgspec.msgpack.Encoder()
 _envelope = msgspec.msgpack.Decoder(Envelope)
@@ -42,19 +47,32 @@ _fleet = msgspec.msgpack.Decoder(Fleet)
 DecodeError = msgspec.DecodeError
 """Raised by every decode function on bytes that are not such a message."""
 
+
+def _guarded(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
+    """Content that is nested without end in a field that we do not know is no such message, either."""
+
+    def guarded(data: bytes) -> T:
+        try:
+            return decode(data)
+        except RecursionError:
+            raise DecodeError("it is nested too deeply") from None
+
+    return guarded
+
+
 encode = _encoder.encode
-decode_envelope = _envelope.decode
-decode_command = _command.decode
-decode_lease_ask = _lease_ask.decode
-decode_standing = _standing.decode
-decode_receipt = _receipt.decode
-decode_query = _query.decode
-decode_telemetry = _telemetry.decode
-decode_log_piece = _log_piece.decode
-decode_steps_reading = _steps_reading.decode
-decode_box_reading = _box_reading.decode
-decode_checkpoint_answer = _checkpoint_answer.decode
-decode_evidence_answer = _evidence_answer.decode
-decode_dumps_answer = _dumps_answer.decode
-decode_window_batch = _window_batch.decode
-decode_fleet = _fleet.decode
+decode_envelope = _guarded(_envelope.decode)
+decode_command = _guarded(_command.decode)
+decode_lease_ask = _guarded(_lease_ask.decode)
+decode_standing = _guarded(_standing.decode)
+decode_receipt = _guarded(_receipt.decode)
+decode_query = _guarded(_query.decode)
+decode_telemetry = _guarded(_telemetry.decode)
+decode_log_piece = _guarded(_log_piece.decode)
+decode_steps_reading = _guarded(_steps_reading.decode)
+decode_box_reading = _guarded(_box_reading.decode)
+decode_checkpoint_answer = _guarded(_checkpoint_answer.decode)
+decode_evidence_answer = _guarded(_evidence_answer.decode)
+decode_dumps_answer = _guarded(_dumps_answer.decode)
+decode_window_batch = _guarded(_window_batch.decode)
+decode_fleet = _guarded(_fleet.decode)

@@ -74,7 +74,7 @@ class FileDrop:
                 raise ValueError(f"it has more than {_MOST_BYTES} bytes")
             found = msgspec.json.decode(path.read_bytes(), type=DroppedHealth)
             path.unlink()
-        except (ValueError, msgspec.DecodeError) as error:
+        except (ValueError, msgspec.DecodeError, RecursionError) as error:
             self.bad += 1
             log.warning("the health report %s cannot be understood: %s", path.name, error)
             with contextlib.suppress(OSError):

@@ -44,7 +44,7 @@ class Baselines:
         try:
             data = await self._bus.get_object(NAME)
             return msgspec.msgpack.decode(data, type=dict[str, Baseline]) if data else {}
-        except (LoomError, msgspec.DecodeError) as error:
+        except (LoomError, msgspec.DecodeError, RecursionError) as error:
             log.info("what was learned of jobs is learned again: %s", error)
             return {}
 

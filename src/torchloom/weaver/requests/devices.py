@@ -140,7 +140,7 @@ class DeviceRequests:
             return
         try:
             said = _decoder.decode(message.data)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             self._dropped += 1
             return
         source = message.subject.rpartition(".")[2][:64]
