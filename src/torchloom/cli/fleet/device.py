@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from torchloom.cli.fleet.emptying import name_those_that_stay, wait_empty
 from torchloom.cli.options import JsonOption, api
 
 if TYPE_CHECKING:
     from torchloom.client import Client
-    from torchloom.client.schema import DeviceDetail, DeviceMarkView, DevicePolicyBody
+    from torchloom.client.schema import DeviceDetail, DeviceMarkView, DevicePolicyBody, LeavingView
 
 HELP = "Look at one device, report that it failed, drain it, or return it to use."
 DEFAULT = "show"
@@ -26,8 +25,6 @@ EXAMPLES = (
     ("loom device policy failing=drain", "what is done when a device's health gets worse"),
 )
 
-EMPTY_WITHIN_S = 1800.0
-LOOK_EVERY_S = 0.2
 
 DeviceArgument = Annotated[
     str, typer.Argument(metavar="DEVICE", help="Id of the device, or the beginning of it.")
@@ -93,7 +90,6 @@ def drain(
     output names it and the exit code is 5. `loom device return` cancels a drain.
     """
     from torchloom.cli.show import output
-    from torchloom.errors import Conflict
 
     client = api()
     made = client.drain_device(device, {"why": why, "force": force, "dry_run": dry_run})
@@ -105,31 +101,19 @@ def drain(
         output.show_json(found)
     elif found["state"] == "drained":
         print(f"{found['device']} is drained. `loom device return {found['device']}` returns it to use")
-    stay = [one for one in found["leaving"] if one["stays"]]
-    if stay:
-        told = "; ".join(f"{one['job']} stays there: {one['note']}" for one in stay)
-        raise Conflict(f"{found['device']} takes no new workers, but {told}.")
+    name_those_that_stay(found["device"], found["leaving"])
 
 
 def _wait_empty(client: Client, device: str, quiet: bool) -> DeviceDetail:
     """Wait until every job has left the device or has turned out unable to leave."""
-    from torchloom.cli.show.screen import Screen
-    from torchloom.errors import TimedOut
 
-    deadline = time.monotonic() + EMPTY_WITHIN_S
-    screen = Screen(live=not quiet and sys.stderr.isatty())
-    try:
-        while time.monotonic() < deadline:
-            found = client.device(device)
-            going = [one for one in found["leaving"] if not one["stays"]]
-            if not found["workers"] or found["state"] != "draining" or (found["leaving"] and not going):
-                return found
-            notes = "; ".join(f"{one['job']}: {one['note']}" for one in going)
-            screen.status(f"{device} · {notes or 'its workers are ending'}")
-            time.sleep(LOOK_EVERY_S)
-    finally:
-        screen.close()
-    raise TimedOut(f"{device} is still in use", hint=f"see `loom device {device}`; draining continues")
+    def look() -> tuple[DeviceDetail, list[LeavingView], bool]:
+        found = client.device(device)
+        leaving = found["leaving"]
+        all_stay = bool(leaving) and all(one["stays"] for one in leaving)
+        return found, leaving, not found["workers"] or found["state"] != "draining" or all_stay
+
+    return wait_empty(device, look, f"loom device {device}", quiet)
 
 
 def give_back(device: DeviceArgument, why: WhyOption = "", as_json: JsonOption = False) -> None:

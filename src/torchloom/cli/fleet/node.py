@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from torchloom.cli.fleet.emptying import name_those_that_stay, wait_empty
 from torchloom.cli.options import JsonOption, api
 from torchloom.errors import UsageError
 
 if TYPE_CHECKING:
     from torchloom.client import Client
-    from torchloom.client.schema import NodeView
+    from torchloom.client.schema import LeavingView, NodeView
 
 HELP = "Drain a host, reopen it, or confirm that it is gone."
 EXAMPLES = (
@@ -23,10 +22,6 @@ EXAMPLES = (
     ("loom node open worker-7", "workers may be placed there again"),
     ("loom node gone worker-7", "its host is off or destroyed: replace its workers on other nodes"),
 )
-
-EMPTY_WITHIN_S = 1800.0
-"""Writing a large state takes time."""
-LOOK_EVERY_S = 0.2
 
 NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node, as in `loom nodes`.")]
 
@@ -76,7 +71,6 @@ def drain(
     A policy may drain a node too (docs/detection.md).
     """
     from torchloom.cli.show import output
-    from torchloom.errors import Conflict
 
     if keep and force:
         raise UsageError("--keep moves no job, so --force has no effect: use one of the two.")
@@ -92,30 +86,17 @@ def drain(
     elif not wait:
         for one in view["leaving"]:
             print(f"{one['job']} {'stays' if one['stays'] else 'leaves'}: {one['note']}")
-    stay = [one for one in view["leaving"] if one["stays"]]
-    if stay:
-        told = "; ".join(f"{one['job']} stays there: {one['note']}" for one in stay)
-        raise Conflict(f"{node} takes no new workers, but {told}.")
+    name_those_that_stay(node, view["leaving"])
 
 
 def _wait_empty(client: Client, node: str, quiet: bool) -> NodeView:
     """Wait until every job has left the node or has turned out unable to leave."""
-    from torchloom.cli.show.screen import Screen
-    from torchloom.errors import TimedOut
 
-    deadline = time.monotonic() + EMPTY_WITHIN_S
-    screen = Screen(live=not quiet and sys.stderr.isatty())
-    try:
-        while time.monotonic() < deadline:
-            view = next(one for one in client.nodes() if one["id"] == node)
-            going = [one for one in view["leaving"] if not one["stays"]]
-            if not going:
-                return view
-            screen.status(f"{node} · " + "; ".join(f"{one['job']}: {one['note']}" for one in going))
-            time.sleep(LOOK_EVERY_S)
-    finally:
-        screen.close()
-    raise TimedOut(f"{node} is not empty yet", hint="see `loom nodes`; draining continues in the background")
+    def look() -> tuple[NodeView, list[LeavingView], bool]:
+        view = next(one for one in client.nodes() if one["id"] == node)
+        return view, view["leaving"], all(one["stays"] for one in view["leaving"])
+
+    return wait_empty(node, look, "loom nodes", quiet)
 
 
 def open_again(node: NodeArgument, as_json: JsonOption = False) -> None:
