@@ -1,4 +1,7 @@
-"""Hangs, desyncs and deadlocks, each beside what looks like one and is none."""
+"""Hangs, desyncs and deadlocks, each beside what looks like one and is none.
+
+Over 400 lines, because these cases are read against each other: a change of one rule shows in its neighbours.
+"""
 
 from __future__ import annotations
 
