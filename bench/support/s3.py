@@ -41,6 +41,7 @@ def s3_server(bucket: str) -> Iterator[dict[str, str]]:
         "-admin.ui=false",
         "-s3.port.iceberg=0",
         "-s3.port.lance=0",
+        "-s3.port.lance=0",
         "-master.telemetry=false",
     ]
     command += [f"-{name}={port}" for name, port in ports.items()]

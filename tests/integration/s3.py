@@ -77,6 +77,7 @@ class S3Server:
                     "-admin.ui=false",
                     "-webdav=false",
                     "-s3.port.iceberg=0",
+                    "-s3.port.lance=0",
                     "-master.telemetry=false",
                     f"-filer.localSocket={self._directory / 'filer.sock'}",
                     *options,

@@ -21,6 +21,7 @@ from checkpoint_process import WORLD, content, save
 from s3 import S3Server
 
 import torchloom as loom
+from torchloom.checkpoint.saving.writer import Save, Writer
 from torchloom.checkpoint.store.catalogue import delete, list_checkpoints, sweep, verify_checkpoint
 from torchloom.checkpoint.store.commit import PartWriter, Target, commit
 from torchloom.checkpoint.store.generations import begin, claim, settle
@@ -30,6 +31,7 @@ from torchloom.checkpoint.store.objects import ObjectStorage
 from torchloom.checkpoint.store.reader import find
 from torchloom.checkpoint.store.storage import Storage, open_storage
 from torchloom.checkpoint.store.verify import load
+from torchloom.core.retention import KeepRules
 from torchloom.errors import CheckpointFenced, CheckpointMissing, StorageFailed
 
 sys.path.append(str(Path(__file__).parents[1] / "states"))
@@ -264,6 +266,26 @@ def test_a_full_disk_is_one_clear_sentence_and_takes_nothing_old(small_disk: Pat
     save(storage, "job", CheckpointName(0, 30), 2, str(OLD))
     assert whole(storage, "job").name == CheckpointName(0, 30)
     assert verify_checkpoint(storage, "job", str(OLD), 1.0) == ""
+
+
+def test_two_ranks_that_make_room_at_the_same_time_do_not_fail_each_other(small_disk: Path) -> None:
+    """Both find the disk full and delete the same old checkpoint; neither save fails for it."""
+    given_up: set[int] = set()
+    writers = [Writer(open_storage(str(small_disk), {}), given_up.__contains__) for _ in range(2)]
+    halves = {name: memoryview(bytes(525_000)) for name in ("a", "b")}
+    for step in range(1, 101):
+        target = Target("job", CheckpointName(1, step), len(writers), step)
+        for rank, writer in enumerate(writers):
+            writer.start(Save(target, rank, halves, Facts(), KeepRules(last=2), commits=rank == 0))
+        for writer in reversed(writers):
+            assert writer.wait(60), "it ends"
+            outcome = writer.collect()
+            assert outcome is not None
+            if outcome.problem:
+                given_up.add(step)
+            assert not outcome.problem, f"step {step}"
+    kept = [entry.step for entry in list_checkpoints(open_storage(str(small_disk), {}), "job")]
+    assert kept == [100, 99] or kept == [100]
 
 
 def test_a_read_only_store_can_be_read_and_says_why_it_cannot_be_written(small_disk: Path) -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -248,3 +249,33 @@ def test_a_request_is_answered_when_its_state_is_in_the_store(tmp_path: Path, ga
     training.train_until_saved(2)
     training.ckpt.wait()
     assert answered == [request] and (request.name, request.problem) == ("step-2.g0", "")
+
+
+def test_a_rank_whose_part_is_in_the_store_takes_the_next_save(
+    tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 commits as soon as it sees the part; rank 1's thread may end later than the next save begins."""
+    training = Training(tmp_path)
+    saver_of_1, put = training.ckpt._saver, LocalStorage.put
+    saver_of_1._group = replace(saver_of_1._group, rank=1, world=2)
+    slow = threading.Event()
+
+    def late(storage: LocalStorage, key: str, chunks: Iterable[Bytes]) -> None:
+        put(storage, key, chunks)
+        if "part" in key.rpartition("/")[2]:
+            slow.set()
+            time.sleep(0.2)  # its directory is synced
+
+    monkeypatch.setattr(LocalStorage, "put", late)
+    saver_of_1.take(1, {}, to_store=True)
+    assert slow.wait(PATIENCE_S)
+    saver_of_1.take(2, {}, to_store=True)
+    assert not training.ckpt.why_failed
+
+    assert saver_of_1.writer.wait(PATIENCE_S)
+    saver_of_1.collect()
+    gate.shut()
+    saver_of_1.take(3, {}, to_store=True)
+    assert gate.waiting.wait(PATIENCE_S), "it writes its state"
+    saver_of_1.take(4, {}, to_store=True)  # returns: the gate is still shut
+    assert training.ckpt.why_failed == saver.BUSY

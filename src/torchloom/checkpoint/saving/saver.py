@@ -34,6 +34,8 @@ REFUSE_STALLED_S = 10.0
 """A requested save is refused if the previous one has made no progress for this long."""
 HELD_WITHIN_S = 10.0
 """How long a paused rank, which trains nothing, waits for the save in flight before it refuses another."""
+DELIVERED_WITHIN_S = 1.0
+"""How long the loop waits for the last small writes of the save before, when the next is due."""
 BUSY = "this rank is still writing the one before"
 
 
@@ -158,6 +160,10 @@ class Saver:
     def take(self, step: int, metrics: Mapping[str, object], *, to_store: bool) -> None:
         """Stage the state, which is all that the loop waits for, and let the rest happen beside it."""
         assert self.agenda is not None
+        if to_store and self.writer.delivered:
+            # The rank that commits sees our part before our thread has ended, and may begin the next save.
+            self.writer.wait(DELIVERED_WITHIN_S)
+            self.collect()
         began = time.perf_counter()
         name = self.name(step)
         self._event += 1

@@ -76,6 +76,7 @@ class Writer:
         self._leaving = threading.Event()
         self._swept = False
         self._moved_s = 0.0
+        self._delivered = False
 
     @property
     def busy(self) -> bool:
@@ -87,6 +88,11 @@ class Writer:
         return self._outcome.save if self.busy and self._outcome is not None else None
 
     @property
+    def delivered(self) -> bool:
+        """The state in flight is in the store; only small writes are left of this rank's save."""
+        return self.busy and self._delivered
+
+    @property
     def stalled_s(self) -> float:
         """For how long the save in flight has not moved: no block written, no answer of the store."""
         return time.monotonic() - self._moved_s if self.busy else 0.0
@@ -95,6 +101,7 @@ class Writer:
         """`first` is done before, on the same thread."""
         assert not self.busy, "one save at a time"
         self._moved_s = time.monotonic()
+        self._delivered = False
         self._outcome = SaveOutcome(save, 0.0, 0.0, problem="it ended without a word")
         self._thread = beside(lambda: self._run(save, first), "loom-checkpoint")
         if self._thread is None:
@@ -163,6 +170,7 @@ class Writer:
         try:
             for name, data in save.files.items():
                 self._with_room(save, partial(self._add, writer, name, data))
+            self._delivered = not save.commits
             part = self._with_room(save, writer.finish)
             if not save.commits:
                 return "", 0, False

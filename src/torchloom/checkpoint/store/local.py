@@ -125,11 +125,9 @@ class LocalStorage:
 
     def delete(self, key: str) -> None:
         path = self._path(key)
-        with self._errors("delete", key):
-            try:
-                path.unlink()
-            except FileNotFoundError:
-                return
+        # Other ranks and the sweep delete here too: the file or its whole directory may be gone first.
+        with self._errors("delete", key), suppress(FileNotFoundError):
+            path.unlink()
             _sync_directory(path.parent)
             self._remove_empty(path.parent)
 
@@ -165,8 +163,8 @@ class LocalStorage:
     def _open_new(self, path: Path) -> int:
         """Open a file of a new name; a directory that a sweep took away meanwhile is made again."""
         for _ in range(8):
-            self._make_directory(path.parent)
             with suppress(FileNotFoundError):
+                self._make_directory(path.parent)
                 return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         raise FileNotFoundError(errno.ENOENT, "the directory is removed again and again", str(path.parent))
 
