@@ -732,6 +732,7 @@ class OperationView(TypedDict):
 
     id: str
     job: str
+    number: int
     version: int
     kind: Literal["set", "pause", "resume", "stop", "checkpoint", "restore", "probe"]
     state: Literal["waiting", "preparing", "arming", "confirmed", "applied", "not applied", "diverged"]

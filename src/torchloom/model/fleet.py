@@ -219,7 +219,9 @@ class Job(Struct, kw_only=True):
     operations: dict[str, OperationRecord] = field(default_factory=dict)
     """The newest, by id, oldest first."""
     schedule: Schedule = ()
-    """The versions of its config."""
+    """The changes of its settings by training step; their numbers are those of operations."""
+    changes: list[int] = field(default_factory=list)
+    """Operations that changed settings, in the order in which they took effect; see steering.versions."""
     paused: bool = False
     stop_grace_s: float = 0.0
     """While its ranks agree on the boundary at which they stop: their grace if they cannot agree."""

@@ -36,6 +36,7 @@ class OperationRecord(Struct, kw_only=True):
 
     id: str
     version: int
+    """The number of the operation among all operations of the job."""
     kind: Kind
     values: dict[str, Any] = field(default_factory=dict)
     by: str
@@ -63,7 +64,9 @@ class OperationRecord(Struct, kw_only=True):
     cancelled: bool = False
     """Somebody cancelled it."""
     reverts: int | None = None
-    """The version that it goes back to, if it is a revert."""
+    """The operation whose settings it goes back to, if it is a revert; 0: those before any change."""
+    config_version: int = 0
+    """The version of the settings that it made; 0: none (yet)."""
     origin: Origin = Origin.PERSON
     incident: str = ""
     """The incident because of which a policy wants it."""
@@ -133,7 +136,6 @@ class KnownConfig:
 
     settings: tuple[KnownSetting, ...] = ()
     held: tuple[HeldView, ...] = ()
-    version: int = 0
     schedule: Schedule = ()
     paused: bool = False
     live: bool = False

@@ -96,8 +96,7 @@ def _figures(job: JobDetail) -> Html:
 
 def _curves(record: JobRecord) -> list[Html]:
     marks = [
-        (one["at_ns"] / 1e9, f"version {one['version']}: {one['state']}, by {one['by']}")
-        for one in record.changes
+        (one["at_ns"] / 1e9, f"{_version(one)}: {one['state']}, by {one['by']}") for one in record.changes
     ] + [(one["timeline"]["detected_ns"] / 1e9, f"{one['id']}: {one['kind']}") for one in record.incidents]
     ordered = sorted(record.series["series"], key=lambda one: (_place(one), one["name"]))
     still = [one for one in ordered if _constant(one) is not None]
@@ -131,6 +130,10 @@ def _place(one: SeriesView) -> int:
     return next((number for number, name in enumerate(_FIRST) if name in one["name"]), len(_FIRST))
 
 
+def _version(one: HistoryView) -> str:
+    return f"version {one['version']}" if one["version"] else "a change"
+
+
 def _changes(changes: Sequence[HistoryView]) -> Html:
     if not changes:
         return tag("p", "None.")
@@ -138,7 +141,7 @@ def _changes(changes: Sequence[HistoryView]) -> Html:
         ("version", "when", "by", "step", "what", "outcome"),
         (
             (
-                one["version"],
+                one["version"] or "–",
                 moment(one["at_ns"]),
                 one["by"],
                 "–" if one["step"] is None else one["step"],

@@ -101,10 +101,8 @@ def step_s_of(pulses: Mapping[int, WorkerPulse]) -> float:
 
 def config_view(job: Job, pulses: Mapping[int, WorkerPulse]) -> KnownConfig:
     found = known_of(pulses)
-    newest = max((entry.version for entry in job.schedule), default=0)
-    version = max((pulse.config_version for pulse in pulses.values()), default=0) or newest
     if found is None:
-        return KnownConfig(version=version, schedule=job.schedule, paused=job.paused)
+        return KnownConfig(schedule=job.schedule, paused=job.paused)
     held = tuple(
         HeldView(address, one.value, "scale" if one.mode == "scale" else "hold", one.own)
         for address, one in found.held.items()
@@ -112,7 +110,6 @@ def config_view(job: Job, pulses: Mapping[int, WorkerPulse]) -> KnownConfig:
     return KnownConfig(
         settings=(*_hyperparameters(found), *(_declared(s, found) for s in found.declared)),
         held=held,
-        version=version,
         schedule=job.schedule,
         paused=job.paused,
         live=True,

@@ -131,7 +131,7 @@ class Stored:
         ask = AskCheckpoints(job="j", place=CheckpointPlace(str(self.place), "j"), verb=verb, which=which)
         found = answer(ask, 1.0)
         assert not found.problem, found.why
-        return [_view(entry).model_dump() for entry in found.entries]
+        return [_view(entry, entry.config_version).model_dump() for entry in found.entries]
 
     def checkpoints(self, job: str) -> Any:
         return catalogue(*self._ask("list"))

@@ -155,7 +155,7 @@ def test_what_was_applied_is_told_with_old_and_new(capsys: pytest.CaptureFixture
 def test_what_was_not_applied_is_a_conflict_with_tracebacks(capsys: pytest.CaptureFixture[str]) -> None:
     trouble = {"0": "Traceback:\nValueError: no", "3": "Traceback:\nValueError: no"}
     failed = operation(state="not applied", reason="undone on every rank", trouble=trouble, changed=[])
-    with pytest.raises(Conflict, match=r"version 7 \(lr=0.0001\) was not applied: undone on every rank\."):
+    with pytest.raises(Conflict, match=r"the change lr=0.0001 was not applied: undone on every rank\."):
         outcome.conclude(failed, "", as_json=False)
     shown = capsys.readouterr()
     assert shown.out == ""

@@ -13,6 +13,7 @@ from torchloom.api.find import job_of
 from torchloom.api.ports import Control
 from torchloom.api.schemas.bodies import Strict
 from torchloom.api.schemas.steering import Choice
+from torchloom.core.steering.versions import version_of_state
 from torchloom.errors import NotFound
 from torchloom.model.checkpoints import CheckpointEntry
 from torchloom.model.fleet import Job
@@ -44,6 +45,7 @@ class CheckpointView(BaseModel):
     world: int
     epoch: int
     config_version: int
+    """Version of the settings in force for the step after it."""
     parent: str
     finite: bool
     """False: the loss or the parameters were known to be NaN or infinite."""
@@ -106,7 +108,7 @@ def routes(control: Control) -> APIRouter:
         answer = await control.checkpoints(job, verb, name)
         if not answer.entries:
             raise NotFound(f"{name} of {job} is not there any more", hint=f"see `loom checkpoints {job}`")
-        return _view(answer.entries[0])
+        return _view(answer.entries[0], _version(job_of(control, job), answer.entries[0]))
 
     @router.post("/jobs/{job}/checkpoints/{name}/verify", operation_id="verify_checkpoint")
     async def verify(job: str, name: Name) -> CheckpointView:
@@ -161,11 +163,16 @@ def _list(job: Job, answer: CheckpointAnswer) -> CheckpointList:
         memory_interval=saved.memory_interval if saved else 0,
         failing=known.failing if known else "",
         left_out=answer.left_out,
-        checkpoints=[_view(entry) for entry in answer.entries],
+        checkpoints=[_view(entry, _version(job, entry)) for entry in answer.entries],
     )
 
 
-def _view(entry: CheckpointEntry) -> CheckpointView:
+def _version(job: Job, entry: CheckpointEntry) -> int:
+    """A saved state names the operation of the newest change that it was made with."""
+    return version_of_state(job, entry.config_version, entry.step + 1)
+
+
+def _view(entry: CheckpointEntry, version: int) -> CheckpointView:
     return CheckpointView(
         name=entry.name,
         step=entry.step,
@@ -181,7 +188,7 @@ def _view(entry: CheckpointEntry) -> CheckpointView:
         size=entry.size,
         world=entry.world,
         epoch=entry.epoch,
-        config_version=entry.config_version,
+        config_version=version,
         parent=entry.parent,
         finite=entry.finite,
         metrics=entry.metrics,

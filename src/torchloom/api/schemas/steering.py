@@ -94,8 +94,10 @@ class OperationView(BaseModel):
 
     id: str
     job: str
+    number: int
+    """Counts all operations of the job."""
     version: int
-    """Grows with every operation of the job."""
+    """The version of the settings that it made; 0: none (yet)."""
     kind: Literal["set", "pause", "resume", "stop", "checkpoint", "restore", "probe"]
     state: OperationState
     ended: bool
@@ -202,6 +204,7 @@ class HistoryView(BaseModel):
     """A requested change of the config: who, when, why, and its outcome."""
 
     version: int
+    """Counts the changes that took effect, from 1; 0: it was not applied (yet)."""
     operation: str
     """Empty when the operation is too old to be kept."""
     state: OperationState

@@ -21,12 +21,13 @@ from torchloom.api.schemas.bodies import (
     TimelineView,
     WorkerView,
 )
-from torchloom.core.config.schedule import merge, version_at
+from torchloom.core.config.schedule import merge
 from torchloom.core.config.settings import MAX_STEPS
 from torchloom.core.device_faults.classify import fault_of
 from torchloom.core.nodes.lost_nodes import waiting_note
 from torchloom.core.placement.place import wanted
 from torchloom.core.recovery.incidents import goodput
+from torchloom.core.steering.versions import version_for, version_of_state
 from torchloom.model.device_faults import DeviceFault
 from torchloom.model.fleet import Fleet, Job, JobState, Node, Worker, WorkerState
 from torchloom.model.ids import replica_id
@@ -183,11 +184,13 @@ def _number(value: float) -> Number:
 
 
 def config_version(job: Job, pulses: Pulses) -> int:
-    """The version for the next step; if no training step is reported, the version that the workers report."""
+    """The version for the next step; if no training step is reported, that of the newest change which the
+    workers report."""
     if (step := next_step(pulses)) is not None:
-        return version_at(job.schedule, step)
+        return version_for(job, step)
     told = [p.config_version for p in pulses.values()]
-    return max(told) if told else max((entry.version for entry in job.schedule), default=0)
+    newest = max(told) if told else max((entry.version for entry in job.schedule), default=0)
+    return version_of_state(job, newest)
 
 
 def next_step(pulses: Pulses) -> int | None:

@@ -21,6 +21,7 @@ from torchloom.core.config import schedule
 from torchloom.core.config.overrides import OWN, mode_of
 from torchloom.core.config.settings import parse_address
 from torchloom.core.placement.drain import stored
+from torchloom.core.steering.versions import Versions, versions_of
 from torchloom.model import steering
 from torchloom.model.fleet import Job
 from torchloom.model.steering import OperationRecord
@@ -40,11 +41,13 @@ def plan_view(job: str, plan: steering.ChangePlan) -> ChangePlanView:
 
 
 def operation_view(job: Job, record: OperationRecord) -> OperationView:
+    versions = versions_of(job)
     saved, unsaved = stored(job, record) if record.kind is Kind.CHECKPOINT else ("", "")
     return OperationView(
         id=record.id,
         job=job.id,
-        version=record.version,
+        number=record.version,
+        version=_made(record, versions),
         kind=record.kind.value,
         state=record.state,
         ended=record.ended,
@@ -63,7 +66,7 @@ def operation_view(job: Job, record: OperationRecord) -> OperationView:
         trouble={str(rank): text for rank, text in record.trouble.items()},
         raised=list(record.raised),
         unheard=list(record.unheard),
-        reverts=record.reverts,
+        reverts=_went_back(record, versions),
         saved=saved,
         unsaved=unsaved,
     )
@@ -74,20 +77,24 @@ def config_view(job: Job, config: steering.KnownConfig, pulses: jobs.Pulses) -> 
     step = jobs.next_step(pulses)
     in_force = config.schedule if step is None else schedule.in_force(config.schedule, step)
     void = schedule.superseded(config.schedule)
+    versions = versions_of(job)
     return ConfigView(
         job=job.id,
         version=jobs.config_version(job, pulses),
         paused=config.paused,
         known=config.live,
         optimizers=list(config.optimizers),
-        settings=[_setting(setting, held, in_force) for setting in config.settings],
-        schedule=[entry_view(entry, entry in in_force, void) for entry in config.schedule],
+        settings=[_setting(setting, held, in_force, versions) for setting in config.settings],
+        schedule=[entry_view(entry, entry in in_force, void, versions) for entry in config.schedule],
         operations=[operation_view(job, r) for r in job.operations.values() if not r.ended],
     )
 
 
 def _setting(
-    setting: steering.KnownSetting, held: dict[str, steering.HeldView], in_force: Schedule
+    setting: steering.KnownSetting,
+    held: dict[str, steering.HeldView],
+    in_force: Schedule,
+    versions: Versions,
 ) -> SettingView:
     places = []
     for address, value in setting.places:
@@ -98,7 +105,7 @@ def _setting(
                 value=sayable(value),
                 mode=rule.mode if rule else None,
                 own=sayable(rule.own) if rule else None,
-                version=_set_by(address, in_force),
+                version=_set_by(address, in_force, versions),
             )
         )
     return SettingView(
@@ -116,19 +123,19 @@ def _setting(
     )
 
 
-def _set_by(address: str, in_force: Schedule) -> int | None:
+def _set_by(address: str, in_force: Schedule, versions: Versions) -> int | None:
     """The version that set the value of a place, if a change set it."""
     place, found = parse_address(address), None
     for entry in sorted(in_force, key=lambda entry: entry.version):
         for text, word in entry.values.items():
             if parse_address(text).covers(place):
-                found = None if mode_of(word) == OWN else entry.version
+                found = None if mode_of(word) == OWN else versions[entry.version]
     return found
 
 
-def entry_view(entry: Entry, in_force: bool, superseded: Mapping[int, int]) -> EntryView:
+def entry_view(entry: Entry, in_force: bool, superseded: Mapping[int, int], versions: Versions) -> EntryView:
     return EntryView(
-        version=entry.version,
+        version=versions[entry.version],
         step=entry.step,
         values=sayable(dict(entry.values)),
         before=sayable(dict(entry.before)),
@@ -136,27 +143,39 @@ def entry_view(entry: Entry, in_force: bool, superseded: Mapping[int, int]) -> E
         why=entry.why,
         at_ns=entry.at_ns,
         in_force=in_force,
-        superseded_by=superseded.get(entry.version),
+        superseded_by=versions.get(superseded.get(entry.version, 0)),
     )
 
 
 def history(job: Job) -> list[HistoryView]:
-    """Every known change of settings, by version: from its operation, or from the schedule if the operation
-    is too old to be kept."""
+    """Every known change of settings, in the order in which people asked: from its operation, or from the
+    schedule if the operation is too old to be kept."""
     records = {r.version: r for r in job.operations.values() if r.kind is Kind.SET and r.version}
     entries = {entry.version: entry for entry in job.schedule}
     void = schedule.superseded(job.schedule)
+    versions = versions_of(job)
     return [
-        _of_record(records[version], entries.get(version), void.get(version))
-        if version in records
-        else _of_entry(entries[version], void.get(version))
-        for version in sorted({*records, *entries})
+        _of_record(records[number], entries.get(number), versions.get(void.get(number, 0)), versions)
+        if number in records
+        else _of_entry(entries[number], versions.get(void.get(number, 0)), versions)
+        for number in sorted({*records, *entries})
     ]
 
 
-def _of_record(record: OperationRecord, entry: Entry | None, superseded_by: int | None) -> HistoryView:
+def _made(record: OperationRecord, versions: Versions) -> int:
+    """The version that an operation made; records of earlier releases do not say it themselves."""
+    return record.config_version or (versions.get(record.version, 0) if record.kind is Kind.SET else 0)
+
+
+def _went_back(record: OperationRecord, versions: Versions) -> int | None:
+    return record.reverts and versions.get(record.reverts, 0)
+
+
+def _of_record(
+    record: OperationRecord, entry: Entry | None, superseded_by: int | None, versions: Versions
+) -> HistoryView:
     return HistoryView(
-        version=record.version,
+        version=_made(record, versions),
         operation=record.id,
         state=record.state,
         reason=record.reason,
@@ -166,15 +185,15 @@ def _of_record(record: OperationRecord, entry: Entry | None, superseded_by: int 
         by=record.by,
         why=record.why,
         at_ns=record.ended_at_ns or record.asked_at_ns,
-        reverts=record.reverts,
+        reverts=_went_back(record, versions),
         in_force=entry is not None,
         superseded_by=superseded_by,
     )
 
 
-def _of_entry(entry: Entry, superseded_by: int | None) -> HistoryView:
+def _of_entry(entry: Entry, superseded_by: int | None, versions: Versions) -> HistoryView:
     return HistoryView(
-        version=entry.version,
+        version=versions[entry.version],
         operation="",
         state="applied",
         reason="",

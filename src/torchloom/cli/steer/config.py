@@ -130,7 +130,7 @@ def show_history(versions: list[HistoryView]) -> None:
         ("VERSION", "STEP", "WHEN", "BY", "STATE", "CHANGE"),
         (
             (
-                f"{one['version']}",
+                f"{one['version'] or '–'}",
                 f"{one['step']}" if one["step"] is not None else "–",
                 output.clock(one["at_ns"]),
                 one["by"] or "–",
@@ -141,11 +141,6 @@ def show_history(versions: list[HistoryView]) -> None:
         ),
         nothing="no changes",
     )
-    numbers = [one["version"] for one in versions]
-    if numbers and numbers[-1] > len(numbers):
-        print(
-            "\nOther numbers are operations that changed no setting, such as a pause: see `loom operations`."
-        )
 
 
 def became(one: HistoryView) -> str:

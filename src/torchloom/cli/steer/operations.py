@@ -60,10 +60,11 @@ def _table(listed: list[OperationView]) -> None:
     from torchloom.cli.steer import outcome
 
     output.table(
-        ("ID", "VERSION", "KIND", "STATE", "STEP", "ASKED", "BY", "WHAT"),
+        ("ID", "NUMBER", "VERSION", "KIND", "STATE", "STEP", "ASKED", "BY", "WHAT"),
         (
             (
                 one["id"],
+                f"{one['number'] or '–'}",
                 f"{one['version'] or '–'}",
                 one["kind"],
                 one["state"],
@@ -75,7 +76,7 @@ def _table(listed: list[OperationView]) -> None:
             for one in listed
         ),
         nothing="no operations yet; `loom set` changes a setting",
-        spare=("BY", "VERSION"),
+        spare=("BY", "VERSION", "NUMBER"),
     )
 
 
@@ -89,7 +90,7 @@ def _show(view: OperationView) -> None:
     from torchloom.cli.steer import outcome
 
     facts = [
-        ("operation", f"{view['id']} of {view['job']}, {view['kind']}, version {view['version'] or '–'}"),
+        ("operation", f"{view['id']} of {view['job']}, {view['kind']}, number {view['number']}"),
         ("state", " – ".join(part for part in (view["state"], _reason(view)) if part)),
         ("step", outcome.at(view) or "–"),
         ("asked", f"{output.clock(view['asked_at_ns'])}, by {view['by']}"),
@@ -98,6 +99,8 @@ def _show(view: OperationView) -> None:
     ]
     if view["values"]:
         facts.insert(1, ("values", outcome.assignments(view["values"])))
+    if view["version"]:
+        facts.append(("version", f"{view['version']} of the settings"))
     if view["why"]:
         facts.append(("why", view["why"]))
     if view["reverts"] is not None:

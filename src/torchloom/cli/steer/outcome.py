@@ -184,7 +184,7 @@ def failure(view: OperationView) -> LoomError | None:
 def what(view: OperationView) -> str:
     """The operation in a few words."""
     if view["kind"] == "set":
-        return f"version {view['version']} ({assignments(view['values'])})"
+        return f"the change {assignments(view['values'])}"
     return f"the {view['kind']}"
 
 

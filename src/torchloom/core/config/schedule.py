@@ -2,9 +2,9 @@
 
 Steps here are training steps, which continue after a restart. An entry's step is the first update that uses
 it. A state saved after step s continues with step s + 1: "in force at" always asks about a step still to be
-made. Versions count decisions: of two changes of one place that are both due, **the one decided later wins**,
-whatever their steps are. So an older change that lies ahead (a crash put the job back before it, or it was
-planned) is superseded by a newer one that is due earlier.
+made. Versions are the numbers of operations and count decisions: of two changes of one place that are both
+due, **the one decided later wins**, whatever their steps are. So an older change that lies ahead (a crash
+put the job back before it, or it was planned) is superseded by a newer one that is due earlier.
 
 Owns no protocol: entries are recorded from outcomes, and a starting worker is given the schedule, so that all
 ranks of a new generation follow it without asking anybody.
@@ -13,7 +13,7 @@ ranks of a new generation follow it without asking anybody.
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -186,17 +186,17 @@ def roll_back(
     return _ordered(kept(entry) for entry in schedule)
 
 
-def reverting(schedule: Schedule, version: int) -> dict[str, object]:
-    """The change that brings every place back to what it held with `version` (0: with none).
+def reverting(schedule: Schedule, kept: Collection[int]) -> dict[str, object]:
+    """The change that brings every place back to what it held with only the versions `kept`.
 
     A param group where nothing was held then goes back to the script's own value, not to the number that the
     script happened to have there: its own schedule has continued since.
     """
-    held = merge(entry for entry in schedule if entry.version <= version)
+    held = merge(entry for entry in schedule if entry.version in kept)
     back: dict[str, object] = {}
     for entry in sorted(schedule, key=lambda e: -e.version):
-        if entry.version <= version:
-            break
+        if entry.version in kept:
+            continue
         for text, before in (entry.before or dict.fromkeys(entry.values)).items():
             place = parse_address(text)
             words = [word for known, word in held.items() if _covers(parse_address(known), text)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from torchloom.core.config.schedule import record as record_entry
 from torchloom.core.config.settings import SKIPPED
 from torchloom.core.recovery.incidents import close
+from torchloom.core.steering.versions import record_change
 from torchloom.core.turn import Turn
 from torchloom.model.fleet import Job
 from torchloom.model.incidents import Decision, DecisionOutcome, EndedBy, Ending, Incident
@@ -86,7 +86,7 @@ def _keep_skips(turn: Turn, job: Job, record: OperationRecord) -> str:
                 why=record.why,
                 at_ns=turn.now_ns,
             )
-            job.schedule = record_entry(job.schedule, entry)
+            record.config_version = record_change(job, entry)
             return f"and these samples are left out from now on: {_in_short(str(after))}"
     return (
         "no batch was left out"

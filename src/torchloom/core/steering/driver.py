@@ -118,7 +118,7 @@ def _before_the_restart(turn: Turn, job: Job, record: OperationRecord) -> None:
 
 
 def request(turn: Turn, job: Job, record: OperationRecord, operation: Operation) -> None:
-    """Put an operation into the queue, with the next version."""
+    """Put an operation into the queue, with the next number."""
     record.version = job.control.newest + 1
     open_record(turn, job, record)
     feed(turn, job, Requested(replace(operation, version=record.version)))
@@ -217,7 +217,7 @@ def feed(turn: Turn, job: Job, event: Event) -> None:
         _close_mail(turn, job)
     if any(isinstance(effect, Tell) for effect in effects):
         for version, by in superseded_plans(job).items():
-            feed(turn, job, Cancelled(version, "", f"superseded by change {by}, which was made later"))
+            feed(turn, job, Cancelled(version, "", f"superseded by operation {by}, requested later"))
     if before != _where(job) or isinstance(event, Requested):
         note_progress(job)
     _set_timer(turn, job)

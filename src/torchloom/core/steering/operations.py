@@ -14,6 +14,7 @@ from torchloom.core.config.schedule import record as record_entry
 from torchloom.core.config.settings import MAX_STEPS
 from torchloom.core.recovery.incidents import lasting_hangs
 from torchloom.core.steering.after_rollback import rolled_back
+from torchloom.core.steering.versions import record_change
 from torchloom.core.transaction.waiting import is_near
 from torchloom.core.turn import Turn
 from torchloom.model.fleet import Job
@@ -85,7 +86,7 @@ def _why_it_waits(job: Job, record: OperationRecord) -> str:
         named = waiting.at_step if waiting.training_step is None else waiting.training_step
         return f"it waits for step {named}, the job is at step {control.step + named - waiting.at_step}"
     if control.current is not None:
-        return f"change {control.current.version} goes first"
+        return f"operation {control.current.version} goes first"
     return "it waits"
 
 
@@ -157,7 +158,7 @@ def schedule_change(turn: Turn, job: Job, record: OperationRecord, step: int | N
         why=record.why,
         at_ns=turn.now_ns,
     )
-    job.schedule = record_entry(job.schedule, entry)
+    record.config_version = record_change(job, entry)
 
 
 def starting_schedule(job: Job) -> str:
@@ -220,7 +221,8 @@ def sentence(job: str, record: OperationRecord) -> str:
 
 def wanted(record: OperationRecord) -> str:
     """The operation itself in a few words."""
-    return f"{asked(record.kind, record.values)} (change {record.version})"
+    made = f"version {record.config_version}" if record.config_version else f"operation {record.version}"
+    return f"{asked(record.kind, record.values)} ({made})"
 
 
 def asked(kind: Kind, values: Mapping[str, object]) -> str:

@@ -93,7 +93,7 @@ def wake_at_ns(state: Proposer) -> int | None:
 
 
 def reserve_version(state: Proposer) -> int:
-    """Reserve a version of the config for a change that needs no operation of the ranks."""
+    """Reserve the number of an operation for a change that the ranks need not agree on."""
     state.newest += 1
     return state.newest
 
@@ -192,7 +192,7 @@ def _send(state: Proposer, now_ns: int, effects: list[Effect]) -> None:
     if state.withdrawn:
         _withdraw(state, state.withdrawn, effects, unconfirmed=False)
         return
-    reason = f"change {state.current.version} is {state.stage}"
+    reason = f"operation {state.current.version} is {state.stage}"
     for rank in state.silent():
         mail = Mail(_MAIL[state.stage], _proposal(state), state.at_step)
         effects.append(Send(state.generation, rank, mail, reason))

@@ -139,7 +139,7 @@ def part_of(outcome: Outcome, part: Operation) -> Outcome:
     mine = {rank: _covered(changed, part) for rank, changed in outcome.changed.items()}
     reason = outcome.reason
     if outcome.version != part.version:
-        reason += f", together with change {outcome.version}"
+        reason += f", together with operation {outcome.version}"
     return replace(outcome, version=part.version, reason=reason, changed=mine)
 
 

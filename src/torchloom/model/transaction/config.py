@@ -11,6 +11,7 @@ class Entry:
     """One version of the config."""
 
     version: int
+    """The number of the operation that decided it. What people see is core.steering.versions' affair."""
     step: int
     """The first training step that uses it."""
     values: Mapping[str, object]

@@ -13,7 +13,8 @@ from torchloom.model.transaction.messages import Answer, Changed, Kind, Mail
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One requested change. `version` grows with every operation of the job and is never reused."""
+    """One requested change. `version` is the operation's number: it grows with each one of the job and is
+    never reused. It is no version of the settings (core.steering.versions)."""
 
     version: int
     kind: Kind

@@ -97,9 +97,8 @@ class Proposer:
             return f"{len(self.queue)} changes wait" if self.queue else "no change is in progress"
         silent = ", ".join(map(str, self.silent()))
         place = f" for step {self.named(self.at_step)}" if self.at_step else ""
-        return (
-            f"change {self.current.version} is {self.stage}{place}, rank {silent or 'none'} has not answered"
-        )
+        missing = f"rank {silent or 'none'} has not answered"
+        return f"operation {self.current.version} is {self.stage}{place}, {missing}"
 
     @property
     def patience_ns(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torchloom.core.config.schedule import ahead, superseded
+from torchloom.core.steering.versions import Versions, versions_of
 from torchloom.model.fleet import Job, JobState
 from torchloom.model.transaction.config import Entry
 from torchloom.model.transaction.messages import Kind
@@ -40,9 +41,16 @@ def superseding(job: Job, values: Mapping[str, object], at_step: int | None, mad
     coming = (*ahead(job.schedule, step - 1), *planned)
     if made is None and at_step is None:
         coming = tuple(planned)
+    versions = versions_of(job)
     void = superseded((*coming, Entry(version, step, values)))
     return [
-        f"it supersedes change {entry.version}, which is due at step {entry.step}"
+        f"it supersedes {_named(versions, entry)}, which is due at step {entry.step}"
         for entry in coming
         if void.get(entry.version) == version
     ]
+
+
+def _named(versions: Versions, entry: Entry) -> str:
+    """A change that waits for its step has no version yet."""
+    version = versions.get(entry.version)
+    return f"operation {entry.version}" if version is None else f"version {version}"

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from torchloom.bus.protocol import Bus
 from torchloom.core.config.schedule import of_then, reverting, superseded
 from torchloom.core.config.settings import HYPERPARAMETERS, MAX_STEPS, KnownSettings, parse_address, resolve
+from torchloom.core.steering.versions import versions_of
 from torchloom.errors import Conflict, NotFound, UsageError
 from torchloom.model.checkpoints import CheckpointEntry
 from torchloom.model.events import ChangeCancelled, ChangeRequested, RestoreRequested
@@ -90,18 +91,21 @@ class Steering:
         found = self._stream.job(job)
         if operation in found.operations:
             return ChangePlan(operation)
-        versions = sorted(entry.version for entry in found.schedule)
-        if not versions:
+        versions = versions_of(found)
+        there = {versions[entry.version]: entry.version for entry in found.schedule}
+        numbers = sorted(there)
+        if not numbers:
             raise Conflict(f"Nothing of {job} was ever changed, so there is nothing to take back.")
         if version is None:
-            version = versions[-2] if len(versions) > 1 else 0
-        if version and version not in versions:
-            listed = ", ".join(map(str, versions))
+            version = numbers[-2] if len(numbers) > 1 else 0
+        if version and version not in there:
+            listed = ", ".join(map(str, numbers))
             raise UsageError(f"{job} has no version {version} of its config", hint=f"choose 0, {listed}")
-        back = reverting(found.schedule, version)
+        back = reverting(found.schedule, [there[number] for number in numbers if number <= version])
         if not back:
             raise Conflict(f"{job} has version {version} of its config: there is nothing to take back.")
-        return await self._change(found, back, by, why, None, dry_run, operation, version)
+        reverts = there.get(version, 0)
+        return await self._change(found, back, by, why, None, dry_run, operation, reverts)
 
     async def _change(
         self,

@@ -652,6 +652,7 @@ export interface OperationAccepted {
 export interface OperationView {
   id: string;
   job: string;
+  number: number;
   version: number;
   kind: "set" | "pause" | "resume" | "stop" | "checkpoint" | "restore" | "probe";
   state: "waiting" | "preparing" | "arming" | "confirmed" | "applied" | "not applied" | "diverged";

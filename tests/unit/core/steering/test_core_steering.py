@@ -215,7 +215,7 @@ def test_a_change_made_later_supersedes_one_that_is_planned_for_a_later_step() -
     story.carry(step=40, offset=200)
     assert story.record("now").state == "applied"
     assert story.record("plan").state == "not applied"
-    assert story.record("plan").reason == "superseded by change 3, which was made later"
+    assert story.record("plan").reason == "superseded by operation 3, requested later"
     assert story.record("more").state == "waiting", "its momentum is still wanted"
     story.ask({"lr": 3.0}, "newer plan", at_step=1000, training_step=1200)
     story.tell(StepReached(job="j", generation=1, step=990, step_s=0.05, offset=200))
@@ -334,7 +334,7 @@ def test_the_outcome_is_a_notice() -> None:
         assert notice is not None
         texts.append((notice.topics, notice.text))
     assert (("config",), "ann asked j to set lr=0.0003") in texts
-    told = f"set lr=0.0003 (change 1) of j by ann: applied at step {step} on all ranks"
+    told = f"set lr=0.0003 (version 1) of j by ann: applied at step {step} on all ranks"
     assert (("config",), f"{told}: optimizer0.lr@0 0.001 → 0.0003") in texts
 
 

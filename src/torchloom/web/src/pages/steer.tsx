@@ -205,8 +205,8 @@ function Changes({ job, history, done }: { job: JobSummary; history: HistoryView
           <thead><tr><th class="n">Version</th><th>State</th><th>What</th><th class="n">From step</th><th>By</th><th>When</th><th><span class="only-read">Actions</span></th></tr></thead>
           <tbody>
             {newest.map((one) => (
-              <tr key={`${one.version}${one.operation}`}>
-                <td class="n" data-name="version">{one.version}</td>
+              <tr key={`${one.version}.${one.operation}`}>
+                <td class="n" data-name="version">{one.version || "–"}</td>
                 <td><State state={one.state} />{one.in_force && <small> in force</small>}</td>
                 <td class="wide mono">
                   {one.changed.length ? one.changed.map((c) => <div key={c.address}>{c.address}: {value(c.before)} → {value(c.after)}</div>) : Object.entries(one.values).map(([k, v]) => `${k} = ${value(v)}`).join(", ")}
