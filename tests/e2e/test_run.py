@@ -13,6 +13,8 @@ from typing import Any
 
 from stack import BIN, SCRIPTS, Stack, lines_of, wait_until
 
+from torchloom.agent.processes.process import is_alive, start_ticks
+
 COUNT = """
 import os, sys, time
 rank = os.environ["RANK"]
@@ -96,9 +98,25 @@ def script(tmp_path: Path, text: str = COUNT) -> str:
     return str(path)
 
 
+DETACHED = """
+import os, subprocess, sys, time
+if os.environ["RANK"] == "0":
+    print("detached", subprocess.Popen(["sleep", "1000"], start_new_session=True).pid, flush=True)
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        time.sleep(1000)
+    print("detached", pid, flush=True)
+"""
+
+
 def test_a_stack_of_its_own_ends_with_the_job(bare: Stack, tmp_path: Path) -> None:
-    with running(bare, "--nproc-per-node", "2", script(tmp_path), "5") as run:
+    """So does what the script started in sessions of their own."""
+    with running(bare, "--nproc-per-node", "2", script(tmp_path, DETACHED + COUNT), "5") as run:
         assert run.wait() == 0, run.err
+    detached = [int(line.split()[-1]) for line in run.out.splitlines() if "detached" in line]
+    assert len(detached) == 2
+    wait_until(lambda: not any(is_alive(pid, start_ticks(pid)) for pid in detached), "they are ended")
     assert "[rank 0] tick 0\n" in run.out and "[rank 1] tick 4\n" in run.out
     assert "[loom]" not in run.out and "completed" in run.err
     bare.wait_nothing_left()

@@ -159,6 +159,8 @@ def test_pause_save_go_back_and_end(stack: Stack, job: str, out: Path) -> None:
     stack.steer("resume", job)
     assert "completed" in stack.loom("wait", job, "--timeout", "150s").stdout
     assert [rows(out, rank)[-1][0] for rank in (0, 1)] == [end, end]
+    counted = [one["version"] for one in stack.json("config", job, "--history") if one["state"] == "applied"]
+    assert counted == [1, 2], "a pause, a save and a restore are no version"
     assert stack.loom("pause", job, check=5).stderr.startswith("loom: ")
     alike(stack, job, out)
 

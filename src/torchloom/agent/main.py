@@ -122,6 +122,8 @@ async def serve(
             if not await host.reporter.drain(_GOODBYE_WITHIN_S):
                 log.warning("%d events could not be delivered before the end", host.reporter.waiting)
         watch.look_away()  # an exit seen during shutdown would start a task that nobody waits for
+        if clean:
+            await watch.left_behind.end_all_now()
         await tasks.cancel()
         keep = not (clean or refused) or (keep_spawners is not None and keep_spawners.is_set())
         await host.learned.close()

@@ -1,6 +1,7 @@
 """Workers and what they need, as processes.
 
 start, stop, adopt     carry out StartWorkers and StopWorkers; find what an earlier agent left
+left_behind            ends what a worker started in a session of its own
 exits                  sees workers and stores end; script_failures: a script failed, its process still ends
 process                who a pid really is, whether it lives, signals
 spawners               find, start, keep, replace spawners; spawner_files: their sockets and locks

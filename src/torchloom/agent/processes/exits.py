@@ -25,6 +25,7 @@ from torchloom.agent.observe import boxes, cgroups, pulse, words
 from torchloom.agent.observe.boxes import ReadableBox
 from torchloom.agent.observe.collectives import last_collectives
 from torchloom.agent.observe.guarded import guarded
+from torchloom.agent.processes.left_behind import LeftBehind
 from torchloom.agent.processes.process import Process
 from torchloom.agent.tasks import Tasks
 from torchloom.model.events import RendezvousLost, WorkerExited
@@ -50,6 +51,7 @@ class ExitWatch:
     def __init__(self, host: Host, tasks: Tasks) -> None:
         self._host = host
         self._tasks = tasks
+        self.left_behind = LeftBehind()
 
     # -- workers --------------------------------------------------------------------------------
     def add(self, worker: LocalWorker) -> None:
@@ -86,6 +88,7 @@ class ExitWatch:
             event = replace(event, xids=host.kernel_log.of(worker.pid, host.devices.pci_of(worker.devices)))
         stored = host.reporter.say(event, f"{worker.event_stem}.exit")
         worker.told.set()
+        self._tasks.start(self.left_behind.end(worker), f"children of {worker.ref.job}/{worker.ref.rank}")
         host.log_watch.forget(worker.log)
         times.note(worker.log)
         files.bound(worker.log, host.log_limit)

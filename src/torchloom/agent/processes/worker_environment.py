@@ -15,14 +15,15 @@ from torchloom.model.messages import STORE_SECRET
 
 _OURS_ALONE = frozenset(
     {"LOOM_TOKEN", "LOOM_NATS_URL", "LOOM_NATS_USER", "LOOM_NATS_PASSWORD", "LOOM_NATS_CREDS", "LOOM_SPEC_FD"}
-) | {STORE_SECRET}
+) | {STORE_SECRET, "LOOM_BOX"}
 _OURS_PREFIXES = ("LOOM_NATS_",)
 _QUORUM_RETRIES = "600"
 """A manager tries again ten times a second for a minute while its lighthouse is being restarted."""
 
 
 def without_secrets(env: Mapping[str, str]) -> dict[str, str]:
-    """The job's environment without torchloom's own credentials."""
+    """The job's environment without torchloom's own credentials, and without the black box of a worker that
+    submitted the job."""
     return {
         name: value
         for name, value in env.items()

@@ -74,12 +74,17 @@ def _start(
             stdout=output,
             stderr=output,
             cwd=home.root,
-            env=_from_anywhere(env) | {"LOOM_HOME": str(home.root)},
+            env=_of_nobody(_from_anywhere(env)) | {"LOOM_HOME": str(home.root)},
             start_new_session=True,
             pass_fds=fds,
         )
     finally:
         os.close(output)
+
+
+def _of_nobody(env: dict[str, str]) -> dict[str, str]:
+    """A service that a worker's script started is no child of that worker: it outlives it."""
+    return {name: value for name, value in env.items() if name != "LOOM_BOX"}
 
 
 def _from_anywhere(env: dict[str, str]) -> dict[str, str]:

@@ -1,0 +1,121 @@
+"""Ends what a worker started in a session of its own (`start_new_session`, a daemon) and left behind.
+
+A worker's process group is killed with it; these are not in it. A program that the worker started has the
+path of the worker's black box in its environment (LOOM_BOX); a process that was only forked has the box
+mapped. Both name one incarnation of one worker, so nothing of another job is ever taken for it. A child that
+is to survive is started without LOOM_BOX.
+
+Such children may still be sending what the worker logged, so they have time to end by themselves; the
+recovery of the job does not wait for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+
+from torchloom.agent.host import LocalWorker
+from torchloom.agent.processes.process import Process, start_ticks
+
+log = logging.getLogger(__name__)
+
+MARK = "LOOM_BOX"
+BY_ITSELF_WITHIN_S = 5.0
+AFTER_SIGTERM_WITHIN_S = 5.0
+AT_THE_END_WITHIN_S = 2.0
+"""When the agent itself ends."""
+_LOOK_EVERY_S = 0.1
+_SPAWNER = b"torchloom.spawner"
+_PARTS = (b"torchloom.cli", b"torchloom.agent")
+"""A service that a script started is nobody's child."""
+
+
+def box_of(worker: LocalWorker) -> Path | None:
+    return worker.box.path if worker.box is not None else worker.damaged_box
+
+
+def find(box: Path, since_ticks: int) -> list[Process]:
+    """Living processes of this user that belong to the worker with this box. The caller closes them."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdecimal() and int(name) != os.getpid() and _is_of(name, box, since_ticks):
+            held = Process.open(int(name), start_ticks(int(name)))
+            # Examined again: now the number cannot become another's.
+            if held is not None and held.alive and _is_of(name, box, since_ticks):
+                found.append(held)
+            elif held is not None:
+                held.close()
+    return found
+
+
+def _is_of(pid: str, box: Path, since_ticks: int) -> bool:
+    entry = Path("/proc") / pid
+    try:
+        if entry.stat().st_uid != os.getuid() or start_ticks(int(pid)) < since_ticks:
+            return False
+        command = (entry / "cmdline").read_bytes()
+        if _SPAWNER in command:  # a fork of a worker that was itself forked: its environment is the spawner's
+            return os.fsencode(box) in (entry / "maps").read_bytes()
+        if any(part in command for part in _PARTS):
+            return False
+        return os.fsencode(f"{MARK}={box}") in (entry / "environ").read_bytes().split(b"\0")
+    except OSError:  # it ended, or it is none of our business
+        return False
+
+
+class LeftBehind:
+    """What workers that have ended left behind on this host."""
+
+    def __init__(self) -> None:
+        self._ended: dict[Path, int] = {}
+        """Box and start of workers whose children are still being looked for."""
+
+    async def end(self, worker: LocalWorker) -> None:
+        """End what this worker left behind."""
+        box = box_of(worker)
+        if box is None:
+            return
+        self._ended[box] = worker.start_ticks
+        await _end(box, worker.start_ticks, BY_ITSELF_WITHIN_S, AFTER_SIGTERM_WITHIN_S)
+        self._ended.pop(box, None)
+
+    async def end_all_now(self) -> None:
+        """The agent ends, so nobody is there to wait any longer."""
+        ends = [_end(box, ticks, 0.0, AT_THE_END_WITHIN_S) for box, ticks in self._ended.items()]
+        await asyncio.gather(*ends)
+
+
+async def _end(box: Path, since_ticks: int, by_itself_s: float, after_sigterm_s: float) -> None:
+    if not await _any_left(box, since_ticks, by_itself_s):
+        return
+    await asyncio.to_thread(_signal, box, since_ticks, signal.SIGTERM)
+    if await _any_left(box, since_ticks, after_sigterm_s):
+        await asyncio.to_thread(_signal, box, since_ticks, signal.SIGKILL)
+
+
+async def _any_left(box: Path, since_ticks: int, within_s: float) -> bool:
+    """Wait until nothing is left, or until the time is up."""
+    give_up = time.monotonic() + within_s
+    while await asyncio.to_thread(_count, box, since_ticks):
+        if time.monotonic() >= give_up:
+            return True
+        await asyncio.sleep(_LOOK_EVERY_S)
+    return False
+
+
+def _count(box: Path, since_ticks: int) -> int:
+    found = find(box, since_ticks)
+    for process in found:
+        process.close()
+    return len(found)
+
+
+def _signal(box: Path, since_ticks: int, number: signal.Signals) -> None:
+    for process in find(box, since_ticks):
+        log.info("%s to process %d, which a worker left behind", number.name, process.pid)
+        process.signal_alone(number)
+        process.close()

@@ -1,0 +1,109 @@
+"""What a worker started in a session of its own ends after the worker, and nobody else does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from torchloom.agent.processes import left_behind
+from torchloom.agent.processes.process import start_ticks
+
+OBEYS = "import time; print(flush=True); time.sleep(1000)"
+IGNORES = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(1000)"
+)
+MAPS = """
+import mmap, sys, time
+file = open(sys.argv[1], "r+b")
+mapping = mmap.mmap(file.fileno(), 0)
+print(flush=True)
+time.sleep(1000)
+"""
+
+
+class Children:
+    """Real processes, each in a session of its own; killed at the end of the test."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self.ticks = start_ticks(os.getpid())
+
+    def start(self, program: str, *args: str, box: Path | None) -> subprocess.Popen[bytes]:
+        env = {name: value for name, value in os.environ.items() if name != left_behind.MARK}
+        if box is not None:
+            env[left_behind.MARK] = str(box)
+        child = subprocess.Popen(
+            [sys.executable, "-c", program, *args], env=env, start_new_session=True, stdout=subprocess.PIPE
+        )
+        self._stack.enter_context(child)
+        self._stack.callback(child.kill)
+        assert child.stdout is not None and child.stdout.readline() == b"\n", "it runs"
+        return child
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+@pytest.fixture
+def children() -> Iterator[Children]:
+    made = Children()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def ended(child: subprocess.Popen[bytes]) -> bool:
+    return child.poll() is not None
+
+
+def pids(box: Path, since_ticks: int) -> set[int]:
+    found = left_behind.find(box, since_ticks)
+    for process in found:
+        process.close()
+    return {process.pid for process in found}
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Path:
+    path = tmp_path / "job.r0.g1"
+    path.write_bytes(bytes(4096))
+    return path
+
+
+def test_only_processes_of_that_box_are_found(children: Children, box: Path) -> None:
+    mine = children.start(OBEYS, box=box)
+    forked = children.start(MAPS, str(box), "-m", "torchloom.spawner", box=None)
+    children.start(OBEYS, box=box.with_name("job.r0.g10"))
+    children.start(OBEYS, box=None)
+    children.start(OBEYS, "-m", "torchloom.cli", "weaver", box=box)
+    children.start(OBEYS, "-m", "torchloom.spawner", box=box)
+    children.start(MAPS, str(box), box=None)
+    assert pids(box, children.ticks) == {mine.pid, forked.pid}
+    assert pids(box, start_ticks(forked.pid) + 1_000_000) == set(), "what is older than the worker is not its"
+
+
+def test_they_end_by_themselves_by_sigterm_or_by_sigkill(children: Children, box: Path) -> None:
+    obeys, ignores, other = (
+        children.start(OBEYS, box=box),
+        children.start(IGNORES, box=box),
+        children.start(OBEYS, box=box.with_name("other")),
+    )
+    asyncio.run(left_behind._end(box, children.ticks, 0.0, 0.5))
+    for child in (obeys, ignores):
+        child.wait(240)
+    assert obeys.returncode == -15 and ignores.returncode == -9
+    assert not ended(other)
+
+
+def test_who_ends_in_time_gets_no_signal(children: Children, box: Path) -> None:
+    brief = children.start("import time; print(flush=True); time.sleep(0.2)", box=box)
+    asyncio.run(left_behind._end(box, children.ticks, 240.0, 240.0))
+    assert brief.wait(240) == 0
