@@ -105,6 +105,32 @@ def test_a_drained_node_is_left_at_a_saved_step_and_that_costs_no_restart(
     fleet.near.loom("node", "open", "c")
 
 
+def test_a_host_that_is_taken_away_saves_its_jobs_first_and_they_continue_elsewhere(
+    fleet: Nodes, tmp_path: Path
+) -> None:
+    """What happens when a pod is evicted: SIGTERM to an agent whose host ends with it."""
+    fleet.agents["b"].terminate()
+    fleet.agents["b"].wait(PATIENCE_S)
+    fleet.stacks["b"].env["LOOM_LEAVE_WITHIN_S"] = "240"
+    fleet.begin("b")
+    fleet.wait_ready("b")
+    job = Training(fleet, tmp_path)
+    fleet.wait_on(job.job, ["a", "b"])
+    job.wait_trained(1, 12)
+    fleet.agents["b"].terminate()
+    assert fleet.agents["b"].wait(PATIENCE_S) == 0
+    fleet.wait_on(job.job, ["a", "c"], generation=2)
+    job.goes_on(2)
+    saved = [one for one in fleet.near.json("operations", job.job) if one["kind"] == "checkpoint"][0]
+    assert saved["state"] == "applied" and "b is leaving" in saved["why"]
+    assert fleet.status(job.job)["restarts"] == 0 and not fleet.near.faults(job.job)
+    job.end()
+    del fleet.stacks["b"].env["LOOM_LEAVE_WITHIN_S"]
+    fleet.begin("b")
+    fleet.wait_ready("b")
+    assert fleet.view("b")["drained"] == "", "the next agent of that name takes workers"
+
+
 def test_a_hang_is_left_behind_with_its_node_and_the_node_is_used_again_when_it_is_opened(
     fleet: Nodes, tmp_path: Path
 ) -> None:

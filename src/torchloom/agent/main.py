@@ -11,7 +11,7 @@ import logging
 import os
 import uuid
 
-from torchloom.agent import mail
+from torchloom.agent import leaving, mail
 from torchloom.agent.checkpoints import memory_tiers
 from torchloom.agent.commands import Commands
 from torchloom.agent.health import known_gpus
@@ -60,13 +60,15 @@ async def serve(
     max_workers: int | None = None,
     log_limit: int = DEFAULT_LIMIT,
     ready: asyncio.Event | None = None,
+    leave_within_s: float = 0.0,
 ) -> None:
     """Serve this host until `stop` is set. If cancelled instead, it drops everything as a crash would.
 
     `prewarm` starts a spawner for the agent's own interpreter and environment at once. Spawners without
     workers end with the agent unless `keep_spawners` is set by then (an agent about to be replaced).
-    `ready` is set when commands are taken and the node has joined. Raises Conflict if another agent has this
-    home, or another host this name.
+    `ready` is set when commands are taken and the node has joined. With `leave_within_s` the host ends with
+    the agent (a pod): its jobs are saved and moved first, for that long at most. Raises
+    Conflict if another agent has this home, or another host this name.
     """
     check_token(node, "node name")
     journal = Journal(home)
@@ -108,6 +110,8 @@ async def serve(
         await _either(stop, name.lost)
         if name.why is not None:
             raise name.why
+        if leave_within_s > 0:
+            await leaving.leave(host, leave_within_s)
         clean = True
     except Conflict:
         refused = True

@@ -18,6 +18,7 @@ from torchloom.errors import LoomError, UsageError
 PLAIN = {
     "run": "Run a training script on several workers and follow it; takes torchrun's flags.",
     "submit": "Start a job like `run` and return its id at once.",
+    "sbatch": "Write a batch script that runs a job under Slurm; takes the flags of `run`.",
     "weaver": "Run one control service (production).",
     "agent": "Run this host's agent (production).",
     "notify": "Deliver incidents to webhooks (production).",

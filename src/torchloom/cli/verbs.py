@@ -11,6 +11,7 @@ FAMILIES = {
     "open": "access",
     "run": "jobs",
     "submit": "jobs",
+    "sbatch": "places",
     "ps": "jobs",
     "top": "top",
     "status": "jobs",

@@ -41,6 +41,7 @@ from torchloom.model.events import (
     NodeDrained,
     NodeGone,
     NodeJoined,
+    NodeLeaving,
     NodeLeft,
     NodeReachable,
     NodeUnreachable,
@@ -144,6 +145,8 @@ def job_of(event: Event, fleet: Fleet) -> str:
             return next((job for job, open_ in fleet.open_by_job.items() if event.effect in open_), "")
         case NodeJoined() | NodeUnreachable() | NodeReachable() | NodeLeft() | NodeGone() | NodeDrained():
             return ""
+        case NodeLeaving():
+            return ""
         case DeviceMarked() | DeviceHealthReported() | DevicePolicySet():
             return ""
         case LeaseTaken() | SnapshotVerified() | ControlDisturbed() | AgentFlooded() | Decided():
@@ -161,7 +164,10 @@ def _near(fleet: Fleet, event: Event, job: str) -> dict[str, None]:
     if isinstance(event, DeviceMarked | DeviceHealthReported):
         node = fleet.nodes.get(event.node)
         near |= dict.fromkeys(node.jobs if node is not None else ())
-    if isinstance(event, NodeJoined | NodeLeft | NodeUnreachable | NodeReachable | NodeGone | NodeDrained):
+    if isinstance(
+        event,
+        NodeJoined | NodeLeft | NodeLeaving | NodeUnreachable | NodeReachable | NodeGone | NodeDrained,
+    ):
         node = fleet.nodes.get(event.node)
         near |= dict.fromkeys((*node.jobs, *node.stores) if node is not None else ())
         # Also those that have no worker there any more, but an incident about its silence.

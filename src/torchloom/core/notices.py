@@ -32,6 +32,7 @@ from torchloom.model.events import (
     NodeDrained,
     NodeGone,
     NodeJoined,
+    NodeLeaving,
     NodeLeft,
     NodeReachable,
     NodeUnreachable,
@@ -114,6 +115,9 @@ def _words(event: Event) -> tuple[Topic, str]:
             return "node", f"{event.node} has been silent for {event.silent_s:.1f} s"
         case NodeReachable():
             return "node", f"{event.node} is reachable again"
+        case NodeLeaving():
+            why = f" ({event.why})" if event.why else ""
+            return "node", f"the host of {event.node} is taken away within {event.within_s:.0f} s{why}"
         case NodeLeft():
             return "node", f"the agent of {event.node} was stopped"
         case NodeDrained():

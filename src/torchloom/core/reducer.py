@@ -24,6 +24,7 @@ from torchloom.core.nodes.membership import (
     node_drained,
     node_gone,
     node_joined,
+    node_leaving,
     node_left,
     node_reachable,
     node_unreachable,
@@ -102,6 +103,7 @@ from torchloom.model.events import (
     NodeDrained,
     NodeGone,
     NodeJoined,
+    NodeLeaving,
     NodeLeft,
     NodeReachable,
     NodeUnreachable,
@@ -196,6 +198,8 @@ def _dispatch(turn: Turn, event: Event) -> None:
             node_reachable(turn, event)
         case NodeLeft():
             node_left(turn, event)
+        case NodeLeaving():
+            node_leaving(turn, event)
         case NodeGone():
             node_gone(turn, event)
         case NodeDrained():

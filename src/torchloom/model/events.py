@@ -256,6 +256,15 @@ class NodeLeft(EventBase, frozen=True, kw_only=True, tag="node-left"):
     node: str
 
 
+class NodeLeaving(EventBase, frozen=True, kw_only=True, tag="node-leaving"):
+    """The host is about to be taken away (a pod is evicted, an allocation ends). Its agent still runs."""
+
+    node: str
+    within_s: float
+    """When its workers are ended at the latest."""
+    why: str = ""
+
+
 class RendezvousStarted(EventBase, frozen=True, kw_only=True, tag="store-started"):
     node: str
     effect: str
@@ -529,6 +538,7 @@ Event = (
     | NodeUnreachable
     | NodeReachable
     | NodeLeft
+    | NodeLeaving
     | NodeGone
     | NodeDrained
     | DeviceMarked

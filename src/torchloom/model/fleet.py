@@ -154,6 +154,8 @@ class Leaving(Struct, kw_only=True):
     device: str = ""
     """The drained device, if only that is to be left."""
     force: bool = False
+    host_ends: bool = False
+    """The host is being taken away: the job leaves it even if it has to wait for room then."""
     step_s: float = 0.0
     operation: str = ""
     """The checkpoint that was asked for."""
@@ -266,6 +268,8 @@ class Drain(Struct, frozen=True, kw_only=True):
     """The person; empty if a job's policy did it."""
     policy_of: str = ""
     why: str = ""
+    until_join: bool = False
+    """Its host is being taken away: the next agent under this name is another one, and takes workers."""
 
     def describe(self) -> str:
         who = f"the policy of {self.policy_of}" if self.policy_of else self.by

@@ -143,6 +143,7 @@ class Story:
         live: tuple[WorkerRef, ...] = (),
         exits: tuple[WorkerRef, ...] = (),
         stores: tuple[RendezvousRef, ...] = (),
+        session: str = "s1",
     ) -> list[Effect]:
         inventory = Inventory(
             hostname=node,
@@ -153,7 +154,7 @@ class Story:
             exits_to_come=exits,
             stores=stores,
         )
-        return self.tell(NodeJoined(node=node, session="s1", inventory=inventory))
+        return self.tell(NodeJoined(node=node, session=session, inventory=inventory))
 
     def submit(self, job: str = "j", workers: int = 2, nodes: int = 1, **more: object) -> list[Effect]:
         return self.tell(JobSubmitted(job=job, spec=spec(workers, nodes, **more), by="ann"))

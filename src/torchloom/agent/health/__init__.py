@@ -1,7 +1,7 @@
 """Looks after the health of this host's devices. Only the agent does this, never a worker.
 
 health_source   what a source is, and how one is found
-nvml, dcgm_scrape, file_drop, host_load: one source each
+nvml, dcgm_scrape, file_drop, host_load, slurm: one source each
 source_process  a process of its own for a source that may hang; isolation: the agent's end of it
 health_watch    runs all sources, sends measurements as telemetry and changes of class as events
 known_gpus      the GPUs of this host, also while NVML does not answer

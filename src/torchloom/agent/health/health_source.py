@@ -53,6 +53,7 @@ BUILT_IN = {
     "scrape": "torchloom.agent.health.dcgm_scrape:ScrapeSource",
     "file": "torchloom.agent.health.file_drop:FileDrop",
     "host": "torchloom.agent.health.host_load:HostLoad",
+    "slurm": "torchloom.agent.health.slurm:SlurmSource",
 }
 
 

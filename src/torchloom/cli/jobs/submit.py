@@ -81,14 +81,15 @@ def send(home: Home, body: JobRequest) -> str:
 
 
 def check_nodes(api: Client, body: JobRequest) -> None:
-    """A job that asks for more hosts than are connected would wait forever: refuse it now."""
+    """A job that asks for more hosts than are connected would wait forever: refuse it now, unless
+    waiting is what --queue asks for."""
     from torchloom.errors import UsageError
 
     wanted = int(body["nodes"] or 1)
-    if wanted > 1:
+    if wanted > 1 and not body.get("queue"):
         ready = sum(node["state"] == "ready" for node in api.nodes())
         if ready < wanted:
             raise UsageError(
                 f"the job needs {wanted} nodes, but only {ready} are connected",
-                hint="start `loom agent` on the others, or use --nnodes 1",
+                hint="start `loom agent` on the others, use --nnodes 1, or wait for them with --queue",
             )

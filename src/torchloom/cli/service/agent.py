@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from torchloom.errors import UsageError
 from torchloom.home import Home
 
 CONNECT_WITHIN_S = 10.0
@@ -27,6 +28,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--slots", type=int, metavar="N", help="workers this host offers room for (LOOM_SLOTS)"
     )
+    parser.add_argument(
+        "--leave-within",
+        type=float,
+        metavar="S",
+        help="the host ends with this agent (a pod): on SIGTERM, save and move its jobs within S seconds "
+        "(LOOM_LEAVE_WITHIN_S)",
+    )
     parser.add_argument("--part", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.home is not None:
@@ -38,12 +46,25 @@ def main(argv: Sequence[str]) -> int:
     if options.node:
         os.environ["LOOM_NODE"] = options.node
 
+    leave_within_s = _leave_within(options.leave_within)
+
     from torchloom.cli.service.part_main import run_part
 
-    return run_part("agent", options.part, lambda: _serve(Home.default(), options.address))
+    return run_part("agent", options.part, lambda: _serve(Home.default(), options.address, leave_within_s))
 
 
-async def _serve(home: Home, address: str) -> None:
+def _leave_within(given: float | None) -> float:
+    named = os.environ.get("LOOM_LEAVE_WITHIN_S", "")
+    try:
+        found = given if given is not None else float(named or 0)
+    except ValueError:
+        raise UsageError(f"LOOM_LEAVE_WITHIN_S is a number of seconds, not {named!r}.") from None
+    if not 0 <= found < 86_400:
+        raise UsageError(f"--leave-within is between 0 and 86400 s, not {found:g}.")
+    return found
+
+
+async def _serve(home: Home, address: str, leave_within_s: float) -> None:
     import asyncio
 
     from torchloom.agent.main import serve
@@ -66,7 +87,13 @@ async def _serve(home: Home, address: str) -> None:
         return
     try:
         await serve(
-            home, node, bus, address=address, stop=stop, prewarm=os.environ.get("LOOM_PREWARM") != "0"
+            home,
+            node,
+            bus,
+            address=address,
+            stop=stop,
+            prewarm=os.environ.get("LOOM_PREWARM") != "0",
+            leave_within_s=leave_within_s,
         )
     finally:
         await bus.close()

@@ -73,7 +73,15 @@ def external_bus() -> BusAddress | None:
     inbox = os.environ.get("LOOM_NATS_INBOX", "_INBOX")
     ca, certificate, key = (os.environ.get(f"LOOM_NATS_{name}", "") for name in ("CA", "CERT", "KEY"))
     tls = BusTls(ca, certificate, key) if ca or certificate or key else None
-    return BusAddress(found.servers, user, password, _seed(), inbox_prefix=inbox, tls=tls)
+    return BusAddress(
+        found.servers,
+        user,
+        password,
+        _seed(),
+        leader=os.environ.get("LOOM_NATS_LEADER", ""),
+        inbox_prefix=inbox,
+        tls=tls,
+    )
 
 
 def _seed() -> str:

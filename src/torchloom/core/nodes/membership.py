@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from torchloom.core.devices.registry import devices_gone, devices_listed
 from torchloom.core.nodes.lost_nodes import HEARD, lose_workers, say_heard, say_silent
 from torchloom.core.nodes.name_owner import change_of, other_claims, refused
-from torchloom.core.placement.drain import drain_jobs
+from torchloom.core.placement.drain import drain_jobs, leave_host
 from torchloom.core.recovery.generation_end import rendezvous_lost_at_start, start_did_fail, worker_exited
 from torchloom.core.recovery.generation_start import (
     close_done_starts,
@@ -25,6 +25,7 @@ from torchloom.model.events import (
     NodeDrained,
     NodeGone,
     NodeJoined,
+    NodeLeaving,
     NodeLeft,
     NodeReachable,
     NodeUnreachable,
@@ -53,7 +54,7 @@ def node_joined(turn: Turn, event: NodeJoined) -> None:
         jobs=known.jobs if known is not None else {},
         taken=known.taken if known is not None else 0,
         stores=known.stores if known is not None else {},
-        drained=known.drained if known is not None else None,
+        drained=_still_drained(known, event),
         barred=known.barred if known is not None else {},
         spare=known.spare if known is not None else {},
         lost=known.lost if known is not None else [],
@@ -67,6 +68,12 @@ def node_joined(turn: Turn, event: NodeJoined) -> None:
     _miss_absent(turn, event, change)
     _miss_stores(turn, event)
     _end_orphans(turn, event)
+
+
+def _still_drained(known: Node | None, event: NodeJoined) -> Drain | None:
+    if known is None or known.drained is None:
+        return None
+    return None if known.drained.until_join and known.session != event.session else known.drained
 
 
 def _confirm_living(turn: Turn, event: NodeJoined) -> None:
@@ -207,6 +214,18 @@ def node_left(turn: Turn, event: NodeLeft) -> None:
         node.state, node.reason = NodeState.LEFT, "its agent was stopped; workers, if any, continue"
         node.heard_ns, turn.seats_changed = turn.now_ns, True
         say_heard(turn, event.node, "its agent reported that it was stopped")
+
+
+def node_leaving(turn: Turn, event: NodeLeaving) -> None:
+    """Its jobs are saved and leave, whether or not there is room elsewhere: nothing stays on that host."""
+    node = turn.fleet.nodes.get(event.node)
+    if node is None:
+        return
+    why = event.why or "its host is being shut down"
+    if node.drained is None:
+        node.drained = Drain(by=node.id, why=why, until_join=True)
+    turn.seats_changed = True
+    leave_host(turn, node, f"{node.id} is leaving: {why}")
 
 
 def node_drained(turn: Turn, event: NodeDrained) -> None:

@@ -25,6 +25,7 @@ from torchloom.model.events import (
     FirstStep,
     NodeGone,
     NodeJoined,
+    NodeLeaving,
     NodeLeft,
     NodeReachable,
     NodeUnreachable,
@@ -56,7 +57,14 @@ _OF_A_WORKER = (
     | StoreValuesIgnored
 )
 _OF_AN_AGENT = (
-    _RESULTS | _OF_A_WORKER | NodeJoined | NodeLeft | RanksAnswered | RendezvousLost | DeviceHealthReported
+    _RESULTS
+    | _OF_A_WORKER
+    | NodeJoined
+    | NodeLeaving
+    | NodeLeft
+    | RanksAnswered
+    | RendezvousLost
+    | DeviceHealthReported
 )
 
 

@@ -1,9 +1,10 @@
-"""Jobs leave a node that a person drained: saved, ended at a step boundary, begun again elsewhere.
+"""Jobs leave a node that is drained or whose host ends: saved, stopped at a step boundary, begun elsewhere.
 
 Owns which job may go and when. A healthy job is worth more than an empty node: one that has no room
 elsewhere, cannot save or is paused stays and trains on, and the note says why; it is looked at again with
 every event, so it goes when it can. A save that failed is asked for again after a while, a few times.
-`force` moves also what cannot be saved, from its newest checkpoint.
+`force` moves also what cannot be saved, from its newest checkpoint. Nobody stays on a host that ends: a job
+without room elsewhere is saved, ended, and waits for room.
 Placing is for place.py, which never uses a drained node.
 """
 
@@ -44,6 +45,22 @@ def drain_jobs(turn: Turn, node: Node, event: NodeDrained) -> None:
             step_s = event.step_s.get(name, 0.0) or job.control.step_ns / 1e9 or STEP_S
             job.leaving = Leaving(node=node.id, by=event.by, why=reason, force=event.force, step_s=step_s)
             turn.fleet.leaving[name] = None
+
+
+def leave_host(turn: Turn, node: Node, why: str) -> None:
+    """Every job with a worker there has to leave, because the host itself is being taken away."""
+    for name in sorted(node.jobs):
+        job = turn.fleet.jobs[name]
+        if job.ended:
+            continue
+        if job.leaving is None:
+            step_s = job.control.step_ns / 1e9 or STEP_S
+            job.leaving = Leaving(node=node.id, by=node.id, why=why, step_s=step_s)
+            turn.fleet.leaving[name] = None
+        job.leaving.host_ends = True
+        if job.leaving.unsaved:
+            turn.cancel_timer(TimerKind.SAVE_AGAIN, job)
+            save_again(job)
 
 
 def leave_device(
@@ -94,13 +111,13 @@ def _advance(turn: Turn, job: Job, leaving: Leaving) -> None:
         leaving.note = f"it is {job.state}"  # its next start is elsewhere, or it is over
         return
     no_room = why_no_room(turn.fleet, job, where="other devices" if leaving.device else "other nodes")
-    if no_room:
+    if no_room and not leaving.host_ends:
         # By the time there is room what was saved for this would be old, and the steps since then lost.
         leaving.operation = leaving.saved = ""
         _stay(leaving, f"{no_room}; it goes when there is room")
         return
     why_not = _save(turn, job, leaving)
-    if why_not and not leaving.force:
+    if why_not and not (leaving.force or leaving.host_ends):
         _stay(leaving, why_not)
     elif why_not or leaving.saved:
         _go(turn, job, leaving)

@@ -15,6 +15,8 @@ from torchloom.model.events import (
     CheckpointFailed,
     CheckpointSaved,
     NodeDrained,
+    NodeLeaving,
+    NodeLeft,
 )
 from torchloom.model.fleet import JobState, Leaving
 from torchloom.model.policy import Policy
@@ -241,3 +243,57 @@ def test_a_job_that_waits_is_told_which_nodes_are_drained() -> None:
     drain(story)
     story.submit(workers=1, nodes=2)
     assert "1 of 2 connected have it (b is drained)" in story.job().reason
+
+
+def leave(story: Story, node: str = "b") -> None:
+    story.tell(NodeLeaving(node=node, within_s=60.0, why="the pod is evicted"))
+
+
+def test_a_job_leaves_a_host_that_is_taken_away_and_waits_for_room() -> None:
+    story = training()
+    leave(story)
+    assert not leaving(story).stays, "a drained node would keep it, because there is no room elsewhere"
+    take(story)
+    assert story.state() is JobState.RUNNING
+    commit(story)
+    assert story.state() is JobState.STOPPING
+    assert story.job().reason == "b is leaving: the pod is evicted"
+    story.end_rest()
+    assert story.state() is JobState.WAITING and not story.job().restarts and not story.job().incidents
+    story.tell(NodeLeft(node="b"))
+    assert story.state() is JobState.WAITING
+    story.join("c", 1)
+    story.bring_up()
+    assert [w.node for w in story.job().workers] == ["a", "c"] and story.state() is JobState.RUNNING
+    story.check_replay()
+
+
+def test_a_host_that_returns_under_its_name_takes_workers_again() -> None:
+    story = training()
+    leave(story)
+    take(story)
+    commit(story)
+    story.end_rest()
+    story.tell(NodeLeft(node="b"))
+    story.join("b", 1, session="another")
+    story.bring_up()
+    assert [w.node for w in story.job().workers] == ["a", "b"] and story.fleet.nodes["b"].drained is None
+    story.check_replay()
+
+
+def test_what_a_person_drained_stays_drained_when_the_host_returns() -> None:
+    story = training()
+    drain(story, keep=True)
+    leave(story)
+    story.tell(NodeLeft(node="b"))
+    story.join("b", 1, session="another")
+    assert story.fleet.nodes["b"].drained is not None
+
+
+def test_a_job_that_cannot_be_saved_leaves_such_a_host_at_once() -> None:
+    story = stepping(Policy(), nodes={"a": 1, "b": 1, "c": 1})
+    leave(story)
+    assert story.state() is JobState.STOPPING
+    story.end_rest()
+    assert [w.node for w in story.job().workers] == ["a", "c"]
+    story.check_replay()

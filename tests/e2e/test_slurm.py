@@ -1,0 +1,111 @@
+"""`loom sbatch` on a real Slurm of three nodes (slurm_cluster.py). Skipped where Slurm is not installed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from slurm_cluster import SlurmCluster, why_not
+from stack import BIN, SCRIPTS, lines_of, wait_until
+
+from torchloom.client import Client, Endpoint
+from torchloom.errors import LoomError
+from torchloom.home import Home
+
+WHY_NOT = why_not()
+pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=f"Slurm cannot be started here: {WHY_NOT}")
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[SlurmCluster]:
+    with tempfile.TemporaryDirectory(prefix="loom-slurm-") as root:
+        cluster = SlurmCluster(Path(root))
+        cluster.env |= {"TMPDIR": root, "LOOM_SHARED": root, "LOOM_SLURM_EVERY_S": "1"}
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.close()
+
+
+def ask(home: Path, what: Any) -> Any:
+    """An answer of the control service in the allocation; None while there is none."""
+    try:
+        with Client(Endpoint.of_home(Home(home))) as client:
+            return what(client)
+    except LoomError:
+        return None
+
+
+def test_a_job_is_saved_and_requeued_and_resumes_on_its_nodes(slurm: SlurmCluster) -> None:
+    """One allocation of two nodes: nodes have Slurm's names, a drained one is reported, and what Slurm sends
+    before the time limit saves the job, which continues from there after it was requeued."""
+    notes, store, out = (slurm.root / name for name in ("notes", "store", "out.txt"))
+    flags = ["--nnodes", "2", "--nproc-per-node", "1", "--output", str(out), "--name", "held"]
+    arguments = [str(SCRIPTS / "saves.py"), str(notes), str(store), "--every", "1000000"]
+    done = subprocess.run(
+        [str(BIN / "loom"), "sbatch", *flags, *arguments],
+        env=os.environ | {"CHECKPOINT_DIR": str(store)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "#SBATCH --signal=B:USR1@120" in done.stdout
+    job = slurm.run("sbatch", given=done.stdout).split()[-1]
+    home = slurm.root / f"torchloom-{job}.0"
+    try:
+        wait_until(lambda: len(lines_of(notes)) > 20, "both ranks train")
+        nodes = wait_until(lambda: ask(home, lambda api: api.nodes()), "the nodes")
+        assert sorted(node["id"] for node in nodes) == ["n0", "n1"]
+        workers = wait_until(lambda: ask(home, lambda api: api.job(f"held-{job}")), "the job")["workers"]
+        assert [worker["node"] for worker in workers] == ["n0", "n1"]
+
+        slurm.run("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=fan broken")
+
+        def drained() -> Any:
+            found = (ask(home, lambda api: api.devices()) or {"devices": []})["devices"]
+            return [one for one in found if one["node"] == "n1" and "fan broken" in one["health_why"]]
+
+        wait_until(drained, "the drained node is reported")
+        slurm.run("scontrol", "update", "NodeName=n1", "State=RESUME")
+
+        slurm.run("scancel", "--batch", "--signal=USR1", job)
+        wait_until(lambda: "Restarts=1" in slurm.run("scontrol", "show", "job", job), "it is requeued")
+        saved = sorted(int(path.name.split("-")[1].split(".")[0]) for path in store.rglob("step-*"))
+        assert saved, out.read_text()
+        begun = len(lines_of(notes))
+
+        def trains_again() -> bool:
+            if slurm.state(job) == "PENDING":  # Slurm lets a requeued job wait for two minutes
+                slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now", check=False)
+            return len(lines_of(notes)) > begun + 10
+
+        wait_until(trains_again, "it trains again")
+        first = min(int(line.split()[2]) for line in lines_of(notes)[begun:])
+        assert first == saved[-1] + 1, f"resumes after the step that was saved\n{out.read_text()[-3000:]}"
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n--- output\n{out.read_text() if out.exists() else ''}") from error
+    finally:
+        slurm.run("scancel", job, check=False)
+
+
+def test_the_status_of_the_job_is_the_status_of_the_batch_script(slurm: SlurmCluster) -> None:
+    out = slurm.root / "failed.txt"
+    script = slurm.root / "fails.py"
+    script.write_text("raise SystemExit(3)\n")
+    flags = ["--max-restarts", "0", "--spawn", "cold", "--output", str(out)]
+    done = subprocess.run(
+        [str(BIN / "loom"), "sbatch", *flags, str(script)], capture_output=True, text=True, timeout=240
+    )
+    assert "CHECKPOINT_DIR is not set" in done.stderr
+    job = slurm.run("sbatch", given=done.stdout).split()[-1]
+    slurm.wait_state(job, "FAILED", "COMPLETED", "NODE_FAIL")
+    said = slurm.run("scontrol", "show", "job", job)
+    assert "JobState=FAILED" in said and "ExitCode=0:0" not in said, out.read_text()
+    assert not list(slurm.root.glob(f"slurm/{job}.*")), "the agents' keys are gone"
