@@ -121,7 +121,7 @@ def test_a_host_that_is_taken_away_saves_its_jobs_first_and_they_continue_elsewh
     assert fleet.agents["b"].wait(PATIENCE_S) == 0
     fleet.wait_on(job.job, ["a", "c"], generation=2)
     job.goes_on(2)
-    saved = [one for one in fleet.near.json("operations", job.job) if one["kind"] == "checkpoint"][0]
+    saved = next(one for one in fleet.near.json("operations", job.job) if one["kind"] == "checkpoint")
     assert saved["state"] == "applied" and "b is leaving" in saved["why"]
     assert fleet.status(job.job)["restarts"] == 0 and not fleet.near.faults(job.job)
     job.end()
