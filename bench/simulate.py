@@ -37,6 +37,7 @@ from torchloom.chaos.scenario import (
     ScenarioFault,
     faults,
     healthy,
+    second,
     shapes,
 )
 from torchloom.chaos.simulator import Simulation
@@ -89,7 +90,7 @@ def run(
         both = tuple(sorted({r for f in found if f.kind in right for r in f.ranks}))
         for finding in found:
             sim.ask(finding.ask)
-            _take(out, finding, fault, now, began, told, sim.shape.dp == 2, both)
+            _take(out, finding, fault, now, began, told, sim, both)
         if large and out.detected_s is not None and now - (began or 0.0) > out.detected_s + LISTENED_ON_S:
             break
         if not large:
@@ -107,12 +108,13 @@ def _take(
     now: float,
     began: float | None,
     told: set[tuple[str, tuple[int, ...]]],
-    pair: bool,
+    sim: Simulation,
     both: tuple[int, ...],
 ) -> None:
     kinds = EXPECTED[fault.kind] if fault is not None and began is not None else set()
-    named = fault is None or fault.kind not in NAMES_A_RANK or fault.ranks in (f.ranks, both)
-    if fault is not None and pair and fault.kind in ("desync", "diverge"):
+    struck = tuple(sorted(sim.struck))
+    named = fault is None or fault.kind not in NAMES_A_RANK or struck in (f.ranks, both)
+    if fault is not None and sim.shape.dp == 2 and fault.kind in ("desync", "diverge"):
         named = fault.rank in f.ranks and len(f.ranks) == 2  # of two that differ nobody can say who is wrong
     if f.kind in kinds and named:
         if out.detected_s is None:
@@ -149,8 +151,7 @@ def accuracy(
             shape = _shape(chance, kind, how.ranks)
             fault = faults(kind, shape, chance)
             if how.two:
-                also = (fault.rank + 1 + chance.randrange(shape.world - 1)) % shape.world
-                fault = replace(fault, also=also)
+                fault = second(fault, shape, chance)
             benign = Benign(noise=noise)
             sim = Simulation(shape, base + i, fault, benign, roles=not how.no_roles, stale=how.stale)
             # Of large jobs the watchdogs of peers are not waited for.

@@ -48,8 +48,8 @@ class SimulatedRank:
     pairs: dict[tuple[int, str], int] = field(default_factory=dict)
     records: int = 0
     """Ever made; the ring keeps the newest."""
-    used: set[str] = field(default_factory=set)
-    """Groups with records."""
+    used: dict[str, None] = field(default_factory=dict)
+    """Groups with records, in the order of their first use, as in a black box."""
     counts: tuple[int, tuple[PairCount, ...]] = (0, ())
     """How far it was with each peer when it had made so many records."""
     ring: deque[SimulatedCollective] = field(default_factory=lambda: deque(maxlen=RING))

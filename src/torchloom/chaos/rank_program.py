@@ -54,6 +54,10 @@ class EndStep(NamedTuple):
     delay_s: float
 
 
+class Struck(NamedTuple):
+    """From here on this rank has its fault. The second of two ranks may never come to its own."""
+
+
 class Die(NamedTuple):
     pass
 
@@ -66,7 +70,7 @@ class Stop(NamedTuple):
     location: str
 
 
-Action = Work | Enter | SendTo | Receive | Join | EndStep | Die | Stop
+Action = Work | Enter | SendTo | Receive | Join | EndStep | Struck | Die | Stop
 
 _STUCK = {
     "stopped": Stop("T", "unknown", "tokenize() at data.py:88"),
@@ -83,6 +87,8 @@ _PAUSES = {
     "sleep": ("S", "timer", "backoff() at retry.py:9"),
     "pool": ("S", "unknown", "result() at pool.py:77"),
 }
+AT_A_PLACE = frozenset({"crash", "hang", "pipeline-hang", "left-out-send", "desync", "skip"})
+"""Faults at one place of a step; the others concern whole steps."""
 CHANGING = frozenset({"evaluate() at eval.py:10", "save() at checkpoint.py:31", "compile() at model.py:5"})
 """Here CPU time or I/O counters grow while the stack stays."""
 
@@ -100,6 +106,11 @@ def rank_program(
     after = shape.rank(d, p + 1, t) if p < shape.pp - 1 else -1
     step = 0
     drift = 0.0
+    of_slow_stage = (
+        fault is not None and fault.kind == "slow-stage" and p in {shape.place(r)[1] for r in fault.ranks}
+    )
+    if of_slow_stage:
+        yield Struck()
     if fault is not None and fault.kind == "never-starts":
         if mine:
             yield _STUCK[mine.stuck]
@@ -116,7 +127,7 @@ def rank_program(
         if on and fault is not None:
             if fault.kind == "imbalance":
                 length *= chance.lognormvariate(0, 0.35)
-            if fault.kind == "slow-all":
+            if fault.kind == "slow-all" or of_slow_stage:
                 factor = fault.factor
             if mine and mine.kind in ("slow-compute", "heavy-rank"):
                 factor = mine.factor
@@ -138,6 +149,8 @@ def rank_program(
             late += held
             return Work(busy + held, delayed=held)
 
+        if now and mine and mine.kind not in AT_A_PLACE:
+            yield Struck()
         if p == 0:
             yield Work(data, "data", "S", "outside", "next() at loader.py:60", "data-wait")
         if benign.garbage_every and chance.random() < 1 / benign.garbage_every:
@@ -163,7 +176,9 @@ def rank_program(
                 yield _STUCK[mine.stuck]
             # The last one: what comes after it would only be taken for it otherwise.
             forgets = now and mine is not None and mine.kind == "left-out-send" and number == micro - 1
-            if after >= 0 and not forgets:
+            if forgets:
+                yield Struck()
+            elif after >= 0:
                 yield SendTo(after)
         for _ in range(micro):
             if after >= 0:
@@ -174,7 +189,9 @@ def rank_program(
             if before >= 0:
                 yield SendTo(before)
         skips = now and mine is not None and mine.kind == "skip"
-        if not skips:
+        if skips:
+            yield Struck()
+        else:
             yield Enter(dp, "all_reduce", _LARGE, False)
         yield piece(1 / 6)
         if now and mine and mine.kind == "hang":
@@ -187,6 +204,8 @@ def rank_program(
             yield Enter("world", "barrier", 0)
         odd = now and mine is not None and mine.kind == "desync"
         stalls = now and fault is not None and fault.kind == "stall" and dp == _dp_of(shape, fault.rank)
+        if odd:
+            yield Struck()
         if not skips:
             yield Enter(dp, "all_reduce", _SMALL if odd else _LARGE, False, stalls)
         yield Join()

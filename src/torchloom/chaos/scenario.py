@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 FaultKind = Literal[
@@ -23,6 +23,7 @@ FaultKind = Literal[
     "imbalance",
     "heavy-rank",
     "slow-all",
+    "slow-stage",
     "nan",
     "spike",
     "diverge",
@@ -49,10 +50,11 @@ EXPECTED = {
     "imbalance": {"data-imbalance"},
     "heavy-rank": {"data-imbalance"},
     "slow-all": {"global-slowdown"},
+    "slow-stage": {"data-imbalance"},
     "nan": {"not-a-number"},
     "spike": {"spike"},
     "diverge": {"divergence"},
-    "skip": {"divergence"},
+    "skip": {"divergence", "desync"},
     "never-starts": {"no-progress"},
 }
 """The correct classes of finding for each fault. Probes distinguish links afterwards."""
@@ -67,6 +69,7 @@ NAMES_A_RANK = frozenset(
         "slow-data",
         "slow-host",
         "heavy-rank",
+        "slow-stage",
         "nan",
         "diverge",
         "skip",
@@ -155,8 +158,22 @@ def shapes(chance: random.Random, largest: int = 64) -> Parallelism:
     return Parallelism(dp, pp, tp, gpus=chance.random() < 0.5)
 
 
-PIPELINES = frozenset({"pipeline-hang", "left-out-send"})
+PIPELINES = frozenset({"pipeline-hang", "left-out-send", "slow-stage"})
 """Faults that only a pipeline can have."""
+
+
+FROM_THE_START = frozenset({"never-starts", "slow-stage"})
+
+
+def second(fault: ScenarioFault, shape: Parallelism, chance: random.Random) -> ScenarioFault:
+    """The same with another rank that has the fault as well, where a rank can have it."""
+    also = (fault.rank + 1 + chance.randrange(shape.world - 1)) % shape.world
+    if fault.kind in ("slow-data", "left-out-send"):
+        d, _, t = shape.place(also)
+        also = shape.rank(d, shape.place(fault.rank)[1], t)
+        if also == fault.rank:
+            also = (also + shape.pp * shape.tp) % shape.world  # the same place of the next replica
+    return replace(fault, also=also)
 
 
 def faults(kind: FaultKind, shape: Parallelism, chance: random.Random) -> ScenarioFault:
@@ -173,7 +190,7 @@ def faults(kind: FaultKind, shape: Parallelism, chance: random.Random) -> Scenar
         factor = chance.uniform(6, 15)
     ways: tuple[Stuck, ...] = ("stopped", "lock", "loop", "read", "disk")
     stuck = chance.choice(ways)
-    step = 0 if kind == "never-starts" else chance.randrange(40, 60)
+    step = 0 if kind in FROM_THE_START else chance.randrange(40, 60)
     return ScenarioFault(kind, rank, step, factor, stuck, peer)
 
 

@@ -24,6 +24,7 @@ from torchloom.chaos.rank_program import (
     Receive,
     SendTo,
     Stop,
+    Struck,
     Work,
     changing,
     rank_program,
@@ -63,6 +64,8 @@ class Simulation:
         self._sent: dict[tuple[int, int, int], SimulatedCollective] = {}
         self._wanted: dict[tuple[int, int, int], SimulatedCollective] = {}
         self._events: list[tuple[float, int]] = []
+        self.struck: set[int] = set()
+        """Ranks that have had their fault by now."""
         self._sizes: dict[str, int] = {}
         offsets = [self._chance.uniform(1e3, 1e6) for _ in range(-(-shape.world // shape.a_node))]
         self.ranks = [self._new_rank(r, offsets) for r in range(shape.world)]
@@ -123,12 +126,23 @@ class Simulation:
                         return
                 case EndStep():
                     self._end_step(me, action, at)
+                case Struck():
+                    self.struck.add(me.rank)
                 case Stop():
-                    me.busy, me.busy_since, me.wake = action, at, inf
+                    self._stop(me, action, at)
                     return
                 case Die():
                     self._die(me, at)
                     return
+
+    def _stop(self, me: SimulatedRank, how: Stop, at: float) -> None:
+        """For good. A signal stops a second rank at the same moment, wherever that one is."""
+        fault = self.fault
+        both = fault is not None and fault.stuck == "stopped"
+        for rank in (self.ranks[r] for r in fault.ranks) if fault is not None and both else (me,):
+            if rank is me or rank.done:
+                rank.busy, rank.busy_since, rank.wake = how, at, inf
+                self.struck.add(rank.rank)
 
     def _passed(self, me: SimulatedRank, record: SimulatedCollective, at: float) -> bool:
         if record.end <= at:
@@ -148,7 +162,7 @@ class Simulation:
     def _record(self, me: SimulatedRank, record: SimulatedCollective, at: float) -> None:
         me.ring.append(record)
         me.records += 1
-        me.used.add(record.group)
+        me.used[record.group] = None
         me.this_step.append(record)
         me.active = at
 
@@ -221,7 +235,7 @@ class Simulation:
         me.active = at
         records = [(r.group, self._shown(me, r)) for r in me.this_step]
         took = round((at - me.step_began) * 1e9)
-        places = {name: place for place, name in enumerate(me.groups)}
+        places = {name: place for place, name in enumerate(n for n in me.used if n in me.groups)}
         me.recorded.step(me.done, took, round(action.data_wait_s * 1e9), records, places)
         me.use.append((action.cpu_s, action.delay_s))
         me.step_began = me.active = at
@@ -234,7 +248,7 @@ class Simulation:
         norm = 1.0 * chance.lognormvariate(0, 0.1)
         fault = self.fault
         if fault is not None and me.done >= fault.step:
-            if fault.kind == "nan" and me.rank == fault.rank:
+            if fault.kind == "nan" and me.rank in fault.ranks:
                 loss = float("nan")
             if fault.kind == "spike":
                 norm *= 4 * fault.factor
@@ -242,8 +256,9 @@ class Simulation:
 
     def _die(self, me: SimulatedRank, at: float) -> None:
         me.died = at
+        self.struck.add(me.rank)
         for other in self.ranks:
-            if other is not me and other.groups.keys() & me.groups.keys() - {"world"}:
+            if other.died > at and other.groups.keys() & me.groups.keys() - {"world"}:
                 other.died = at + self._chance.uniform(0.05, 0.5)
 
     # -- looking --------------------------------------------------------------------------------
@@ -290,11 +305,11 @@ class Simulation:
         heavy = (
             fault is not None
             and fault.kind == "heavy-rank"
-            and fault.rank == me.rank
+            and me.rank in fault.ranks
             and me.done >= fault.step
         )
         checked = me.done // 10 * 10
-        bad = fault is not None and fault.kind == "diverge" and fault.rank == me.rank
+        bad = fault is not None and fault.kind == "diverge" and me.rank in fault.ranks
         fault_step = fault.step if fault is not None else 0
         working = me.blocked is None and isinstance(me.busy, Work)
         phase = me.busy.phase if working and isinstance(me.busy, Work) else "training"
@@ -312,12 +327,12 @@ class Simulation:
             steps=tuple(me.recorded.steps),
             groups=tuple(
                 GroupPosition(
-                    name, self._sizes[name], index, me.entered.get(name, 0),
+                    name, self._sizes[name], me.groups[name], me.entered.get(name, 0),
                     me.entered.get(name, 0) - sum(r.group == name for r in under_way),
                     me.recorded.wait_ns(name),
                 )
-                for name, index in me.groups.items()
-                if name in me.used
+                for name in me.used
+                if name in me.groups
             ),
             pairs=me.recorded.pairs({name: name for name in me.groups}),
             counts=self._counts(me) if idle else (),
@@ -344,10 +359,12 @@ class Simulation:
         cpu = median([u[0] for u in use]) if use and not self.shape.gpus else 0.0
         delay = median([u[1] for u in use]) if use else 0.0
         dead = me.died <= self.now
-        crashed = self.fault is not None and self.fault.kind == "crash" and self.fault.rank == me.rank
+        crashed = self.fault is not None and self.fault.kind == "crash" and me.rank in self.struck
         state, waits_on, where = me.busy.state, me.busy.waits_on, me.busy.location
         since = me.busy_since
-        if me.blocked is not None:
+        if isinstance(me.busy, Stop) and me.blocked is not None:
+            where = "all_reduce() at train.py:52"
+        elif me.blocked is not None:
             state, waits_on, where, since = "S", "outside", "all_reduce() at train.py:52", me.blocked.start
         still = asked and state != "R" and not changing(where)
         unchanged = max(0.0, self.now - max(since, me.asked_since)) if still else 0.0

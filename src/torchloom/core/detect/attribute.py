@@ -1,18 +1,15 @@
-"""Why a rank, or the whole job, is slow: turns what slow.py measured into findings with a cause.
-
-A cause must explain a good part of the excess over the peers. It need not explain most of it, because a wait
-in asynchronous collectives can be counted twice (see `waited_ns`). An unexplained excess is reported so.
-"""
+"""Which ranks are slow, or whether the whole job is: turns what slow.py measured into findings. Why a rank is
+late is in explain.py, and what may be the shape of a pipeline in stages.py."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import log
 
 from msgspec.structs import replace
 
 from torchloom.core.detect import words
-from torchloom.core.detect.cost import Cost, what_if
+from torchloom.core.detect.cost import what_if
+from torchloom.core.detect.explain import EXPLAINS, Usual, explain
 from torchloom.core.detect.own_times import MAX_STEPS, Peers, own_times, sample
 from torchloom.core.detect.robust import median
 from torchloom.core.detect.slow import (
@@ -26,26 +23,11 @@ from torchloom.core.detect.slow import (
     periodic,
     unevenness,
 )
+from torchloom.core.detect.stages import CHANGED, RECENT_OWN, SAME, STAGE_STEPS, as_stage, uneven_stages
 from torchloom.core.detect.transfers import say, transfer_times, where
 from torchloom.core.detect.window import RankWindow, by_role
-from torchloom.model.finding_kinds import FindingKind
-from torchloom.model.findings import Evidence, Finding
+from torchloom.model.findings import Finding
 
-EXPLAINS = 0.5
-EXPLAINS_A_RANK = 0.35
-SAME_CPU = 0.1
-"""CPU times of ranks that do the same differ by this much; cold caches alone may cost it …"""
-SAME_CPU_IF_CROWDED = 0.25
-"""… and by this much where all of them wait for a core for longer than one of them is late."""
-COUNTED = 0.85
-"""Confidence if a CPU quota, which the kernel counts, explains the excess, however much times vary."""
-IDLE = 0.2
-"""A device that has nothing to do for this much more of the time than its peers' waits for its host."""
-AHEAD = 0.5
-"""A host that has enqueued a collective this part of a step before its device comes to it is well ahead."""
-CHANGED, SAME = 1.15, 1.1
-"""A rank has changed from so much more than its own time of before, and is the same up to so much."""
-RECENT_OWN = 16
 SET_FROM = 3
 """More late ranks than this are reported as one set."""
 _SHOWN = 16
@@ -53,19 +35,30 @@ UNEVEN_SPREAD = 0.08
 UNEVEN_LOSS = 0.15
 
 
-def stragglers(windows: Sequence[RankWindow], limits: SlowLimits) -> list[Finding]:
-    """Findings for every late rank, and for roles in which a different rank is late every time."""
+def stragglers(
+    windows: Sequence[RankWindow], limits: SlowLimits, past_ns: Mapping[int, float] | None = None
+) -> list[Finding]:
+    """Findings for every late rank, and for roles in which a different rank is late every time. `past_ns` is
+    each rank's own time of before: in a pipeline without roles it tells a slow rank from a long stage."""
     found: list[Finding] = []
     roles = by_role(windows)
+    long_stages: list[Finding] | None = None
     for peers in [Peers.of(windows)] if len(roles) == 1 else map(Peers, roles.values()):
         named = _named(peers, limits)
         named = _together(named, peers) if len(named) > SET_FROM else named
-        if not peers[0].role and any(w.pairs for w in peers):
-            named = [_stage(one, peers) for one in named]
+        unlike = not peers[0].role and any(w.pairs for w in peers)
+        if unlike:
+            named = [as_stage(one, peers, past_ns or {}) for one in named]
         found += named
         if not named:
-            found += _periodic(peers, limits) or _uneven(peers)
-    return found
+            named = _periodic(peers, limits)
+            if unlike and not named:
+                if long_stages is None:
+                    long_stages = uneven_stages(windows, limits)
+                if long_stages or Peers.of(peers).shared < STAGE_STEPS:
+                    continue  # ranks of different stages differ in every step, and in the same way
+            found += named or _uneven(peers)
+    return found or long_stages or []
 
 
 def _together(named: Sequence[Finding], peers: Sequence[RankWindow]) -> list[Finding]:
@@ -95,20 +88,6 @@ def _together(named: Sequence[Finding], peers: Sequence[RankWindow]) -> list[Fin
             )
         )
     return found
-
-
-def _stage(one: Finding, peers: Sequence[RankWindow]) -> Finding:
-    """Ranks of a pipeline that does not report its roles: the slower may just have more work."""
-    windows = [w for w in peers if w.rank in set(one.ranks)]
-    ratio = float(one.inputs["ratio"])
-    take, slow = ("takes", "it is slow") if len(windows) == 1 else ("take", "they are slow")
-    return replace(
-        one,
-        kind="data-imbalance",
-        sentence=f"{words.whom(windows)} {take} {ratio:.2f}× the time of the other ranks of the pipeline: "
-        f"its stages are uneven, or {slow} (report roles with loom.role to find out)",
-        confidence=min(one.confidence, 0.7),
-    )
 
 
 def changed_ranks(
@@ -174,8 +153,8 @@ def _named(peers: Sequence[RankWindow], limits: SlowLimits) -> list[Finding]:
         if stopped:
             cost = what_if(peers, named)
         calm = [w for w in peers if w.rank not in named]
-        usual = _Usual(calm, late[0].steps if late else MAX_STEPS)
-        found = {rank: _explain(by_rank[rank], one, usual, cost) for rank, one in named.items()}
+        usual = Usual(calm, late[0].steps if late else MAX_STEPS)
+        found = {rank: explain(by_rank[rank], one, usual, cost) for rank, one in named.items()}
         told = [finding for finding in found.values() if finding is not None]
         if len(told) == len(found):
             return told
@@ -200,113 +179,6 @@ def _one_group(peers: Sequence[RankWindow], late: set[int]) -> bool:
             members.setdefault(group.name, set()).add(window.rank)
     some = [m for m in members.values() if len(m) < len(peers)]
     return any(late <= m and 2 * len(late) > len(m) for m in some)
-
-
-class _Usual:
-    """What ranks that are not late take, worked out once for all that are."""
-
-    def __init__(self, calm: Sequence[RankWindow], steps: int) -> None:
-        self.calm = calm
-        self.data = _median([s.data_wait_ns for w in sample(calm) for s in w.steps[-steps:]])
-        self.cpu = _median([w.process.cpu_ns_per_step for w in calm])
-        self.delay = _median([w.process.run_delay_ns_per_step for w in calm])
-        self.throttled = _median([w.process.throttled_ns_per_step for w in calm])
-        self.work = _median([w.work_per_step for w in calm])
-        idle = [w.accelerator.idle for w in calm if w.accelerator is not None]
-        self.idle = _median(idle) if idle else None
-
-
-def _explain(window: RankWindow, late: Late, usual: _Usual, cost: Cost) -> Finding | None:
-    """None where nothing sets the rank apart but chance on a crowded host."""
-    steps, calm = late.steps, usual.calm
-    data = _median([s.data_wait_ns for s in window.steps[-steps:]]) - usual.data
-    # On a busy host a rank that computes more also waits more for a CPU, and long computations wait longer
-    # than the short ones of the peers: of its waiting as much belongs to the additional computation as that
-    # has of its CPU time. Contention alone does not make anybody compute more.
-    own, own_delay = window.process.cpu_ns_per_step, window.process.run_delay_ns_per_step
-    calm_cpu, calm_delay = usual.cpu, usual.delay
-    crowded = calm_delay >= late.excess_ns
-    same = SAME_CPU_IF_CROWDED if crowded else SAME_CPU
-    more_cpu = own - calm_cpu if own - calm_cpu > same * calm_cpu else 0.0
-    caused = own_delay * more_cpu / max(1.0, own)
-    delay = own_delay - calm_delay - caused
-    cpu = more_cpu + caused
-    throttled = window.process.throttled_ns_per_step - usual.throttled
-    work = window.work_per_step / max(1e-9, usual.work) if calm else 0.0
-    if _is_behind(window):
-        data = delay = throttled = 0.0
-    more, whole = late.excess_ns / 1e9, max(1.0, late.excess_ns)
-    kind: FindingKind
-    by_quota = throttled >= max(data, EXPLAINS_A_RANK * whole)
-    if by_quota:
-        kind, why = (
-            "host-contention",
-            f"the CPU quota of its cgroup stops it for {words.lasting(throttled / 1e9)}",
-        )
-    elif data >= max(delay, EXPLAINS_A_RANK * whole):
-        kind, why = "data-slow", f"it waits {words.lasting(data / 1e9)} longer for data"
-    elif window.work_per_step and work > 1 and log(work) >= EXPLAINS * log(late.ratio):
-        kind, why = "data-imbalance", f"it gets {work:.2f}× the work of its peers"
-    elif _waits_for_host(window, usual):
-        kind, why = "host-contention", "its device waits for its host, which launches too slowly"
-    elif delay >= EXPLAINS_A_RANK * whole:
-        kind, why = "host-contention", f"it wants a CPU and has none for {words.lasting(delay / 1e9)}"
-    elif window.device.startswith("GPU") or window.accelerator is not None or cpu >= EXPLAINS_A_RANK * whole:
-        kind, why = "compute-slow", "its computation takes longer"
-    elif crowded:
-        return None  # all wait for a core, and it does not wait longer than they: no one's fault
-    else:
-        kind, why = (
-            "compute-slow",
-            "neither data, CPU time nor waiting for a core explains it: its own code waits or sleeps",
-        )
-    if late.score is None and not by_quota and not window.process.throttled_ns_per_step:
-        how, confidence = "they and the others are apart in nearly all of them", 0.85
-    elif late.score is not None:
-        how = f"{late.score:.0f} robust standard deviations"
-        confidence = min(0.99, 0.7 + 0.05 * (late.score / 6) + 0.2 * (late.share - 0.6) / 0.4)
-    else:
-        how = f"and the kernel counts {words.lasting(window.process.throttled_ns_per_step / 1e9)} a step "
-        how += "that its CPU quota took"
-        confidence = COUNTED if by_quota else 0.7
-    return Finding(
-        kind=kind,
-        ranks=(window.rank,),
-        node=window.node,
-        sentence=f"{words.who(window)} takes {late.ratio:.2f}× the time of its peers "
-        f"({words.lasting(more)} a step more): {why}; this costs {cost.lost_steps_per_s:.3g} steps/s, "
-        f"{cost.share:.0%} of the job's speed",
-        confidence=confidence,
-        certainty="slowness is reported, never certain",
-        evidence=(Evidence(window.rank, f"late in {late.share:.0%} of {steps} steps, {how}"),),
-        inputs={
-            "ratio": late.ratio,
-            **({} if late.score is None else {"score": late.score}),
-            "excess_s": more,
-            "data_s": data / 1e9,
-            "cpu_s": cpu / 1e9,
-            "run_delay_s": delay / 1e9,
-            "throttled_s": throttled / 1e9,
-            "cost": cost.share,
-            "lost_steps_per_s": cost.lost_steps_per_s,
-        },
-    )
-
-
-def _waits_for_host(window: RankWindow, usual: _Usual) -> bool:
-    """Whether its device has nothing to do for a good part of the time, and those of its peers have: a device
-    that waits for others in a collective is not idle."""
-    if window.accelerator is None:
-        return False
-    return usual.idle is not None and window.accelerator.idle > usual.idle + IDLE
-
-
-def _is_behind(window: RankWindow) -> bool:
-    """Whether its host is well ahead of its device: then nothing that delays the host delays the step."""
-    if window.accelerator is None or not window.steps:
-        return False
-    ahead = window.accelerator.lead_ns > AHEAD * _median([s.step_ns for s in window.steps])
-    return ahead and window.accelerator.idle < IDLE
 
 
 def _uneven(peers: Sequence[RankWindow]) -> list[Finding]:

@@ -7,13 +7,14 @@ looks like a hang and is not one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from torchloom.core.detect import devices, still, words
 from torchloom.core.detect import graph as graphs
 from torchloom.core.detect.certainty import certainty, ended, may_act
 from torchloom.core.detect.graph import CollectiveWait, Graph, Key
-from torchloom.core.detect.joined import joined
+from torchloom.core.detect.joined import also_stopped, joined
+from torchloom.core.detect.left_out import collectives, sends
 from torchloom.core.detect.thresholds import (
     Limit,
     Pace,
@@ -42,7 +43,8 @@ def hangs(windows: Sequence[RankWindow], pace: Pace, limits: StuckLimits) -> lis
     absent = _absent(graph, by_rank, pace, limits)
     circles = _circles(graph, by_rank, pace, limits)
     inside, stalls = _stalls(graph, by_rank, pace, limits, {r for f in circles for r in f.ranks})
-    return [*joined([*absent, *inside]), *joined(circles), *stalls]
+    named = also_stopped(joined([*absent, *inside]), by_rank)
+    return [*named, *joined(circles), *stalls]
 
 
 def _absent(
@@ -142,9 +144,9 @@ def _circles(
             continue
         busy = sorted(circle & graph.weak)
         # A rank that entered without waiting may be busy elsewhere: then it is the missing one.
-        hang = bool(busy) and len(busy) < len(circle)
-        left_out = [] if busy else _left_out(circle, graph, by_rank)
-        ranks = tuple(busy) if hang else tuple(sorted({w.rank for w, _ in left_out} or circle))
+        skipped = collectives(circle, graph, by_rank) or ([] if busy else sends(circle, graph, by_rank))
+        hang = bool(busy) and len(busy) < len(circle) and not skipped
+        ranks = tuple(busy) if hang else tuple(sorted({one.rank for one in skipped} or circle))
         windows = [by_rank[r] for r in ranks]
         places = " and ".join(sorted({words.operation(w.collective) for w in waits})[:4])
         why = "the groups are used in different orders"
@@ -152,19 +154,19 @@ def _circles(
             why = "a send or a receive is missing, or they come in different orders"
         if hang:
             why = f"{words.ranks_text(ranks)} entered without waiting and may be busy elsewhere"
-        elif left_out:
-            why = " and ".join(f"rank {w.rank} left out a send to rank {to}" for w, to in left_out[:_SAID])
+        elif skipped:
+            why = " and ".join(f"rank {one.rank} left out {one.what}" for one in skipped[:_SAID])
         sure = not busy and all(w.proven for w in waits)
         if not sure and lasting_s < allowed.report_s:
             continue
         found.append(
             Finding(
-                kind="hang" if hang else "desync" if left_out else "ordering-deadlock",
+                kind="hang" if hang else "desync" if skipped else "ordering-deadlock",
                 ranks=() if hang else ranks,
                 node=words.node_of(windows),
                 sentence=f"{words.ranks_text(circle)} wait for each other in {places} "
                 f"for {words.lasting(lasting_s)}: {why}",
-                confidence=0.99 if sure else 0.5,
+                confidence=0.99 if sure else 0.9 if skipped else 0.5,
                 certain=sure,
                 certainty="a circle of waiting never ends" if sure else "some entered without waiting",
                 may_act=sure or may_act(windows, lasting_s, allowed.act_s),
@@ -176,27 +178,6 @@ def _circles(
             )
         )
     return found
-
-
-def _left_out(
-    circle: Iterable[int], graph: Graph, by_rank: Mapping[int, RankWindow]
-) -> list[tuple[RankWindow, int]]:
-    """Of ranks that wait to receive from each other: the one that has sent less than usual by then, and to
-    which rank. None if that is not clear."""
-    found = []
-    for rank in sorted(circle):
-        wait, window = graph.waits[graph.at[rank]], by_rank[rank]
-        if wait.collective.op != "recv" or not wait.absent:
-            continue
-        at = next(
-            (c for c in window.counts if c.group == wait.collective.group and c.peer == wait.collective.peer),
-            None,
-        )
-        if at is None or None in (at.sent, at.received, at.usual):
-            continue
-        if (at.sent or 0) - (at.received or 0) < (at.usual or 0):
-            found.append((window, wait.absent[0]))
-    return found if len(found) == 1 else []
 
 
 def _stalls(

@@ -1,11 +1,14 @@
-"""Several certain findings of one kind at different places: one finding that names all culprits."""
+"""Several culprits of one kind at different places: one finding that names all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
+from torchloom.core.detect import words
+from torchloom.core.detect.certainty import ended
+from torchloom.core.detect.window import RankWindow
 from torchloom.model.findings import Finding
 
 _SHOWN = 32
@@ -42,3 +45,27 @@ def _whole(sure: Sequence[Finding]) -> Finding:
         ask=tuple(ranks[:_SHOWN]),
         evidence=tuple(e for f in sure for e in f.evidence)[:_SHOWN],
     )
+
+
+def also_stopped(found: list[Finding], by_rank: Mapping[int, RankWindow]) -> list[Finding]:
+    """The first finding, with all other ranks that are stopped: nobody may miss them yet, but once the others
+    come, these do not. They are culprits beside others that will certainly not come."""
+    named = {rank for one in found for rank in one.ranks}
+    stopped = sorted(r for r, w in by_rank.items() if r not in named and ended(w) and not w.dead)
+    if not found or not stopped:
+        return found
+    first = found[0]
+    are = "is" if len(stopped) == 1 else "are"
+    sentence = f"{first.sentence}; {words.ranks_text(stopped)} {are} stopped (SIGSTOP) as well"
+    if not first.certain:
+        return [replace(first, sentence=sentence), *found[1:]]
+    ranks = tuple(sorted({*first.ranks, *stopped}))
+    whole = replace(
+        first,
+        ranks=ranks,
+        node=words.node_of(by_rank[r] for r in ranks),
+        sentence=sentence,
+        waiting=tuple(r for r in first.waiting if r not in stopped),
+        ask=ranks[:_SHOWN],
+    )
+    return [whole, *found[1:]]

@@ -23,6 +23,7 @@ from torchloom.core.detect.own_times import Peers
 from torchloom.core.detect.replicas import ReplicaMemory, compare
 from torchloom.core.detect.robust import median
 from torchloom.core.detect.slow import SlowLimits, Trigger, watch
+from torchloom.core.detect.stages import uneven_stages
 from torchloom.core.detect.still import silent_children
 from torchloom.core.detect.thresholds import EXCUSED, PLAIN, Pace, StuckLimits, with_pause, with_steps
 from torchloom.core.detect.transfers import Level, expected_times, slow_transfers, watch_levels
@@ -212,7 +213,7 @@ def _look_for_slowness(windows: Sequence[RankWindow], memory: Memory, limits: Al
     if last < memory.localised_step + LOCALISE_EVERY:
         return memory
     windows = Peers(windows)
-    late = stragglers(windows, limits.slow)
+    late = stragglers(windows, limits.slow, memory.own_ns)
     step_s = median(memory.pace.recent_s[-RECENT_STEPS:])
     slow = slow_transfers(windows, memory.transfers, step_s)
     if slow:
@@ -224,8 +225,10 @@ def _look_for_slowness(windows: Sequence[RankWindow], memory: Memory, limits: Al
         found = late or slower_job(windows, memory.trigger, expected)
         if any(f.kind == "global-slowdown" for f in found):
             found = changed_ranks(windows, memory.own_ns, memory.trigger) or found
+    found = found or uneven_stages(windows, limits.slow)
     own_ns = memory.own_ns
-    if memory.trigger.total == 0.0 and not found:
+    # Who just has more work takes as long as usual.
+    if memory.trigger.total == 0.0 and all(f.kind == "data-imbalance" for f in found):
         own_ns = {rank: _blend(own_ns.get(rank), now) for rank, now in windows.typical.items()}
     return replace(memory, localised_step=last, slow=tuple(found), own_ns=own_ns)
 
