@@ -6,6 +6,7 @@ import random
 from typing import get_args
 
 import pytest
+from simulated_job import live
 
 from torchloom.chaos.scenario import (
     EXPECTED,
@@ -23,24 +24,9 @@ from torchloom.chaos.scenario import (
 from torchloom.chaos.simulator import Simulation
 from torchloom.core.detect.judge import AllLimits, Memory, judge
 from torchloom.core.detect.matrix import judge_links
-from torchloom.model.findings import Finding
 
 SHAPE = Parallelism(dp=4, pp=1, tp=2, gpus=False)
 PIPELINE = Parallelism(dp=2, pp=4, tp=1, gpus=False)
-
-
-def live(sim: Simulation, until_s: float, every_s: float = 1.0) -> list[Finding]:
-    """Everything said, each kind and rank once per certainty."""
-    memory, now = Memory(), 0.0
-    said: dict[tuple[object, ...], Finding] = {}
-    while now < until_s:
-        now += every_s
-        sim.run_until(now)
-        memory, found = judge(sim.windows(), memory, AllLimits())
-        for finding in found:
-            sim.ask(finding.ask)
-            said.setdefault((finding.kind, finding.ranks, finding.certain), finding)
-    return list(said.values())
 
 
 @pytest.mark.parametrize("kind", get_args(FaultKind))

@@ -6,7 +6,7 @@ import random
 import sys
 
 import pytest
-from detect_windows import SECOND, stepping, window
+from detect_windows import SECOND, own, stepping, window
 from msgspec.structs import replace
 
 from torchloom.core.detect.attribute import slower_job, stragglers
@@ -25,11 +25,6 @@ from torchloom.core.detect.window import (
 from torchloom.model.windows import PairTimes
 
 LIMITS = SlowLimits()
-
-
-def own(seed: int, factor: float = 1.0, steps: int = 16, noise: float = 0.02) -> list[float]:
-    chance = random.Random(seed)
-    return [0.3 * factor * chance.lognormvariate(0, noise) for _ in range(steps)]
 
 
 def job(*slow: RankWindow, ranks: int = 8) -> list[RankWindow]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from detect_windows import SECOND, stepping
+from detect_windows import SECOND, own, stepping
 from msgspec.structs import replace
-from test_detect_slow import own
 
 from torchloom.chaos.scenario import EXPECTED, Parallelism, ScenarioFault
 from torchloom.chaos.simulator import Simulation

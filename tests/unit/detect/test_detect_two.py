@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from detect_windows import PACE, missing, waiting
-from test_detect_simulated import live
+from msgspec.structs import replace
+from simulated_job import live
 
 from torchloom.chaos.scenario import Parallelism, ScenarioFault
 from torchloom.chaos.simulator import Simulation
@@ -28,8 +29,6 @@ def test_two_pipeline_ranks_that_are_stopped_are_both_named(rank: int, also: int
 
 
 def test_a_stopped_rank_that_waits_is_mentioned_where_the_culprit_may_still_come() -> None:
-    from msgspec.structs import replace
-
     held = replace(waiting(2), process=ProcessFacts(state="T"))
     (found,) = hangs([waiting(0), waiting(1), held, missing(3)], PACE, StuckLimits())
     assert found.ranks == (3,) and not found.certain
@@ -44,6 +43,13 @@ def test_two_that_left_out_a_collective_and_block_each_other_are_both_named(rank
     assert sim.struck == {rank, also}
     assert found and {r for f in found for r in f.ranks} == {rank, also}, [f.sentence for f in found]
     assert "left out" in found[0].sentence
+
+
+def test_two_pairs_that_disagree_are_both_named() -> None:
+    """Of two that differ nobody can say who is wrong; so both are named, as in the other group."""
+    shape = Parallelism(dp=2, pp=2, tp=2, gpus=False)
+    found = live(Simulation(shape, 7, ScenarioFault("desync", rank=0, step=30, also=3)), 25.0)
+    assert [f.ranks for f in found if f.kind == "desync"][-1] == (0, 3, 4, 7), [f.sentence for f in found]
 
 
 @pytest.mark.parametrize("kind", ["crash", "nan", "heavy-rank", "diverge"])

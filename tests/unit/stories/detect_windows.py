@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from torchloom.core.detect.thresholds import Pace
 from torchloom.core.detect.window import Collective, GroupPosition, ProcessFacts, RankWindow, StepTimes
 
@@ -51,3 +53,9 @@ def stepping(
         for n, own in enumerate(own_s)
     )
     return window(rank, steps=steps, role="replica", **change)
+
+
+def own(seed: int, factor: float = 1.0, steps: int = 16, noise: float = 0.02) -> list[float]:
+    """Own times of a rank that takes 0.3 s a step, or so many times that."""
+    chance = random.Random(seed)
+    return [0.3 * factor * chance.lognormvariate(0, noise) for _ in range(steps)]

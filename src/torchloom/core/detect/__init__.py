@@ -2,9 +2,9 @@
 
 judge        runs all detectors in their order, and keeps what must be remembered between two looks
 hang, graph, joining, devices     ranks that others wait for; certainty: whether they will never arrive
-desync, counts, unlike, left_out  ranks whose collectives do not fit together
+desync, counts, unlike, skipped   ranks whose collectives do not fit together
 joined                            several culprits of one kind, as one finding
-slow, attribute, explain          who is slow and why; stages: uneven pipelines; transfers: which are slow;
+slow, attribute, why_late         who is slow and why; stages: uneven pipelines; transfers: which are slow;
                                   cost: what it costs; own_times: what a rank took for itself
 matrix, tournament                the delay matrix, and who meets whom to measure it
 numerics, replicas                NaN, spikes, replicas that differ; watched_metrics: which metrics count

@@ -1,5 +1,5 @@
 """Which ranks are slow, or whether the whole job is: turns what slow.py measured into findings. Why a rank is
-late is in explain.py, and what may be the shape of a pipeline in stages.py."""
+late is in why_late.py, and what may be the shape of a pipeline in stages.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from torchloom.core.detect import words
 from torchloom.core.detect.cost import what_if
-from torchloom.core.detect.explain import EXPLAINS, Usual, explain
 from torchloom.core.detect.own_times import MAX_STEPS, Peers, own_times, sample
 from torchloom.core.detect.robust import median
 from torchloom.core.detect.slow import (
@@ -25,6 +24,7 @@ from torchloom.core.detect.slow import (
 )
 from torchloom.core.detect.stages import CHANGED, RECENT_OWN, SAME, STAGE_STEPS, as_stage, uneven_stages
 from torchloom.core.detect.transfers import say, transfer_times, where
+from torchloom.core.detect.why_late import EXPLAINS, Usual, explain
 from torchloom.core.detect.window import RankWindow, by_role
 from torchloom.model.findings import Finding
 

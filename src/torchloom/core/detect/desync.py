@@ -50,8 +50,13 @@ def desync(
     found = [f for place in sorted(met) if (f := _judge(met[place], pace, limits, uneven)) is not None]
     found.sort(key=lambda f: -f.lasting_s)
     # What follows from the first concerns the same ranks; others that are odd elsewhere erred themselves.
-    apart = [f for f in found[1:] if f.confidence > TIE and not set(f.ranks) & set(found[0].ranks)]
-    return joined([found[0], *apart]) if found and found[0].confidence > TIE else found[:1]
+    apart: list[Finding] = []
+    named: set[int] = set()
+    for one in found:
+        if not named & set(one.ranks):
+            apart.append(one)
+            named |= set(one.ranks)
+    return joined(apart)
 
 
 def _signature(c: Collective, uneven: Collection[str]) -> Signature:

@@ -14,7 +14,7 @@ from torchloom.core.detect import graph as graphs
 from torchloom.core.detect.certainty import certainty, ended, may_act
 from torchloom.core.detect.graph import CollectiveWait, Graph, Key
 from torchloom.core.detect.joined import also_stopped, joined
-from torchloom.core.detect.left_out import collectives, sends
+from torchloom.core.detect.skipped import collectives, sends
 from torchloom.core.detect.thresholds import (
     Limit,
     Pace,

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from torchloom.core.detect import words
 from torchloom.core.detect.cost import what_if
-from torchloom.core.detect.explain import Usual, explain, measured
 from torchloom.core.detect.own_times import own_times
 from torchloom.core.detect.robust import median
 from torchloom.core.detect.slow import Late, SlowLimits
+from torchloom.core.detect.why_late import Usual, explain, measured
 from torchloom.core.detect.window import RankWindow
 from torchloom.model.findings import Finding
 
