@@ -35,6 +35,7 @@ from torchloom.probe.steering.assembly import SteeringParts
 from torchloom.probe.steering.declared import registry
 from torchloom.probe.steering.mailbox import Inbox
 from torchloom.probe.steering.stopping import Lost, StopAtBoundary, end_surely
+from torchloom.probe.training_count import TrainingCount
 from torchloom.wire.blackbox import (
     CHECKPOINTS,
     DEVICE,
@@ -78,9 +79,6 @@ class Session:
         self._device: dict[str, Any] = {}
         self._imports = ImportReport(os.environ)
         self._report_imports = self.guard.wrap(self._imports.write)
-        self._counted_by_checkpoint = False
-        self._continues: int | None = None
-        """Training step minus step, where the script loaded a state and reports no steps itself."""
         # What can be changed.
         steering = SteeringParts(view, self.phases, self.optimizers, os.environ, self.guard)
         self.hide_settings, self.show_settings = steering.hide, steering.show
@@ -101,6 +99,8 @@ class Session:
             housekeeping=self.guard.wrap(self._keep_house, otherwise=NEVER_NS),
         )
         self._changes.count_steps_by(lambda: self.steps.completed)
+        self._count = TrainingCount(view, self._changes, lambda: self.steps.completed, self._boundary_due)
+        self.continue_after = self._count.continue_after
         self._look_at_parameters()
         registry.changed = self._declared
         if os.environ.get("LOOM_ROLE"):
@@ -116,6 +116,7 @@ class Session:
         self._watch_config = guard.wrap(self._config.write)
         self._watch_store = guard.wrap(self._report_ignored)
         self._count_on = guard.wrap(continue_from)
+        self._count_last_steps = guard.wrap(lambda: self._count.catch_up())
         self._write_metrics = guard.wrap(self._metrics.write)
         self._leave = guard.wrap(control.leave)
         control.standing = self._watch_hyper
@@ -192,8 +193,8 @@ class Session:
     def _training_begins(self, now_ns: int) -> None:
         """The first step is next. If the script has reported no step, a state that it loaded may know."""
         self.phases.training_began(now_ns)
-        if self._changes.offset is None:
-            self._count_on(self.continue_after, self.optimizers.anchor())
+        if not self._count.is_known:
+            self._count_on(self._count.continue_after, self.optimizers.anchor())
 
     def _keep_house(self, completed: int, now_ns: int) -> int:
         """Look at what may have changed; returns when to do so again."""
@@ -201,8 +202,7 @@ class Session:
         self._watch_device()
         self._watch_compiling()
         self._write_metrics(now_ns)
-        if self._continues is not None and not self._counted_by_checkpoint:
-            self._count_training_step(completed + self._continues)
+        self._count.catch_up()
         if self._imports.is_due:
             self._report_imports()
         self._watch_hyper()
@@ -245,6 +245,9 @@ class Session:
     def _declared(self) -> None:
         """The script has declared another setting: report it, and apply the schedule to it."""
         self._changes.dirty = True
+        self._boundary_due()
+
+    def _boundary_due(self) -> None:
         self.control.due = 0
 
     def _write_device(self) -> None:
@@ -262,24 +265,13 @@ class Session:
         self._metrics.log(metrics, self.steps.completed, time.monotonic_ns())
 
     def _tell_step(self, number: Any, total: Any) -> None:
-        # loom.Checkpoint counts whole steps, also after a rollback: a second count would only confuse.
-        if int(number) >= 0 and not self._counted_by_checkpoint:
-            self._continues = None
-            self._count_training_step(int(number))
+        self._count.by_script(number)
         if total is not None and int(total) >= 0:
             self.view.set_progress(Progress.TOTAL_STEPS, int(total))
         self.view.set_progress(Progress.LAST_ACTIVITY_NS, time.monotonic_ns())
 
     def _tell_training_step(self, number: Any) -> None:
-        self._counted_by_checkpoint = True
-        self._count_training_step(int(number))
-
-    def _count_training_step(self, number: int) -> None:
-        completed = self.steps.completed
-        self.view.set_progress(Progress.TRAINING_STEP, number + 1)
-        self.view.set_progress(Progress.TRAINING_STEP_AT, completed)
-        if self._changes.told_step(number, completed):
-            self.control.due = 0
+        self._count.by_checkpoint(number)
 
     def _tell_checkpoints(self, told: Mapping[str, object]) -> None:
         self.view.write_blob(CHECKPOINTS, json.dumps(told).encode())
@@ -334,14 +326,9 @@ class Session:
         """Whether the last step that `max_steps` allows is behind."""
         return self._changes.is_over(self.steps.completed)
 
-    def continue_after(self, step: int) -> None:
-        """The script has loaded the state of this training step: count from there."""
-        self._continues = step - self.steps.completed
-        self._count_training_step(step)
-
     def training_step(self) -> int:
         """The training step that was completed last."""
-        return self.steps.completed + (self._changes.offset or 0)
+        return self._count.now
 
     def held_value(self, name: str, own: float) -> object:
         """The value of `name` in the first group of the first optimizer that steps use, if the script itself
@@ -355,6 +342,7 @@ class Session:
     def _end(self, error: BaseException | None) -> None:
         """The program has ended; threads and atexit handlers are still to come."""
         self._leave()
+        self._count_last_steps()
         if self._store_values.ignored != self._ignored:
             self._watch_store()
         now_ns = time.monotonic_ns()

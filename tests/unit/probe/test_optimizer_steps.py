@@ -13,7 +13,7 @@ from torchloom.core.config.box_codec import pack_schedule
 from torchloom.model.transaction.config import Entry
 from torchloom.probe.box import OwnBox
 from torchloom.probe.observe.optimizer_steps import steps_of_state
-from torchloom.probe.session import Session
+from torchloom.probe.session import NEVER_NS, Session
 from torchloom.probe.steering.stopping import StopAtBoundary
 from torchloom.wire.blackbox import SCHEDULE, SIZE, Progress, View
 
@@ -92,3 +92,16 @@ def test_a_script_that_reports_its_steps_later_is_believed_then(session: Session
     session.tell_step(1, None)
     session._keep_house(1, 0)
     assert session.training_step() == 1 and session.view.progress(Progress.TRAINING_STEP) == 2
+
+
+def test_the_last_steps_before_the_end_are_counted(session: Session, resumed: Any) -> None:
+    resumed.step()
+    session.steps._housekeeping_ns = NEVER_NS  # the rest is made before the next look
+    for _ in range(4):
+        resumed.step()
+    session.end(None)
+    made, at = (
+        session.view.progress(Progress.TRAINING_STEP) - 1,
+        session.view.progress(Progress.TRAINING_STEP_AT),
+    )
+    assert (made, at) == (11, 5)
