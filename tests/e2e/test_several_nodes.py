@@ -162,7 +162,7 @@ def test_without_enough_nodes_a_job_waits_and_says_why_and_goes_on_when_one_retu
     fleet.lose("b")
     fleet.confirm_gone("b")
     waiting = fleet.near.wait_state(training.job, "waiting", timeout_s=PATIENCE_S)
-    assert re.search(r"2 node\(s\) .* are needed, 1 of 2 connected have it", waiting["reason"]), waiting
+    assert re.search(r"needs 2 nodes .*; 1 of 2 connected nodes has it", waiting["reason"]), waiting
     assert "c is drained" in waiting["reason"]
     fleet.begin("b")
     fleet.wait_on(training.job, ["a", "b"], generation=2)

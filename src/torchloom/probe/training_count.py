@@ -1,4 +1,4 @@
-"""Which training step this is: reported by the script or by loom.Checkpoint, or counted on from a loaded state.
+"""Which training step this is: reported by the script or by loom.Checkpoint, or counted from a loaded state.
 
 Owns the choice among the three and the two words in the black box. Steps themselves are observe/steps.py's;
 what a new count means for the settings is steering/changes.py's.

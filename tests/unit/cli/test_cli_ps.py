@@ -57,7 +57,7 @@ JOBS = [
         steps_per_s=0.0,
         total_steps=None,
         goodput=None,
-        reason="2 node(s) with room for 8 more workers are needed, 0 of 2 connected have it",
+        reason="needs 2 nodes with room for 8 more workers each; 0 of 2 connected nodes have it",
     ),
     job("recovering", "backoff", running_workers=0, steps_per_s=0.0, reason=LONG, config_version=3),
 ]

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from torchloom.client.schema import IncidentView, JobSummary, RanksNow
 
 JOB_COLUMNS = ("JOB", "STATE", "STEP", "SPEED", "LOSS", "ETA", "WORKERS", "GOODPUT", "RESTARTS")
+_SPARE = ("RESTARTS", "GOODPUT", "WORKERS", "ETA", "LOSS")
+"""Dropped in this order on a narrow terminal: half a number is a wrong number."""
+_PADDING = 2
 RANK_COLUMNS = ("RANK", "NODE", "STEP", "PHASE", "OWN", "WAIT", "DATA", "COSTS")
 INCIDENT_COLUMNS = ("INCIDENT", "STATE", "KIND", "VERDICT")
 SORTS: dict[str, Callable[[JobSummary], Any]] = {
@@ -46,6 +49,25 @@ def job_rows(jobs: list[JobSummary], sort: str, wanted: str) -> list[Row]:
         )
         for job in chosen
     ]
+
+
+def that_fit(rows: list[Row], width: int) -> tuple[str, ...]:
+    """The columns of jobs that are shown whole in this width; 0: the width is not known yet."""
+    kept = list(JOB_COLUMNS)
+    lengths = {
+        name: _PADDING + max(len(name), *(len(cells[at]) for _, cells in rows), 0)
+        for at, name in enumerate(JOB_COLUMNS)
+    }
+    for name in _SPARE:
+        if width and sum(lengths[one] for one in kept) > width:
+            kept.remove(name)
+    return tuple(kept)
+
+
+def only(columns: tuple[str, ...], rows: list[Row]) -> list[Row]:
+    """These columns of the rows of jobs."""
+    places = [JOB_COLUMNS.index(name) for name in columns]
+    return [(key, tuple(cells[at] for at in places)) for key, cells in rows]
 
 
 def rank_rows(found: RanksNow, sort: str) -> list[Row]:

@@ -23,7 +23,9 @@ from torchloom.cli.top.rows import (
     Row,
     incident_rows,
     job_rows,
+    only,
     rank_rows,
+    that_fit,
 )
 from torchloom.client import Client, Endpoint
 from torchloom.errors import LoomError
@@ -140,10 +142,24 @@ class Top(App[None]):
         if found.failed:
             parts.insert(0, f"OLD DATA: {found.failed}")
         self.query_one("#said", Static).update(Text(" · ".join(parts)))
-        self._fill("jobs", job_rows(now.jobs, self._sort, self._wanted))
+        self._fill_jobs(job_rows(now.jobs, self._sort, self._wanted))
         self._fill("incidents", incident_rows(now.incidents, self._wanted))
         if now.ranks is not None and self._shown_job == now.ranks["job"]:
             self._fill("ranks", rank_rows(now.ranks, self._rank_sort))
+
+    def _fill_jobs(self, rows: list[Row]) -> None:
+        """Only columns that the terminal shows whole."""
+        table = self._table("jobs")
+        columns = that_fit(rows, table.scrollable_content_region.width)
+        if columns != tuple(str(column.value) for column in table.columns):
+            table.clear(columns=True)
+            for column in columns:
+                table.add_column(column, key=column)
+        self._fill("jobs", only(columns, rows))
+
+    def on_resize(self) -> None:
+        if self._as_of_s:
+            self._show(self._reading)
 
     def _fill(self, name: str, rows: list[Row]) -> None:
         """Bring a table up to date without moving what a person looks at."""

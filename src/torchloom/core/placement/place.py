@@ -137,10 +137,16 @@ def _why_not(fleet: Fleet, spec: JobSpec, fitting: int) -> str:
     if barred:
         names = ", ".join(barred[:4]) + (" …" if len(barred) > 4 else "")
         not_used += f" ({names} {'is' if len(barred) == 1 else 'are'} out of use)"
+    nodes, workers = _counted(spec.nodes, "node"), _counted(spec.workers_per_node, "more worker")
     return (
-        f"{spec.nodes} node(s) with room for {spec.workers_per_node} more workers are needed, "
-        f"{fitting} of {ready} connected have it{not_used}; it starts when there is room"
+        f"needs {nodes} with room for {workers}{' each' if spec.nodes > 1 else ''}; "
+        f"{fitting} of {ready} connected nodes {'has' if fitting == 1 else 'have'} it{not_used}; "
+        "it starts when there is room"
     )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def wanted(job: Job) -> int:
@@ -173,7 +179,7 @@ def seat_or_wait(turn: Turn, job: Job) -> tuple[list[str], str]:
 def _seats(turn: Turn, job: Job) -> tuple[list[str], str]:
     least, most = job.spec.min_workers, wanted(job)
     nodes: list[str] = []
-    why_not = f"room for {most} workers is needed; it starts when there is room"
+    why_not = f"needs room for {_counted(most, 'worker')}; it starts when there is room"
     if most == job.spec.world_size:
         nodes, why_not = place(turn.fleet, job)
     if nodes:

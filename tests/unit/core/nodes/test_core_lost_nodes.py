@@ -193,7 +193,7 @@ def test_two_silent_nodes_and_one_is_gone() -> None:
     story.tell(NodeReachable(node="c"))
     rank = next(w.ref.rank for w in story.job().workers if w.node == "c")
     story.exit(rank, KILLED)
-    assert story.state() is JobState.WAITING and "3 node(s)" in story.job().reason
+    assert story.state() is JobState.WAITING and "needs 3 nodes" in story.job().reason
     story.join("b", 2)
     story.done(*story.open(StopWorkers))
     assert story.state() is JobState.STARTING and story.job().generation == 2

@@ -242,7 +242,7 @@ def test_a_job_that_waits_is_told_which_nodes_are_drained() -> None:
     story = Story(a=1, b=1)
     drain(story)
     story.submit(workers=1, nodes=2)
-    assert "1 of 2 connected have it (b is drained)" in story.job().reason
+    assert "1 of 2 connected nodes has it (b is drained)" in story.job().reason
 
 
 def leave(story: Story, node: str = "b") -> None:

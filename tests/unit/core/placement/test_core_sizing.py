@@ -27,7 +27,7 @@ def elastic(**more: object) -> Story:
 def test_a_job_that_may_not_shrink_waits_and_takes_a_node_that_returns() -> None:
     story = elastic()
     lose(story)
-    assert story.state() is JobState.WAITING and "2 node(s) with room for 2" in story.job().reason
+    assert story.state() is JobState.WAITING and "needs 2 nodes with room for 2" in story.job().reason
     assert not story.fleet.timers, "it waits for as long as it takes"
     story.join("b", 2, boot="boot-2")
     assert story.state() is JobState.WAITING and "still being ended on b" in story.job().reason

@@ -67,7 +67,7 @@ def test_waiting_for_room_names_what_is_missing_and_goes_on_by_itself() -> None:
     story = Story(a=3)
     story.run("first", workers=2)
     assert story.submit("second", workers=2) == []
-    reason = "1 node(s) with room for 2 more workers are needed, 0 of 1 connected have it"
+    reason = "needs 1 node with room for 2 more workers; 0 of 1 connected nodes have it"
     assert story.state("second") is JobState.WAITING and reason in story.job("second").reason
     story.exit(0, OK, "first")
     assert story.state("second") is JobState.STARTING, "two slots are free when one rank has finished"
