@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from torchloom.agent.observe import kernel, kernel_waits
+from torchloom.agent.observe import file_locks, kernel, kernel_waits
 
 Start = Callable[[str], subprocess.Popen[str]]
 TEMPLATE = """
@@ -118,3 +118,36 @@ def test_who_traces_a_process_is_named(start: Callable[..., subprocess.Popen[str
     assert kernel.state_of(process.pid) == "t"
     mine = Path("/proc/self/comm").read_text().strip()
     assert kernel_waits.tracer(process.pid) == f"{mine} (pid {os.getpid()})"
+
+
+@pytest.mark.parametrize("call", ["flock", "lockf"])
+def test_who_holds_a_file_lock_is_named(start: Callable[..., subprocess.Popen[str]], call: str) -> None:
+    lock = f"f = open('x', 'a'); fcntl.{call}(f, fcntl.LOCK_EX)"
+    holds = start(lock, "time.sleep(1000)")
+    waits = start("f = open('x', 'a')", f"fcntl.{call}(f, fcntl.LOCK_EX)")
+    if not may_look():
+        pytest.skip("nobody may look into processes here")
+    assert settled(waits.pid).for_lock
+    assert file_locks.holder(waits.pid) == holds.pid
+    assert file_locks.name_of(holds.pid, waits.pid, {holds.pid: 3}) == f"rank 3 (pid {holds.pid})"
+    child = file_locks.name_of(holds.pid, waits.pid, {os.getpid(): 3})
+    assert child == f"a child of rank 3 (pid {holds.pid})"
+    comm = Path(f"/proc/{holds.pid}/comm").read_text().strip()
+    assert file_locks.name_of(holds.pid, waits.pid, {}) == f"{comm} (pid {holds.pid})"
+    assert file_locks.holder(holds.pid) == 0
+
+
+LOCKS = b"""1: POSIX  ADVISORY  READ 27349 fe:00:6775706 128 128
+2: FLOCK  ADVISORY  WRITE 4711 fe:00:3260659 0 EOF
+2: -> FLOCK  ADVISORY  WRITE 4712 fe:00:3260659 0 EOF
+2:  -> FLOCK  ADVISORY  WRITE 4713 fe:00:3260659 0 EOF
+3: OFDLCK ADVISORY  WRITE -1 fe:00:42 0 EOF
+3: -> OFDLCK ADVISORY  WRITE -1 fe:00:42 0 EOF
+4: nonsense
+"""
+
+
+def test_the_kernels_table_of_locks() -> None:
+    """Also one that waits behind another; nobody is named for a lock without an owner."""
+    found = {pid: file_locks.blocked_by(LOCKS, pid) for pid in (4711, 4712, 4713, 27349, 0)}
+    assert found == {4711: 0, 4712: 4711, 4713: 4711, 27349: 0, 0: 0}

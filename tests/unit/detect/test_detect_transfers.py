@@ -8,16 +8,23 @@ from collections.abc import Callable
 from detect_windows import window
 
 from torchloom.core.detect.judge import AllLimits, Memory, judge
+from torchloom.model.findings import Finding
 from torchloom.model.windows import GroupPosition, ProcessFacts, StepTimes
 
 A_LOOK = 8
+SLOW = "communication-slow"
 Of = Callable[[int], float]
 
 
 def play(steps: int, transfer_ms: Of, delay_ms: Of = lambda step: 100.0) -> list[tuple[int, str]]:
+    return [(step, one.kind) for step, one in hear(steps, transfer_ms, delay_ms) if one.kind == SLOW]
+
+
+def hear(steps: int, transfer_ms: Of, delay_ms: Of, tracer: str = "") -> list[tuple[int, Finding]]:
     """What is found after which step in a job of two ranks on a crowded host, much as it was recorded: steps
     take 200 ms and a third more or less, now and then twice as long."""
-    chance, memory, told = random.Random(3), Memory(), []
+    chance, memory = random.Random(3), Memory()
+    told: list[tuple[int, Finding]] = []
     times: list[int] = []
     for step in range(1, steps + 1):
         own_ms = 200 * chance.lognormvariate(0, 0.35) * (2 if chance.random() < 0.1 else 1)
@@ -29,10 +36,12 @@ def play(steps: int, transfer_ms: Of, delay_ms: Of = lambda step: 100.0) -> list
             wait = round(transfer_ms(step) * chance.uniform(0.9, 1.1) * 1e6)
             newest = tuple(StepTimes(n + 1, times[n], 0, wait) for n in range(max(0, step - 32), step))
             groups = (GroupPosition("dp", 2, rank, step, step, wait),)
-            facts = ProcessFacts(run_delay_ns_per_step=round(delay_ms(step) * 1e6))
+            facts = ProcessFacts(
+                run_delay_ns_per_step=round(delay_ms(step) * 1e6), tracer=tracer if rank else ""
+            )
             windows.append(window(rank, steps=newest, groups=groups, steps_done=step, process=facts))
         memory, found = judge(windows, memory, AllLimits())
-        told += [(step, one.kind) for one in found if one.kind == "communication-slow"]
+        told += [(step, one) for one in found]
     return told
 
 
@@ -64,3 +73,14 @@ def test_what_is_short_beside_a_step_is_let_be() -> None:
 
 def test_a_moment_is_no_level() -> None:
     assert play(500, raised(200, 212)) == []
+
+
+def test_a_rank_under_strace_is_named_instead() -> None:
+    found = [one for _, one in hear(400, raised(200), lambda step: 100.0, "strace (pid 4711)")]
+    assert found and {(f.kind, f.ranks) for f in found} == {("host-contention", (1,))}
+    assert found[-1].sentence.startswith("strace (pid 4711) traces rank 1")
+    assert not any(f.may_act or f.certain or f.confidence >= 0.8 for f in found)
+
+
+def test_a_tracer_is_no_reason_where_nothing_is_slow() -> None:
+    assert hear(400, lambda step: 28.0, lambda step: 100.0, "gdb (pid 4711)") == []

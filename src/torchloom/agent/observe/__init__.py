@@ -8,7 +8,7 @@ quiet_tree    signs of life of a worker that records nothing, and of its childre
 evidence      stacks, collectives and samples on request; stacks: py-spy
 kernel        state, CPU time, I/O, children of a process; cgroups: quotas; kernel_files: how both are read
 kernel_log    errors of the device driver in the kernel's log
-kernel_waits  what a blocked process waits for, and who debugs it
+kernel_waits  what a blocked process waits for, and who debugs it; file_locks: who holds a lock on a file
 accelerator   the device a rank's collectives run on: where it stands, its own steps
 devices       devices of this host, and which worker uses which
 flight_recorder  torch's own recorder: how workers are started with it, and asking it

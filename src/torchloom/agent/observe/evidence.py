@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from torchloom.agent.host import Host, LocalWorker
 from torchloom.agent.logs import files
-from torchloom.agent.observe import kernel, kernel_waits, stacks, words
+from torchloom.agent.observe import file_locks, kernel, kernel_waits, stacks, words
 from torchloom.agent.processes.exits import activity
 from torchloom.model.findings import RankEvidence
 from torchloom.model.messages import AskEvidence, EvidenceAnswer
@@ -48,6 +48,8 @@ class Sample:
     """For how long, and in how many samples; 0 when no stack could be read."""
     waits_on: WaitsOn = "unknown"
     waits_for: str = ""
+    for_lock: bool = False
+    """That is a lock on a file."""
     life: str = ""
     quiet_ns: int = 0
     """The newest sign of life, and for how long there was none."""
@@ -72,7 +74,7 @@ class Sample:
             return
         before, since_ns = self._tree, self._tree_ns
         wait = kernel_waits.of_process(tree.root)
-        self.waits_for = wait.words
+        self.waits_for, self.for_lock = wait.words, wait.for_lock
         life = (
             ""
             if before is None
@@ -159,10 +161,17 @@ class Samples:
             tree = kernel.tree(worker.pid)
             child = await self._child(worker, tree)
         sample.take(stack, tree, time.monotonic_ns(), files.size(worker.log))
+        if sample.for_lock and (pid := file_locks.holder(worker.pid)):
+            who = file_locks.name_of(pid, worker.pid, self._ranks(worker.ref.job))
+            sample.waits_for += f", which {who} holds"
         sample.children = child.lines if child is not None else ()
         if child is not None:
             sample.waits_for = f"it waits for its child process, which is in {child.location}"
         return stack
+
+    def _ranks(self, job: str) -> dict[int, int]:
+        """By process, the ranks of a job that run on this host."""
+        return {w.pid: w.ref.rank for w in self._host.workers.values() if w.ref.job == job and w.pid}
 
     async def _child(self, worker: LocalWorker, tree: kernel.Tree | None) -> stacks.Stack | None:
         """A data-loader worker that runs code of the script while its parent waits for data; or any child

@@ -93,6 +93,8 @@ class KernelWait(NamedTuple):
     on: WaitsOn
     call: str = ""
     words: str = ""
+    for_lock: bool = False
+    """It waits for a lock on a file."""
 
 
 NOTHING = KernelWait("unknown")
@@ -117,9 +119,9 @@ def of_thread(pid: int, thread: int) -> KernelWait:
         return KernelWait("timer", name, _WORDS[name])
     if name == "fcntl":
         words = _WITH_FILE["flock"].format(_file(pid, first)) if second in _LOCKS else ""
-        return KernelWait("outside", name, words)
+        return KernelWait("outside", name, words, bool(words))
     if name in _WITH_FILE:
-        return KernelWait("outside", name, _WITH_FILE[name].format(_file(pid, first)))
+        return KernelWait("outside", name, _WITH_FILE[name].format(_file(pid, first)), name == "flock")
     return KernelWait("outside" if name else "unknown", name, _WORDS.get(name, ""))
 
 

@@ -28,6 +28,7 @@ from torchloom.core.detect.still import silent_children
 from torchloom.core.detect.thresholds import EXCUSED, PLAIN, Pace, StuckLimits, with_pause, with_steps
 from torchloom.core.detect.transfers import Level, expected_times, slow_transfers, watch_levels
 from torchloom.core.detect.unlike import other_operations
+from torchloom.core.detect.why_late import traced
 from torchloom.core.detect.window import RankWindow
 from torchloom.model.findings import Finding
 
@@ -112,7 +113,7 @@ def judge(
     memory = _remember_held(here, memory, [] if gone else stuck)
     if not stuck and len(here) == len(windows) and _trains(here, memory):
         memory = _look_for_slowness(here, memory, limits)
-        found += memory.slow
+        found += traced(memory.slow, here)
     return memory, [*stuck, *found]
 
 

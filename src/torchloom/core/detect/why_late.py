@@ -28,6 +28,7 @@ COUNTED = 0.85
 """Confidence if a CPU quota, which the kernel counts, explains the excess, however much times vary."""
 IDLE = 0.2
 """A device that has nothing to do for this much more of the time than its peers' waits for its host."""
+_TRACERS = 3
 AHEAD = 0.5
 """A host that has enqueued a collective this part of a step before its device comes to it is well ahead."""
 
@@ -137,6 +138,35 @@ def _is_behind(window: RankWindow) -> bool:
         return False
     ahead = window.accelerator.lead_ns > AHEAD * _median([s.step_ns for s in window.steps])
     return ahead and window.accelerator.idle < IDLE
+
+
+TRACED = 0.6
+"""Confidence that a tracer is the reason: it is seen, and what it costs is not."""
+
+
+def traced(found: Sequence[Finding], windows: Sequence[RankWindow]) -> list[Finding]:
+    """While somebody traces ranks (strace, a debugger), the slowness of the job, of its transfers or of these
+    ranks is explained by it: each system call costs them a multiple. Nobody is moved or restarted for it."""
+    by = [w for w in windows if w.process.tracer]
+    ranks = {w.rank for w in by}
+    theirs = [f for f in found if f.traits.whole_job or (f.ranks and set(f.ranks) <= ranks)]
+    if not by or not theirs:
+        return list(found)
+    first = theirs[0]
+    tracers = sorted({w.process.tracer for w in by})
+    who = " and ".join(tracers[:_TRACERS])
+    said = Finding(
+        kind="host-contention",
+        ranks=tuple(sorted(ranks)),
+        node=words.node_of(by),
+        sentence=f"{who} trace{'s' * (len(tracers) == 1)} {words.whom(by)}, which makes every system call "
+        f"slower; {first.sentence}",
+        confidence=TRACED,
+        certainty="what the tracer costs cannot be measured",
+        evidence=tuple(Evidence(w.rank, f"{w.process.tracer} traces it") for w in by),
+        inputs=first.inputs,
+    )
+    return [said, *(f for f in found if f not in theirs)]
 
 
 def measured(finding: Finding) -> bool:
