@@ -80,7 +80,8 @@ _HOSTILE = (
         )
     ),
     # … is not worth a word …
-    *(_odd(name, names_from=NOBODY, **_ENDS) for name in ("under_strace", "objects", "all_sleep")),
+    *(_odd(name, names_from=NOBODY, **_ENDS) for name in ("objects", "all_sleep")),
+    _odd("under_strace", "host-contention", **_ENDS),
     # … and what does not end.
     *(_odd(name, "crash") for name in ("leaves_at_once", "segfault", "aborts", "overflows", "exit_text",
                                        "terminated", "interrupted", "kills_child")),

@@ -39,11 +39,13 @@ def asked(host: Host, within_s: float = LONG_S) -> RankDump:
 
 
 @contextmanager
-def monitor(host: Host, *pieces: bytes) -> Iterator[None]:
-    """Answers once, with one write for each piece."""
-    at = Path(f"{flight_recorder.stem(host.home, REF)}{REF.rank}")
-    os.mkfifo(f"{at}.pipe")
-    pipe = os.open(f"{at}.pipe", os.O_RDONLY | os.O_NONBLOCK)
+def monitor(host: Host, *pieces: bytes, file: str = "", listens: str = "") -> Iterator[None]:
+    """Answers once, with one write for each piece. `file` and `listens` are what the user has set."""
+    ours = flight_recorder.stem(host.home, REF)
+    at = Path(f"{file or ours}{REF.rank}")
+    name = f"{listens or ours}{REF.rank}.pipe"
+    os.mkfifo(name)
+    pipe = os.open(name, os.O_RDONLY | os.O_NONBLOCK)
     over = threading.Event()
 
     def run() -> None:
@@ -136,7 +138,35 @@ def test_workers_get_a_place_for_it_and_what_the_user_set_stays(tmp_path: Path) 
         home, REF, {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}
     )
     files = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/data/dump_"}
-    assert flight_recorder.settings(home, REF, files) == {"TORCH_FR_BUFFER_SIZE": "2000"}
+    beside = flight_recorder.settings(home, REF, files)
+    assert "TORCH_FR_DUMP_TEMP_FILE" not in beside and "TORCH_INCLUDE_STACK_TRACE" not in beside
+    assert beside["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] == flight_recorder.stem(home, REF)
+
+
+@pytest.mark.parametrize("which", ["file", "pipe", "both"])
+def test_a_user_who_has_set_the_files_keeps_them_and_is_asked_there(
+    host: Host, tmp_path: Path, which: str
+) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    env, told = dict[str, str](), dict[str, str]()
+    if which != "pipe":
+        env["TORCH_FR_DUMP_TEMP_FILE"] = told["file"] = str(theirs / "trace_")
+    if which != "file":
+        env["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] = told["listens"] = str(theirs / "ask_")
+    made = flight_recorder.settings(host.home, REF, env)
+    assert not env.keys() & made.keys() and made["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
+    with monitor(host, DUMP.read_bytes(), **told):
+        found = asked(host)
+    assert found.dump is not None and found.dump.entries, found.why
+
+
+def test_a_place_in_the_scripts_own_directory_is_found(host: Host) -> None:
+    flight_recorder.settings(host.home, REF, {"TORCH_FR_DUMP_TEMP_FILE": "traces/rank_"})
+    host.workers[REF].pid = os.getpid()
+    file, pipe = flight_recorder.places(host.home, host.workers[REF])
+    assert file == os.path.join(os.getcwd(), "traces/rank_0")
+    assert pipe == f"{flight_recorder.stem(host.home, REF)}0.pipe"
 
 
 def test_without_a_directory_there_is_no_pipe(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """torch's Flight Recorder: workers are started so that it can be asked, and asked when a hang is suspected.
 
 NCCL's monitor thread looks once a second whether somebody wrote to its pipe, and then writes what the ring
-holds to a file. Both are in the job's directory. A worker whose user has set the files otherwise is left
-alone, and one whose backend has no such thread (gloo) cannot be asked. The file is read as hostile.
+holds to a file. Both are in the job's directory, unless the user has set them: then the user's pipe is
+written to and the user's file is read. A worker whose backend has no such thread (gloo) cannot be asked. The
+file is read as hostile.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torchloom.agent.host import Host, LocalWorker
@@ -37,6 +38,7 @@ _LIMITS = ReadLimits(size=32 * 2**20, values=1_000_000)
 _LOOK_EVERY_S = 0.05
 _MOST_RANKS = 64
 _LONGEST_S = 10.0
+_NOTE = ".places"
 
 
 def directory(home: Home, job: str) -> Path:
@@ -49,7 +51,8 @@ def stem(home: Home, ref: WorkerRef) -> str:
 
 
 def settings(home: Home, ref: WorkerRef, env: Mapping[str, str]) -> dict[str, str]:
-    """Variables for a worker; none that the user has set, and no files if one of them is the user's.
+    """Variables for a worker; none that the user has set. Where the user's own files are is noted, because an
+    agent that takes over the worker later must know it, too.
 
     The directory must be there before the worker: a pipe that cannot be made ends NCCL's thread, and with it
     the process. So there are no files where it cannot be made.
@@ -57,14 +60,45 @@ def settings(home: Home, ref: WorkerRef, env: Mapping[str, str]) -> dict[str, st
     made: dict[str, str] = {}
     if not any(name in env for name in BUFFER):
         made[BUFFER[0]] = ENTRIES
-    if not any(name in env for name in (*FILES, *PIPES)) and _prepared(home, ref):
-        at = stem(home, ref)
-        made |= {FILES[0]: at, PIPES[0]: at, PIPES[1]: at}
-        # Only then does NCCL look at its pipe every second.
-        made["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"
+    if not _prepared(home, ref):
+        return made
+    at = stem(home, ref)
+    file, pipe = _set_by_user(env, FILES), _set_by_user(env, PIPES)
+    if not file:
+        made[FILES[0]] = at
         # The first dump with stacks loads the debug information of all libraries, which takes seconds.
         made["TORCH_INCLUDE_STACK_TRACE"] = "0"
+    if not pipe:
+        made |= dict.fromkeys(PIPES, at)
+    # Only then does NCCL look at its pipe every second.
+    made["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"
+    if (file or pipe) and not _note(f"{at}{ref.rank}{_NOTE}", file or at, pipe or at):
+        return {name: value for name, value in made.items() if name == BUFFER[0]}
     return {name: value for name, value in made.items() if name not in env}
+
+
+def _set_by_user(env: Mapping[str, str], names: Sequence[str]) -> str:
+    return next((env[name] for name in names if env.get(name)), "")
+
+
+def _note(path: str, file: str, pipe: str) -> bool:
+    try:
+        Path(path).write_text(f"{file}\n{pipe}")
+    except OSError:
+        return False
+    return True
+
+
+def places(home: Home, worker: LocalWorker) -> tuple[str, str]:
+    """The file to which a worker dumps, and its pipe. What is noted as relative counts from its directory."""
+    rank, ours = worker.ref.rank, stem(home, worker.ref)
+    file = pipe = ours
+    with contextlib.suppress(OSError, ValueError):
+        noted = Path(f"{ours}{rank}{_NOTE}").read_text().split("\n")
+        if len(noted) == 2:
+            here = os.readlink(f"/proc/{worker.pid}/cwd") if not all(map(os.path.isabs, noted)) else ""
+            file, pipe = (os.path.join(here, one) for one in noted)
+    return f"{file}{rank}", f"{pipe}{rank}.pipe"
 
 
 def _prepared(home: Home, ref: WorkerRef) -> bool:
@@ -89,9 +123,9 @@ async def ask(host: Host, query: AskDumps) -> DumpsAnswer:
 
 
 async def _ask(home: Home, worker: LocalWorker, within_s: float) -> RankDump:
-    rank, at = worker.ref.rank, f"{stem(home, worker.ref)}{worker.ref.rank}"
+    rank, (at, pipe) = worker.ref.rank, places(home, worker)
     before = _written(at)
-    if why := _write(f"{at}.pipe"):
+    if why := _write(pipe):
         return RankDump(rank=rank, why=why)
     why, until_s = "it did not answer in time", time.monotonic() + within_s
     while time.monotonic() < until_s:
