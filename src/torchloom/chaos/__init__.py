@@ -3,6 +3,7 @@
 simulator      the job: 8 to 4,096 ranks; rank_program: what one does; job_state: what they have recorded
 scenario       shape, fault and benign look-alikes of a simulated job
 injections     seeded series of faults for a real job        hosts   several hosts on one machine
+device_lives   simulated lives of GPUs, for the prediction of failures
 accelerator    a simulated device with a c10d backend, where there is no GPU
 Nothing here touches a real job; nothing in the product imports it.
 """

@@ -27,6 +27,10 @@ from torchloom.model.events import (
     DeviceHealthReported,
     DeviceMarked,
     DevicePolicySet,
+    DeviceTested,
+    DeviceTestRequested,
+    DeviceTestsImported,
+    DeviceWearReported,
     EffectDone,
     EffectFailed,
     Envelope,
@@ -149,6 +153,8 @@ def job_of(event: Event, fleet: Fleet) -> str:
             return ""
         case DeviceMarked() | DeviceHealthReported() | DevicePolicySet():
             return ""
+        case DeviceWearReported() | DeviceTestRequested() | DeviceTested() | DeviceTestsImported():
+            return ""
         case LeaseTaken() | SnapshotVerified() | ControlDisturbed() | AgentFlooded() | Decided():
             return ""
         case _:
@@ -161,9 +167,13 @@ def _near(fleet: Fleet, event: Event, job: str) -> dict[str, None]:
     near = dict.fromkeys((*fleet.waiting, *fleet.leaving, *fleet.acting))
     if job:
         near[job] = None
-    if isinstance(event, DeviceMarked | DeviceHealthReported):
+    if isinstance(event, DeviceMarked | DeviceHealthReported | DeviceWearReported | DeviceTested):
         node = fleet.nodes.get(event.node)
         near |= dict.fromkeys(node.jobs if node is not None else ())
+    if isinstance(event, DeviceTestsImported):
+        tested = (fleet.devices.get(one.device) for one in event.results)
+        homes = {device.node for device in tested if device is not None}
+        near |= dict.fromkeys(name for home in sorted(homes) for name in fleet.nodes[home].jobs)
     if isinstance(
         event,
         NodeJoined | NodeLeft | NodeLeaving | NodeUnreachable | NodeReachable | NodeGone | NodeDrained,

@@ -19,6 +19,10 @@ from torchloom.model.events import (
     DeviceHealthReported,
     DeviceMarked,
     DevicePolicySet,
+    DeviceTested,
+    DeviceTestRequested,
+    DeviceTestsImported,
+    DeviceWearReported,
     EffectDone,
     EffectFailed,
     Event,
@@ -140,6 +144,16 @@ def _words(event: Event) -> tuple[Topic, str]:
             )
         case DevicePolicySet():
             return "device", f"{event.by} set what is done about devices' health"
+        case DeviceWearReported():
+            return "device", f"{event.node} reported what it counted on {len(event.wear)} devices"
+        case DeviceTestRequested():
+            return "device", f"{event.by} wants {event.device} tested"
+        case DeviceTested():
+            how = "passed its test" if event.result.passed else f"failed its test: {event.result.why}"
+            return "device", f"{event.device} of {event.node} {how}"
+        case DeviceTestsImported():
+            bad = sum(not one.result.passed for one in event.results)
+            return "device", f"{event.by} imported tests of {len(event.results)} devices; {bad} did not pass"
         case RendezvousStarted():
             return "system", f"the store of {event.store.job} is up on {event.node}"
         case RendezvousLost():

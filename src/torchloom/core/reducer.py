@@ -12,8 +12,10 @@ from torchloom.core.checkpoint_reports import (
     checkpoint_store_opened,
     restore_differed,
 )
+from torchloom.core.devices.at_risk import count_blame, tests_imported, wear_reported
 from torchloom.core.devices.marks import device_marked
 from torchloom.core.devices.reported_health import health_reported, policy_set
+from torchloom.core.devices.testing import device_tested, follow_tests, test_did_not_run, test_requested
 from torchloom.core.disturbance import control_disturbed
 from torchloom.core.foreign_values import store_values_ignored
 from torchloom.core.history.trimming import snapshot_verified
@@ -74,6 +76,7 @@ from torchloom.model.effects import (
     StartWorkers,
     StopRendezvous,
     StopWorkers,
+    TestDevice,
     WarmSpawner,
 )
 from torchloom.model.events import (
@@ -89,6 +92,10 @@ from torchloom.model.events import (
     DeviceHealthReported,
     DeviceMarked,
     DevicePolicySet,
+    DeviceTested,
+    DeviceTestRequested,
+    DeviceTestsImported,
+    DeviceWearReported,
     EffectDone,
     EffectFailed,
     Envelope,
@@ -160,6 +167,8 @@ def apply(fleet: Fleet, envelope: Envelope, seq: int, now_ns: int) -> list[Effec
     if fleet.acting:
         follow_acting(turn)
         _follow_outcomes(turn)
+    if fleet.to_test:
+        follow_tests(turn)
     if turn.room_appeared:
         retry_waiting(turn)
     if (turn.room_appeared or turn.seats_changed) and keep_spares(turn):
@@ -210,6 +219,14 @@ def _dispatch(turn: Turn, event: Event) -> None:
             health_reported(turn, event)
         case DevicePolicySet():
             policy_set(turn, event)
+        case DeviceWearReported():
+            wear_reported(turn, event)
+        case DeviceTestRequested():
+            test_requested(turn, event)
+        case DeviceTested():
+            device_tested(turn, event)
+        case DeviceTestsImported():
+            tests_imported(turn, event)
         case RendezvousStarted():
             rendezvous_started(turn, event)
         case RendezvousLost():
@@ -296,6 +313,8 @@ def _effect_failed(turn: Turn, event: EffectFailed) -> None:
             pass  # the inventory of the next join shows whether it is still there
         case PostMail():
             mail_failed(turn, effect, event.why)
+        case TestDevice():
+            test_did_not_run(turn, effect, event.why)
         case InjectFault():
             pass  # the failure is reported, and a fault that did not happen does no harm
         case WarmSpawner():
@@ -321,6 +340,7 @@ def _first_step(turn: Turn, event: FirstStep) -> None:
     next_step = None if event.training_step is None else event.training_step + event.paused
     count_lost(job, incident, next_step)
     recovered(turn, job, incident)
+    count_blame(turn, incident)
 
 
 def _timer_fired(turn: Turn, event: TimerFired) -> None:

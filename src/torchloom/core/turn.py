@@ -16,6 +16,7 @@ from torchloom.model.effects import (
     StartWorkers,
     StopRendezvous,
     StopWorkers,
+    TestDevice,
     WarmSpawner,
 )
 from torchloom.model.fleet import Fleet, Job
@@ -32,6 +33,7 @@ E = TypeVar(
     WarmSpawner,
     InjectFault,
     PostMail,
+    TestDevice,
 )
 
 
@@ -120,3 +122,5 @@ def jobs_of(effect: Effect) -> list[str]:
             return [effect.job]
         case StopWorkers() | InjectFault():
             return list(dict.fromkeys(ref.job for ref in effect.workers))
+        case TestDevice():
+            return []

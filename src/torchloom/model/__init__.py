@@ -7,6 +7,7 @@ replayed                    an incident replayed, event by event
 job, policy, steering, transaction/     what a user asks for: the job, what is done about findings, changes
 node, worker, links, checkpoints        facts about a host, a process, the network, what was saved
 devices                                 devices, their health, and who took them out of use
+device_wear                             what was counted on a device over days, tests of it, and its risk
 windows, findings, finding_kinds        what detectors look at and conclude; the table of kinds
 incidents, faults, device_faults        what went wrong, and what was made to go wrong
 quorum                                  a replica of a torchft job, and what it asks its lighthouse for

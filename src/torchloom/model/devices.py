@@ -10,6 +10,8 @@ from typing import Literal
 
 from msgspec import Struct, field
 
+from torchloom.model.device_wear import Testing, TestResult, WearHistory
+
 HealthClass = Literal["ok", "degraded", "failing", "failed"]
 """`degraded`: works, but slower than it should. `failing`: works, and shows signs that often precede a
 failure. `failed`: nothing can run on it."""
@@ -19,6 +21,9 @@ CLASSES: tuple[HealthClass, ...] = ("ok", "degraded", "failing", "failed")
 DeviceAction = Literal["ignore", "report", "drain", "fail"]
 """`report`: record it. `drain`: save the jobs there and continue without the device. `fail`: replace the
 workers on it at once."""
+RiskAction = Literal["ignore", "report", "test", "drain"]
+"""What is done about a device that is likely to fail soon. `test`: test it as soon as no worker uses it, and
+take it out of use if it fails. `drain`: save the jobs there, continue without it, and test it then."""
 
 
 class HealthReport(Struct, frozen=True, kw_only=True):
@@ -92,6 +97,21 @@ class Device(Struct, kw_only=True):
     """What each source said last, if it was not `ok`."""
     history: list[DeviceNote] = field(default_factory=list)
     """The newest lines, oldest first."""
+    wear: WearHistory | None = None
+    """What was counted on it over days; None: nothing yet."""
+    tests: list[TestResult] = field(default_factory=list)
+    """The newest results, oldest first."""
+    at_risk: bool = False
+    """It was at or above the policy's risk when that was computed last; kept by core.devices.at_risk."""
+    wants_test: str = ""
+    """Why it is to be tested as soon as no worker uses it; empty: it is not."""
+    testing: Testing | None = None
+    """The test that runs on it now. It gets no worker meanwhile."""
+
+    @property
+    def barred(self) -> bool:
+        """Whether it gets no worker."""
+        return self.out is not None or self.testing is not None
 
 
 class DevicePolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -103,11 +123,16 @@ class DevicePolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Only record what would be done."""
     acts_per_hour: int = 8
     """Drains and failures by policy in the whole fleet; beyond that the health is only reported."""
+    at_risk: RiskAction = "report"
+    """What is done about a device whose risk to fail within a day reaches `risk`."""
+    risk: float = 0.1
+    return_tested: bool = False
+    """A device that the policy drained because of its risk is returned to use if it passes its test."""
 
 
 class DeviceAct(Struct, frozen=True, array_like=True):
     """Something that the policy did to a device."""
 
     device: str
-    action: DeviceAction
+    action: DeviceAction | RiskAction
     at_ns: int

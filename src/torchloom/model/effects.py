@@ -6,6 +6,8 @@ does it at most once.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
 
 from torchloom.model.faults import Fault
@@ -153,6 +155,15 @@ class PostMail(EffectBase, frozen=True, kw_only=True, tag="post-mail"):
     """As core/transaction/packing.py packs it."""
 
 
+class TestDevice(EffectBase, frozen=True, kw_only=True, tag="test-device"):
+    """Test a device that no worker uses, in a process of its own, and report the result."""
+
+    __test__ = False
+
+    device: str
+    kind: Literal["gpu", "cpu"]
+
+
 class InjectFault(EffectBase, frozen=True, kw_only=True, tag="inject-fault"):
     """Inject this fault into these workers."""
 
@@ -174,4 +185,5 @@ Effect = (
     | WarmSpawner
     | InjectFault
     | PostMail
+    | TestDevice
 )

@@ -6,12 +6,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
 from torchloom.model.checkpoints import CheckpointPlace, RejectedCheckpoint, SavedCheckpoint
 from torchloom.model.device_faults import Xid
+from torchloom.model.device_wear import DeviceResult, DeviceWear, TestResult
 from torchloom.model.devices import DeviceMark, DevicePolicy, HealthReport
 from torchloom.model.effects import Effect
 from torchloom.model.faults import Fault
@@ -247,6 +248,39 @@ class DevicePolicySet(EventBase, frozen=True, kw_only=True, tag="device-policy-s
     """A person set what is to be done about devices' health."""
 
     policy: DevicePolicy
+    by: str
+
+
+class DeviceWearReported(EventBase, frozen=True, kw_only=True, tag="device-wear-reported"):
+    """What was counted on the devices of a node since its last report: once an hour at most."""
+
+    node: str
+    wear: tuple[DeviceWear, ...]
+
+
+class DeviceTestRequested(EventBase, frozen=True, kw_only=True, tag="device-test-requested"):
+    """A person wants a device tested."""
+
+    device: str
+    by: str
+    why: str = ""
+    then: Literal["nothing", "return"] = "nothing"
+    """`return`: it is returned to use if it passes."""
+
+
+class DeviceTested(EventBase, frozen=True, kw_only=True, tag="device-tested"):
+    """An agent has tested a device."""
+
+    node: str
+    effect: str
+    device: str
+    result: TestResult
+
+
+class DeviceTestsImported(EventBase, frozen=True, kw_only=True, tag="device-tests-imported"):
+    """A person imported results of tests that ran elsewhere."""
+
+    results: tuple[DeviceResult, ...]
     by: str
 
 
@@ -544,6 +578,10 @@ Event = (
     | DeviceMarked
     | DeviceHealthReported
     | DevicePolicySet
+    | DeviceWearReported
+    | DeviceTestRequested
+    | DeviceTested
+    | DeviceTestsImported
     | RendezvousStarted
     | RendezvousLost
     | WorkersStarted

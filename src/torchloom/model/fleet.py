@@ -292,7 +292,9 @@ class Node(Struct, kw_only=True):
     drained: Drain | None = None
     """Who drained the node until a person opens it again; None: workers may be placed."""
     barred: dict[str, None] = field(default_factory=dict)
-    """Its devices that are out of use; kept by core.devices."""
+    """Its devices that are out of use, or tested now; kept by core.devices."""
+    devices: dict[str, None] = field(default_factory=dict)
+    """All its devices that the fleet knows, also those its agent no longer lists; kept by core.devices."""
     spare: dict[str, int] = field(default_factory=dict)
     """Slots that are kept free here, by the job they are kept for; kept by core.placement.standby."""
     lost: list[WorkerRef] = field(default_factory=list)
@@ -377,6 +379,8 @@ class Fleet(Struct, kw_only=True):
     device_policy: DevicePolicy = DevicePolicy()
     device_acts: list[DeviceAct] = field(default_factory=list)
     """What the policy did to devices, the newest; kept by core.devices."""
+    to_test: dict[str, None] = field(default_factory=dict)
+    """Devices that are tested as soon as no worker uses them; kept by core.devices."""
     waiting: dict[str, None] = field(default_factory=dict)
     """Jobs that wait for room, longest first; kept by core.lifecycle."""
     keys: dict[str, Submission] = field(default_factory=dict)

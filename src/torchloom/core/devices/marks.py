@@ -9,7 +9,7 @@ job, which is not at fault. A drained device: its jobs are saved first and leave
 from __future__ import annotations
 
 from torchloom.core.detect.words import ranks_text
-from torchloom.core.devices.registry import note
+from torchloom.core.devices.registry import keep_barred, note
 from torchloom.core.devices.users import jobs_on, users
 from torchloom.core.placement.drain import leave_device
 from torchloom.core.recovery.budget import made_progress
@@ -64,20 +64,16 @@ def return_device(turn: Turn, device: Device, by: str, why: str) -> None:
     """It gets workers again. A job that was about to leave stays; one that is ending comes back."""
     if device.out is None:
         return
-    device.out, device.health = None, {}
+    device.out, device.health, device.wants_test = None, {}, ""
     note(turn, device, "returned", by, why)
-    node = turn.fleet.nodes.get(device.node)
-    if node is not None:
-        node.barred.pop(device.id, None)
+    keep_barred(turn, device)
     turn.room_appeared = True
 
 
 def _take_out(turn: Turn, device: Device, out: OutOfUse) -> None:
     device.out = out
     note(turn, device, out.how, out.by, out.why)
-    node = turn.fleet.nodes.get(device.node)
-    if node is not None:
-        node.barred[device.id] = None
+    keep_barred(turn, device)
     turn.seats_changed = True
 
 

@@ -22,7 +22,7 @@ def health_reported(turn: Turn, event: DeviceHealthReported) -> None:
     for report in event.health:
         device = turn.fleet.devices.get(report.device)
         if device is not None and device.node == event.node:
-            _take_in(turn, device, replace(report, at_ns=turn.now_ns))
+            take_in(turn, device, replace(report, at_ns=turn.now_ns))
 
 
 def policy_set(turn: Turn, event: DevicePolicySet) -> None:
@@ -40,7 +40,8 @@ def level_of(device: Device) -> HealthClass:
     return counts.level if counts is not None else "ok"
 
 
-def _take_in(turn: Turn, device: Device, report: HealthReport) -> None:
+def take_in(turn: Turn, device: Device, report: HealthReport) -> None:
+    """A source's newest report replaces its last one; the policy acts if that makes the device worse."""
     before = level_of(device)
     said = device.health.pop(report.source, None)
     if report.level != "ok" and len(device.health) < MOST_SOURCES:

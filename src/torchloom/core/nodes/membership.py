@@ -56,6 +56,7 @@ def node_joined(turn: Turn, event: NodeJoined) -> None:
         stores=known.stores if known is not None else {},
         drained=_still_drained(known, event),
         barred=known.barred if known is not None else {},
+        devices=known.devices if known is not None else {},
         spare=known.spare if known is not None else {},
         lost=known.lost if known is not None else [],
         lost_stores=known.lost_stores if known is not None else [],

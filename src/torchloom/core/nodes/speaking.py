@@ -16,6 +16,8 @@ from torchloom.model.events import (
     CheckpointStoreOpened,
     ControlDisturbed,
     DeviceHealthReported,
+    DeviceTested,
+    DeviceWearReported,
     EffectDone,
     EffectFailed,
     Envelope,
@@ -43,7 +45,7 @@ from torchloom.model.events import (
 )
 from torchloom.model.fleet import Fleet
 
-_RESULTS = RendezvousStarted | WorkersStarted | EffectDone | EffectFailed
+_RESULTS = RendezvousStarted | WorkersStarted | EffectDone | EffectFailed | DeviceTested
 _OF_A_WORKER = (
     WorkerRegistered
     | FirstStep
@@ -65,6 +67,7 @@ _OF_AN_AGENT = (
     | RanksAnswered
     | RendezvousLost
     | DeviceHealthReported
+    | DeviceWearReported
 )
 
 
