@@ -1,12 +1,12 @@
 """How good the prediction of device failures is, on simulated fleets that its weights were not fitted to.
 
-    python bench/prediction.py [--devices 800] [--json] [--svg FILE]    evaluate the weights of core/devices/hazard.py
+    python bench/prediction.py [--devices 800] [--json] [--svg FILE]    the weights of core/devices/hazard.py
     python bench/prediction.py --fit                                    fit weights, and evaluate those
 
-A fleet is simulated by chaos/device_lives.py: what is counted on each device, and when it fails. Every device is
-judged once a day; a hit is a failure within the next 24 h. The weights were fitted to the fleets of FIT_SEEDS; the
-figures are of other seeds, and of fleets of other kinds. These are simulations: no figure here says how good the
-prediction is on real GPUs.
+A fleet is simulated by chaos/device_lives.py: what is counted on each device, and when it fails. Every device
+is judged once a day; a hit is a failure within the next 24 h. The weights were fitted to the fleets of
+FIT_SEEDS; the figures are of other seeds, and of fleets of other kinds. These are simulations: no figure here
+says how good the prediction is on real GPUs.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import argparse
 import json
 import math
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 from torchloom.chaos.device_lives import FleetKind, Observed, observations
@@ -112,7 +113,7 @@ def _at(scored: list[tuple[float, Observed]], failed: int, threshold: float) -> 
 def _calibration(scored: list[tuple[float, Observed]]) -> list[tuple[float, float, int]]:
     """Mean of what was predicted, share that failed, and how many, for each bin."""
     found = []
-    for low, high in zip(BINS, BINS[1:], strict=False):
+    for low, high in pairwise(BINS):
         inside = [(p, one.failed) for p, one in scored if low <= p < high]
         if len(inside) >= 20:
             predicted = sum(p for p, _ in inside) / len(inside)
@@ -132,7 +133,8 @@ def svg(results: dict[str, dict[str, object]]) -> str:
         'font-family="sans-serif" font-size="11" role="img" aria-label="Calibration on held-out fleets">',
         f'<rect width="100%" height="100%" fill="#fff"/><rect x="{edge}" y="{edge}" width="{size}" '
         f'height="{size}" fill="none" stroke="#999"/>',
-        f'<line x1="{edge}" y1="{edge + size}" x2="{edge + size}" y2="{edge}" stroke="#999" stroke-dasharray="4"/>',
+        f'<line x1="{edge}" y1="{edge + size}" x2="{edge + size}" y2="{edge}" stroke="#999" '
+        'stroke-dasharray="4"/>',
     ]
     for p, text in ((0.001, "0.1 %"), (0.01, "1 %"), (0.1, "10 %"), (1.0, "100 %")):
         lines.append(f'<text x="{place(p):.0f}" y="{edge + size + 16}" text-anchor="middle">{text}</text>')

@@ -169,6 +169,54 @@ def test_an_unknown_device_is_refused_with_near_ones_and_a_dry_run_changes_nothi
     assert gpus.settled() == before
 
 
+def test_results_of_superbench_are_shown_with_the_device(gpus: Gpus, tmp_path: Path) -> None:
+    (node,) = gpus.stack.json("nodes")
+    line: dict[str, object] = {"node": node["hostname"], "mem-bw/return_code": 0}
+    line |= {f"gemm-flops/FP32:{index}": 100.0 if index == 3 else 200.0 + index for index in range(GPUS)}
+    file = tmp_path / "results-summary.jsonl"
+    file.write_text(json.dumps(line) + '\n{"time": "monitor"}\n' + '{"node": "elsewhere", "a/b:0": 1}\n')
+    told = gpus.stack.loom("superbench", "import", str(file)).stdout
+    assert "results of 8 devices were recorded; 0 did not pass" in told
+    assert "nothing was recorded for them: elsewhere" in told and "1 lines are neither" in told
+    slow = gpus.stack.json("device", gpu(3))["tests"][-1]
+    assert slow["passed"] and slow["metrics"][0]["name"] == "gemm-flops/FP32"
+    assert slow["metrics"][0]["worse"] == 0.0 and slow["metrics"][0]["shortfall"] > 0.4
+    assert "gemm-flops/FP32" in gpus.stack.loom("device", gpu(3)).stdout
+
+
+def test_a_test_that_cannot_run_leaves_the_device_in_use(gpus: Gpus) -> None:
+    """The GPUs of the stand-in are none for torch."""
+    busy = {device for _, device in gpus.settled().values()}
+    idle = next(gpu(index) for index in range(GPUS) if gpu(index) not in busy)
+    refused = gpus.stack.loom("device", "test", idle, check=5)
+    assert "was not tested" in refused.stderr and "sees no GPU" in refused.stderr
+    found = gpus.stack.json("device", idle)
+    assert (found["state"], found["health"]) == ("available", "ok")
+    in_use = gpus.stack.loom("device", "test", sorted(busy)[0], check=5)
+    assert "cannot be tested now: workers of" in in_use.stderr
+
+
+def test_a_device_is_tested_before_it_is_returned(tmp_path: Path) -> None:
+    """With real computation, on the cores of a host without GPUs."""
+    stack = Stack(tmp_path / "home")
+    try:
+        stack.up()
+        (device,) = [one["device"] for one in stack.json("devices")["devices"]]
+        stack.loom("device", "drain", device)
+        told = stack.loom("device", "return", device, "--test").stdout
+        assert "may get workers again" in told
+        found = stack.json("device", device)
+        assert found["state"] == "available" and found["risk"] is None
+        result = found["tests"][-1]
+        assert result["passed"] and result["source"] == "loom"
+        measured = {one["name"]: one["value"] for one in result["metrics"]}
+        assert set(measured) == {"all_reduce_gbytes_per_s", "gemm_gflops", "memory_gbytes_per_s"}
+        assert all(value > 0 for value in measured.values())
+        assert [one["what"] for one in found["history"]][-3:] == ["test started", "test passed", "returned"]
+    finally:
+        stack.end()
+
+
 @pytest.mark.long
 def test_sixty_random_events(gpus: Gpus) -> None:
     seed = random.randrange(2**32)

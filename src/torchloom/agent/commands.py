@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from torchloom.agent.checkpoints.memory_tiers import release_memory
+from torchloom.agent.health.device_tests import DeviceTests
 from torchloom.agent.host import Host
 from torchloom.agent.injection.faults import inject
 from torchloom.agent.logs.removal import remove_job_files
@@ -36,15 +37,16 @@ from torchloom.model.effects import (
     StartWorkers,
     StopRendezvous,
     StopWorkers,
+    TestDevice,
     WarmSpawner,
 )
-from torchloom.model.events import EffectDone, EffectFailed, RendezvousStarted, WorkersStarted
+from torchloom.model.events import DeviceTested, EffectDone, EffectFailed, RendezvousStarted, WorkersStarted
 from torchloom.model.messages import Command, Receipt
 from torchloom.wire import codec
 
 log = logging.getLogger(__name__)
 
-Result = RendezvousStarted | WorkersStarted | EffectDone | EffectFailed
+Result = RendezvousStarted | WorkersStarted | EffectDone | EffectFailed | DeviceTested
 
 _REMEMBERED = 2048
 
@@ -70,6 +72,7 @@ class Commands:
         self._bus = bus
         self._tasks = tasks
         self._stores = Stores(host, watch)
+        self._tests = DeviceTests(host)
         self._known: OrderedDict[str, _Known] = OrderedDict()
 
     async def receive(self, message: Message) -> None:
@@ -154,6 +157,8 @@ class Commands:
             case PostMail():
                 post_mail(self._host, effect)
                 return None  # the answers of the ranks are its result
+            case TestDevice():
+                return await self._tests.run(effect)
             case InjectFault():
                 return inject(self._host, self._bus, effect, self._tasks)
             case _:

@@ -6,12 +6,13 @@ and StorageFailed where a checkpoint store is asked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from torchloom.core.devices.preview import AffectedJob
 from torchloom.core.history.job_history import History
 from torchloom.model.checkpoints import CheckpointEntry
+from torchloom.model.device_wear import TestResult
 from torchloom.model.devices import DeviceMark, DevicePolicy, DeviceReading, HealthReport
 from torchloom.model.faults import Fault
 from torchloom.model.fleet import Fleet
@@ -47,6 +48,16 @@ class DeviceControl(Protocol):
 
     async def health(self, name: str, report: HealthReport, reading: DeviceReading | None, by: str) -> bool:
         """Take in what a monitor says of a device; whether that was recorded."""
+        ...
+
+    async def test(self, name: str, by: str, why: str, *, then_return: bool) -> str:
+        """Have a device tested, and returned to use if it passes; its id."""
+        ...
+
+    async def import_tests(
+        self, results: Sequence[tuple[str, int | None, TestResult]], by: str
+    ) -> tuple[list[str], list[str]]:
+        """Record results of tests that ran elsewhere; the devices, and the places that nobody knows."""
         ...
 
     async def set_policy(self, policy: DevicePolicy, by: str) -> None:

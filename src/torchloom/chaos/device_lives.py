@@ -1,4 +1,4 @@
-"""Simulated lives of GPUs: what is counted on them day by day, and when they fail. Seeded; for prediction only.
+"""Simulated lives of GPUs: what is counted on them day by day, and when they fail. Seeded.
 
 What is assumed, and it is an assumption, because no public data set has all of this:
 * Every device has a background of its own: corrected ECC errors (most none, some dozens a day), link errors.
@@ -145,7 +145,7 @@ def _counts(kind: FleetKind, chance: random.Random, life: _Life, day: float, hot
 
 
 def _test(kind: FleetKind, chance: random.Random, life: _Life, day: float) -> TestResult:
-    """A test shows what is wrong with cooling and links, sometimes with memory, and is wrong itself at times."""
+    """A test shows what is wrong with cooling and links, hardly with memory, and is wrong itself at times."""
     sick, ill = _sickness(life, day), life.kind if day >= life.degrades_at else ""
     shown = {"cooling": 0.4, "links": 0.4, "memory": 0.1}.get(ill, 0.0) * sick
     if chance.random() < 0.01 * kind.noise:

@@ -44,6 +44,7 @@ FAMILIES = {
     "events": "fleet",
     "devices": "fleet",
     "device": "fleet",
+    "superbench": "fleet",
     "nodes": "fleet",
     "node": "fleet",
     "inject": "fleet",

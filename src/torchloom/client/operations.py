@@ -25,6 +25,8 @@ if TYPE_CHECKING:
         DeviceMarkView,
         DevicePolicyBody,
         DeviceReturn,
+        DeviceTestAccepted,
+        DeviceTestRequest,
         DrainRequest,
         FaultAccepted,
         FaultRequest,
@@ -64,6 +66,8 @@ if TYPE_CHECKING:
         ScaleRequest,
         StopRequest,
         Stragglers,
+        TestImport,
+        TestImported,
         TokenMade,
         TokenRequest,
         TokenView,
@@ -553,8 +557,27 @@ class Operations(Transport):
         return found
 
     def return_device(self, device: str, body: DeviceReturn) -> DeviceDetail:
-        """Allow workers on a device again, or cancel its drain."""
+        """Allow workers on a device again, or cancel its drain. With `test` it is tested first, for some
+        seconds, and returned only if it passes; its state is `testing` meanwhile.
+        """
         found: DeviceDetail = self.request("POST", f"/devices/{quote(device, safe='')}/return", body=body)
+        return found
+
+    def test_device(self, device: str, body: DeviceTestRequest) -> DeviceTestAccepted:
+        """Test a device that no worker uses: compute, memory and communication, each result checked, for
+        some seconds. It gets no worker meanwhile. The result is in its `tests`; one that it failed
+        makes its
+        health `failing`.
+        """
+        found: DeviceTestAccepted = self.request("POST", f"/devices/{quote(device, safe='')}/test", body=body)
+        return found
+
+    def import_tests(self, body: TestImport) -> TestImported:
+        """Record results of tests that ran elsewhere, for example of SuperBench. One that did not pass
+        makes
+        the device's health `failing`.
+        """
+        found: TestImported = self.request("POST", "/device-tests", body=body)
         return found
 
     def report_health(self, device: str, body: HealthRequest) -> HealthAccepted:

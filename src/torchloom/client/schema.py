@@ -125,11 +125,16 @@ class DeviceDetail(TypedDict):
     node: str
     workers: list[DeviceUser]
     replicas: list[str]
-    state: Literal["available", "draining", "drained", "failed", "absent"]
+    state: Literal["available", "draining", "drained", "failed", "absent", "testing"]
     out: str
     out_at_ns: int
     health: Literal["ok", "degraded", "failing", "failed"]
     health_why: str
+    risk: float | None
+    risk_why: str
+    drivers: list[DriverView]
+    tests: list[TestView]
+    testing: str
     reports: list[HealthView]
     readings: list[ReadingView]
     leaving: list[LeavingView]
@@ -149,11 +154,13 @@ class DeviceEntry(TypedDict):
     node: str
     workers: list[DeviceUser]
     replicas: list[str]
-    state: Literal["available", "draining", "drained", "failed", "absent"]
+    state: Literal["available", "draining", "drained", "failed", "absent", "testing"]
     out: str
     out_at_ns: int
     health: Literal["ok", "degraded", "failing", "failed"]
     health_why: str
+    risk: float | None
+    risk_why: str
 
 
 class DeviceFailure(TypedDict):
@@ -194,9 +201,21 @@ class DevicePolicyBody(TypedDict):
     rules: NotRequired[dict[str, Literal["ignore", "report", "drain", "fail"]]]
     dry_run: NotRequired[bool]
     acts_per_hour: NotRequired[int]
+    at_risk: NotRequired[Literal["ignore", "report", "test", "drain"]]
+    risk: NotRequired[float]
+    return_tested: NotRequired[bool]
 
 
 class DeviceReturn(TypedDict):
+    why: NotRequired[str]
+    test: NotRequired[bool]
+
+
+class DeviceTestAccepted(TypedDict):
+    device: str
+
+
+class DeviceTestRequest(TypedDict):
     why: NotRequired[str]
 
 
@@ -226,6 +245,15 @@ class DrainRequest(TypedDict):
     why: NotRequired[str]
     keep: NotRequired[bool]
     force: NotRequired[bool]
+
+
+class DriverView(TypedDict):
+    """One reason for a device's risk."""
+
+    feature: str
+    value: float
+    weight: float
+    says: str
 
 
 class EntryView(TypedDict):
@@ -394,6 +422,25 @@ class HistoryView(TypedDict):
 class Identity(TypedDict):
     name: str
     role: Literal["admin", "operator", "read"]
+
+
+class ImportedMetric(TypedDict):
+    name: str
+    value: float
+    median: NotRequired[float | None]
+    worse: NotRequired[float | None]
+    shortfall: NotRequired[float]
+
+
+class ImportedTest(TypedDict):
+    """The result of a test that ran elsewhere."""
+
+    node: str
+    gpu: NotRequired[int | None]
+    passed: bool
+    why: NotRequired[str]
+    measured: NotRequired[int]
+    metrics: NotRequired[list[ImportedMetric]]
 
 
 class IncidentChangeView(TypedDict):
@@ -1055,6 +1102,35 @@ class Stragglers(TypedDict):
     stands: str
     missing: list[int]
     ranks: list[RankCostView]
+
+
+class TestImport(TypedDict):
+    source: str
+    results: list[ImportedTest]
+
+
+class TestImported(TypedDict):
+    devices: list[str]
+    unknown: list[str]
+
+
+class TestMetricView(TypedDict):
+    name: str
+    value: float
+    median: float | None
+    worse: float | None
+    shortfall: float
+
+
+class TestView(TypedDict):
+    """A test of a device."""
+
+    source: str
+    passed: bool
+    why: str
+    at_ns: int
+    measured: int
+    metrics: list[TestMetricView]
 
 
 class TimelineView(TypedDict):

@@ -1,4 +1,4 @@
-"""What is known of a device over days: counted errors, results of tests, and the risk that follows. Records only."""
+"""What is known of a device over days: counted errors, results of tests, and its risk. Records only."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class DeviceWear(Struct, frozen=True):
 
 
 class WearHistory(Struct, frozen=True, kw_only=True):
-    """The counts of a device, kept as two sums that fade: one with a half-life of six hours, one of a week."""
+    """The counts of a device, as two sums that fade: one with a half-life of six hours, one of a week."""
 
     at_ns: int
     """When the sums were brought up to date."""
@@ -104,6 +104,10 @@ class Risk(Struct, frozen=True, kw_only=True):
     """What raised it, the strongest first."""
 
 
+Consequence = Literal["nothing", "return", "drain"]
+"""`return`: the device is returned to use if it passes. `drain`: it is taken out of use if it fails."""
+
+
 class Testing(Struct, frozen=True, kw_only=True):
     """A test of a device that was requested and has not answered yet."""
 
@@ -113,5 +117,4 @@ class Testing(Struct, frozen=True, kw_only=True):
     by: str
     why: str = ""
     at_ns: int = 0
-    then: Literal["nothing", "return", "drain"] = "nothing"
-    """`return`: it is returned to use if it passes. `drain`: it is taken out of use if it fails."""
+    then: Consequence = "nothing"

@@ -15,9 +15,11 @@ from contextlib import aclosing
 
 from torchloom.agent.health.health_source import HealthSource, SourceLook, source_class, source_names
 from torchloom.agent.health.isolation import looks
+from torchloom.agent.health.wear_reports import WearReports
 from torchloom.agent.host import Host
 from torchloom.agent.tasks import Tasks
 from torchloom.core.devices.health_class import DeviceMemory, Judged, judge
+from torchloom.core.devices.wear import WearMeter
 from torchloom.model.devices import DeviceReading, HealthReport
 from torchloom.model.events import DeviceHealthReported
 
@@ -32,6 +34,7 @@ class HealthWatch:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._memory: dict[tuple[str, str], DeviceMemory] = {}
+        self._meter = WearMeter()
         self._missing: dict[str, int] = {}
         self._said = 0
         self._xids_seen = 0
@@ -50,6 +53,7 @@ class HealthWatch:
                 continue
             tasks.keep(lambda name=name, source=source: self._follow(name, source), f"health from {name}")  # type: ignore[misc]
         tasks.keep(self._follow_kernel_log, "health from the kernel's log")
+        tasks.keep(WearReports(self._host, self._meter).run, "reports of what was counted on devices")
 
     async def _follow(self, name: str, source: HealthSource) -> None:
         wait_s = AGAIN_S
@@ -131,6 +135,7 @@ class HealthWatch:
         reports = list(look.reports)
         for reading in look.readings:
             self._host.readings[(reading.device, reading.source)] = reading
+            self._meter.take(reading, now_s)
             memory = self._memory.setdefault((reading.device, reading.source), DeviceMemory())
             judged = judge(memory, reading, now_s)
             if judged is not None:

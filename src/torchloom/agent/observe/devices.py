@@ -100,6 +100,10 @@ class Devices:
             return (gpu_use(visible[index]),)
         return ()
 
+    def cores_of(self, device: str) -> tuple[int, ...]:
+        """The cores of a device that stands for some of this host's."""
+        return self.cores
+
     def pci_of(self, uses: Iterable[DeviceUse]) -> tuple[str, ...]:
         """Where these devices are on the bus, as far as that is known."""
         used = {use.device for use in uses}

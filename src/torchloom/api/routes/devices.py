@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
+from msgspec import structs
 
 from torchloom.api.access_guard import caller
 from torchloom.api.ports import Control
@@ -15,10 +16,16 @@ from torchloom.api.schemas.devices import (
     DeviceMarkView,
     DevicePolicyBody,
     DeviceReturn,
+    DeviceTestAccepted,
+    DeviceTestRequest,
     HealthAccepted,
     HealthRequest,
+    ImportedTest,
+    TestImport,
+    TestImported,
 )
 from torchloom.api.views.devices import device_detail, device_map
+from torchloom.model.device_wear import TestMetric, TestResult
 from torchloom.model.devices import DeviceMark, DevicePolicy, DeviceReading, HealthReport
 
 
@@ -54,9 +61,29 @@ def routes(control: Control) -> APIRouter:
 
     @router.post("/devices/{device}/return", operation_id="returnDevice")
     async def return_device(device: str, body: DeviceReturn, request: Request) -> DeviceDetail:
-        """Allow workers on a device again, or cancel its drain."""
+        """Allow workers on a device again, or cancel its drain. With `test` it is tested first, for some
+        seconds, and returned only if it passes; its state is `testing` meanwhile."""
+        if body.test:
+            id = await control.devices.test(device, caller(request), body.why, then_return=True)
+            return _detail(control, id)
         id, _ = await control.devices.mark(device, "return", caller(request), body.why, dry_run=False)
         return _detail(control, id)
+
+    @router.post("/devices/{device}/test", status_code=202, operation_id="testDevice")
+    async def test_device(device: str, body: DeviceTestRequest, request: Request) -> DeviceTestAccepted:
+        """Test a device that no worker uses: compute, memory and communication, each result checked, for
+        some seconds. It gets no worker meanwhile. The result is in its `tests`; one that it failed makes its
+        health `failing`."""
+        id = await control.devices.test(device, caller(request), body.why, then_return=False)
+        return DeviceTestAccepted(device=id)
+
+    @router.post("/device-tests", status_code=201, operation_id="importTests")
+    async def import_tests(body: TestImport, request: Request) -> TestImported:
+        """Record results of tests that ran elsewhere, for example of SuperBench. One that did not pass makes
+        the device's health `failing`."""
+        results = [(one.node, one.gpu, _result(body.source, one)) for one in body.results]
+        devices, unknown = await control.devices.import_tests(results, caller(request))
+        return TestImported(devices=devices, unknown=unknown)
 
     @router.post("/devices/{device}/health", status_code=202, operation_id="reportHealth")
     async def report_health(device: str, body: HealthRequest, request: Request) -> HealthAccepted:
@@ -80,6 +107,9 @@ def routes(control: Control) -> APIRouter:
             rules={str(level): action for level, action in body.rules.items()},
             dry_run=body.dry_run,
             acts_per_hour=body.acts_per_hour,
+            at_risk=body.at_risk,
+            risk=body.risk,
+            return_tested=body.return_tested,
         )
         await control.devices.set_policy(policy, caller(request))
         return _policy(control)
@@ -89,8 +119,13 @@ def routes(control: Control) -> APIRouter:
 
 def _policy(control: Control) -> DevicePolicyBody:
     found = control.fleet.device_policy
-    return DevicePolicyBody.model_validate(
-        {"rules": found.rules, "dry_run": found.dry_run, "acts_per_hour": found.acts_per_hour}
+    return DevicePolicyBody.model_validate(structs.asdict(found))
+
+
+def _result(source: str, body: ImportedTest) -> TestResult:
+    metrics = tuple(TestMetric(**one.model_dump()) for one in body.metrics)
+    return TestResult(
+        source=source, passed=body.passed, why=body.why, metrics=metrics, measured=body.measured
     )
 
 

@@ -121,6 +121,11 @@ def _devices(control: Control) -> Iterator[str]:
     ]
     text = "Class of health: 0 ok, 1 degraded, 2 failing, 3 failed."
     yield from _gauge("loom_device_health", text, levels)
+    risks: list[Sample] = [
+        ({"device": one.device, "node": one.node}, one.risk) for one in each if one.risk is not None
+    ]
+    text = "Probability that a device fails within a day, by a simple model; absent without enough data."
+    yield from _gauge("loom_device_risk_ratio", text, risks)
     readings = [reading for one in each for reading in control.devices.readings(one.device)]
     readings += [
         reading for node in control.fleet.nodes for reading in control.devices.readings(f"host-{node}")

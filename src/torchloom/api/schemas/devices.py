@@ -7,9 +7,9 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 from torchloom.api.schemas.bodies import LeavingView, Strict
-from torchloom.model.devices import DeviceAction, HealthClass
+from torchloom.model.devices import DeviceAction, HealthClass, RiskAction
 
-DeviceState = Literal["available", "draining", "drained", "failed", "absent"]
+DeviceState = Literal["available", "draining", "drained", "failed", "absent", "testing"]
 
 
 class DeviceUser(BaseModel):
@@ -29,13 +29,18 @@ class DeviceEntry(BaseModel):
     replicas: list[str]
     state: DeviceState
     """`available`: may get workers. `draining`: its jobs are leaving. `drained`, `failed`: out of use until
-    somebody returns it. `absent`: out of use, and its agent no longer lists it."""
+    somebody returns it. `absent`: out of use, and its agent no longer lists it. `testing`: a test runs on it,
+    and it gets no worker meanwhile."""
     out: str
     """Who took it out of use, and why; empty: nobody did."""
     out_at_ns: int
     health: HealthClass
     """The worst that a source says."""
     health_why: str
+    risk: float | None
+    """Probability that it fails within a day, by a simple model; null: not enough data."""
+    risk_why: str
+    """What raises it, or what is missing."""
 
 
 class WorkerDevices(BaseModel):
@@ -79,7 +84,50 @@ class DeviceNoteView(BaseModel):
     why: str
 
 
+class DriverView(BaseModel):
+    """One reason for a device's risk."""
+
+    feature: str
+    value: float
+    weight: float
+    """What it adds to the log-odds."""
+    says: str
+
+
+class TestMetricView(BaseModel):
+    __test__ = False
+
+    name: str
+    value: float
+    median: float | None
+    """Of all devices it was compared with; null: too few."""
+    worse: float | None
+    """Share of the other devices whose value is worse."""
+    shortfall: float
+    """How much worse than the median, as a share of it; 0 within the usual spread."""
+
+
+class TestView(BaseModel):
+    """A test of a device."""
+
+    __test__ = False
+
+    source: str
+    passed: bool
+    why: str
+    at_ns: int
+    measured: int
+    """How many metrics there were; `metrics` has the worst ones."""
+    metrics: list[TestMetricView]
+
+
 class DeviceDetail(DeviceEntry):
+    drivers: list[DriverView]
+    """What raises its risk, the strongest first."""
+    tests: list[TestView]
+    """Oldest first."""
+    testing: str
+    """Who asked for the test that runs on it now, and why; empty: none runs."""
     reports: list[HealthView]
     """What each source says that does not call the device ok."""
     readings: list[ReadingView]
@@ -102,6 +150,8 @@ class DeviceDrainRequest(DeviceFailure):
 
 class DeviceReturn(Strict):
     why: str = Field(default="", max_length=500)
+    test: bool = False
+    """Test it first, and return it only if it passes."""
 
 
 class AffectedJobView(BaseModel):
@@ -115,6 +165,52 @@ class DeviceMarkView(BaseModel):
     dry_run: bool
     affected: list[AffectedJobView]
     """Jobs with a worker on the device, and what happens to each. No other job is touched."""
+
+
+class DeviceTestRequest(Strict):
+    why: str = Field(default="", max_length=500)
+
+
+class DeviceTestAccepted(BaseModel):
+    device: str
+    """Its state is `testing` until the result is in `tests`."""
+
+
+class ImportedMetric(Strict):
+    name: str = Field(min_length=1, max_length=200)
+    value: float
+    median: float | None = None
+    worse: float | None = Field(default=None, ge=0, le=1)
+    shortfall: float = Field(default=0.0, ge=0, le=1)
+
+
+class ImportedTest(Strict):
+    """The result of a test that ran elsewhere."""
+
+    node: str = Field(min_length=1, max_length=253)
+    """Id of a node, or its host's name."""
+    gpu: int | None = Field(default=None, ge=0, le=4096)
+    """Number of the GPU on that node; null: all devices of the node."""
+    passed: bool
+    why: str = Field(default="", max_length=500)
+    measured: int = Field(default=0, ge=0)
+    metrics: list[ImportedMetric] = Field(default=[], max_length=16)
+
+
+class TestImport(Strict):
+    __test__ = False
+
+    source: str = Field(min_length=1, max_length=64, pattern=r"^[\w.:-]+$")
+    results: list[ImportedTest] = Field(max_length=1000)
+
+
+class TestImported(BaseModel):
+    __test__ = False
+
+    devices: list[str]
+    """Devices that results were recorded for."""
+    unknown: list[str]
+    """Nodes, or GPUs of nodes, that nobody knows; nothing was recorded for them."""
 
 
 class HealthRequest(Strict):
@@ -139,4 +235,10 @@ class DevicePolicyBody(Strict):
     """Class of health → action. By default a failed device is failed, anything else is reported."""
     dry_run: bool = False
     acts_per_hour: int = Field(default=8, ge=0, le=10_000)
-    """Devices that the policy may take out of use within an hour; beyond that their health is reported."""
+    """Devices that the policy may take out of use or test within an hour; beyond that it only reports."""
+    at_risk: RiskAction = "report"
+    """What is done about a device whose risk reaches `risk`: `ignore`, `report`, `test` it when it is idle
+    and drain it if it fails, or `drain` it and test it then."""
+    risk: float = Field(default=0.1, gt=0, le=1)
+    return_tested: bool = False
+    """Return a device that was drained because of its risk to use if it passes its test."""

@@ -12,12 +12,17 @@ from torchloom.api.schemas.devices import (
     DeviceNoteView,
     DeviceState,
     DeviceUser,
+    DriverView,
     HealthView,
     ReadingView,
+    TestMetricView,
+    TestView,
     WorkerDevices,
 )
+from torchloom.core.devices.hazard import risk
 from torchloom.core.devices.reported_health import level_of, worst
 from torchloom.core.devices.users import users
+from torchloom.model.device_wear import TestResult
 from torchloom.model.devices import Device, DeviceReading
 from torchloom.model.fleet import Fleet, Job, Worker
 from torchloom.model.ids import replica_id, worker_id
@@ -25,7 +30,7 @@ from torchloom.model.ids import replica_id, worker_id
 
 def device_map(fleet: Fleet) -> DeviceMap:
     """Device → workers and replicas, and worker → devices."""
-    entries = {device.id: _entry(device) for device in fleet.devices.values()}
+    entries = {device.id: _entry(device, fleet.now_ns) for device in fleet.devices.values()}
     workers: list[WorkerDevices] = []
     for job in fleet.jobs.values():
         for worker in job.workers:
@@ -34,7 +39,7 @@ def device_map(fleet: Fleet) -> DeviceMap:
             user = _user(job, worker)
             for use in worker.devices:
                 unlisted = Device(id=use.device, kind=use.kind, name=use.name, node=worker.node)
-                entry = entries.setdefault(use.device, _entry(unlisted))
+                entry = entries.setdefault(use.device, _entry(unlisted, fleet.now_ns))
                 entry.workers.append(user)
                 if user.replica not in entry.replicas:
                     entry.replicas.append(user.replica)
@@ -57,10 +62,11 @@ def device_map(fleet: Fleet) -> DeviceMap:
 def device_detail(fleet: Fleet, device: Device, readings: Iterable[DeviceReading]) -> DeviceDetail:
     found = users(fleet, device.id)
     made = [_user(job, worker) for job, worker in found]
-    entry = _entry(device)
+    entry = _entry(device, fleet.now_ns)
     entry.workers, entry.replicas = made, list(dict.fromkeys(user.replica for user in made))
     if entry.state == "drained" and made:
         entry.state = "draining"
+    found_risk = risk(device.wear, device.tests, fleet.now_ns)
     leaving = {job.id: job.leaving for job, _ in found if job.leaving is not None}
     return DeviceDetail(
         **dict(entry),
@@ -79,6 +85,12 @@ def device_detail(fleet: Fleet, device: Device, readings: Iterable[DeviceReading
             )
             for one in readings
         ],
+        drivers=[
+            DriverView(feature=one.feature, value=one.value, weight=one.weight, says=one.says)
+            for one in found_risk.drivers
+        ],
+        tests=[_test(one) for one in device.tests],
+        testing="" if device.testing is None else f"{device.testing.by}: {device.testing.why}".rstrip(": "),
         leaving=[LeavingView(job=job, note=one.note, stays=one.stays) for job, one in leaving.items()],
         history=[
             DeviceNoteView(at_ns=one.at_ns, what=one.what, by=one.by, why=one.why) for one in device.history
@@ -86,8 +98,29 @@ def device_detail(fleet: Fleet, device: Device, readings: Iterable[DeviceReading
     )
 
 
-def _entry(device: Device) -> DeviceEntry:
-    counts = worst(device)
+def _test(result: TestResult) -> TestView:
+    return TestView(
+        source=result.source,
+        passed=result.passed,
+        why=result.why,
+        at_ns=result.at_ns,
+        measured=result.measured,
+        metrics=[
+            TestMetricView(
+                name=one.name,
+                value=one.value,
+                median=one.median,
+                worse=one.worse,
+                shortfall=one.shortfall,
+            )
+            for one in result.metrics
+        ],
+    )
+
+
+def _entry(device: Device, now_ns: int) -> DeviceEntry:
+    counts, found = worst(device), risk(device.wear, device.tests, now_ns)
+    nothing = device.kind == "cpu" and device.wear is None
     return DeviceEntry(
         device=device.id,
         kind=device.kind,
@@ -100,10 +133,14 @@ def _entry(device: Device) -> DeviceEntry:
         out_at_ns=device.out.at_ns if device.out is not None else 0,
         health=level_of(device),
         health_why=counts.why if counts is not None else "",
+        risk=found.probability,
+        risk_why="nothing is counted on CPU cores" if nothing else found.why,
     )
 
 
 def _state(device: Device) -> DeviceState:
+    if device.testing is not None:
+        return "testing"
     if device.out is None:
         return "available"
     return device.out.how if device.present else "absent"

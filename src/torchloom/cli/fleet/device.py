@@ -1,11 +1,12 @@
-"""`loom device`: look at one device, report that it failed, drain it, or return it to use."""
+"""`loom device`: look at one device, report that it failed, drain it, test it, or return it to use."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from torchloom.cli.fleet.device_test import follow_test, show_test
 from torchloom.cli.fleet.emptying import name_those_that_stay, wait_empty
 from torchloom.cli.options import JsonOption, api
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from torchloom.client import Client
     from torchloom.client.schema import DeviceDetail, DeviceMarkView, DevicePolicyBody, LeavingView
 
-HELP = "Look at one device, report that it failed, drain it, or return it to use."
+HELP = "Look at one device, report that it failed, drain it, test it, or return it to use."
 DEFAULT = "show"
 EXAMPLES = (
     ("loom devices", "list devices; the first letters of an id are enough below"),
@@ -22,7 +23,10 @@ EXAMPLES = (
     ("loom device drain GPU-5c1a --why 'fan broken'", "save the jobs on it and continue without it"),
     ("loom device drain GPU-5c1a --dry-run", "only show which jobs that would affect"),
     ("loom device return GPU-5c1a", "it may get workers again; also cancels a drain"),
+    ("loom device return GPU-5c1a --test", "only if it passes a test"),
+    ("loom device test GPU-5c1a", "test a device that no worker uses"),
     ("loom device policy failing=drain", "what is done when a device's health gets worse"),
+    ("loom device policy --at-risk test", "test devices that are likely to fail, when they are idle"),
 )
 
 
@@ -46,6 +50,10 @@ def show(device: DeviceArgument, as_json: JsonOption = False) -> None:
     print(f"{found['device']}  {found['kind']} {found['name']} on {found['node']}")
     print(f"state    {found['state']}" + (f" ({found['out']})" if found["out"] else ""))
     print(f"health   {found['health']}" + (f": {found['health_why']}" if found["health_why"] else ""))
+    risk = "not predicted" if found["risk"] is None else f"{100 * found['risk']:.1f} % to fail within a day"
+    print(f"risk     {risk}: {found['risk_why']}")
+    if found["testing"]:
+        print(f"test     runs now, requested by {found['testing']}")
     print(f"workers  {', '.join(user['worker'] for user in found['workers']) or '–'}")
     for one in found["leaving"]:
         print(f"leaving  {one['job']} {'stays' if one['stays'] else 'leaves'}: {one['note']}")
@@ -53,6 +61,7 @@ def show(device: DeviceArgument, as_json: JsonOption = False) -> None:
         said = [f"{name} {value:g}" for name, value in sorted(reading["values"].items())]
         said += reading["states"] + ([reading["error"]] if reading["error"] else [])
         print(f"{reading['source']:<8} {', '.join(said) or '–'}")
+    show_test(found["tests"][-1] if found["tests"] else None)
     if found["history"]:
         print()
         output.table(
@@ -116,15 +125,55 @@ def _wait_empty(client: Client, device: str, quiet: bool) -> DeviceDetail:
     return wait_empty(device, look, f"loom device {device}", quiet)
 
 
-def give_back(device: DeviceArgument, why: WhyOption = "", as_json: JsonOption = False) -> None:
-    """Return a device to use, or cancel its drain."""
-    from torchloom.cli.show import output
+TestOption = Annotated[bool, typer.Option("--test", help="Test it first; return it only if it passes.")]
 
-    found = api().return_device(device, {"why": why})
+
+def give_back(
+    device: DeviceArgument, why: WhyOption = "", test: TestOption = False, as_json: JsonOption = False
+) -> None:
+    """Return a device to use, or cancel its drain.
+
+    With `--test` it is tested first, and stays out of use unless it passes: the exit code is 5 then.
+    """
+    from torchloom.cli.show import output
+    from torchloom.errors import Conflict
+
+    client = api()
+    found = client.return_device(device, {"why": why, "test": test})
+    if test:
+        found = follow_test(client, found["device"], quiet=as_json)
     if as_json:
         output.show_json(found)
-        return
-    print(f"{found['device']} of {found['node']} may get workers again")
+    elif found["state"] == "available":
+        print(f"{found['device']} of {found['node']} may get workers again")
+    if found["state"] != "available":
+        last = found["history"][-1]
+        why_not = f": {last['why']}" if last["why"] else ""
+        raise Conflict(f"{found['device']} stays out of use. {last['what'].capitalize()}{why_not}.")
+
+
+def test(device: DeviceArgument, why: WhyOption = "", as_json: JsonOption = False) -> None:
+    """Test a device that no worker uses: compute, memory and communication, every result checked.
+
+    It takes some seconds, and the device gets no worker meanwhile. The exit code is 5 if it fails. A test
+    that could not run, for example because torch sees no GPU, says nothing about the device.
+    """
+    from torchloom.cli.show import output
+    from torchloom.errors import Conflict
+
+    client = api()
+    id = client.test_device(device, {"why": why})["device"]
+    found = follow_test(client, id, quiet=as_json)
+    if as_json:
+        output.show_json(found)
+    last = found["history"][-1]
+    if "could not run" in last["what"]:
+        raise Conflict(f"{id} was not tested: {last['why']}.")
+    result = found["tests"][-1]
+    if not as_json:
+        show_test(result)
+    if not result["passed"]:
+        raise Conflict(f"{id} failed the test: {result['why']}.")
 
 
 RulesArgument = Annotated[
@@ -133,6 +182,21 @@ RulesArgument = Annotated[
 ]
 BudgetOption = Annotated[
     int | None, typer.Option("--acts-per-hour", min=0, help="Devices it may take out of use per hour.")
+]
+AtRiskOption = Annotated[
+    str | None,
+    typer.Option("--at-risk", metavar="ACTION", help="ignore, report, test (when idle) or drain."),
+]
+RiskOption = Annotated[
+    float | None,
+    typer.Option("--risk", min=0.001, max=1.0, help="From which risk to fail within a day; 0.1 by default."),
+]
+ReturnTestedOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--return-tested/--no-return-tested",
+        help="Return a device drained for its risk if it passes its test.",
+    ),
 ]
 PolicyDryRun = Annotated[
     bool | None, typer.Option("--dry-run/--no-dry-run", help="Only record what would be done.")
@@ -143,19 +207,23 @@ def policy(
     rules: RulesArgument = None,
     acts_per_hour: BudgetOption = None,
     dry_run: PolicyDryRun = None,
+    at_risk: AtRiskOption = None,
+    risk: RiskOption = None,
+    return_tested: ReturnTestedOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show or set what is done when a device's health gets worse.
+    """Show or set what is done when a device's health gets worse, or when it is likely to fail soon.
 
     Classes are degraded, failing and failed; actions are ignore, report, drain and fail. By default the
-    workers on a failed device are replaced, and anything else is reported.
+    workers on a failed device are replaced, and anything else is reported, a high risk included.
     """
     from torchloom.cli.show import output
     from torchloom.errors import UsageError
 
     client = api()
     found = client.device_policy()
-    if rules or acts_per_hour is not None or dry_run is not None:
+    changes = (acts_per_hour, dry_run, at_risk, risk, return_tested)
+    if rules or any(one is not None for one in changes):
         wanted: dict[str, Any] = dict(found["rules"])
         for rule in rules or ():
             level, equals, action = rule.partition("=")
@@ -166,6 +234,9 @@ def policy(
             "rules": wanted,
             "dry_run": found["dry_run"] if dry_run is None else dry_run,
             "acts_per_hour": found["acts_per_hour"] if acts_per_hour is None else acts_per_hour,
+            "at_risk": cast(Any, found["at_risk"] if at_risk is None else at_risk),
+            "risk": found["risk"] if risk is None else risk,
+            "return_tested": found["return_tested"] if return_tested is None else return_tested,
         }
         found = client.set_device_policy(body)
     if as_json:
@@ -173,6 +244,8 @@ def policy(
         return
     actions = {"degraded": "report", "failing": "report", "failed": "fail"} | found["rules"]
     print("  ".join(f"{level}: {action}" for level, action in actions.items()))
+    back = "; it is returned if it passes its test" if found["return_tested"] else ""
+    print(f"risk of {100 * found['risk']:g} % and more: {found['at_risk']}{back}")
     print(f"at most {found['acts_per_hour']} devices per hour" + (", dry run" if found["dry_run"] else ""))
 
 
@@ -189,4 +262,11 @@ def _show(made: DeviceMarkView, word: str, as_json: bool) -> None:
         print(f"  {one['job']} (rank {ranks}): {one['outcome']}")
 
 
-SUBVERBS = {"show": show, "fail": fail, "drain": drain, "return": give_back, "policy": policy}
+SUBVERBS = {
+    "show": show,
+    "fail": fail,
+    "drain": drain,
+    "return": give_back,
+    "test": test,
+    "policy": policy,
+}

@@ -1,7 +1,7 @@
 """Keeps what is counted on devices over days, and acts when one becomes likely to fail, as the policy says.
 
-By default that is recorded and nothing else. Risk is looked at when something new is known about a device, not
-by a timer: time alone only lowers it. Tests go through core/devices/testing.py.
+By default that is recorded and nothing else. Risk is looked at when something new is known about a device,
+not by a timer: time alone only lowers it. Tests go through core/devices/testing.py.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from torchloom.core.devices.users import users
+from torchloom.core.placement.drain import others_hold_state
 from torchloom.core.placement.place import why_no_room
 from torchloom.model.devices import DeviceMark
 from torchloom.model.fleet import Fleet, Job, JobState
@@ -36,6 +37,8 @@ def _outcome(fleet: Fleet, job: Job, device: str, mark: DeviceMark) -> str:
         if no_room:
             return f"its workers end at once, and it waits: {no_room}"
         return "its workers end at once, and it resumes on other devices"
+    if not no_room and others_hold_state(fleet, job):
+        return "it resumes on other devices and takes its state from the other replicas"
     if job.checkpoints is None:
         return "it stays: it has reported no checkpoints, so it would start over; --force moves it anyway"
     return f"it stays: {no_room}" if no_room else "it is saved and resumes on other devices"

@@ -1,9 +1,10 @@
 """Reads SuperBench's result files as they are: the summary of a run, and the output of its diagnosis. Pure.
 
 A line of `results-summary.jsonl` is one node: `{"node": "n1", "gemm-flops/FP32:0": 18362.1, …}`; the number
-after the colon is a GPU of the node. A metric that has no number, or not one for each GPU, is one of the whole
-node and counts for all its GPUs. A line of `diagnosis_summary.jsonl` has `Index`, `Category` and `Defective
-Details`; it names what SuperBench's rules found defective. Other lines (the monitor's) are counted and left out.
+after the colon is a GPU of the node. A metric that has no number, or not one for each GPU, is one of the
+whole node and counts for all its GPUs. A line of `diagnosis_summary.jsonl` has `Index`, `Category` and
+`Defective Details`; it names what SuperBench's rules found defective. Other lines (the monitor's) are counted
+and left out.
 """
 
 from __future__ import annotations
@@ -68,13 +69,14 @@ def _is_number(value: object) -> bool:
 def results(file: BenchFile, gpus: Mapping[str, int]) -> dict[Place, TestResult]:
     """A result for each GPU, or for a node whose number of GPUs is not known. `gpus`: how many a node has."""
     by_place: dict[Place, dict[str, float]] = {}
-    for node, values in file.values.items():
-        for place, name, value in _placed(node, values, gpus.get(node, 0)):
-            by_place.setdefault(place, {})[name] = value
     all_values: dict[str, list[float]] = {}
-    for measured in by_place.values():
-        for name, value in measured.items():
+    places: list[Place]
+    for node, values in file.values.items():
+        places = _places(node, gpus.get(node, 0))
+        for at, name, value in _measured(values, gpus.get(node, 0)):
             all_values.setdefault(name, []).append(value)
+            for place in places if at is None else [(node, at)]:
+                by_place.setdefault(place, {})[name] = value
     made = {place: _result(measured, all_values) for place, measured in by_place.items()}
     for node, said in file.defective.items():
         for place in _accused(node, said, gpus.get(node, 0)):
@@ -83,23 +85,19 @@ def results(file: BenchFile, gpus: Mapping[str, int]) -> dict[Place, TestResult]
     return made
 
 
-def _placed(
-    node: str, values: Mapping[str, float], count: int
-) -> Iterable[tuple[Place, str, float]]:
+def _measured(values: Mapping[str, float], count: int) -> Iterable[tuple[int | None, str, float]]:
+    """Every measurement of a node: of which GPU, or of the whole node."""
     ranks: dict[str, dict[int, float]] = {}
     for name, value in values.items():
         found = _RANKED.match(name)
         if found is None:
-            yield from ((place, name, value) for place in _places(node, count))
+            yield None, name, value
         else:
             ranks.setdefault(found[1], {})[int(found[2])] = value
     for name, each in ranks.items():
-        if count and set(each) == set(range(count)):
-            yield from (((node, rank), name, value) for rank, value in each.items())
-        else:
-            yield from (
-                (place, f"{name}:{rank}", value) for place in _places(node, count) for rank, value in each.items()
-            )
+        of_gpus = bool(count) and set(each) == set(range(count))
+        for rank, value in each.items():
+            yield (rank, name, value) if of_gpus else (None, f"{name}:{rank}", value)
 
 
 def _places(node: str, count: int) -> list[Place]:
@@ -111,9 +109,7 @@ def _result(measured: Mapping[str, float], all_values: Mapping[str, list[float]]
     metrics = [beside(name, v, all_values[name]) for name, v in measured.items() if "return_code" not in name]
     worst = sorted(metrics, key=_order)[:KEPT_METRICS]
     why = f"{failed[0].rpartition('/')[0]} returned {measured[failed[0]]:g}" if failed else ""
-    return TestResult(
-        source=_SOURCE, passed=not failed, why=why, metrics=tuple(worst), measured=len(metrics)
-    )
+    return TestResult(source=_SOURCE, passed=not failed, why=why, metrics=tuple(worst), measured=len(metrics))
 
 
 def _order(metric: TestMetric) -> tuple[float, float, str]:

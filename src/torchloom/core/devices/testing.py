@@ -1,13 +1,11 @@
 """Tests of devices: asks an agent for one, compares what it measured, and does what follows from the result.
 
-A device that is tested has no worker and gets none meanwhile. A test that could not run says nothing about the
-device. One that the device failed makes its health `failing`, so the fleet's policy decides about it; a test
-that was a condition (return to use if it passes, out of use if it fails) is followed by that as well.
+A device that is tested has no worker and gets none meanwhile. A test that could not run says nothing about
+the device. One that the device failed makes its health `failing`, so the fleet's policy decides about it; a
+test that was a condition (return to use if it passes, out of use if it fails) is followed by that as well.
 """
 
 from __future__ import annotations
-
-from typing import Literal
 
 from msgspec.structs import replace
 
@@ -17,8 +15,8 @@ from torchloom.core.devices.reported_health import take_in
 from torchloom.core.devices.standing import beside
 from torchloom.core.devices.users import users
 from torchloom.core.turn import Turn
-from torchloom.model.device_wear import Testing, TestMetric, TestResult
-from torchloom.model.devices import Device, HealthReport
+from torchloom.model.device_wear import Consequence, Testing, TestMetric, TestResult
+from torchloom.model.devices import Device, HealthClass, HealthReport
 from torchloom.model.effects import TestDevice
 from torchloom.model.events import DeviceTested, DeviceTestRequested
 from torchloom.model.fleet import Fleet, NodeState
@@ -63,18 +61,18 @@ def follow_tests(turn: Turn) -> None:
         elif device.testing is None and not why_no_test(turn.fleet, device):
             del turn.fleet.to_test[id]
             why, device.wants_test = device.wants_test, ""
-            then = "drain" if device.out is None else "return" if _may_return(turn.fleet, device) else "nothing"
-            _start(turn, device, "policy", why, then)  # type: ignore[arg-type]
+            _start(turn, device, "policy", why, _then(turn.fleet, device))
 
 
-def _may_return(fleet: Fleet, device: Device) -> bool:
-    by_policy = device.out is not None and device.out.how == "drained" and device.out.by == "policy"
-    return by_policy and fleet.device_policy.return_tested
+def _then(fleet: Fleet, device: Device) -> Consequence:
+    """What the policy wants after a test. A device that a person took out of use stays out."""
+    if device.out is None:
+        return "drain"
+    by_policy = device.out.how == "drained" and device.out.by == "policy"
+    return "return" if by_policy and fleet.device_policy.return_tested else "nothing"
 
 
-def _start(
-    turn: Turn, device: Device, by: str, why: str, then: Literal["nothing", "return", "drain"]
-) -> None:
+def _start(turn: Turn, device: Device, by: str, why: str, then: Consequence) -> None:
     effect = TestDevice(
         id=turn.next_effect_id(),
         cause=turn.seq,
@@ -116,9 +114,11 @@ def keep_result(turn: Turn, device: Device, result: TestResult) -> None:
     result = replace(result, at_ns=turn.now_ns)
     device.tests = [*device.tests, result][-KEPT_TESTS:]
     note(turn, device, "test passed" if result.passed else "test failed", result.source, result.why)
-    level, why = ("ok", "") if result.passed else ("failing", f"failed a test: {result.why}")
+    level: HealthClass = "ok" if result.passed else "failing"
+    why = "" if result.passed else f"failed a test: {result.why}"
     source = f"{result.source}-test" if result.source == "loom" else result.source
-    take_in(turn, device, HealthReport(device=device.id, level=level, why=why, source=source, at_ns=turn.now_ns))  # type: ignore[arg-type]
+    report = HealthReport(device=device.id, level=level, why=why, source=source, at_ns=turn.now_ns)
+    take_in(turn, device, report)
 
 
 def _ended(turn: Turn, device: Device) -> Testing:

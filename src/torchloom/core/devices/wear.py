@@ -55,7 +55,6 @@ class WearMeter(Struct):
         values = {name: v for name, v in reading.values.items() if name in _COUNTERS}
         self.watched[key] = _Watched(now_s, values, codes)
         if last is None or now_s - last.at_s > LONGEST_GAP_S:
-            self.until_s[reading.device] = now_s
             return
         sums = self.sums.setdefault(reading.device, {})
         for name, value in values.items():

@@ -116,11 +116,30 @@ def _advance(turn: Turn, job: Job, leaving: Leaving) -> None:
         leaving.operation = leaving.saved = ""
         _stay(leaving, f"{no_room}; it goes when there is room")
         return
-    why_not = _save(turn, job, leaving)
+    why_not = "" if others_hold_state(turn.fleet, job) else _save(turn, job, leaving)
     if why_not and not (leaving.force or leaving.host_ends):
         _stay(leaving, why_not)
-    elif why_not or leaving.saved:
+    elif why_not or leaving.saved or others_hold_state(turn.fleet, job):
         _go(turn, job, leaving)
+
+
+def others_hold_state(fleet: Fleet, job: Job) -> bool:
+    """Whether a replica of a torchft job can leave without a save: enough others train, and it heals from them.
+
+    Of two replicas that have to leave, the second waits until the first trains again.
+    """
+    seat = job.spec.replica
+    if seat is None:
+        return False
+    training = sum(
+        other is not job
+        and other.spec.replica is not None
+        and other.spec.replica.set == seat.set
+        and other.state is JobState.RUNNING
+        and bool(other.control.step)
+        for other in fleet.jobs.values()
+    )
+    return training >= max(1, seat.min_replicas)
 
 
 def _stay(leaving: Leaving, why: str) -> None:
@@ -134,6 +153,8 @@ def _save(turn: Turn, job: Job, leaving: Leaving) -> str:
     """
     if leaving.unsaved:
         return leaving.unsaved
+    if job.checkpoints is None and job.spec.replica is not None:
+        return "too few of the other replicas train, so its state would be lost; it goes when they do"
     if job.checkpoints is None:
         return "it has reported no checkpoints, so it would start over; --force moves it anyway"
     if job.paused:

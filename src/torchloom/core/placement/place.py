@@ -239,7 +239,8 @@ def _packed(
     share = max(job.spec.workers_per_node, -(-most // job.spec.nodes))
     held = {worker.node for worker in job.workers}
     room: dict[str, int] = {}
-    for node in fleet.nodes.values():
+    beside = _beside(fleet, job)
+    for node in fleet.nodes.values() if beside is None else [beside]:
         free = node.room_for(job.id) + (node.jobs.get(job.id, 0) if with_own else 0)
         free -= node.limit() - node.limit(device) if device else 0
         if node.usable and free > 0 and node.id not in job.avoid and node.id != without:

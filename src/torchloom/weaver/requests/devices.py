@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from typing import Literal
 
 import msgspec
 
 from torchloom.bus.protocol import Message
 from torchloom.core.devices.preview import AffectedJob, preview
+from torchloom.core.devices.testing import why_no_test
 from torchloom.errors import BusUnavailable, Conflict, NotFound, TimedOut, UsageError
+from torchloom.model.device_wear import DeviceResult, TestResult
 from torchloom.model.devices import DeviceMark, DevicePolicy, DeviceReading, HealthClass, HealthReport
-from torchloom.model.events import DeviceHealthReported, DeviceMarked, DevicePolicySet
+from torchloom.model.events import (
+    DeviceHealthReported,
+    DeviceMarked,
+    DevicePolicySet,
+    DeviceTestRequested,
+    DeviceTestsImported,
+)
 from torchloom.weaver.live_view import LiveView
 from torchloom.weaver.publisher import Publisher
 
@@ -24,6 +33,8 @@ BURST, A_SECOND = 8.0, 1.0
 BURST_OF_ALL, A_SECOND_OF_ALL = 200.0, 20.0
 """The same for all devices together: every one is an event of the stream."""
 NEAR = 3
+RESULTS_AN_EVENT = 100
+"""So that an event stays far below what the bus carries."""
 
 
 class BusHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,6 +165,49 @@ class DeviceRequests:
             await self.health(said.device, report, reading, f"bus:{source}")
         except (BusUnavailable, TimedOut) as error:
             log.info("a report of health from %s waits for the next one: %s", source, error)
+
+    async def test(self, name: str, by: str, why: str, *, then_return: bool) -> str:
+        """Have a device tested, and returned to use if it passes; its id. Refused while a worker uses it."""
+        self._stream.check_ready()
+        id = self.find(name)
+        device = self._stream.fleet.devices[id]
+        if device.testing is not None:
+            raise Conflict(f"{id} is being tested already.")
+        if then_return and device.out is None:
+            raise Conflict(f"{id} is in use already: nobody took it out.")
+        if why_not := why_no_test(self._stream.fleet, device):
+            raise Conflict(f"{id} cannot be tested now: {why_not}.")
+        then: Literal["nothing", "return"] = "return" if then_return else "nothing"
+        await self._stream.say("device", DeviceTestRequested(device=id, by=by, why=why, then=then))
+        return id
+
+    async def import_tests(
+        self, results: Sequence[tuple[str, int | None, TestResult]], by: str
+    ) -> tuple[list[str], list[str]]:
+        """Record results of tests that ran elsewhere, each of a GPU of a node, or of a node; the devices they
+        were recorded for, and the places that nobody knows."""
+        self._stream.check_ready()
+        found: list[DeviceResult] = []
+        unknown: list[str] = []
+        for node, gpu, result in results:
+            devices = self._at(node, gpu)
+            found += [DeviceResult(device, result) for device in devices]
+            if not devices:
+                unknown.append(node if gpu is None else f"{node}:{gpu}")
+        for at in range(0, len(found), RESULTS_AN_EVENT):
+            event = DeviceTestsImported(results=tuple(found[at : at + RESULTS_AN_EVENT]), by=by)
+            await self._stream.say("device", event)
+        return [one.device for one in found], unknown
+
+    def _at(self, name: str, gpu: int | None) -> list[str]:
+        """Devices of a node, which is named by its id or its host's name."""
+        nodes = self._stream.fleet.nodes
+        node = nodes.get(name) or next((n for n in nodes.values() if n.inventory.hostname == name), None)
+        listed = [use.device for use in node.inventory.devices] if node is not None else []
+        known = [id for id in listed if id in self._stream.fleet.devices]
+        if gpu is None:
+            return known
+        return [id for at, id in enumerate(listed) if at == gpu and id in known]
 
     async def set_policy(self, policy: DevicePolicy, by: str) -> None:
         self._stream.check_ready()

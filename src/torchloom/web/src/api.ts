@@ -105,11 +105,16 @@ export interface DeviceDetail {
   node: string;
   workers: Array<DeviceUser>;
   replicas: Array<string>;
-  state: "available" | "draining" | "drained" | "failed" | "absent";
+  state: "available" | "draining" | "drained" | "failed" | "absent" | "testing";
   out: string;
   out_at_ns: number;
   health: "ok" | "degraded" | "failing" | "failed";
   health_why: string;
+  risk: number | null;
+  risk_why: string;
+  drivers: Array<DriverView>;
+  tests: Array<TestView>;
+  testing: string;
   reports: Array<HealthView>;
   readings: Array<ReadingView>;
   leaving: Array<LeavingView>;
@@ -129,11 +134,13 @@ export interface DeviceEntry {
   node: string;
   workers: Array<DeviceUser>;
   replicas: Array<string>;
-  state: "available" | "draining" | "drained" | "failed" | "absent";
+  state: "available" | "draining" | "drained" | "failed" | "absent" | "testing";
   out: string;
   out_at_ns: number;
   health: "ok" | "degraded" | "failing" | "failed";
   health_why: string;
+  risk: number | null;
+  risk_why: string;
 }
 
 export interface DeviceFailure {
@@ -170,10 +177,22 @@ export interface DevicePolicyBody {
   rules: Record<string, "ignore" | "report" | "drain" | "fail">;
   dry_run: boolean;
   acts_per_hour: number;
+  at_risk: "ignore" | "report" | "test" | "drain";
+  risk: number;
+  return_tested: boolean;
 }
 
 export interface DeviceReturn {
   why: string;
+  test: boolean;
+}
+
+export interface DeviceTestAccepted {
+  device: string;
+}
+
+export interface DeviceTestRequest {
+  why?: string;
 }
 
 export interface DeviceUser {
@@ -200,6 +219,13 @@ export interface DrainRequest {
   why?: string;
   keep?: boolean;
   force?: boolean;
+}
+
+export interface DriverView {
+  feature: string;
+  value: number;
+  weight: number;
+  says: string;
 }
 
 export interface EntryView {
@@ -331,6 +357,23 @@ export interface HistoryView {
 export interface Identity {
   name: string;
   role: "admin" | "operator" | "read";
+}
+
+export interface ImportedMetric {
+  name: string;
+  value: number;
+  median: number | null;
+  worse: number | null;
+  shortfall: number;
+}
+
+export interface ImportedTest {
+  node: string;
+  gpu: number | null;
+  passed: boolean;
+  why: string;
+  measured: number;
+  metrics: Array<ImportedMetric>;
 }
 
 export interface IncidentChangeView {
@@ -931,6 +974,33 @@ export interface Stragglers {
   stands: string;
   missing: Array<number>;
   ranks: Array<RankCostView>;
+}
+
+export interface TestImport {
+  source: string;
+  results: Array<ImportedTest>;
+}
+
+export interface TestImported {
+  devices: Array<string>;
+  unknown: Array<string>;
+}
+
+export interface TestMetricView {
+  name: string;
+  value: number;
+  median: number | null;
+  worse: number | null;
+  shortfall: number;
+}
+
+export interface TestView {
+  source: string;
+  passed: boolean;
+  why: string;
+  at_ns: number;
+  measured: number;
+  metrics: Array<TestMetricView>;
 }
 
 export interface TimelineView {
