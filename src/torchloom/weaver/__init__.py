@@ -7,6 +7,6 @@ requests/    what people ask for, checked and said            detection/  detect
 live_view, knowledge     what telemetry shows                 history     a job's numbers over time
 leading      the lease, and what keeps it from being held    dropping    drops history behind snapshots
 quotas       what one agent may send                         replays     an incident, event by event
-doors        stops an agent that floods the stream
+doors        stops an agent that floods the stream           monitors    reads reports of health
 snapshot, clock, alarms, environments, job_keys    mechanics  trouble     what keeps it from acting
 """

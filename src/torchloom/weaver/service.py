@@ -50,6 +50,7 @@ from torchloom.weaver.job_keys import JobKeys
 from torchloom.weaver.knowledge import hears, steps_near
 from torchloom.weaver.leading import LEASE_TTL_S, Leading
 from torchloom.weaver.live_view import LiveView
+from torchloom.weaver.monitors import Monitors
 from torchloom.weaver.publisher import Publisher
 from torchloom.weaver.quotas import Quotas
 from torchloom.weaver.replays import Replays
@@ -126,6 +127,8 @@ class Weaver:
         self.node_seen, self.node_gone = self._nodes.seen, self._nodes.gone
         self.node_drained, self.node_opened = self._nodes.drain, self._nodes.open
         self.devices = DeviceRequests(self._stream, self._live)
+        self.monitors = Monitors(bus, self.devices.hear)
+        self.devices.count_also(lambda: self.monitors.dropped)
         reads = WorkerReads(bus, self._stream)
         self.read_log, self.read_box = reads.log, reads.box
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -252,7 +255,6 @@ class Weaver:
         await self._bus.subscribe(subjects.TELEMETRY, self._hear, admit=self._quotas.admits)
         await self._bus.subscribe(subjects.WINDOWS, self._watch.hear, admit=self._quotas.admits)
         await self._bus.subscribe(subjects.LEASES, self._nodes.lease_asked, admit=self._quotas.admits)
-        await self._bus.subscribe(subjects.HEALTH, self.devices.hear)
         self._stream.started = True
         tasks = [
             asyncio.create_task(self._read(), name="read"),
@@ -263,6 +265,7 @@ class Weaver:
             asyncio.create_task(self._histories.run(), name="history"),
             asyncio.create_task(self._trimming.run(), name="trimming"),
             asyncio.create_task(self._doors.run(), name="doors"),
+            asyncio.create_task(self.monitors.run(), name="monitors"),
         ]
         sweep = asyncio.create_task(self._environments.sweep(lambda: self.fleet, lambda: self.active))
         stopping = asyncio.create_task(stop.wait(), name="stop")

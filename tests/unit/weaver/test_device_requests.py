@@ -14,8 +14,13 @@ from torchloom.errors import Conflict, NotFound
 from torchloom.model.devices import Device, HealthReport
 from torchloom.model.events import DeviceHealthReported, DeviceMarked, Event
 from torchloom.weaver.live_view import LiveView
+from torchloom.weaver.monitors import MESSAGES, MESSAGES_A_SECOND, Monitors
 from torchloom.weaver.publisher import Publisher
-from torchloom.weaver.requests.devices import BURST, DeviceRequests
+from torchloom.weaver.requests.devices import (
+    BURST,
+    MOST_SOURCES,
+    DeviceRequests,
+)
 
 
 class Recording(Publisher):
@@ -95,6 +100,59 @@ def test_a_flood_of_reports_is_bounded_and_counted() -> None:
     assert found.health_dropped() > 40_000
     report = HealthReport(device="GPU-cccc", level="failed", source="rack")
     assert asyncio.run(found.health("GPU-cccc", report, None, "ann")), "other devices are still listened to"
+
+
+def test_a_monitor_that_floods_the_bus_is_cut_off_and_others_are_heard() -> None:
+    now = [0.0]
+    found, _, _ = requests()
+    monitors = Monitors(MemoryBus(MemoryHub()), found.hear, clock=lambda: now[0])
+    taken = 0
+    for _ in range(100_000):
+        taken += monitors.admits("loom.v1.health.flood", 100)
+        now[0] += 1e-4  # 10,000 a second for 10 s
+    assert taken <= MESSAGES + 10.1 * MESSAGES_A_SECOND and monitors.dropped == 100_000 - taken
+    assert monitors.admits("loom.v1.health.rack", 100)
+    assert not monitors.admits("loom.v1.health.rack", 1 << 20), "too large"
+
+
+def test_a_flooded_subject_is_closed_for_a_while_and_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchloom.weaver.monitors.CLOSED_S", 0.05)
+    monkeypatch.setattr("torchloom.weaver.monitors.FLOOD", 10)
+    monkeypatch.setattr("torchloom.weaver.monitors.MESSAGES", 5.0)
+
+    async def play() -> None:
+        hub, heard = MemoryHub(), []
+
+        async def hear(message: Message) -> None:
+            heard.append(message.data)
+
+        sender = MemoryBus(hub)
+        monitors = Monitors(MemoryBus(hub), hear)
+        task = asyncio.create_task(monitors.run())
+        try:
+            async with asyncio.timeout(120):
+                while not monitors.closed:
+                    await sender.publish("loom.v1.health.flood", b"x")
+                    await asyncio.sleep(0)
+                while b"rack" not in heard:
+                    await sender.publish("loom.v1.health.rack", b"rack")
+                    await asyncio.sleep(0.01)
+        finally:
+            task.cancel()
+
+    asyncio.run(play())
+
+
+def test_a_monitor_with_a_new_name_for_every_message_does_not_fill_the_memory() -> None:
+    found, _, _ = requests()
+
+    async def lie() -> None:
+        for index in range(1000):
+            body = {"device": "GPU-aaaa", "level": "ok", "values": {"x": index}}
+            await found.hear(message(body, f"m{index}"))
+
+    asyncio.run(lie())
+    assert len(found.readings("GPU-aaaa")) <= MOST_SOURCES
 
 
 def test_repetitions_are_not_recorded() -> None:

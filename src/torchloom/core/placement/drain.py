@@ -124,7 +124,7 @@ def _advance(turn: Turn, job: Job, leaving: Leaving) -> None:
 
 
 def others_hold_state(fleet: Fleet, job: Job) -> bool:
-    """Whether a replica of a torchft job can leave without a save: enough others train, and it heals from them.
+    """Whether a replica of a torchft job can leave without a save: enough others train for it to heal from.
 
     Of two replicas that have to leave, the second waits until the first trains again.
     """

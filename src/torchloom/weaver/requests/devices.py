@@ -32,6 +32,9 @@ BURST, A_SECOND = 8.0, 1.0
 """Changes of health that one device may report: at once, and per second in the long run."""
 BURST_OF_ALL, A_SECOND_OF_ALL = 200.0, 20.0
 """The same for all devices together: every one is an event of the stream."""
+MOST_NAMES = 4096
+MOST_SOURCES = 16
+"""Sources whose newest measurements of a device are kept."""
 NEAR = 3
 RESULTS_AN_EVENT = 100
 """So that an event stays far below what the bus carries."""
@@ -58,6 +61,8 @@ class Rate:
 
     def admits(self, name: str) -> bool:
         now_s = self._clock()
+        if len(self._left) >= MOST_NAMES and name not in self._left:
+            self._left.clear()
         left, at_s = self._left.get(name, (self._burst, now_s))
         left = min(self._burst, left + (now_s - at_s) * self._a_second)
         self._left[name] = (left - 1 if left >= 1 else left, now_s)
@@ -72,14 +77,19 @@ class DeviceRequests:
         self._live = live
         self._each = Rate(BURST, A_SECOND, clock)
         self._all = Rate(BURST_OF_ALL, A_SECOND_OF_ALL, clock)
+        self._also_dropped: Callable[[], int] = lambda: 0
         self._dropped = 0
-        """Changes of health beyond the rate."""
+        """Changes of health beyond the rate, and messages that cannot be understood."""
 
     def readings(self, device: str) -> list[DeviceReading]:
         return list(self._live.readings.get(device, {}).values())
 
     def health_dropped(self) -> int:
-        return self._dropped
+        return self._dropped + self._also_dropped()
+
+    def count_also(self, dropped: Callable[[], int]) -> None:
+        """What was dropped before it came here."""
+        self._also_dropped = dropped
 
     def find(self, name: str) -> str:
         """The id of a device that is named by its id or by a beginning of it that no other one has."""
@@ -133,7 +143,9 @@ class DeviceRequests:
             raise UsageError("A report of a device's health names its source.")
         id = self.find(name)
         if reading is not None:
-            self._live.readings.setdefault(id, {})[report.source] = reading
+            kept = self._live.readings.setdefault(id, {})
+            if report.source in kept or len(kept) < MOST_SOURCES:
+                kept[report.source] = reading
         device = self._stream.fleet.devices[id]
         said = device.health.get(report.source)
         if (said.level if said is not None else "ok") == report.level:
