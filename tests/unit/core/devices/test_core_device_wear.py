@@ -150,7 +150,7 @@ def test_reports_are_sent_hourly_and_less_often_when_nothing_happened() -> None:
     reports.look(start_s + EVENTFUL_S + 1)
     assert len(sent) == 1 and sent[0].wear[0].counts.hard_errors == 1
     meter.take(reading(states=("xid: 48",)), 3.0)
-    reports.look(start_s + EVENTFUL_S + 1 + QUIET_S)
+    reports.look(start_s + EVENTFUL_S + 9 + QUIET_S)
     assert len(sent) == 2
-    reports.look(start_s + EVENTFUL_S + 2 + 2 * QUIET_S)
+    reports.look(start_s + EVENTFUL_S + 20 + 2 * QUIET_S)
     assert len(sent) == 2, "nothing was watched since"
