@@ -4,6 +4,9 @@ Every time in a window is on the clock of the rank's own host, and detectors onl
 same window; so clocks of different hosts need not agree, and no detector can come to depend on it. A window
 holds summaries and the collectives in progress; facts from samples of the process are in it only where a
 detector asked (`Finding.ask`). What follows from a window is judged in core/detect.
+
+No record here can be part of a reference cycle, so the garbage collector does not follow them (`gc=False`): a
+weaver holds half a million steps of a large job, and walking over them took longer than judging them.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ Completion = Literal["callback", "host-wait", "device-event", "none"]
 WaitsOn = Literal["unknown", "lock", "outside", "timer"]
 
 
-class Collective(Struct, frozen=True, array_like=True):
+class Collective(Struct, frozen=True, array_like=True, gc=False):
     """One record of the collectives ring."""
 
     op: str
@@ -63,7 +66,7 @@ class Collective(Struct, frozen=True, array_like=True):
         return self.arrived_ns if self.on_device else self.entered_ns
 
 
-class GroupPosition(Struct, frozen=True, array_like=True):
+class GroupPosition(Struct, frozen=True, array_like=True, gc=False):
     """A rank's progress in one group, from the group table."""
 
     name: str
@@ -79,7 +82,7 @@ class GroupPosition(Struct, frozen=True, array_like=True):
     """After which the group's backend gives up by itself; 0: not known."""
 
 
-class PairTimes(Struct, frozen=True, array_like=True):
+class PairTimes(Struct, frozen=True, array_like=True, gc=False):
     """Sends to and receives from one peer: the shortest of a step, in the median over the newest steps."""
 
     group: str
@@ -92,7 +95,7 @@ class PairTimes(Struct, frozen=True, array_like=True):
     """Of the more frequent kind, a step."""
 
 
-class PairCount(Struct, frozen=True, array_like=True):
+class PairCount(Struct, frozen=True, array_like=True, gc=False):
     """The progress of a stalled rank with one peer."""
 
     group: str
@@ -105,7 +108,7 @@ class PairCount(Struct, frozen=True, array_like=True):
     """By how much its sends should be ahead of its newest recv, as in the steps before; None: not known."""
 
 
-class StepTimes(Struct, frozen=True, array_like=True):
+class StepTimes(Struct, frozen=True, array_like=True, gc=False):
     """One completed step."""
 
     step: int
@@ -126,7 +129,7 @@ class StepTimes(Struct, frozen=True, array_like=True):
         return max(0, self.step_ns - self.wait_ns)
 
 
-class ProcessFacts(Struct, frozen=True, omit_defaults=True):
+class ProcessFacts(Struct, frozen=True, omit_defaults=True, gc=False):
     """What the kernel and, on suspicion, py-spy say about the process (children included in counters)."""
 
     state: str = "R"
@@ -162,7 +165,7 @@ class ProcessFacts(Struct, frozen=True, omit_defaults=True):
     died_ns: int = 0
 
 
-class DeviceFacts(Struct, frozen=True, array_like=True):
+class DeviceFacts(Struct, frozen=True, array_like=True, gc=False):
     """What the recorder sees of the device that a rank's collectives run on."""
 
     state: Literal["unknown", "idle", "busy", "failed"]
@@ -177,7 +180,7 @@ class DeviceFacts(Struct, frozen=True, array_like=True):
     """Of the looks of the last seconds, the part that found it with nothing to do: it waits for its host."""
 
 
-class PartHash(Struct, frozen=True, array_like=True):
+class PartHash(Struct, frozen=True, array_like=True, gc=False):
     """A hash of one part of a rank's parameters after a step. Equal parts of equal tables may be compared."""
 
     step: int
@@ -189,7 +192,7 @@ class PartHash(Struct, frozen=True, array_like=True):
     hash: int
 
 
-class Broken(Struct, frozen=True, array_like=True):
+class Broken(Struct, frozen=True, array_like=True, gc=False):
     """The first value of a run of values that are no finite numbers; it stays until the next run."""
 
     run: int
@@ -200,7 +203,7 @@ class Broken(Struct, frozen=True, array_like=True):
     value: str
 
 
-class RankWindow(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RankWindow(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One rank as its agent saw it at `taken_ns`."""
 
     rank: int
@@ -267,14 +270,14 @@ class RankWindow(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return max(0, self.taken_ns - since_ns) / 1e9
 
 
-class RefWindow(Struct, frozen=True, array_like=True):
+class RefWindow(Struct, frozen=True, array_like=True, gc=False):
     """A window and whose it is."""
 
     ref: WorkerRef
     window: RankWindow
 
 
-class WindowBatch(Struct, frozen=True, kw_only=True):
+class WindowBatch(Struct, frozen=True, kw_only=True, gc=False):
     """The windows of one node's workers, or a part of them: lossy, never in the stream."""
 
     node: str
