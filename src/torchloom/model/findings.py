@@ -12,7 +12,7 @@ from torchloom.model.device_faults import Xid
 from torchloom.model.finding_kinds import TRAITS, FindingKind, Traits
 
 
-class Evidence(Struct, frozen=True):
+class Evidence(Struct, frozen=True, gc=False):
     """One fact about one rank that the conclusion rests on."""
 
     rank: int
@@ -42,7 +42,7 @@ class RankEvidence(Struct, frozen=True, kw_only=True):
     """What the device's driver has reported lately, of a rank that is suspected."""
 
 
-class Finding(Struct, frozen=True, kw_only=True):
+class Finding(Struct, frozen=True, kw_only=True, gc=False):
     """A conclusion with everything needed to show it, to record it and to check it again."""
 
     kind: FindingKind

@@ -19,11 +19,10 @@ from torchloom.core.detect.slow import (
     held_back,
     lasting_set,
     localise,
-    periodic,
-    unevenness,
 )
 from torchloom.core.detect.stages import CHANGED, RECENT_OWN, SAME, STAGE_STEPS, as_stage, uneven_stages
 from torchloom.core.detect.transfers import say, transfer_times, where
+from torchloom.core.detect.uneven import periodic, unevenness
 from torchloom.core.detect.why_late import EXPLAINS, Usual, explain
 from torchloom.core.detect.window import RankWindow, by_role
 from torchloom.model.findings import Finding
@@ -75,7 +74,8 @@ def _together(named: Sequence[Finding], peers: Sequence[RankWindow]) -> list[Fin
         ratios = sorted(float(one.inputs["ratio"]) for one in some)
         middle = some[len(some) // 2]
         why = middle.sentence.partition(": ")[2]
-        windows = [w for w in peers if w.rank in set(ranks)]
+        these = set(ranks)
+        windows = [w for w in peers if w.rank in these]
         found.append(
             replace(
                 middle,
@@ -102,10 +102,11 @@ def changed_ranks(
         for r, ratio in known.items()
         if ratio > CHANGED and now[r] - past_ns[r] > EXPLAINS * 1e9 * (trigger.now_s - trigger.baseline_s)
     ]
-    others = [ratio for r, ratio in known.items() if r not in slower]
+    changed = set(slower)
+    others = [ratio for r, ratio in known.items() if r not in changed]
     if not slower or len(known) < len(windows) or len(slower) > len(known) / 2 or max(others) > SAME:
         return []
-    blamed = [w for w in windows if w.rank in slower]
+    blamed = [w for w in windows if w.rank in changed]
     worst = max(slower, key=lambda r: known[r])
     return [
         Finding(
@@ -173,10 +174,12 @@ def _one_group(peers: Sequence[RankWindow], late: set[int]) -> bool:
     """Whether the late ranks are most of one group: then their group's communication is slow, not they."""
     if len(late) <= 2:
         return False
-    members: dict[str, set[int]] = {}
+    one = min(late)  # a group that has all of them is one of this one's
+    members = {g.name: set[int]() for w in peers if w.rank == one for g in w.groups}
     for window in peers:
         for group in window.groups:
-            members.setdefault(group.name, set()).add(window.rank)
+            if group.name in members:
+                members[group.name].add(window.rank)
     some = [m for m in members.values() if len(m) < len(peers)]
     return any(late <= m and 2 * len(late) > len(m) for m in some)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Sequence
 
 from msgspec import Struct
 
-from torchloom.core.detect.own_times import MAX_STEPS, own_times, typical_step_ns
+from torchloom.core.detect import wide
+from torchloom.core.detect.own_times import MAX_STEPS, Peers, own_times, typical_step_ns
 from torchloom.core.detect.robust import median
 from torchloom.core.detect.window import RankWindow, by_role
 
@@ -30,11 +32,15 @@ def what_if(peers: Sequence[RankWindow], ranks: Collection[int], newest: int = M
     In every step the job waits for the slowest; what a rank takes beyond the slowest of the others is time
     nobody would have lost. The median over steps keeps one checkpoint from being called a straggler's.
     """
-    own = own_times(peers, newest)
-    steps = len(next(iter(own.values()), []))
+    peers = Peers.of(peers)
+    steps = min(newest, peers.shared)
     step_ns = typical_step_ns(peers, steps)
     if not step_ns:
         return Cost(0.0, 0.0, 0.0)
+    if peers.table is not None:
+        lost_ns = wide.lost_ns(peers.table, peers.table.rows(ranks), newest)
+        return _saved(step_ns, lost_ns or 0.0)
+    own = own_times(peers, newest)
     named = [own[r] for r in ranks if r in own]
     others = [t for r, t in own.items() if r not in ranks]
     if not named or not others or step_ns <= 0:
@@ -50,6 +56,19 @@ def _saved(step_ns: float, lost_ns: float) -> Cost:
     saved_ns = min(max(0.0, lost_ns), 0.99 * step_ns)
     now, then = 1e9 / step_ns, 1e9 / (step_ns - saved_ns)
     return Cost(now, then - now, (then - now) / then)
+
+
+def middle_without(ordered: Sequence[float], one: float) -> float | None:
+    """The median of ordered values without one of them; None if there is no other."""
+    count = len(ordered) - 1
+    if count < 1:
+        return None
+    place, half = bisect_left(ordered, one), count // 2
+
+    def at(n: int) -> float:
+        return ordered[n + (n >= place)]
+
+    return at(half) if count % 2 else (at(half - 1) + at(half)) / 2
 
 
 class RankCost(Struct, frozen=True, kw_only=True):
@@ -80,6 +99,7 @@ def per_rank(windows: Sequence[RankWindow], newest: int = MAX_STEPS) -> list[Ran
             continue
         highest = [sorted(times[s] for times in own.values())[-2:] for s in range(steps)]
         middles = {rank: median(times) for rank, times in own.items()}
+        ordered = sorted(middles.values())
         step_ns = typical_step_ns(peers, steps)
         for window in peers:
             taken = window.steps[-steps:]
@@ -90,18 +110,18 @@ def per_rank(windows: Sequence[RankWindow], newest: int = MAX_STEPS) -> list[Ran
                 for t, high in zip(mine, highest, strict=True)
             ]
             lost = [t - r for t, r in zip(mine, rest, strict=True)]
-            others = [m for rank, m in middles.items() if rank != window.rank]
+            others = middle_without(ordered, middles[window.rank])
             found.append(
                 RankCost(
                     rank=window.rank,
                     role=role,
                     steps=steps,
                     own_s=middles[window.rank] / 1e9,
-                    peers_s=median(others) / 1e9 if others else None,
-                    slowest_s=median(rest) / 1e9 if others else None,
+                    peers_s=None if others is None else others / 1e9,
+                    slowest_s=None if others is None else median(rest) / 1e9,
                     data_s=median([s.data_wait_ns for s in taken]) / 1e9,
                     waits_s=median([s.wait_ns for s in taken]) / 1e9,
-                    cost=_saved(step_ns, median(lost) if others else 0.0),
+                    cost=_saved(step_ns, median(lost) if others is not None else 0.0),
                 )
             )
     return sorted(found, key=lambda one: one.rank)

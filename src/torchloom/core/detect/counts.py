@@ -10,6 +10,7 @@ blamed for having made more: a rank that missed counting one of its steps looks 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -55,28 +56,81 @@ def count(windows: Sequence[RankWindow], known: Tallies) -> tuple[dict[str, Tall
     """Take in what is new; who is behind now."""
     tallies: dict[str, Tally] = {}
     found: list[Finding] = []
+    news = _News(known)
     for group, (size, members) in _members(windows).items():
         if len(members) != size or size < 2:
             continue
-        ranks = tuple(sorted(members))
+        ranks = tuple(members)
         tally = known.get(group)
         if tally is None or tally.ranks != ranks:
-            tally = Tally(ranks, 0, 0)
-        for step, made in _fresh(members, tally.step):
-            tally = _take(tally, step, made)
+            ranks = tuple(sorted(ranks))
+            if tally is None or tally.ranks != ranks:
+                tally = Tally(ranks, 0, 0)
+        alike = news.alike(members, tally.step)
+        if alike is not None:
+            for step, number in alike:
+                tally = _take_equal(tally, step, number)
+        else:
+            for step, made in _fresh(members, tally.step):
+                tally = _take(tally, step, made)
         tallies[group] = tally
         if tally.behind and tally.odd >= STAYS:
             found.append(_say(group, tally, windows))
     return tallies, found
 
 
-def _members(windows: Sequence[RankWindow]) -> dict[str, tuple[int, dict[int, tuple[int, RankWindow]]]]:
+_Members = dict[int, tuple[int, RankWindow]]
+_ONE = attrgetter("step", "made")
+_Made = tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
+
+
+def _members(windows: Sequence[RankWindow]) -> dict[str, tuple[int, _Members]]:
     """Group → its size, and its ranks with the place it has in their tables."""
-    found: dict[str, tuple[int, dict[int, tuple[int, RankWindow]]]] = {}
+    found: dict[str, tuple[int, _Members]] = {}
     for window in windows:
         for place, group in enumerate(window.groups):
-            found.setdefault(group.name, (group.size, {}))[1][window.rank] = (place, window)
+            name = group.name
+            if name not in found:
+                found[name] = group.size, {}
+            found[name][1][window.rank] = place, window
     return found
+
+
+class _News:
+    """The usual case: all ranks of a group have completed the same steps and made the same number of
+    collectives in each. Then it suffices to compare what is new of each rank as a whole."""
+
+    def __init__(self, known: Tallies) -> None:
+        # Most groups were looked at up to here, so what is newer is taken from each window once.
+        self._since = max((t.step for t in known.values()), default=0)
+        self._made: dict[int, _Made] = {}
+
+    def alike(self, members: _Members, last: int) -> list[tuple[int, int]] | None:
+        """Newer steps, and how many each rank had made by their ends; None where ranks differ in anything."""
+        place, window = next(iter(members.values()))
+        if last != self._since:
+            # It is not used in every step, or its ranks were not all there.
+            told = any(at == place for s in window.steps if s.step > last for at, _ in s.made)
+            return None if told else []
+        first = self._of(window)
+        for at, other in members.values():
+            if at != place or self._of(other) != first:
+                return None
+        return [(step, number) for step, made in first for at, number in made if at == place]
+
+    def _of(self, window: RankWindow) -> _Made:
+        made = self._made.get(window.rank)
+        if made is None:
+            steps, since = window.steps, self._since
+            number = steps[-1].step - since if steps else 0
+            if number <= 0:
+                made = ()
+            elif number <= len(steps) and steps[-number].step == since + 1:
+                made = tuple(map(_ONE, steps[-number:]))  # without a gap, as nearly always
+            else:
+                made = tuple(_ONE(one) for one in steps if one.step > since)
+            self._made[window.rank] = made
+        return made
 
 
 def _fresh(members: Mapping[int, tuple[int, RankWindow]], last: int) -> list[tuple[int, dict[int, int]]]:
@@ -95,12 +149,7 @@ def _fresh(members: Mapping[int, tuple[int, RankWindow]], last: int) -> list[tup
 def _take(tally: Tally, step: int, made: Mapping[int, int]) -> Tally:
     most, least = max(made.values()), min(made.values())
     if most == least:
-        if tally.odd or not tally.equal:
-            return Tally(tally.ranks, step, most, 1)
-        each = (most - tally.made) / (step - tally.step)
-        steady = tally.steady + 1 if each == tally.each else 0
-        equal = tally.equal + 1
-        return replace(tally, step=step, made=most, equal=equal, each=round(each), steady=steady)
+        return _take_equal(tally, step, most)
     if tally.odd:
         if {r: most - m for r, m in made.items() if m < most} == tally.behind:
             return replace(tally, step=step, odd=tally.odd + 1)
@@ -109,6 +158,15 @@ def _take(tally: Tally, step: int, made: Mapping[int, int]) -> Tally:
     if not behind:
         return Tally(tally.ranks, step, 0)
     return replace(tally, step=step, before=tally.step, behind=behind, odd=1)
+
+
+def _take_equal(tally: Tally, step: int, made: int) -> Tally:
+    """A step by whose end all ranks had made the same number."""
+    if tally.odd or not tally.equal:
+        return Tally(tally.ranks, step, made, 1)
+    each = (made - tally.made) / (step - tally.step)
+    steady = tally.steady + 1 if each == tally.each else 0
+    return Tally(tally.ranks, step, made, tally.equal + 1, round(each), steady, tally.before, tally.behind)
 
 
 def _left_out(tally: Tally, step: int, made: Mapping[int, int]) -> dict[int, int]:

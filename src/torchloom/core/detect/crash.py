@@ -17,7 +17,8 @@ def crashes(windows: Sequence[RankWindow]) -> list[Finding]:
     if not dead:
         return []
     first = _first_of_each_node(own or dead)
-    followers = sorted(w.rank for w in dead if w.rank not in {f.rank for f in first})
+    named = {f.rank for f in first}
+    followers = sorted(w.rank for w in dead if w.rank not in named)
     after = f"; {words.ranks_text(followers)} followed" if followers else ""
     blamed = "" if own else "; it lost the connection to a peer, and nobody else is known to be dead"
     done = max(w.steps_done for w in first) + words.offset_of(first)

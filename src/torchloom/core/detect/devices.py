@@ -43,13 +43,14 @@ def blame(
 ) -> Finding:
     """One finding for all devices that have not reached it."""
     ranks = tuple(sorted(w.rank for w in culprits))
-    waiting = tuple(sorted(w.rank for w in inside if w.rank not in ranks))
+    blamed = set(ranks)
+    waiting = tuple(sorted(w.rank for w in inside if w.rank not in blamed))
     broken = bool(failed(culprits))
     one = len(ranks) == 1
     clause = words.accelerator(culprits[0]) or "what it runs instead is not known"
     did = f"{'has' if one else 'have'} enqueued {words.operation(wait.collective)}"
     reached = f"but {'its device has' if one else 'their devices have'} not reached it"
-    if not any(w.rank in ranks for w in inside):
+    if not any(w.rank in blamed for w in inside):
         did = f"{'has' if one else 'have'} left {words.operation(wait.collective)}"
         reached = f"and {'its' if one else 'their'} part of it may not be sent"
     return Finding(

@@ -44,6 +44,10 @@ class Graph(Struct, frozen=True):
     """Waiting ranks that entered without waiting: they may be busy with something else."""
     awaited: dict[int, tuple[Key, ...]]
     """At which places each rank is absent."""
+    members: dict[str, dict[int, tuple[RankWindow, GroupPosition]]] = {}
+    """By group, and rank within it."""
+    in_group: dict[str, list[int]] = {}
+    """By group, the ranks that wait in a collective of all its members."""
 
 
 def build(windows: Sequence[RankWindow], whole: bool = True) -> Graph:
@@ -54,6 +58,7 @@ def build(windows: Sequence[RankWindow], whole: bool = True) -> Graph:
         for position in window.groups:
             members.setdefault(position.name, {})[position.rank] = (window, position)
     at: dict[int, Key] = {}
+    in_group: dict[str, list[int]] = {}
     weak: set[int] = set()
     met: dict[Key, list[tuple[RankWindow, Collective]]] = {}
     for window in windows:
@@ -62,6 +67,8 @@ def build(windows: Sequence[RankWindow], whole: bool = True) -> Graph:
             continue
         key = _key(window, collective)
         at[window.rank] = key
+        if key[2] == -1:
+            in_group.setdefault(key[0], []).append(window.rank)
         met.setdefault(key, []).append((window, collective))
         if not collective.waited and not collective.on_device:
             weak.add(window.rank)
@@ -70,7 +77,8 @@ def build(windows: Sequence[RankWindow], whole: bool = True) -> Graph:
     for key, wait in waits.items():
         for rank in wait.absent:
             awaited.setdefault(rank, []).append(key)
-    return Graph(waits, at, frozenset(weak), {rank: tuple(keys) for rank, keys in awaited.items()})
+    absent = {rank: tuple(keys) for rank, keys in awaited.items()}
+    return Graph(waits, at, frozenset(weak), absent, members, in_group)
 
 
 def blocking(window: RankWindow) -> Collective | None:
@@ -85,15 +93,15 @@ def blocking(window: RankWindow) -> Collective | None:
 def past(wait: CollectiveWait, graph: Graph, by_rank: Mapping[int, RankWindow]) -> list[RankWindow]:
     """Members that have left the operation others are still in: a rank may be done with its part of it before
     the last of what it sends has gone out."""
-    at, behind = wait.collective, {w.rank for w in before(wait, graph, by_rank)}
+    at = wait.collective
+    elsewhere = {w.rank for w in before(wait, graph, by_rank)}.union(wait.ranks, wait.absent)
     found = []
-    for window in by_rank.values():
-        if window.dead or window.rank in (*wait.ranks, *wait.absent) or window.rank in behind:
+    for window, place in graph.members.get(at.group, {}).values():
+        if window.dead or window.rank in elsewhere:
             continue
-        place = next((g for g in window.groups if g.name == at.group), None)
-        if place is not None and (at.op not in PAIRWISE or place.rank == at.peer):
+        if at.op not in PAIRWISE or place.rank == at.peer:
             found.append(window)
-    return found
+    return sorted(found, key=lambda w: w.rank)
 
 
 def before(wait: CollectiveWait, graph: Graph, by_rank: Mapping[int, RankWindow]) -> list[RankWindow]:
@@ -101,7 +109,7 @@ def before(wait: CollectiveWait, graph: Graph, by_rank: Mapping[int, RankWindow]
     at = wait.collective
     if at.op in PAIRWISE:
         return []
-    return [by_rank[r] for r, key in graph.at.items() if _of_group(key, at) and key[1] < at.group_seq]
+    return [by_rank[r] for r in graph.in_group.get(at.group, ()) if graph.at[r][1] < at.group_seq]
 
 
 def behind_it(wait: CollectiveWait, graph: Graph) -> set[int]:
@@ -109,11 +117,7 @@ def behind_it(wait: CollectiveWait, graph: Graph) -> set[int]:
     at = wait.collective
     if at.op in PAIRWISE:
         return set()
-    return {r for r, key in graph.at.items() if _of_group(key, at) and key[1] > at.group_seq}
-
-
-def _of_group(key: Key, at: Collective) -> bool:
-    return key[0] == at.group and key[2] == -1
+    return {r for r in graph.in_group.get(at.group, ()) if graph.at[r][1] > at.group_seq}
 
 
 def held_up_by(graph: Graph, ranks: Iterable[int]) -> tuple[int, ...]:

@@ -69,7 +69,8 @@ def _absent(
         culprits = sorted(sure or late, key=lambda w: w.rank)
         if not culprits:
             continue
-        others = [w.rank for w in windows if w not in culprits] if sure else []
+        blamed = {w.rank for w in culprits}
+        others = [w.rank for w in windows if w.rank not in blamed] if sure else []
         # A rank that entered and was then stopped blocks it as well.
         inside = [by_rank[r] for r in wait.ranks if gone and ended(by_rank[r])]
         waiting = graphs.held_up_by(graph, [w.rank for w in windows])
@@ -112,7 +113,8 @@ def _blame(
     if inside:
         also += f"; {words.ranks_text(w.rank for w in inside)} entered it and was stopped there"
         culprits = sorted([*culprits, *inside], key=lambda w: w.rank)
-        waiting = tuple(r for r in waiting if r not in {w.rank for w in inside})
+        stopped = {w.rank for w in inside}
+        waiting = tuple(r for r in waiting if r not in stopped)
     return Finding(
         kind="no-progress" if start else "hang",
         ranks=tuple(w.rank for w in culprits),
@@ -136,7 +138,7 @@ def _circles(
 ) -> list[Finding]:
     found = []
     for circle in graphs.cycles(graph):
-        waits = [graph.waits[k] for k in {graph.at[r] for r in circle}]
+        waits = [graph.waits[k] for k in sorted({graph.at[r] for r in circle})]
         lasting_s = min(w.shortest_s for w in waits)
         timeout_s = max(w.timeout_s for w in waits)
         allowed = limit(pace, limits, phase="training", location="", timeout_s=timeout_s)
@@ -191,6 +193,7 @@ def _stalls(
     ranks that wait in a circle that is reported already."""
     found: list[Finding] = []
     held_inside: list[Finding] = []
+    anybody_dead = any(w.dead for w in by_rank.values())
     for wait in graph.waits.values():
         if wait.absent or any(r in circling for r in wait.ranks):
             continue
@@ -205,7 +208,7 @@ def _stalls(
         allowed = limit(pace, limits, phase="training", location="", timeout_s=wait.timeout_s)
         if wait.shortest_s < allowed.report_s:
             continue
-        if any(w.dead for w in by_rank.values()):
+        if anybody_dead:
             continue  # a dead peer explains it; that is reported as a crash
         behind = devices.failed(past) or devices.behind(inside)
         if behind:

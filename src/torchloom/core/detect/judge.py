@@ -6,6 +6,7 @@ reported to hang, and where ranks disagree or hang no slowness is reported.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 
 from msgspec import Struct
@@ -120,7 +121,8 @@ def judge(
 def _trains(windows: Sequence[RankWindow], memory: Memory) -> bool:
     """Whether steps are being made: after the last one nobody is slow, whatever its last steps took."""
     usual_s = median(memory.pace.recent_s[-RECENT_STEPS:]) if memory.pace.recent_s else 0.0
-    return min(w.idle_s for w in windows) < max(TRAINS_S, TRAINS_STEPS * usual_s)
+    within_s = max(TRAINS_S, TRAINS_STEPS * usual_s)
+    return any(w.idle_s < within_s for w in windows)
 
 
 def _stuck(windows: Sequence[RankWindow], memory: Memory, limits: AllLimits) -> list[Finding]:
@@ -152,17 +154,18 @@ def _learn_beats(windows: Sequence[RankWindow], memory: Memory) -> Memory:
 def _learn(windows: Sequence[RankWindow], memory: Memory, limits: AllLimits) -> Memory:
     """Feed new steps of the job: the time of a step is the median over the ranks that completed it."""
     last = memory.trigger.last_step
-    fresh: dict[int, list[float]] = {}
+    fresh: defaultdict[int, list[int]] = defaultdict(list)
     for window in windows:
         for one in reversed(window.steps):
-            if one.step <= last:
+            number = one.step
+            if number <= last:
                 break
-            fresh.setdefault(one.step, []).append(one.step_ns / 1e9)
+            fresh[number].append(one.step_ns)
     steps = sorted(s for s, times in fresh.items() if len(times) > len(windows) / 2)
     if not steps:
         return memory
     trigger = memory.trigger
-    times = [median(fresh[s]) for s in steps]
+    times = [_median_s(fresh[s]) for s in steps]
     lasts = _lasts(memory, limits.slow)
     for step, step_s in zip(steps, times, strict=True):
         trigger = watch(trigger, step, step_s, limits.slow, lasts)
@@ -178,6 +181,14 @@ def _learn(windows: Sequence[RankWindow], memory: Memory, limits: AllLimits) -> 
         learn=trigger.total == 0.0,
     )
     return replace(memory, pace=pace, trigger=trigger, transfers=levels)
+
+
+def _median_s(times_ns: list[int]) -> float:
+    """As the median of the times in seconds, with a division for the middle ones only."""
+    times_ns.sort()
+    half = len(times_ns) // 2
+    upper = times_ns[half] / 1e9
+    return upper if len(times_ns) % 2 else (times_ns[half - 1] / 1e9 + upper) / 2
 
 
 def _lasts(memory: Memory, limits: SlowLimits) -> bool:
@@ -198,10 +209,10 @@ def _numbers(windows: Sequence[RankWindow], memory: Memory) -> tuple[Memory, lis
     # Who left something out explains why replicas differ.
     found += [*behind, *differing]
     step = max(w.values_step for w in windows) or memory.trigger.last_step
-    told: dict[str, list[float]] = {}
+    told: defaultdict[str, list[float]] = defaultdict(list)
     for window in windows:
         for name, value in window.values.items():
-            told.setdefault(name, []).append(value)
+            told[name].append(value)
     if told:
         newest = {k: median(v) for k, v in told.items()}
         curves, jumped = spikes(memory.curves, step, newest, peaks_of(windows), words.offset_of(windows))

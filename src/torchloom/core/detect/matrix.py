@@ -40,6 +40,8 @@ def delays_from_training(windows: Sequence[RankWindow]) -> dict[Pair, float]:
     later one waited for the transfer only, so the shorter time is the transfer's. A send that the kernel
     takes into its buffer is shorter still: these are lower bounds, and nobody is blamed for what a rank
     computed."""
+    if not any(w.pairs for w in windows):
+        return {}
     at = {(g.name, g.rank): w.rank for w in windows for g in w.groups}
     sent: dict[Pair, float] = {}
     got: dict[Pair, float] = {}

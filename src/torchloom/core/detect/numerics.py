@@ -46,7 +46,9 @@ def broken_values(
     steps: list[int] = []
     now = dict(runs)
     for window in windows:
-        names = sorted(k for k, v in window.values.items() if not isfinite(v))
+        names = []
+        if not all(map(isfinite, window.values.values())):
+            names = sorted(k for k, v in window.values.items() if not isfinite(v))
         last = window.broken
         if last is not None and last.run > runs.get(window.rank, 0):
             now[window.rank] = last.run
@@ -57,9 +59,9 @@ def broken_values(
         if names:
             bad[window.rank] = names
             steps.append(last.step if last is not None else window.steps_done)
-    guilty = [w for w in windows if w.rank in bad]
-    if not guilty:
+    if not bad:
         return now, []
+    guilty = [w for w in windows if w.rank in bad]
     names = sorted({name for found in bad.values() for name in found})
     # A reduced loss is broken everywhere at once: then no rank can be named.
     everywhere = len(guilty) == len(windows) > 1
@@ -94,7 +96,7 @@ def peaks_of(windows: Sequence[RankWindow]) -> dict[str, tuple[int, float]]:
     for name in CURVES:
         at: dict[int, list[float]] = {}
         for window in windows:
-            if name in window.peaks:
+            if window.peaks and name in window.peaks:
                 at.setdefault(window.peaks[name][0], []).append(window.peaks[name][1])
         step = max(at, key=lambda s: (len(at[s]), s), default=0)
         if step and 2 * len(at[step]) > len(windows):

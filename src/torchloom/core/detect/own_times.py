@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
-from torchloom.core.detect.robust import median
+from torchloom.core.detect.robust import median, spread
+from torchloom.core.detect.wide import Table, middles, smallest, spreads, table, worth_it
 from torchloom.core.detect.window import RankWindow
 
 MAX_STEPS = 32
@@ -28,14 +29,11 @@ def own_times(windows: Sequence[RankWindow], newest: int = MAX_STEPS) -> dict[in
 def _own_times(windows: Sequence[RankWindow], newest: int) -> dict[int, list[int]]:
     if not all(w.steps for w in windows):
         return {w.rank: [] for w in windows}
-    first = max((w.steps[0].step for w in windows), default=0)
-    last = min((w.steps[-1].step for w in windows), default=-1)
-    if all(w.steps[-1].step - w.steps[0].step == len(w.steps) - 1 for w in windows):
-        # Nearly always: no window has a gap, so the same steps are a slice of each.
-        first = max(first, last - newest + 1)
-        if last < first:
+    span = _span(windows, newest)
+    if span is not None:
+        first, number = span
+        if number <= 0:
             return {w.rank: [] for w in windows}
-        number = last - first + 1
         found = {}
         for w in windows:
             at = first - w.steps[0].step
@@ -48,6 +46,20 @@ def _own_times(windows: Sequence[RankWindow], newest: int) -> dict[int, list[int
     return {w.rank: [table[s] for s in steps] for w, table in zip(windows, tables, strict=True)}
 
 
+def _span(windows: Sequence[RankWindow], newest: int) -> tuple[int, int] | None:
+    """The first of the newest steps that all have completed, and how many there are. Nearly always no window
+    has a gap, so the same steps are a slice of each; else None."""
+    first, last = 0, 1 << 62
+    for window in windows:
+        steps = window.steps
+        began, ended = steps[0].step, steps[-1].step
+        if ended - began != len(steps) - 1:
+            return None
+        first, last = max(first, began), min(last, ended)
+    first = max(first, last - newest + 1)
+    return first, last - first + 1
+
+
 class Peers(tuple[RankWindow, ...]):
     """Ranks that may be compared with each other. What several rules need is worked out once: looks at
     thousands of ranks must stay cheap."""
@@ -57,23 +69,67 @@ class Peers(tuple[RankWindow, ...]):
         return windows if isinstance(windows, Peers) else cls(windows)
 
     @cached_property
+    def table(self) -> Table | None:
+        """The same as `own`, as an array, where the job is large enough and no window has a gap."""
+        if not worth_it(len(self)) or not all(w.steps for w in self):
+            return None
+        span = _span(self, MAX_STEPS)
+        if span is None or span[1] <= 0 or len({w.rank for w in self}) < len(self):
+            return None
+        return table(self, *span)
+
+    @cached_property
     def own(self) -> dict[int, list[int]]:
         """Own times of the newest steps that all have completed."""
+        if self.table is not None:
+            return dict(zip(self.table.ranks, self.table.own.tolist(), strict=True))
         return _own_times(self, MAX_STEPS)
 
     @cached_property
     def shared(self) -> int:
         """How many steps that are."""
+        if self.table is not None:
+            return self.table.steps
         return len(next(iter(self.own.values()), []))
 
+    def beyond(self, least_ns: float) -> dict[int, list[int]]:
+        """Own times of the ranks that took longer than this in any step."""
+        if self.table is not None:
+            rows = self.table.own.max(axis=1) > least_ns
+            ranks = [rank for rank, long in zip(self.table.ranks, rows.tolist(), strict=True) if long]
+            return dict(zip(ranks, self.table.own[rows].tolist(), strict=True))
+        return {rank: times for rank, times in self.own.items() if max(times) > least_ns}
+
+    def smallest(self, place: int) -> list[int]:
+        """For each of these steps the own time at this place in their order."""
+        if self.table is not None:
+            return smallest(self.table, place)
+        return [times[place] for times in self._ordered]
+
     @cached_property
-    def ordered(self) -> list[list[int]]:
+    def middles(self) -> list[float]:
+        """For each of these steps the median own time."""
+        if self.table is not None:
+            return list(middles(self.table.own).tolist())
+        return [median(times) for times in self._ordered]
+
+    def spreads(self, newest: int) -> list[float]:
+        """For each of the newest of these steps, how much the ranks differ."""
+        if self.table is not None:
+            return spreads(self.table.own[:, -newest:], self.middles[-newest:])
+        pairs = zip(self._ordered[-newest:], self.middles[-newest:], strict=True)
+        return [spread(times, middle) for times, middle in pairs]
+
+    @cached_property
+    def _ordered(self) -> list[list[int]]:
         """For each of these steps the own times of all ranks, in order."""
         return [sorted(column) for column in zip(*self.own.values(), strict=True)]
 
     @cached_property
     def typical(self) -> dict[int, float]:
         """By rank, the median of its own times."""
+        if self.table is not None:
+            return dict(zip(self.table.ranks, middles(self.table.own, axis=1).tolist(), strict=True))
         return {rank: median(times) for rank, times in self.own.items() if times}
 
 

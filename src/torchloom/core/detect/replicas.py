@@ -96,13 +96,17 @@ def _looks(
     """(step, table, part) → hash by rank, of new steps, where all ranks of that table have reported."""
     found: dict[tuple[int, int, int], dict[int, int]] = {}
     ranks: dict[int, set[int]] = {}
+    until: dict[int, int] = {}
     for window in windows:
-        if not window.hashes:
+        hashes = window.hashes
+        if not hashes:
             continue
-        table = window.hashes[-1].table
-        ranks.setdefault(table, set()).add(window.rank)
-        done = judged.get(str(table), 0)
-        for one in reversed(window.hashes):
+        table = hashes[-1].table
+        if table not in ranks:
+            ranks[table], until[table] = set(), judged.get(str(table), 0)
+        ranks[table].add(window.rank)
+        done = until[table]
+        for one in reversed(hashes):
             if one.step <= done:
                 break
             found.setdefault((one.step, one.table, one.part), {})[window.rank] = one.hash
@@ -234,7 +238,8 @@ def _at_odds(
         was, now = _labels(part.together, count), _labels(part.now, count)
         broken = {w for w in set(was) if len({n for n, v in zip(now, was, strict=True) if v == w}) > 1}
         ranks = tuple(rank for rank, w in zip(everybody, was, strict=True) if w in broken)
-        guilty = [w for w in windows if w.rank in ranks]
+        these = set(ranks)
+        guilty = [w for w in windows if w.rank in these]
         return Finding(
             kind="divergence",
             ranks=ranks,

@@ -16,8 +16,10 @@ from operator import truediv
 from msgspec import Struct
 from msgspec.structs import replace
 
+from torchloom.core.detect import wide
 from torchloom.core.detect.own_times import MAX_STEPS, SAMPLED, Peers, own_times, typical_step_ns
 from torchloom.core.detect.robust import median, spread
+from torchloom.core.detect.wide import Table
 from torchloom.core.detect.window import RankWindow
 
 MIN_STEPS = 5
@@ -36,10 +38,6 @@ _FEW = 16
 _SET_STEPS = 16
 _SET_OFTEN = 0.8
 """A set of slow ranks must be apart from the others in this share of at least so many steps."""
-_UNEVEN_STEPS = 16
-PERIODIC = 2.5
-_PERIODS = 3
-"""Slow every n-th step: so much slower than the peers, and seen so often."""
 
 
 class SlowLimits(Struct, frozen=True, kw_only=True):
@@ -154,7 +152,7 @@ def _fast(values: Sequence[float]) -> float:
     return sorted(values)[len(values) // 4]
 
 
-class Late(Struct, frozen=True):
+class Late(Struct, frozen=True, gc=False):
     """A rank that takes more time for itself than its peers do."""
 
     rank: int
@@ -193,11 +191,17 @@ def held_back(windows: Sequence[RankWindow], limits: SlowLimits) -> list[Late]:
         others = median([t for r, t in quotas.items() if r != rank]) if few else middle
         if taken - others > limits.throttled * step_ns:
             stopped.add(rank)
-    own = own_times(windows)
-    free = [times for rank, times in own.items() if rank not in stopped]
-    if not stopped or not free or len(free[0]) < MIN_STEPS:
+    if not stopped or len(stopped) == len(quotas) or Peers.of(windows).shared < MIN_STEPS:
         return []
-    middles = [median(column) for column in zip(*free, strict=True)]
+    table = Peers.of(windows).table
+    if table is not None:
+        others = table.own[~table.rows(stopped)]
+        own = dict(zip(table.ranks, table.own.tolist(), strict=True))
+        middles = wide.middles(others).tolist()
+    else:
+        own = own_times(windows)
+        free = [times for rank, times in own.items() if rank not in stopped]
+        middles = [median(column) for column in zip(*free, strict=True)]
     late = [_behind(w, own[w.rank], middles, limits) for w in windows if w.rank in stopped]
     return [one for one in late if one is not None]
 
@@ -216,6 +220,9 @@ def _behind(
 
 
 def _localise(windows: Sequence[RankWindow], limits: SlowLimits, newest: int) -> list[Late]:
+    table = Peers.of(windows).table
+    if table is not None:
+        return _localise_many(windows, table, limits, newest)
     own = own_times(windows, newest)
     steps = len(next(iter(own.values()), []))
     if steps < MIN_STEPS or len(own) < 2:
@@ -231,6 +238,31 @@ def _localise(windows: Sequence[RankWindow], limits: SlowLimits, newest: int) ->
         found += [one for one in late if one.excess_ns >= limits.matters * step_ns]
         out = {one.rank for one in late}
         rest = {rank: times for rank, times in rest.items() if rank not in out}
+    return found
+
+
+def _localise_many(
+    windows: Sequence[RankWindow], table: Table, limits: SlowLimits, newest: int
+) -> list[Late]:
+    own, ranks = table.own[:, -newest:], table.ranks
+    steps = int(own.shape[1])
+    if steps < MIN_STEPS:
+        return []
+    step_ns = typical_step_ns(windows, steps)
+    found: list[Late] = []
+    most = max(1, (len(ranks) - 1) // 2)
+    for _ in range(_FEW):
+        rows = wide.latest(own, SAMPLED, limits.score, limits.excess, limits.often)[: most - len(found)]
+        if not rows:
+            break
+        found += [
+            Late(ranks[one.place], one.ratio, one.score, one.excess_ns, one.share, steps)
+            for one in rows
+            if one.excess_ns >= limits.matters * step_ns
+        ]
+        out = {one.place for one in rows}
+        left = [place for place in range(len(ranks)) if place not in out]
+        own, ranks = own[left], [ranks[place] for place in left]
     return found
 
 
@@ -285,11 +317,21 @@ def _height(times: Sequence[int], middles: Sequence[float]) -> float:
 def lasting_set(windows: Sequence[RankWindow], limits: SlowLimits) -> list[Late]:
     """Ranks that are slow for good where they are too many to stand out from the middle: their own times and
     those of the others form two bunches with a clear gap, in nearly all steps. The slow ones, else nobody."""
-    own = own_times(windows)
-    steps = len(next(iter(own.values()), []))
-    if steps < _SET_STEPS or len(own) < 4:
+    peers = Peers.of(windows)
+    steps = peers.shared
+    if steps < _SET_STEPS or len(peers) < 4:
         return []
-    typical = Peers.of(windows).typical
+    typical = peers.typical
+    if peers.table is not None:
+        found = wide.lasting_set(peers.table, log(1 + LOOKS[0][1]), limits.excess, _SET_OFTEN)
+        if found is None:
+            return []
+        late = [peers.table.ranks[place] for place in found.rows]
+        return [
+            Late(r, typical[r] / found.middle, None, typical[r] - found.middle, found.apart, steps)
+            for r in late
+        ]
+    own = own_times(windows)
     order = sorted(typical, key=lambda r: (typical[r], r))
     gaps = [log(typical[b] / typical[a]) for a, b in pairwise(order)]
     widest = max(range(len(gaps)), key=lambda n: gaps[n])
@@ -309,62 +351,3 @@ def lasting_set(windows: Sequence[RankWindow], limits: SlowLimits) -> list[Late]
         return []
     middle = median([typical[r] for r in fast])
     return [Late(r, typical[r] / middle, None, typical[r] - middle, sum(apart) / steps, steps) for r in slow]
-
-
-class Periodic(Struct, frozen=True):
-    """A rank that takes much longer than its peers in some steps, at regular intervals."""
-
-    rank: int
-    every: int
-    ratio: float
-    """Against the peers in those steps."""
-    excess_ns: float
-    """In one of those steps."""
-
-
-def periodic(windows: Sequence[RankWindow], limits: SlowLimits) -> list[Periodic]:
-    """Ranks that are much slower than their peers in every n-th step, which no median shows."""
-    own = own_times(windows)
-    steps = len(next(iter(own.values()), []))
-    if steps < MAX_STEPS or len(own) < 2:
-        return []
-    step_ns = typical_step_ns(windows)
-    ordered = Peers.of(windows).ordered
-    # The upper middle among two would be the late one itself.
-    middles = [times[(len(times) - 1) // 2] for times in ordered]
-    least = PERIODIC * min(middles)
-    found = []
-    for rank, times in own.items():
-        if max(times) <= least:
-            continue
-        long = [s for s in range(steps) if times[s] > PERIODIC * middles[s]]
-        gaps = {b - a for a, b in pairwise(long)}
-        if len(long) < _PERIODS or len(gaps) != 1:
-            continue
-        every = gaps.pop()
-        excess = median([times[s] - middles[s] for s in long])
-        if every > 1 and excess / every >= limits.matters * step_ns:
-            found.append(Periodic(rank, every, median([times[s] / middles[s] for s in long]), excess))
-    return found if len(found) <= max(1, len(own) // 2) else []
-
-
-def unevenness(windows: Sequence[RankWindow], least: float = 0.0) -> tuple[float, float]:
-    """How much the ranks of a role differ from step to step: (spread, loss), both as shares.
-
-    The spread counts half of the ranks; a collection of garbage here and there does not move it. The loss is
-    what the slowest of a step takes more than the median. Below the `least` loss no spread is worked out.
-    """
-    ordered = Peers.of(windows).ordered[-_UNEVEN_STEPS:]
-    if len(ordered) < MIN_STEPS or len(windows) < 3:
-        return 0.0, 0.0
-    middles = [_middle(times) for times in ordered]
-    loss = median([(times[-1] - middle) / middle for times, middle in zip(ordered, middles, strict=True)])
-    if loss < least:
-        return 0.0, loss
-    spreads = [spread(times, middle) / middle for times, middle in zip(ordered, middles, strict=True)]
-    return median(spreads), loss
-
-
-def _middle(ordered: Sequence[float]) -> float:
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2

@@ -35,7 +35,8 @@ STAGE_STEPS, _OFTEN = 16, 0.8
 def as_stage(one: Finding, peers: Sequence[RankWindow], past_ns: Mapping[int, float]) -> Finding:
     """A late rank of a pipeline that does not report its roles: it may just have more work. If it takes
     longer than it did itself, or the cause was measured, it is slow."""
-    windows = [w for w in peers if w.rank in set(one.ranks)]
+    these = set(one.ranks)
+    windows = [w for w in peers if w.rank in these]
     ratio = float(one.inputs["ratio"])
     if (before := _changed(windows, past_ns)) is not None:
         now_s, before_s = before

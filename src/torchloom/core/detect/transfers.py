@@ -30,6 +30,7 @@ RAISED = 1.75
 RAISED_SHARE = 0.1
 """… if it is at least this share of a step and no wait for a CPU explains it."""
 LEARNS = 0.2
+_NEVER = float("inf")
 
 
 class Level(Struct, frozen=True):
@@ -55,8 +56,9 @@ def transfer_times(windows: Sequence[RankWindow]) -> dict[str, float]:
     shortest: dict[str, float] = {}
     for window in windows:
         for group in window.groups:
-            if group.wait_ns:
-                shortest[group.name] = min(shortest.get(group.name, float("inf")), group.wait_ns)
+            wait_ns = group.wait_ns
+            if wait_ns and wait_ns < shortest.get(group.name, _NEVER):
+                shortest[group.name] = wait_ns
     return {**shortest, **{between(p): s * 1e9 for p, s in delays_from_training(windows).items()}}
 
 

@@ -65,14 +65,19 @@ def by_role(windows: Sequence[RankWindow]) -> dict[str, list[RankWindow]]:
     """
     found: dict[str, list[RankWindow]] = {}
     shapes: list[tuple[str, _Shape]] = []
+    same: dict[tuple[object, ...], str] = {}
     for window in windows:
         role = window.role
+        if not role:
+            use = window.steps_done, *[(g.size, g.entered) for g in window.groups]
+            role = same.get(use, "")  # nearly all ranks of a large job are like one before
         if not role:
             shape = _shape(window)
             role = next((name for name, other in shapes if _alike(shape, other)), "")
             if not role:
                 role = f"shape {len(shapes) + 1}"
                 shapes.append((role, shape))
+            same[use] = role
         found.setdefault(role, []).append(window)
     return found
 
