@@ -43,7 +43,8 @@ def main() -> None:
         timeout=TIMEOUT,
     )
     ddp = DistributedDataParallel(manager, model)
-    optimizer = Optimizer(manager, torch.optim.SGD(ddp.parameters(), lr=0.01, momentum=0.9))
+    sgd = torch.optim.SGD(ddp.parameters(), lr=0.01, momentum=0.9)
+    optimizer = Optimizer(manager, sgd)
 
     while manager.current_step() < STEPS:
         step = manager.current_step()
@@ -54,7 +55,8 @@ def main() -> None:
         loss.backward()  # averages the gradients over the replicas of the quorum
         time.sleep(STEP_S)
         optimizer.step()  # commits the step if nothing failed
-        print(f"step {manager.current_step()} loss {loss.item():.4f} replicas {manager.num_participants()}")
+        rate, replicas = sgd.param_groups[0]["lr"], manager.num_participants()
+        print(f"step {manager.current_step()} loss {loss.item():.4f} lr {rate:g} replicas {replicas}")
 
     weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
     print(f"done at step {manager.current_step()}, weights {hashlib.sha256(weights).hexdigest()[:16]}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -32,6 +33,11 @@ class Replicas:
         """Steps and the number of replicas that made each."""
         found = (re.match(r"step (\d+) .*replicas (\d+)", line) for line in self.lines(index))
         return [(int(m[1]), int(m[2])) for m in found if m]
+
+    def rates(self, index: int) -> dict[int, str]:
+        """The learning rate that each step used."""
+        found = (re.match(r"step (\d+) .*lr (\S+)", line) for line in self.lines(index))
+        return {int(m[1]): m[2] for m in found if m}
 
     def wait_steps(self, more: int, replicas: int, among: tuple[int, ...]) -> None:
         """Until each of these has made so many further steps together with so many replicas."""
@@ -119,3 +125,25 @@ def test_two_torchft_jobs_side_by_side_do_not_meet(stack: Stack) -> None:
     assert len(other.weights()) == 1
     one.wait_steps(2, 1, (0,))
     assert {count for _, count in one.steps(0) + other.steps(0)} == {1}
+
+
+def test_a_change_holds_for_all_replicas_from_the_same_step_on(stack: Stack) -> None:
+    """Also for a replica that is lost at that moment, and heals later."""
+    stack.env["PYTHONPATH"] = ""
+    job = started(stack, "ft-set", steps=1_000_000)
+    said = stack.loom("set", job.name, "lr=0.005", "--why", "smaller").stdout
+    first = re.match(
+        r"ft-set: version 1 applied on all ranks at step (\d+)\n  optimizer0.lr@0  0.01 → 0.005", said
+    )
+    assert first, said
+    os.kill(job.pid(1), signal.SIGKILL)
+    second = json.loads(stack.loom("set", job.jobs[1], "lr=0.001", "--json").stdout)
+    job.wait_steps(3, 2, (0, 1))
+    assert second["state"] == "applied" and second["version"] == 2, second
+    rates = [job.rates(0), job.rates(1)]
+    both = rates[0].keys() & rates[1].keys()
+    assert {step: rates[0][step] for step in both} == {step: rates[1][step] for step in both}
+    assert {"0.01", "0.005", "0.001"} == set(rates[0].values())
+    for rate, step in (("0.005", int(first[1])), ("0.001", second["training_step"])):
+        assert min(at for at, used in rates[0].items() if used == rate) == step
+    stack.loom("stop", "--kill", job.name)

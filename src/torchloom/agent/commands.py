@@ -17,6 +17,7 @@ from torchloom.agent.checkpoints.memory_tiers import release_memory
 from torchloom.agent.health.device_tests import DeviceTests
 from torchloom.agent.host import Host
 from torchloom.agent.injection.faults import inject
+from torchloom.agent.lighthouse.sharing import share_change
 from torchloom.agent.logs.removal import remove_job_files
 from torchloom.agent.mail import post_mail
 from torchloom.agent.processes.exits import ExitWatch
@@ -33,6 +34,7 @@ from torchloom.model.effects import (
     PostMail,
     ReleaseMemory,
     RemoveJobFiles,
+    ShareChange,
     StartRendezvous,
     StartWorkers,
     StopRendezvous,
@@ -40,13 +42,20 @@ from torchloom.model.effects import (
     TestDevice,
     WarmSpawner,
 )
-from torchloom.model.events import DeviceTested, EffectDone, EffectFailed, RendezvousStarted, WorkersStarted
+from torchloom.model.events import (
+    ChangeShared,
+    DeviceTested,
+    EffectDone,
+    EffectFailed,
+    RendezvousStarted,
+    WorkersStarted,
+)
 from torchloom.model.messages import Command, Receipt
 from torchloom.wire import codec
 
 log = logging.getLogger(__name__)
 
-Result = RendezvousStarted | WorkersStarted | EffectDone | EffectFailed | DeviceTested
+Result = RendezvousStarted | WorkersStarted | ChangeShared | EffectDone | EffectFailed | DeviceTested
 
 _REMEMBERED = 2048
 
@@ -159,6 +168,8 @@ class Commands:
                 return None  # the answers of the ranks are its result
             case TestDevice():
                 return await self._tests.run(effect)
+            case ShareChange():
+                return await share_change(self._host, effect)
             case InjectFault():
                 return inject(self._host, self._bus, effect, self._tasks)
             case _:

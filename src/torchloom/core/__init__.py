@@ -19,6 +19,7 @@ history/     what is kept of a job over time
 changes      what an event changed; notices puts it into words
 replaying    recorded events applied again, and each of them explained
 quorum       which replicas of a torchft job train together
+replica_changes  the step at which all of them apply a change of settings
 disturbance  incidents of the control plane itself
 foreign_values  an incident about what others wrote into a job's store
 jobs, checkpoint_reports, retention, injection, invariants: one subject each

@@ -18,6 +18,7 @@ from torchloom.model.events import (
     AgentFlooded,
     ChangeCancelled,
     ChangeRequested,
+    ChangeShared,
     CheckpointFailed,
     CheckpointRejected,
     CheckpointSaved,
@@ -145,7 +146,7 @@ def job_of(event: Event, fleet: Fleet) -> str:
         case TimerFired():
             timer = fleet.timers.get(event.timer)
             return timer.job if timer is not None else ""
-        case EffectFailed() | EffectDone():
+        case EffectFailed() | EffectDone() | ChangeShared():
             return next((job for job, open_ in fleet.open_by_job.items() if event.effect in open_), "")
         case NodeJoined() | NodeUnreachable() | NodeReachable() | NodeLeft() | NodeGone() | NodeDrained():
             return ""

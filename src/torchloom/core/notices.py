@@ -10,6 +10,7 @@ from torchloom.model.events import (
     AgentFlooded,
     ChangeCancelled,
     ChangeRequested,
+    ChangeShared,
     CheckpointFailed,
     CheckpointRejected,
     CheckpointSaved,
@@ -99,6 +100,8 @@ def _words(event: Event) -> tuple[Topic, str]:
             return "config", f"{event.by} cancelled operation {event.operation} of {event.job}"
         case RanksAnswered():
             return "system", f"ranks of {event.job} on {event.node} answered"
+        case ChangeShared():
+            return "system", f"the replicas of {event.set}: {event.outcome.reason}"
         case StepReached():
             return "system", f"{event.job} is near step {event.step}"
         case JobSubmitted():

@@ -63,6 +63,7 @@ from torchloom.core.steering.driver import (
 )
 from torchloom.core.steering.restart import restart_requested
 from torchloom.core.steering.restore import restore_not_applied, restore_requested
+from torchloom.core.steering.shared import change_shared, share_failed
 from torchloom.core.steering.stop import boundary_agreed, boundary_not_reached, stop_again, stop_requested
 from torchloom.core.stream_time import in_stream_time, stream_time
 from torchloom.core.turn import Turn, jobs_of
@@ -72,6 +73,7 @@ from torchloom.model.effects import (
     PostMail,
     ReleaseMemory,
     RemoveJobFiles,
+    ShareChange,
     StartRendezvous,
     StartWorkers,
     StopRendezvous,
@@ -83,6 +85,7 @@ from torchloom.model.events import (
     AgentFlooded,
     ChangeCancelled,
     ChangeRequested,
+    ChangeShared,
     CheckpointFailed,
     CheckpointRejected,
     CheckpointSaved,
@@ -195,6 +198,8 @@ def _dispatch(turn: Turn, event: Event) -> None:
             change_cancelled(turn, event)
         case RanksAnswered():
             ranks_answered(turn, event)
+        case ChangeShared():
+            change_shared(turn, event)
         case StepReached():
             step_reached(turn, event)
         case JobDeleted():
@@ -315,6 +320,8 @@ def _effect_failed(turn: Turn, event: EffectFailed) -> None:
             mail_failed(turn, effect, event.why)
         case TestDevice():
             test_did_not_run(turn, effect, event.why)
+        case ShareChange():
+            share_failed(turn, effect, event.why)
         case InjectFault():
             pass  # the failure is reported, and a fault that did not happen does no harm
         case WarmSpawner():

@@ -12,6 +12,7 @@ from torchloom.model.effects import (
     PostMail,
     ReleaseMemory,
     RemoveJobFiles,
+    ShareChange,
     StartRendezvous,
     StartWorkers,
     StopRendezvous,
@@ -34,6 +35,7 @@ E = TypeVar(
     InjectFault,
     PostMail,
     TestDevice,
+    ShareChange,
 )
 
 
@@ -118,7 +120,7 @@ def jobs_of(effect: Effect) -> list[str]:
     match effect:
         case StartRendezvous() | StopRendezvous():
             return [effect.store.job]
-        case StartWorkers() | RemoveJobFiles() | ReleaseMemory() | WarmSpawner() | PostMail():
+        case StartWorkers() | RemoveJobFiles() | ReleaseMemory() | WarmSpawner() | PostMail() | ShareChange():
             return [effect.job]
         case StopWorkers() | InjectFault():
             return list(dict.fromkeys(ref.job for ref in effect.workers))

@@ -5,7 +5,7 @@ hand: `from torchloom.integrations.torchft import Manager`. Outside torchloom bo
 
 One thread listens to the lighthouse. It touches nothing but a process group whose quorum has a dead member,
 so that the collective there fails now and not after its timeout (broken_groups.py). torchft then skips that
-step.
+step. Changes of settings take effect with commits, on all replicas with the same one (replica_settings.py).
 """
 
 from __future__ import annotations
@@ -13,19 +13,23 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
 from torchloom.integrations.broken_groups import BrokenGroups, WatchedGroup
-from torchloom.integrations.lighthouse_news import listen
+from torchloom.integrations.lighthouse_news import LighthouseLink
+from torchloom.integrations.replica_settings import ReplicaSettings
 from torchloom.probe import api, session
 
 NEWS = "LOOM_LIGHTHOUSE_NEWS"
 
+DOOR = "TORCHFT_LIGHTHOUSE"
+
 _groups = BrokenGroups()
 _listening = threading.Lock()
+_settings: ReplicaSettings | None = None
 
 
 def __getattr__(name: str) -> Any:
@@ -74,13 +78,31 @@ def _watch_manager(manager: Any) -> None:
 def _follow(manager: Any) -> None:
     manager._client = QuorumClient(manager._client)
     if _listening.acquire(blocking=False):
-        listen(os.environ[NEWS], _groups.died)
+        _listen()
+
+
+def _listen() -> None:
+    global _settings
+    port = int(os.environ[DOOR].rpartition(":")[2])
+    link = LighthouseLink(os.environ[NEWS], _heard, lambda: settings.hello())
+    settings = _settings = ReplicaSettings(link.send, port, int(os.environ.get("RANK", "0")))
+    link.start()
+
+
+def _heard(news: Mapping[str, Any]) -> None:
+    if "gone" in news:
+        _groups.died(int(news["quorum"]), [str(id) for id in news["gone"]])
+    elif _settings is not None:
+        _settings.heard(news["changes"], int(news["asked"]))
 
 
 def _report_commit(manager: Any, done: bool) -> None:
     """The committed step is the script's own step: a healed replica continues with the others' number."""
     if done:
-        api.step(manager._step - 1)  # the optimizer's step, which is part of the commit, is still to come
+        if not getattr(manager, "_loom_commits_rounds", False):
+            api.step(manager._step - 1)  # the optimizer's step, which is part of the commit, is still to come
+        if _settings is not None and _settings.busy and session.current is not None:
+            _settings.committed(manager._step, session.current.replicas)
     failures = {"torchft/failed_commits": manager._commit_failures} if not done else {}
     api.log(
         **{
@@ -104,6 +126,8 @@ class QuorumClient:
     def _quorum(self, *args: Any, **kwargs: Any) -> Any:
         found = self._client._quorum(*args, **kwargs)
         _quietly(_groups.quorum, found.quorum_id, list(found.replica_ids))
+        if _settings is not None:
+            _settings.quorum_formed()
         return found
 
 

@@ -6,7 +6,7 @@ does it at most once.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -162,6 +162,18 @@ class TestDevice(EffectBase, frozen=True, kw_only=True, tag="test-device"):
 
     device: str
     kind: Literal["gpu", "cpu"]
+class ShareChange(EffectBase, frozen=True, kw_only=True, tag="share-change"):
+    """Propose a change of settings to all replicas of a torchft job, at its lighthouse on this node."""
+
+    job: str
+    """The replica that was named in the request."""
+    set: str
+    version: int
+    values: dict[str, Any]
+    at_step: int = 0
+    """The first step that may use it; 0: the next that all replicas can."""
+    withdrawn: str = ""
+    """Why it is not wanted any more, if so."""
 
 
 class InjectFault(EffectBase, frozen=True, kw_only=True, tag="inject-fault"):
@@ -186,4 +198,5 @@ Effect = (
     | InjectFault
     | PostMail
     | TestDevice
+    | ShareChange
 )

@@ -20,6 +20,7 @@ from torchloom.model.findings import Finding, RankEvidence
 from torchloom.model.flight import FlightWitness
 from torchloom.model.job import JobSpec
 from torchloom.model.node import Inventory, RendezvousAddress, RendezvousRef
+from torchloom.model.quorum import ReplicaOutcome
 from torchloom.model.steering import Origin
 from torchloom.model.transaction.messages import Kind
 from torchloom.model.windows import Collective
@@ -144,6 +145,16 @@ class RanksAnswered(EventBase, frozen=True, kw_only=True, tag="ranks-answered"):
     job: str
     generation: int
     answers: str
+
+
+class ChangeShared(EventBase, frozen=True, kw_only=True, tag="change-shared"):
+    """How a change of all replicas of a torchft job ended."""
+
+    node: str
+    effect: str
+    set: str
+    version: int
+    outcome: ReplicaOutcome
 
 
 class StepReached(EventBase, frozen=True, kw_only=True, tag="step-reached"):
@@ -566,6 +577,7 @@ Event = (
     | ChangeRequested
     | ChangeCancelled
     | RanksAnswered
+    | ChangeShared
     | StepReached
     | JobDeleted
     | NodeJoined

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Any
+
+from msgspec import Struct, field
 
 
 class ReplicaSeat(Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,3 +29,34 @@ class QuorumMember(Struct, frozen=True):
     commit_failures: int
     raw: bytes
     """The whole message as its manager sent it, to be passed on."""
+
+
+class ReplicaChange(Struct):
+    """A change of settings that all replicas of a torchft job apply with the same commit."""
+
+    version: int
+    values: dict[str, Any]
+    at_step: int = 0
+    """The first step that may use it; 0: the next one that all replicas can."""
+    step: int | None = None
+    """The step that uses it first; None: not decided."""
+    awaited: dict[str, int] = field(default_factory=dict)
+    """Ranks by door, of the replicas in the quorum that decided it."""
+    refused: str = ""
+    """Why no replica will apply it."""
+
+    @property
+    def open(self) -> bool:
+        return self.step is None and not self.refused
+
+
+class ReplicaOutcome(Struct, frozen=True):
+    """How a change of all replicas ended."""
+
+    step: int | None = None
+    """None: it was not applied anywhere."""
+    reason: str = ""
+    changed: tuple[tuple[str, Any, Any], ...] = ()
+    """Address, before, after, of the first replica."""
+    trouble: dict[str, dict[int, str]] = {}
+    """By job and rank: why its script failed at it."""

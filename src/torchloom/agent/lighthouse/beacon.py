@@ -18,6 +18,7 @@ import grpc
 import msgspec
 
 from torchloom.agent.lighthouse import records
+from torchloom.agent.lighthouse.listeners import Listeners
 from torchloom.agent.lighthouse.records import BeaconRecord, ControlReply, ControlRequest
 from torchloom.core.quorum import QuorumCandidate, QuorumRules, QuorumState, form, leave, settle
 from torchloom.wire import torchft_messages
@@ -45,7 +46,7 @@ class Beacon:
         self._servers: dict[str, grpc.aio.Server] = {}
         self._waiting: dict[str, asyncio.Future[bytes]] = {}
         """Open quorum requests, by replica id."""
-        self._listeners: set[asyncio.StreamWriter] = set()
+        self._listeners = Listeners(record.changes, record.doors, self._save)
         self._agents: set[asyncio.StreamWriter] = set()
         self._used = now
         self.over = asyncio.Event()
@@ -73,17 +74,18 @@ class Beacon:
         finally:
             agents.close()
             news.close()
-            for writer in (*self._agents, *self._listeners):
+            for writer in self._agents:
                 writer.close()  # their handlers then end by themselves
+            self._listeners.close()
             if ended:
                 self._path.unlink(missing_ok=True)
             await asyncio.gather(*(server.stop(None) for server in self._servers.values()))
 
     async def _serve_news(self) -> asyncio.Server:
         try:
-            return await asyncio.start_server(self._listener, _HOST, self._record.news_port)
+            return await asyncio.start_server(self._listeners.serve, _HOST, self._record.news_port)
         except OSError:  # somebody took the port meanwhile: replicas then learn of deaths by their own means
-            return await asyncio.start_server(self._listener, _HOST, 0)
+            return await asyncio.start_server(self._listeners.serve, _HOST, 0)
 
     def _save(self) -> None:
         record, state = self._record, self._state
@@ -139,9 +141,7 @@ class Beacon:
         if not ids:
             return
         log.info("%s has ended: %s", door, ", ".join(ids))
-        line = msgspec.json.encode({"quorum": self._state.quorum_id, "gone": ids}) + b"\n"
-        for listener in self._listeners:
-            listener.write(line)
+        self._listeners.tell({"quorum": self._state.quorum_id, "gone": ids})
         self._try_quorum()
 
     # -- managers -------------------------------------------------------------------------------
@@ -176,6 +176,8 @@ class Beacon:
         formed = form(time.monotonic(), self._state, self._rules)
         if not formed.members:
             return
+        candidates = self._state.candidates
+        self._listeners.decide([(candidates[member.replica_id].door, member) for member in formed.members])
         before = self._state.quorum_id
         number = settle(self._state, formed.members)
         if number != before:
@@ -220,14 +222,10 @@ class Beacon:
                 reason = form(time.monotonic(), self._state, self._rules).reason
                 ids = self._state.previous
                 return ControlReply(quorum_id=self._state.quorum_id, members=ids, reason=reason)
+            case "change":
+                self._listeners.propose(request.version, request.values, request.at_step)
+            case "withdraw":
+                self._listeners.withdraw(request.version, request.why)
+            case "outcome":
+                return ControlReply(outcome=self._listeners.outcome(request.version))
         return ControlReply()
-
-    async def _listener(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._listeners.add(writer)
-        try:
-            await reader.read()  # a listener says nothing; this ends when it is gone
-        except OSError:
-            pass
-        finally:
-            self._listeners.discard(writer)
-            writer.close()

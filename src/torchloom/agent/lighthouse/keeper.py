@@ -11,7 +11,9 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -22,7 +24,7 @@ from torchloom.errors import SpawnFailed
 from torchloom.home import Home, private_directory
 from torchloom.model.ids import check_token
 from torchloom.model.node import RendezvousRef
-from torchloom.model.quorum import ReplicaSeat
+from torchloom.model.quorum import ReplicaOutcome, ReplicaSeat
 from torchloom.spawner.unix_socket import usable_address
 
 log = logging.getLogger(__name__)
@@ -100,6 +102,23 @@ class Lighthouses:
         link = self._links.get(name)
         return await link.ask(ControlRequest(do="status")) if link is not None else None
 
+    async def change(self, name: str, version: int, values: Mapping[str, Any], at_step: int) -> None:
+        """Propose a change of settings to all replicas of this torchft job. Again is harmless."""
+        request = ControlRequest(do="change", version=version, values=dict(values), at_step=at_step)
+        await self._known(name).ask(request)
+
+    async def withdraw(self, name: str, version: int, why: str) -> None:
+        await self._known(name).ask(ControlRequest(do="withdraw", version=version, why=why))
+
+    async def outcome(self, name: str, version: int) -> ReplicaOutcome | None:
+        """None while the replicas have not all applied it."""
+        return (await self._known(name).ask(ControlRequest(do="outcome", version=version))).outcome
+
+    def _known(self, name: str) -> _Link:
+        if name not in self._links:
+            raise SpawnFailed(f"no replica of {name} runs here")
+        return self._links[name]
+
     def _link(self, name: str) -> _Link:
         if name not in self._links:
             socket = self._home.sockets / f"lighthouse-{name}"
@@ -138,7 +157,7 @@ class _Link:
                 if line:
                     reply = msgspec.json.decode(line, type=ControlReply)
                     if reply.failed:
-                        raise SpawnFailed(f"the lighthouse failed to {request.do} a door: {reply.failed}")
+                        raise SpawnFailed(f"the lighthouse failed at {request.do!r}: {reply.failed}")
                     return reply
                 self._drop()
                 if request.do != "open" and not self._record.exists():

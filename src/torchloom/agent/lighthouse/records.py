@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct, field
 
-from torchloom.model.quorum import ReplicaSeat
+from torchloom.model.quorum import ReplicaChange, ReplicaOutcome, ReplicaSeat
 
 
 class BeaconRecord(Struct, kw_only=True):
@@ -25,11 +25,16 @@ class BeaconRecord(Struct, kw_only=True):
     members: dict[str, str] = field(default_factory=dict)
     """The last quorum: door by replica id."""
     formed: bool = False
+    changes: list[ReplicaChange] = field(default_factory=list)
 
 
 class ControlRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    do: Literal["open", "close", "gone", "status"]
+    do: Literal["open", "close", "gone", "status", "change", "withdraw", "outcome"]
     door: str = ""
+    version: int = 0
+    values: dict[str, Any] = {}
+    at_step: int = 0
+    why: str = ""
 
 
 class ControlReply(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -38,6 +43,7 @@ class ControlReply(Struct, frozen=True, kw_only=True, omit_defaults=True):
     quorum_id: int = 0
     members: tuple[str, ...] = ()
     reason: str = ""
+    outcome: ReplicaOutcome | None = None
     failed: str = ""
 
 

@@ -110,6 +110,15 @@ class ReplicaFollower(Follower):
             sibling._interrupts = max(sibling._interrupts, self._interrupts)
 
 
+def steered(client: Client, name: str) -> str:
+    """The job to name in a change: of a torchft job any replica stands for all of them."""
+    found = members(client, [name])
+    if found == [name]:
+        return name
+    alive = [job for job in found if not client.job(job)["ended"]]
+    return (alive or found)[0]
+
+
 def members(client: Client, names: Iterable[str]) -> list[str]:
     """Names of jobs; the name of a torchft job stands for its replicas."""
     found: dict[str, None] = {}

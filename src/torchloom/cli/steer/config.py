@@ -27,9 +27,11 @@ def command(
     as_json: JsonOption = False,
 ) -> None:
     """Show a job's settings, their values and limits, or the history of changes."""
+    from torchloom.cli.jobs.replicas import steered
     from torchloom.cli.show import output, watching
 
     client = api()
+    job = steered(client, job)
     if history:
         versions = client.config_history(job)
         if as_json:

@@ -37,6 +37,7 @@ def command(
     as_json: JsonOption = False,
 ) -> None:
     """Revert settings to what they were before the last change, or to an earlier version."""
+    from torchloom.cli.jobs.replicas import steered
     from torchloom.cli.steer import outcome
     from torchloom.cli.steer.set import only_planned
 
@@ -44,10 +45,11 @@ def command(
     if version is not None:
         body["version"] = version
     client = api()
+    named, job = job, steered(client, job)
     plan = client.revert(job, body)
     if only_planned(plan, dry_run or not wait, as_json):
         return
     view = outcome.follow(client, job, plan["operation"], timeout, quiet=as_json)
     outcome.conclude(
-        view, f"{job}: reverted on all ranks at {outcome.at(view)}, as version {view['version']}", as_json
+        view, f"{named}: reverted on all ranks at {outcome.at(view)}, as version {view['version']}", as_json
     )

@@ -55,6 +55,7 @@ def command(
 
     Exit code 5, with the ranks' tracebacks, if it was not applied; 2 if a name or value is not allowed.
     """
+    from torchloom.cli.jobs.replicas import steered
     from torchloom.cli.steer import outcome
 
     body: ChangeRequest = {"values": parse(settings, scale), "mode": "scale" if scale else "hold", "why": why}
@@ -63,6 +64,7 @@ def command(
     if dry_run:
         body["dry_run"] = True
     client = api()
+    named, job = job, steered(client, job)
     plan = client.change(job, body)
     if only_planned(plan, dry_run or not wait, as_json):
         return
@@ -70,7 +72,7 @@ def command(
         client, job, plan["operation"], timeout, quiet=as_json, patient=plan["at_step"] is not None
     )
     outcome.conclude(
-        view, f"{job}: version {view['version']} applied on all ranks at {outcome.at(view)}", as_json
+        view, f"{named}: version {view['version']} applied on all ranks at {outcome.at(view)}", as_json
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from torchloom.model.events import (
     AgentFlooded,
+    ChangeShared,
     CheckpointFailed,
     CheckpointRejected,
     CheckpointSaved,
@@ -45,7 +46,7 @@ from torchloom.model.events import (
 )
 from torchloom.model.fleet import Fleet
 
-_RESULTS = RendezvousStarted | WorkersStarted | EffectDone | EffectFailed | DeviceTested
+_RESULTS = RendezvousStarted | WorkersStarted | ChangeShared | EffectDone | EffectFailed | DeviceTested
 _OF_A_WORKER = (
     WorkerRegistered
     | FirstStep

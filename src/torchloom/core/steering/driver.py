@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import reduce
 
+from torchloom.core.steering import shared
 from torchloom.core.steering.operations import (
     end_record,
+    is_shared,
     note_progress,
     open_record,
     schedule_change,
@@ -71,6 +73,9 @@ def change_requested(turn: Turn, event: ChangeRequested) -> None:
         origin=event.origin,
         incident=event.incident,
     )
+    if is_shared(job, record):
+        shared.request(turn, job, record)
+        return
     if event.kind is Kind.SET and job.state is JobState.WAITING and not job.started_at_ns:
         _before_the_start(turn, job, record)
         return
@@ -129,6 +134,9 @@ def change_cancelled(turn: Turn, event: ChangeCancelled) -> None:
     record = job.operations.get(event.operation) if job is not None else None
     if job is not None and record is not None and not record.ended:
         record.cancelled = True
+        if is_shared(job, record):
+            shared.withdraw(turn, job, record, event.by)
+            return
         feed(turn, job, Cancelled(record.version, event.by))
 
 
@@ -178,6 +186,7 @@ def step_reached(turn: Turn, event: StepReached) -> None:
 
 def job_ended(turn: Turn, job: Job) -> None:
     feed(turn, job, JobEnded(job.reason))
+    shared.replica_ended(turn, job)
     job.paused = False
     _close_mail(turn, job)
     _set_timer(turn, job)

@@ -51,6 +51,12 @@ def by_version(job: Job, version: int) -> OperationRecord | None:
     return next((r for r in reversed(job.operations.values()) if r.version == version), None)
 
 
+def is_shared(job: Job, record: OperationRecord) -> bool:
+    """Whether all replicas of a torchft job make this change together, and not the job's own proposer."""
+    seat = job.spec.replica
+    return record.kind is Kind.SET and seat is not None and seat.size > 1
+
+
 def note_progress(job: Job) -> None:
     """Bring the records of what has not ended in line with the proposer."""
     control = job.control
@@ -58,7 +64,7 @@ def note_progress(job: Job) -> None:
     if control.current is not None:
         under_way.add(control.current.version)
     for record in job.operations.values():
-        if record.ended:
+        if record.ended or is_shared(job, record):
             continue
         if record.version in under_way and control.stage is not Round.IDLE:
             record.state = STATES[control.stage]

@@ -16,6 +16,7 @@ from torchloom.probe.steering.data_settings import DataSettings
 from torchloom.probe.steering.declared import registry
 from torchloom.probe.steering.overrides import Overrides
 from torchloom.probe.steering.registers import Registers
+from torchloom.probe.steering.replicas import ReplicaSteering
 from torchloom.probe.steering.saving import ScriptCheckpoint
 from torchloom.probe.steering.schedulers import Schedulers
 from torchloom.wire import store_values
@@ -48,5 +49,6 @@ class SteeringParts:
         checkpoints = ScriptCheckpoint(view, lambda: config.version)
         self.changes = Changes(config, checkpoints, DataSettings(registry), links)
         self.control = BoundaryControl(view, phases, self.changes, registers)
+        self.replicas = ReplicaSteering(self.changes, self.control)
         self.control.anchor = optimizers.anchor_name
         self.control.begins_paused = environ.get("LOOM_PAUSED") == "1"

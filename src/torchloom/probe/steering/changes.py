@@ -8,7 +8,7 @@ this happens is control.py's affair; a change is never begun here.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torchloom.errors import LoomError
 from torchloom.model.transaction.messages import AttemptId, Changed, Kind, Proposal
@@ -42,6 +42,10 @@ class Changes:
 
     def count_steps_by(self, completed: Callable[[], int]) -> None:
         self._data.completed = completed
+
+    @property
+    def completed(self) -> int:
+        return self._data.completed()
 
     # -- steps ----------------------------------------------------------------------------------
     def told_step(self, number: int, completed: int) -> bool:
@@ -153,6 +157,24 @@ class Changes:
                 return self._links.measure(proposal.attempt, proposal.values)
             case _:
                 raise AssertionError(f"{proposal.kind} is the rank's own affair")
+
+    def take_shared(
+        self, version: int, values: Mapping[str, object], step: int
+    ) -> tuple[str, tuple[Changed, ...]]:
+        """Apply a change that all replicas of a torchft job apply with the same commit."""
+        if self._begun_after == -1:
+            self._begin(None if self.offset is None else self.offset + self.completed)
+        if self.config.has(version):
+            return "", ()  # this generation was started with it
+        before = self.config.snapshot()
+        self.dirty = True
+        try:
+            changed = self.config.apply(before, version, values, step)
+        except Exception as error:  # noqa: BLE001 – the script's own code: the change is undone and reported
+            self.config.undo(before)
+            return _told(error), ()
+        self.write()
+        return "", changed
 
     def undo(self, attempt: AttemptId) -> str:
         """Put back what was there, also after a run that failed half-way; a traceback if that failed."""

@@ -112,6 +112,10 @@ class Config:
             return str(error)
         return f"{by_handler[0]} {ONLY_BY_HANDLER}" if by_handler and not two_phase else ""
 
+    def has(self, version: int) -> bool:
+        """Whether this change is in force here, or will be at its step."""
+        return any(entry.version == version for entry in self._history)
+
     def snapshot(self) -> Before:
         return Before(
             holding=self._holding,

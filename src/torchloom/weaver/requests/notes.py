@@ -12,9 +12,12 @@ from torchloom.model.transaction.messages import Kind
 
 
 def what_to_expect(job: Job, waiting: bool, at_step: int | None) -> list[str]:
-    if waiting:
-        return ["the job has not started: it holds from its first step on"]
+    seat = job.spec.replica
     notes = []
+    if seat is not None and seat.size > 1:
+        notes.append(f"{job.id} is a replica of {seat.set}: the change is for all {seat.size} replicas")
+    if waiting:
+        return [*notes, "the job has not started: it holds from its first step on"]
     stepping = all(worker.first_step_at_ns for worker in job.workers)
     if job.state is not JobState.RUNNING or not stepping:
         notes.append("the workers are starting: it takes effect after their first step")

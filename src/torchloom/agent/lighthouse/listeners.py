@@ -1,0 +1,113 @@
+"""Workers connected to a lighthouse: they get news of deaths and agree to changes of settings.
+
+One line of JSON is one message. A worker names its door (by the door's port) and its rank once; a connection
+without a name only receives news. core/replica_changes.py has the rules.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from torchloom.core import replica_changes
+from torchloom.core.replica_changes import ChangeBoard, Rank, RankReport
+from torchloom.model.quorum import QuorumMember, ReplicaChange, ReplicaOutcome
+
+_LONGEST_LINE = 1 << 20
+
+
+class WorkerLine(Struct, frozen=True):
+    """What a worker says: who it is, what it asks, or what it answers about a version."""
+
+    port: int = 0
+    rank: int = 0
+    ask: int = 0
+    version: int = 0
+    problem: str | None = None
+    changed: tuple[tuple[str, Any, Any], ...] = ()
+    trouble: str | None = None
+
+
+class Listeners:
+    def __init__(
+        self, changes: list[ReplicaChange], doors: Mapping[str, int], save: Callable[[], None]
+    ) -> None:
+        self._board = ChangeBoard(changes)
+        self._doors = doors
+        """Port by door."""
+        self._save = save
+        self._writers: dict[asyncio.StreamWriter, Rank | None] = {}
+
+    # -- connections ----------------------------------------------------------------------------
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers[writer] = None
+        try:
+            while line := await reader.readline():
+                self._take(writer, msgspec.json.decode(line, type=WorkerLine))
+        except (OSError, ValueError):  # ValueError: a line that is too long or cannot be read
+            pass
+        finally:
+            rank = self._writers.pop(writer, None)
+            if rank is not None and rank not in self._writers.values():
+                replica_changes.disconnected(self._board, rank)
+            writer.close()
+
+    def close(self) -> None:
+        for writer in self._writers:
+            writer.close()
+
+    def tell(self, message: Mapping[str, Any]) -> None:
+        line = msgspec.json.encode(message) + b"\n"
+        for writer in self._writers:
+            writer.write(line)
+
+    def _take(self, writer: asyncio.StreamWriter, line: WorkerLine) -> None:
+        if line.port:
+            door = next((door for door, port in self._doors.items() if port == line.port), "")
+            self._writers[writer] = (door, line.rank) if door else None
+        rank = self._writers[writer]
+        if rank is None:
+            return
+        if line.problem is not None and replica_changes.answer(self._board, rank, line.version, line.problem):
+            self._changed()
+        if line.trouble is not None:
+            done = RankReport(line.changed, line.trouble)
+            replica_changes.report(self._board, rank, line.version, done)
+        if line.port or line.ask:
+            writer.write(msgspec.json.encode(self._changes_message(line.ask)) + b"\n")
+
+    def _changes_message(self, asked: int = 0) -> dict[str, Any]:
+        changes = [
+            {"version": c.version, "values": c.values, "step": c.step}
+            for c in self._board.changes
+            if not c.refused
+        ]
+        return {"changes": changes, "asked": asked}
+
+    def _changed(self) -> None:
+        self._save()
+        self.tell(self._changes_message())
+
+    # -- changes --------------------------------------------------------------------------------
+    def propose(self, version: int, values: Mapping[str, Any], at_step: int) -> None:
+        if replica_changes.propose(self._board, version, values, at_step):
+            self._changed()
+
+    def withdraw(self, version: int, why: str) -> None:
+        if replica_changes.withdraw(self._board, version, why):
+            self._changed()
+
+    def decide(self, members: Sequence[tuple[str, QuorumMember]]) -> None:
+        """A quorum of these doors is about to be answered: whatever it decides must be recorded first."""
+        if not any(change.open for change in self._board.changes):
+            return
+        step = max(member.step for _, member in members) + 1
+        if replica_changes.decide(self._board, step, {door: member.world_size for door, member in members}):
+            self._changed()
+
+    def outcome(self, version: int) -> ReplicaOutcome | None:
+        return replica_changes.outcome(self._board, version, self._doors)

@@ -1,0 +1,118 @@
+"""A change of settings of a torchft job: one version for all replicas, which apply it with the same commit.
+
+A replica is a job, but its settings are never changed alone: with another learning rate than the others it
+would silently diverge. The lighthouse of the torchft job chooses the step (core/replica_changes.py); this
+module keeps the records of all replicas and asks for the effect.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from torchloom.core.steering.operations import by_version, is_shared, open_record, schedule_change
+from torchloom.core.turn import Turn
+from torchloom.model.effects import ShareChange
+from torchloom.model.events import ChangeShared
+from torchloom.model.fleet import Fleet, Job, JobState
+from torchloom.model.quorum import ReplicaOutcome
+from torchloom.model.steering import OperationRecord
+
+
+def replicas_of(fleet: Fleet, name: str) -> list[Job]:
+    """The replicas of a torchft job that have not ended."""
+    return [
+        job
+        for job in fleet.jobs.values()
+        if job.spec.replica is not None
+        and job.spec.replica.set == name
+        and not job.ended
+        and job.state is not JobState.STOPPING
+    ]
+
+
+def request(turn: Turn, job: Job, record: OperationRecord) -> None:
+    """Open the operation in every replica, under the same version."""
+    assert job.spec.replica is not None, job.id
+    name = job.spec.replica.set
+    replicas = replicas_of(turn.fleet, name) or [job]
+    version = max(one.control.newest for one in replicas) + 1
+    for one in replicas:
+        one.control.newest = version
+        mine = replace(record, version=version, generation=one.generation)
+        open_record(turn, one, mine)
+        mine.reason = "it waits until every replica has agreed"
+    node = next((w.node for one in replicas for w in one.workers if w.alive), "")
+    if not node:
+        why = "no replica runs at the moment: it holds from their start on"
+        _conclude(turn, name, version, ReplicaOutcome(step=record.training_step or 0, reason=why))
+        return
+    turn.want(
+        ShareChange(
+            id=turn.next_effect_id(),
+            cause=turn.seq,
+            reason=f"{record.by} changes settings of {name}",
+            node=node,
+            job=job.id,
+            set=name,
+            version=version,
+            values=record.values,
+            at_step=record.training_step or 0,
+        )
+    )
+
+
+def change_shared(turn: Turn, event: ChangeShared) -> None:
+    """The replicas have applied it with one commit, or none of them will."""
+    effect = turn.fleet.outbox.get(event.effect)
+    turn.close(event.effect)
+    if isinstance(effect, ShareChange):
+        _conclude(turn, effect.set, effect.version, event.outcome)
+
+
+def share_failed(turn: Turn, effect: ShareChange, why: str) -> None:
+    _conclude(turn, effect.set, effect.version, ReplicaOutcome(reason=why))
+
+
+def withdraw(turn: Turn, job: Job, record: OperationRecord, by: str) -> None:
+    """Cancelled: if the replicas have not decided yet, none will apply it."""
+    for effect in _open(turn, job):
+        if effect.version == record.version and not effect.withdrawn:
+            turn.close(effect.id)
+            turn.want(replace(effect, id=turn.next_effect_id(), withdrawn=f"cancelled by {by}"))
+
+
+def replica_ended(turn: Turn, job: Job) -> None:
+    """Its own open records end with it. The others complete the change; with the last replica it ends."""
+    for record in job.operations.values():
+        if not record.ended and is_shared(job, record):
+            _end(turn, job, record, ReplicaOutcome(reason=f"the replica ended: {job.reason}"))
+    if job.spec.replica is not None and not replicas_of(turn.fleet, job.spec.replica.set):
+        for effect in _open(turn, job):
+            turn.close(effect.id)
+
+
+def _open(turn: Turn, job: Job) -> list[ShareChange]:
+    seat = job.spec.replica
+    shares = [effect for effect in turn.fleet.outbox.values() if isinstance(effect, ShareChange)]
+    return [effect for effect in shares if seat is not None and effect.set == seat.set]
+
+
+def _conclude(turn: Turn, name: str, version: int, outcome: ReplicaOutcome) -> None:
+    for job in replicas_of(turn.fleet, name):
+        record = by_version(job, version)
+        if record is not None and not record.ended:
+            _end(turn, job, record, outcome)
+
+
+def _end(turn: Turn, job: Job, record: OperationRecord, outcome: ReplicaOutcome) -> None:
+    record.state = "not applied" if outcome.step is None else "diverged" if outcome.trouble else "applied"
+    record.reason, record.ended_at_ns = outcome.reason, turn.now_ns
+    if outcome.trouble:
+        failed = ", ".join(outcome.trouble)
+        record.reason = f"the script of {failed} failed at it and kept the old values; {outcome.reason}"
+        mine = dict(outcome.trouble.get(job.id, {}))
+        record.trouble, record.raised = mine, tuple(mine)
+    if outcome.step is not None:
+        record.training_step, record.changed = outcome.step, outcome.changed
+        schedule_change(turn, job, record, outcome.step)
+    turn.ended_operations.append((job.id, record.id))

@@ -1,0 +1,33 @@
+"""Changes of settings that all replicas of a torchft job make together, as the integration applies them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torchloom.probe.steering.changes import Changes
+from torchloom.probe.steering.control import BoundaryControl
+
+
+class ReplicaSteering:
+    def __init__(self, changes: Changes, control: BoundaryControl) -> None:
+        self._changes = changes
+        self._control = control
+
+    @property
+    def ready(self) -> bool:
+        """Whether the script has made a step here, so that its optimizers are known."""
+        return self._changes.completed > 0
+
+    def problem(self, values: Mapping[str, Any]) -> str:
+        """Why this worker could not apply these values; empty when it can."""
+        return self._changes.config.problem(values, two_phase=True)
+
+    def apply(
+        self, version: int, values: Mapping[str, Any], step: int
+    ) -> tuple[str, list[tuple[str, Any, Any]]]:
+        """All replicas apply this with the commit of training step `step`. Returns a traceback if the
+        script's own code failed at it (then the old values hold), and what changed."""
+        trouble, changed = self._changes.take_shared(version, values, step)
+        self._control.due = 0
+        return trouble, list(changed)
