@@ -39,6 +39,11 @@ class Replicas:
         found = (re.match(r"step (\d+) .*lr (\S+)", line) for line in self.lines(index))
         return {int(m[1]): m[2] for m in found if m}
 
+    def rounds(self, index: int) -> dict[int, int]:
+        """How many updates each step was made of."""
+        found = (re.match(r"step (\d+) of (\d+) updates", line) for line in self.lines(index))
+        return {int(m[1]): int(m[2]) for m in found if m}
+
     def wait_steps(self, more: int, replicas: int, among: tuple[int, ...]) -> None:
         """Until each of these has made so many further steps together with so many replicas."""
         seen = {index: len(self.steps(index)) for index in among}
@@ -65,13 +70,22 @@ class Replicas:
         return {found for end in ends for found in end}
 
 
-def started(stack: Stack, name: str, *, size: int = 2, steps: int, step_s: float = 0.05) -> Replicas:
+def started(
+    stack: Stack,
+    name: str,
+    *,
+    size: int = 2,
+    steps: int,
+    step_s: float = 0.05,
+    script: str = "torchft_ddp.py",
+    together: int = 2,
+) -> Replicas:
     """With timeouts so long that nothing in these tests can be explained by one."""
     flags = ("--replicas", str(size), "--name", name, "--env", f"STEP_S={step_s}")
-    flags += ("--env", "TORCHFT_TIMEOUT_SEC=3600", "--env", "PYTHONPATH")
-    stack.loom("submit", *flags, "--max-steps", str(steps), str(EXAMPLES / "torchft_ddp.py"))
+    flags += ("--env", "TORCHFT_TIMEOUT_SEC=3600", "--env", "PYTHONPATH", "--env", f"ROUNDS={steps}")
+    stack.loom("submit", *flags, "--max-steps", str(steps), str(EXAMPLES / script))
     job = Replicas(stack, name, size)
-    job.wait_steps(2, size, tuple(range(size)))
+    job.wait_steps(together, size, tuple(range(size)))
     return job
 
 
@@ -146,4 +160,24 @@ def test_a_change_holds_for_all_replicas_from_the_same_step_on(stack: Stack) -> 
     assert {"0.01", "0.005", "0.001"} == set(rates[0].values())
     for rate, step in (("0.005", int(first[1])), ("0.001", second["training_step"])):
         assert min(at for at, used in rates[0].items() if used == rate) == step
+    stack.loom("stop", "--kill", job.name)
+
+
+@pytest.mark.parametrize("kind", ["local_sgd", "diloco"])
+def test_rounds_of_all_replicas_change_their_length_at_the_same_commit(stack: Stack, kind: str) -> None:
+    stack.env["PYTHONPATH"] = ""
+    script = f"torchft_{kind}.py"
+    name = f"ft-{kind}".replace("_", "-")
+    job = started(stack, name, steps=1_000_000, step_s=0.01, script=script)
+    changed = json.loads(stack.loom("set", job.name, "sync_every=3", "optimizer0.lr=1e-3", "--json").stdout)
+    assert changed["state"] == "applied", changed
+    job.wait_steps(2, 2, (0, 1))
+    os.kill(job.pid(1), signal.SIGKILL)
+    job.wait_steps(2, 2, (0, 1))
+    at = changed["training_step"]
+    for index in range(2):
+        rounds = job.rounds(index)
+        assert {made for step, made in rounds.items() if step <= at} <= {8}, (at, rounds)
+        assert {made for step, made in rounds.items() if step > at} == {3}, (at, rounds)
+    assert {rate for step, rate in job.rates(0).items() if step > at} == {"0.001"}
     stack.loom("stop", "--kill", job.name)

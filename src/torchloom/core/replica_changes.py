@@ -101,8 +101,18 @@ def decide(board: ChangeBoard, step: int, members: Mapping[str, int]) -> list[Re
     return decided
 
 
-def report(board: ChangeBoard, rank: Rank, version: int, done: RankReport) -> None:
-    board.reports.setdefault(version, {}).setdefault(rank, done)
+def report(board: ChangeBoard, rank: Rank, version: int, done: RankReport) -> bool:
+    """A rank has applied it, or has failed and kept the old values. Returns whether that ended the change:
+    if all have failed, nothing has changed anywhere."""
+    change = find(board, version)
+    reports = board.reports.setdefault(version, {})
+    reports.setdefault(rank, done)
+    if change is None or change.refused or not all(one.trouble for one in reports.values()):
+        return False
+    if not {(door, r) for door, ranks in change.awaited.items() for r in range(ranks)} <= reports.keys():
+        return False
+    change.step, change.refused = None, "the script failed at it on all replicas, and the old values hold"
+    return True
 
 
 def outcome(board: ChangeBoard, version: int, doors: Iterable[str]) -> ReplicaOutcome | None:
@@ -112,7 +122,7 @@ def outcome(board: ChangeBoard, version: int, doors: Iterable[str]) -> ReplicaOu
     if change is None:
         return ReplicaOutcome(reason="the lighthouse does not know it: it was started anew meanwhile")
     if change.refused:
-        return ReplicaOutcome(reason=change.refused)
+        return ReplicaOutcome(reason=change.refused, trouble=_trouble(board, version))
     if change.step is None:
         return None
     reports, present = board.reports.get(version, {}), set(doors)
@@ -120,16 +130,20 @@ def outcome(board: ChangeBoard, version: int, doors: Iterable[str]) -> ReplicaOu
     if not awaited <= reports.keys():
         return None
     first = min(reports, default=None)
-    trouble: dict[str, dict[int, str]] = {}
-    for (door, rank), done in sorted(reports.items()):
-        if done.trouble:
-            trouble.setdefault(job_of(door), {})[rank] = done.trouble
     return ReplicaOutcome(
         step=change.step,
         reason=f"applied with the commit of step {change.step} on {len(change.awaited)} replicas",
         changed=reports[first].changed if first is not None else (),
-        trouble=trouble,
+        trouble=_trouble(board, version),
     )
+
+
+def _trouble(board: ChangeBoard, version: int) -> dict[str, dict[int, str]]:
+    found: dict[str, dict[int, str]] = {}
+    for (door, rank), done in sorted(board.reports.get(version, {}).items()):
+        if done.trouble:
+            found.setdefault(job_of(door), {})[rank] = done.trouble
+    return found
 
 
 def job_of(door: str) -> str:

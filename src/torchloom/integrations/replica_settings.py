@@ -2,8 +2,8 @@
 
 A rank agrees after a commit, on the script's thread. From then on it asks the lighthouse for the decision
 after every quorum, on torchft's quorum thread, which has just waited for the lighthouse anyway. It applies a
-change right after the first commit that is due, on the script's thread. core/replica_changes.py says why no
-replica commits that step without the change.
+change at the boundary after the first commit that is due, on the script's thread. core/replica_changes.py
+says why no replica commits that step without the change.
 """
 
 from __future__ import annotations

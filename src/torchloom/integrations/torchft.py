@@ -18,6 +18,7 @@ from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
+from torchloom.integrations import sync_rounds
 from torchloom.integrations.broken_groups import BrokenGroups, WatchedGroup
 from torchloom.integrations.lighthouse_news import LighthouseLink
 from torchloom.integrations.replica_settings import ReplicaSettings
@@ -50,6 +51,8 @@ def activate(arrived: ModuleType) -> None:
             _watch_groups(arrived)
         case "torchft.ddp":
             mend_comm_hook(arrived)
+        case "torchft.local_sgd":
+            sync_rounds.watch(arrived)
 
 
 def _quietly(call: Callable[..., None], *args: Any) -> None:
@@ -99,10 +102,11 @@ def _heard(news: Mapping[str, Any]) -> None:
 def _report_commit(manager: Any, done: bool) -> None:
     """The committed step is the script's own step: a healed replica continues with the others' number."""
     if done:
-        if not getattr(manager, "_loom_commits_rounds", False):
+        if not sync_rounds.commits_rounds(manager):
             api.step(manager._step - 1)  # the optimizer's step, which is part of the commit, is still to come
         if _settings is not None and _settings.busy and session.current is not None:
-            _settings.committed(manager._step, session.current.replicas)
+            replicas, step = session.current.replicas, manager._step
+            replicas.at_boundary(functools.partial(_settings.committed, step, replicas))
     failures = {"torchft/failed_commits": manager._commit_failures} if not done else {}
     api.log(
         **{

@@ -21,6 +21,7 @@ ARRIVALS = {
     "torchft.manager": "torchloom.integrations.torchft",
     "torchft.process_group": "torchloom.integrations.torchft",
     "torchft.ddp": "torchloom.integrations.torchft",
+    "torchft.local_sgd": "torchloom.integrations.torchft",
 }
 OFF = "LOOM_INTEGRATIONS"
 

@@ -76,7 +76,8 @@ class Listeners:
             self._changed()
         if line.trouble is not None:
             done = RankReport(line.changed, line.trouble)
-            replica_changes.report(self._board, rank, line.version, done)
+            if replica_changes.report(self._board, rank, line.version, done):
+                self._changed()
         if line.port or line.ask:
             writer.write(msgspec.json.encode(self._changes_message(line.ask)) + b"\n")
 

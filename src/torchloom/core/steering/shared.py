@@ -78,7 +78,8 @@ def withdraw(turn: Turn, job: Job, record: OperationRecord, by: str) -> None:
     for effect in _open(turn, job):
         if effect.version == record.version and not effect.withdrawn:
             turn.close(effect.id)
-            turn.want(replace(effect, id=turn.next_effect_id(), withdrawn=f"cancelled by {by}"))
+            why = f"cancelled by {by}"
+            turn.want(replace(effect, id=turn.next_effect_id(), cause=turn.seq, reason=why, withdrawn=why))
 
 
 def replica_ended(turn: Turn, job: Job) -> None:
@@ -108,10 +109,11 @@ def _end(turn: Turn, job: Job, record: OperationRecord, outcome: ReplicaOutcome)
     record.state = "not applied" if outcome.step is None else "diverged" if outcome.trouble else "applied"
     record.reason, record.ended_at_ns = outcome.reason, turn.now_ns
     if outcome.trouble:
-        failed = ", ".join(outcome.trouble)
-        record.reason = f"the script of {failed} failed at it and kept the old values; {outcome.reason}"
         mine = dict(outcome.trouble.get(job.id, {}))
         record.trouble, record.raised = mine, tuple(mine)
+    if record.state == "diverged":
+        failed = ", ".join(outcome.trouble)
+        record.reason = f"the script of {failed} failed at it and kept the old values; {outcome.reason}"
     if outcome.step is not None:
         record.training_step, record.changed = outcome.step, outcome.changed
         schedule_change(turn, job, record, outcome.step)

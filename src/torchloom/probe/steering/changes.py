@@ -39,6 +39,8 @@ class Changes:
         self._begun_after: int | None = -1
         """The training step that the schedule was begun after; -1: it was not."""
         self._before: tuple[AttemptId, Before] | None = None
+        self.next_act: Callable[[], None] | None = None
+        """To be done at the next boundary, once."""
 
     def count_steps_by(self, completed: Callable[[], int]) -> None:
         self._data.completed = completed
@@ -65,6 +67,9 @@ class Changes:
             self._begin(None if self.offset is None else self.offset + completed)
         if self.config.next_step is not None:
             self._surely(lambda: self.config.follow(self._training_step(completed + 1)))
+        if self.next_act is not None:
+            act, self.next_act = self.next_act, None
+            act()
         self.checkpoints.look()
         self.write()
 
@@ -162,8 +167,6 @@ class Changes:
         self, version: int, values: Mapping[str, object], step: int
     ) -> tuple[str, tuple[Changed, ...]]:
         """Apply a change that all replicas of a torchft job apply with the same commit."""
-        if self._begun_after == -1:
-            self._begin(None if self.offset is None else self.offset + self.completed)
         if self.config.has(version):
             return "", ()  # this generation was started with it
         before = self.config.snapshot()

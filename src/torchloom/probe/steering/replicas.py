@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torchloom.probe.steering.changes import Changes
@@ -19,6 +19,11 @@ class ReplicaSteering:
         """Whether the script has made a step here, so that its optimizers are known."""
         return self._changes.completed > 0
 
+    def at_boundary(self, act: Callable[[], None]) -> None:
+        """A step was committed: do this where the next update begins."""
+        self._changes.next_act = act
+        self._control.due = 0
+
     def problem(self, values: Mapping[str, Any]) -> str:
         """Why this worker could not apply these values; empty when it can."""
         return self._changes.config.problem(values, two_phase=True)
@@ -29,5 +34,4 @@ class ReplicaSteering:
         """All replicas apply this with the commit of training step `step`. Returns a traceback if the
         script's own code failed at it (then the old values hold), and what changed."""
         trouble, changed = self._changes.take_shared(version, values, step)
-        self._control.due = 0
         return trouble, list(changed)
