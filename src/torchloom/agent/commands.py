@@ -17,7 +17,7 @@ from torchloom.agent.checkpoints.memory_tiers import release_memory
 from torchloom.agent.health.device_tests import DeviceTests
 from torchloom.agent.host import Host
 from torchloom.agent.injection.faults import inject
-from torchloom.agent.lighthouse.sharing import share_change
+from torchloom.agent.lighthouse.share_change import share_change
 from torchloom.agent.logs.removal import remove_job_files
 from torchloom.agent.mail import post_mail
 from torchloom.agent.processes.exits import ExitWatch

@@ -22,7 +22,7 @@ _ASK_AGAIN_S = 0.5
 
 
 class Applies(Protocol):
-    """The probe's steering/replicas.py."""
+    """The probe's steering/replica_steering.py."""
 
     @property
     def ready(self) -> bool: ...

@@ -48,8 +48,8 @@ class Listeners:
         try:
             while line := await reader.readline():
                 self._take(writer, msgspec.json.decode(line, type=WorkerLine))
-        except (OSError, ValueError):  # ValueError: a line that is too long or cannot be read
-            pass
+        except (OSError, ValueError, RecursionError):
+            pass  # a line that is too long, cannot be read, or is nested without end: whoever it is, let go
         finally:
             rank = self._writers.pop(writer, None)
             if rank is not None and rank not in self._writers.values():

@@ -16,7 +16,7 @@ from torchloom.probe.steering.data_settings import DataSettings
 from torchloom.probe.steering.declared import registry
 from torchloom.probe.steering.overrides import Overrides
 from torchloom.probe.steering.registers import Registers
-from torchloom.probe.steering.replicas import ReplicaSteering
+from torchloom.probe.steering.replica_steering import ReplicaSteering
 from torchloom.probe.steering.saving import ScriptCheckpoint
 from torchloom.probe.steering.schedulers import Schedulers
 from torchloom.wire import store_values
