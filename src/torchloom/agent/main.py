@@ -21,7 +21,7 @@ from torchloom.agent.journal import Journal
 from torchloom.agent.lighthouse.keeper import Lighthouses
 from torchloom.agent.logs.files import DEFAULT_LIMIT
 from torchloom.agent.node_name import Name
-from torchloom.agent.observe import boxes, devices, pulse
+from torchloom.agent.observe import boxes, devices, pulse, stopped_replicas
 from torchloom.agent.observe.evidence import Samples
 from torchloom.agent.observe.windows import Windows
 from torchloom.agent.processes import adopt, fencing
@@ -99,6 +99,7 @@ async def serve(
         tasks.keep(lambda: mail.follow_answers(host), "answers")
         tasks.keep(lambda: windows.send(bus), "windows")
         tasks.keep(samples.run, "samples")
+        tasks.keep(lambda: stopped_replicas.watch(host), "stopped replicas")
         tasks.keep(host.kernel_log.run, "kernel log")
         HealthWatch(host).start(tasks)
         tasks.keep(lambda: fencing.keep_lease(host, bus), "lease")

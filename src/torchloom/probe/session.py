@@ -83,7 +83,7 @@ class Session:
         steering = SteeringParts(view, self.phases, self.optimizers, os.environ, self.guard)
         self.hide_settings, self.show_settings = steering.hide, steering.show
         self._config, self._changes, self.control = steering.config, steering.changes, steering.control
-        self._store_values, self.replicas = steering.store_values, steering.replica_steering
+        self._store_values, self.replicas = steering.store_values, steering.replicas
         self._ignored = 0
         faults = Faults(view, self.optimizers.living, steering.pacing)
         # The step, at whose boundary both happen.

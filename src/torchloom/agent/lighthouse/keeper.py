@@ -25,6 +25,7 @@ from torchloom.home import Home, private_directory
 from torchloom.model.ids import check_token
 from torchloom.model.node import RendezvousRef
 from torchloom.model.quorum import ReplicaOutcome, ReplicaSeat
+from torchloom.model.worker import WorkerRef
 from torchloom.spawner.unix_socket import usable_address
 
 log = logging.getLogger(__name__)
@@ -85,6 +86,10 @@ class Lighthouses:
             await self._link(name).ask(ControlRequest(do="close", door=door))
             if name not in self._sets.values():
                 await self._links.pop(name).ended()
+
+    def serves(self, worker: WorkerRef) -> bool:
+        """Whether it belongs to a replica with a door here."""
+        return door_of(worker.job, worker.generation) in self._sets
 
     def gone(self, job: str, generation: int) -> None:
         """A worker behind this door has ended, so its replica has: report it without delay."""

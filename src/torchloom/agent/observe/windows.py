@@ -196,9 +196,6 @@ class Windows:
             past.tracer = kernel_waits.tracer(worker.pid)
         if state == "T" and not self._stopped(worker, past):
             state = "S"
-        elif state == "T" and not past.tracer:
-            # Until it continues, the other replicas of a torchft job train without it.
-            self._host.lighthouses.gone(worker.ref.job, worker.ref.generation)
         elif state != "T":
             past.stopped = None
         cpu, delay = _per_step(past.counted)
