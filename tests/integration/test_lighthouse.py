@@ -179,3 +179,31 @@ def test_a_killed_lighthouse_comes_back_with_its_doors_and_its_quorum() -> None:
             await mine.close(second)
 
     run(scene)
+
+
+def test_a_replica_whose_script_has_ended_is_not_waited_for_while_its_process_lives() -> None:
+    """Its manager's own threads continue with their heartbeats; nothing of the others is broken yet."""
+
+    async def scene(home: Home) -> None:
+        async with lighthouses(home) as mine:
+            first, second = RendezvousRef("ft-r0", 1), RendezvousRef("ft-r1", 1)
+            a = Replica("a", (await mine.open(seat(0), first))[0])
+            address, news = await mine.open(seat(1), second)
+            b = Replica("b", address)
+            assert await asyncio.gather(a.quorum(), b.quorum()) == [(1, ["a", "b"])] * 2
+            reader, writer = await asyncio.open_connection(*news.split(":"))
+            alone = asyncio.create_task(a.quorum())
+            port = int(address.rpartition(":")[2])
+            writer.write(b'{"port": %d, "rank": 0}\n{"leaving": true}\n' % port)
+            assert await alone == (2, ["a"])
+            assert await a.quorum() == (2, ["a"]), "heartbeats do not bring it back"
+            assert await reader.readline() == b'{"changes":[],"asked":0}\n'
+            mine.gone("ft-r1", 1)
+            assert await reader.readline() == b'{"quorum":2,"gone":["b"]}\n', "its end is news"
+            writer.close()
+            for one in (a, b):
+                one.die()
+            await mine.close(second)
+            await mine.close(first)
+
+    run(scene)

@@ -89,6 +89,8 @@ def _listen() -> None:
     port = int(os.environ[DOOR].rpartition(":")[2])
     link = LighthouseLink(os.environ[NEWS], _heard, lambda: settings.hello())
     settings = _settings = ReplicaSettings(link.send, port, int(os.environ.get("RANK", "0")))
+    if session.current is not None:
+        session.current.replicas.leave = functools.partial(link.send, {"leaving": True})
     link.start()
 
 

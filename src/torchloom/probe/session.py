@@ -343,13 +343,13 @@ class Session:
         """The program has ended; threads and atexit handlers are still to come."""
         self._leave()
         self._count_last_steps()
+        self.replicas.ends(error)
         if self._store_values.ignored != self._ignored:
             self._watch_store()
-        now_ns = time.monotonic_ns()
         record = end_record(error, stopped=isinstance(error, StopAtBoundary))
         record["certain"] = not threads_go_on()
         write_end(self.view, record)
-        self.phases.set(int(WorkerPhase.ENDING), now_ns)
+        self.phases.set(int(WorkerPhase.ENDING), now_ns := time.monotonic_ns())
         self._watch_hyper()
         self._metrics.write(now_ns, at_once=True)
 

@@ -97,7 +97,7 @@ class World:
         self.chance = random.Random(seed)
         self.doors: dict[str, int] = {}
         self.record: list[ReplicaChange] = []
-        self.listeners = Listeners(self.record, self.doors, lambda: None)
+        self.listeners = Listeners(self.record, self.doors, lambda: None, lambda door: None)
         self.ranks: list[Replica] = []
         self.versions = 0
         self.used: dict[int, tuple[int, ...]] = {}
@@ -129,7 +129,7 @@ class World:
         self.record = msgspec.json.decode(msgspec.json.encode(self.record), type=list[ReplicaChange])
         for rank in self.ranks:
             rank.wire = None
-        self.listeners = Listeners(self.record, self.doors, lambda: None)
+        self.listeners = Listeners(self.record, self.doors, lambda: None, lambda door: None)
         for rank in self.ranks:
             rank.connect()
 

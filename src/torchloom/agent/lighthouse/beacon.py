@@ -46,7 +46,9 @@ class Beacon:
         self._servers: dict[str, grpc.aio.Server] = {}
         self._waiting: dict[str, asyncio.Future[bytes]] = {}
         """Open quorum requests, by replica id."""
-        self._listeners = Listeners(record.changes, record.doors, self._save)
+        self._listeners = Listeners(record.changes, record.doors, self._save, self._leaving)
+        self._left: dict[str, tuple[str, ...]] = {}
+        """By door, the replica ids of those that said that they make no further step."""
         self._agents: set[asyncio.StreamWriter] = set()
         self._used = now
         self.over = asyncio.Event()
@@ -133,21 +135,36 @@ class Beacon:
 
     def _gone(self, door: str) -> None:
         """What is behind this door has ended: the others learn it now."""
-        ids = leave(self._state, door)
-        for id in ids:
-            waiting = self._waiting.pop(id, None)
-            if waiting is not None:
-                waiting.cancel()
+        ids = self._leave(door) or self._left.get(door, ())
         if not ids:
             return
         log.info("%s has ended: %s", door, ", ".join(ids))
         self._listeners.tell({"quorum": self._state.quorum_id, "gone": ids})
         self._try_quorum()
 
+    def _leaving(self, door: str) -> None:
+        """Its script has ended, its process has not: the others do not wait for it. What it sent to them in
+        its last collective may still be on its way, so nothing of theirs is ended before its process is."""
+        ids = self._leave(door)
+        if ids:
+            self._left[door] = ids
+            log.info("%s has made its last step: %s", door, ", ".join(ids))
+            self._try_quorum()
+
+    def _leave(self, door: str) -> tuple[str, ...]:
+        ids = leave(self._state, door)
+        for id in ids:
+            waiting = self._waiting.pop(id, None)
+            if waiting is not None:
+                waiting.cancel()
+        return ids
+
     # -- managers -------------------------------------------------------------------------------
     def _seen(self, door: str, replica_id: str) -> QuorumCandidate | None:
-        """The candidate of this id; None if the id is that of another door."""
+        """The candidate of this id; None if the id is that of another door, or its script has ended."""
         now = self._used = time.monotonic()
+        if door in self._left:
+            return None
         known = self._state.candidates.setdefault(replica_id, QuorumCandidate(door, now))
         if known.door != door:
             return None

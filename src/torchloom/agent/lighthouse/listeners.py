@@ -30,16 +30,23 @@ class WorkerLine(Struct, frozen=True):
     problem: str | None = None
     changed: tuple[tuple[str, Any, Any], ...] = ()
     trouble: str | None = None
+    leaving: bool = False
 
 
 class Listeners:
     def __init__(
-        self, changes: list[ReplicaChange], doors: Mapping[str, int], save: Callable[[], None]
+        self,
+        changes: list[ReplicaChange],
+        doors: Mapping[str, int],
+        save: Callable[[], None],
+        leaves: Callable[[str], None],
     ) -> None:
         self._board = ChangeBoard(changes)
         self._doors = doors
         """Port by door."""
         self._save = save
+        self._leaves = leaves
+        """A replica behind this door makes no further step."""
         self._writers: dict[asyncio.StreamWriter, Rank | None] = {}
 
     # -- connections ----------------------------------------------------------------------------
@@ -78,6 +85,8 @@ class Listeners:
             done = RankReport(line.changed, line.trouble)
             if replica_changes.report(self._board, rank, line.version, done):
                 self._changed()
+        if line.leaving:
+            self._leaves(rank[0])
         if line.port or line.ask:
             writer.write(msgspec.json.encode(self._changes_message(line.ask)) + b"\n")
 

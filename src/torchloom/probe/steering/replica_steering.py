@@ -7,12 +7,20 @@ from typing import Any
 
 from torchloom.probe.steering.changes import Changes
 from torchloom.probe.steering.control import BoundaryControl
+from torchloom.probe.steering.stopping import StopAtBoundary
 
 
 class ReplicaSteering:
     def __init__(self, changes: Changes, control: BoundaryControl) -> None:
         self._changes = changes
         self._control = control
+        self.leave: Callable[[], None] = _nothing
+        """The other replicas need not wait for this one: it makes no further step."""
+
+    def ends(self, error: BaseException | None) -> None:
+        """The script ends. If it failed, others may wait for it in a collective: its exit ends their wait."""
+        if error is None or isinstance(error, StopAtBoundary):
+            self.leave()
 
     @property
     def ready(self) -> bool:
@@ -35,3 +43,7 @@ class ReplicaSteering:
         script's own code failed at it (then the old values hold), and what changed."""
         trouble, changed = self._changes.take_shared(version, values, step)
         return trouble, list(changed)
+
+
+def _nothing() -> None:
+    """There are no other replicas."""
