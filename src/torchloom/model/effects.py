@@ -162,6 +162,8 @@ class TestDevice(EffectBase, frozen=True, kw_only=True, tag="test-device"):
 
     device: str
     kind: Literal["gpu", "cpu"]
+
+
 class ShareChange(EffectBase, frozen=True, kw_only=True, tag="share-change"):
     """Propose a change of settings to all replicas of a torchft job, at its lighthouse on this node."""
 
