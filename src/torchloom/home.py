@@ -53,6 +53,11 @@ class Home:
         return self.root / "nats"
 
     @property
+    def cluster_dir(self) -> Path:
+        """What makes this host part of a cluster; there is none on a host that stands alone."""
+        return self.root / "cluster"
+
+    @property
     def keys_dir(self) -> Path:
         """One key per submitted job, which encrypts its environment in the bus."""
         return self.root / "keys"

@@ -13,7 +13,7 @@ import trustme
 from loom_home import wait_for
 
 from torchloom.bus.address import BusAddress, BusTls
-from torchloom.bus.embedded import _choose_port
+from torchloom.bus.embedded import choose_port
 from torchloom.bus.keys import new_seed, public_key
 from torchloom.bus.nats_binary import find_server
 
@@ -30,8 +30,8 @@ class NatsCluster:
         issued.cert_chain_pems[0].write_to_path(self.files["certificate"])
         issued.private_key_pem.write_to_path(self.files["key"])
         self._seed = new_seed()
-        self._ports = [_choose_port() for _ in range(servers)]
-        self._routes = [_choose_port() for _ in range(servers)]
+        self._ports = [choose_port() for _ in range(servers)]
+        self._routes = [choose_port() for _ in range(servers)]
         self._running: dict[int, subprocess.Popen[bytes]] = {}
 
     @property

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from torchloom.core.devices.preview import AffectedJob
 from torchloom.core.history.job_history import History
+from torchloom.model.admission import JoinAnswer
 from torchloom.model.checkpoints import CheckpointEntry
 from torchloom.model.device_wear import TestResult
 from torchloom.model.devices import DeviceMark, DevicePolicy, DeviceReading, HealthReport
@@ -62,6 +63,30 @@ class DeviceControl(Protocol):
 
     async def set_policy(self, policy: DevicePolicy, by: str) -> None:
         """Set what is done when the health of a device gets worse."""
+        ...
+
+
+class JoinControl(Protocol):
+    """Hosts that join a cluster. All of it is a Conflict where there is none."""
+
+    def authorities(self) -> str:
+        """The certificates (PEM) that prove servers of this cluster."""
+        ...
+
+    def addresses(self) -> tuple[str, ...]:
+        """Where hosts can join."""
+        ...
+
+    async def make_token(self, by: str, valid_s: float, hosts: int, node: str) -> str:
+        """A new join token, which is shown once."""
+        ...
+
+    async def admit(self, token: str, node: str, key: str) -> JoinAnswer:
+        """Admit a host; NotAllowed if the token does not allow it."""
+        ...
+
+    async def revoke(self, node: str, by: str) -> None:
+        """Take back a host's credential. Returns when the bus refuses it."""
         ...
 
 
@@ -239,6 +264,9 @@ class Control(Protocol):
 
     @property
     def devices(self) -> DeviceControl: ...
+
+    @property
+    def admission(self) -> JoinControl: ...
 
     async def inject(
         self, job: str, ranks: tuple[int, ...], fault: Fault, by: str

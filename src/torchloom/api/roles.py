@@ -11,11 +11,11 @@ from fastapi import Request
 from torchloom.api.access_guard import SAFE_METHODS, identity
 from torchloom.errors import NotAllowed
 
-OPEN = frozenset({"health", "login"})
-"""Operations that need no token: they report only that the service lives, or take the token themselves."""
+OPEN = frozenset({"health", "login", "join", "joinAuthorities"})
+"""Operations that need no token: they report only what everybody may know, or take a token of their own."""
 READERS_MAY = frozenset({"logout", "loginLink"})
 """What a reader may do although it is not a GET."""
-ADMINS_ONLY = frozenset({"tokens", "makeToken", "removeToken", "inject"})
+ADMINS_ONLY = frozenset({"tokens", "makeToken", "removeToken", "inject", "makeJoinToken", "revokeNode"})
 
 
 async def check_role(request: Request) -> None:

@@ -54,6 +54,8 @@ class BusAddress:
     password: str = field(default="", repr=False)
     seed: str = field(default="", repr=False)
     """Seed of the nkey that we sign the server's nonce with. The server knows only its public half."""
+    claims: str = field(default="", repr=False)
+    """What the key's holder may do, signed by the cluster (`nats_jwt`); empty: the server's own file says."""
     owner: int | None = None
     """The user that must own the server's end of each connection, for our own server on loopback."""
     leader: str = ""

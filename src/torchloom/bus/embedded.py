@@ -45,7 +45,7 @@ ROLES: tuple[Role, ...] = ("weaver", "agent")
 
 
 @dataclass(frozen=True, slots=True)
-class _Identity:
+class ServerIdentity:
     """What stays the same over restarts."""
 
     server_name: str
@@ -58,6 +58,7 @@ class EmbeddedNats:
     def __init__(self, directory: Path, node: str) -> None:
         self.directory = Path(directory).absolute()
         self.node = nats_config.check_node(node)
+        self.host = HOST
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -103,11 +104,11 @@ class EmbeddedNats:
         """No secret in it: everyone may read a process list."""
         return [str(find_server()), "-c", str(self.config_file)]
 
-    def _identity(self) -> _Identity:
+    def _identity(self) -> ServerIdentity:
         try:
             found: dict[str, Any] = json.loads(self._identity_file.read_bytes())
             seeds: dict[str, str] = {role: str(found["seeds"][role]) for role in ROLES}
-            return _Identity(str(found["server_name"]), int(found["port"]), seeds)
+            return ServerIdentity(str(found["server_name"]), int(found["port"]), seeds)
         except FileNotFoundError:
             raise HomeUnusable(f"{self.directory} was never prepared for NATS", hint="run loom up") from None
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -125,7 +126,7 @@ class EmbeddedNats:
         if not self._identity_file.exists():
             value = {
                 "server_name": f"loom-{secrets.token_hex(4)}",
-                "port": _choose_port(),
+                "port": choose_port(),
                 "seeds": {role: new_seed() for role in ROLES},
             }
             self._write_private(self._identity_file, json.dumps(value))
@@ -150,7 +151,7 @@ class EmbeddedNats:
         lock = self._lock()
         try:
             self.prepare()
-            _check_port_free(self.port, self._identity_file)
+            self._check_port_free()
             output = os.open(self.output_file, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:
                 self._process = subprocess.Popen(
@@ -181,7 +182,7 @@ class EmbeddedNats:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if (
-                _greeting(identity.port, deadline - time.monotonic()).get("server_name")
+                _greeting(self.host, identity.port, deadline - time.monotonic()).get("server_name")
                 == identity.server_name
             ):
                 return
@@ -189,7 +190,7 @@ class EmbeddedNats:
                 raise self._why_dead(self._process.returncode)
             time.sleep(LOOK_EVERY_S)
         raise BusUnavailable(
-            f"nats-server did not answer on {HOST}:{identity.port} within {timeout_s:g} s",
+            f"nats-server did not answer on {self.host}:{identity.port} within {timeout_s:g} s",
             hint=f"see {self.log_file}",
         )
 
@@ -258,6 +259,20 @@ class EmbeddedNats:
                     hint="use that one, or stop it with loom down",
                 ) from None
 
+    def _check_port_free(self) -> None:
+        if not _is_free(self.port, self.host):
+            raise self._port_taken()
+
+    def _port_taken(self) -> PortTaken:
+        owner = peer.listener_owner(self.host, self.port)
+        who = "another program" if owner in (None, os.geteuid()) else f"a program of user {owner}"
+        return PortTaken(
+            f"{who} listens on {self.host}:{self.port}, the port of this home's NATS",
+            hint=f"stop it, or remove {self._identity_file} to choose a new port"
+            if self._identity_file.exists()
+            else "stop it",
+        )
+
     def _write_private(self, path: Path, text: str) -> None:
         """Replace a file whole, readable by us alone from its first byte on."""
         new = path.with_name(f".{path.name}.{os.getpid()}")
@@ -281,7 +296,7 @@ class EmbeddedNats:
         )
         said = said.rpartition("] ")[2]
         if "address already in use" in said:
-            return _port_taken(self.port, self._identity_file)
+            return self._port_taken()
         if "no space left" in said or "read-only file system" in said or "permission denied" in said:
             return HomeUnusable(
                 f"nats-server cannot use {self.directory} ({said})", hint="free space or set LOOM_HOME"
@@ -292,7 +307,7 @@ class EmbeddedNats:
         )
 
 
-def _choose_port() -> int:
+def choose_port() -> int:
     """Any free one: if all homes wanted 4222, one could lose it to another while its server is down."""
     for port in random.sample(PORTS, 100):
         if _is_free(port):
@@ -300,12 +315,13 @@ def _choose_port() -> int:
     raise PortTaken(f"no port is free on {HOST}", hint="close some programs that listen")
 
 
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
+def _is_free(port: int, host: str = HOST) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
         # As the server does: a port whose last connections only linger is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((HOST, port))
+            probe.bind((host, port))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 return False
@@ -313,24 +329,10 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _check_port_free(port: int, identity_file: Path) -> None:
-    if not _is_free(port):
-        raise _port_taken(port, identity_file)
-
-
-def _port_taken(port: int, identity_file: Path) -> PortTaken:
-    owner = peer.listener_owner(HOST, port)
-    who = "another program" if owner in (None, os.geteuid()) else f"a program of user {owner}"
-    return PortTaken(
-        f"{who} listens on {HOST}:{port}, the port of this home's NATS",
-        hint=f"stop it, or remove {identity_file} to choose a new port",
-    )
-
-
-def _greeting(port: int, timeout_s: float) -> dict[str, Any]:
+def _greeting(host: str, port: int, timeout_s: float) -> dict[str, Any]:
     """What a NATS server says to a new connection; nothing if there is none."""
     try:
-        with socket.create_connection((HOST, port), timeout=max(0.05, min(1.0, timeout_s))) as connection:
+        with socket.create_connection((host, port), timeout=max(0.05, min(1.0, timeout_s))) as connection:
             line = connection.makefile("rb").readline(MOST_GREETING_BYTES)
             if not peer.is_ours(connection):
                 return {}

@@ -5,6 +5,7 @@ Imports the cryptography only when it is used: the supervisor asks for nothing e
 
 from __future__ import annotations
 
+import base64
 import secrets
 from typing import Any
 
@@ -24,3 +25,11 @@ def public_key(seed: str) -> str:
     pair: Any = nkeys.from_seed(bytearray(seed.encode()))
     key: bytes = pair.public_key
     return key.decode()
+
+
+def signature(seed: str, nonce: str) -> bytes:
+    """Proof for a server that we hold the seed, as its protocol has it."""
+    import nkeys
+
+    pair: Any = nkeys.from_seed(bytearray(seed.encode()))
+    return base64.b64encode(pair.sign(nonce.encode()))

@@ -21,6 +21,7 @@ from typing import Any
 import nats.errors
 
 from torchloom.bus.address import BusAddress
+from torchloom.bus.keys import signature
 from torchloom.bus.nats_client import NatsClient
 from torchloom.bus.nats_config import MIN_SERVER_VERSION
 from torchloom.errors import BusUnavailable, BusUnsuitable, NoResponder, NotAllowed, TimedOut
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.25
 RECONNECT_WAIT_S = 0.1
+REFUSED_WAIT_S = 5.0
 CONNECT_TIMEOUT_S = 5.0
 PING_EVERY_S = 5.0
 MAX_UNSENT_BYTES = 4 * 1024 * 1024
@@ -36,6 +38,16 @@ ROOM_TRIES = 10
 ROOM_WAIT_S = 0.005
 
 Callback = Callable[[Any], Awaitable[None]]
+
+
+def credentials(address: BusAddress) -> dict[str, Any]:
+    """How nats-py proves who we are: with a key alone, or with a key and signed claims about it."""
+    if not address.claims:
+        return {"nkeys_seed_str": address.seed or None}
+    return {
+        "user_jwt_cb": address.claims.encode,
+        "signature_cb": lambda nonce: signature(address.seed, nonce),
+    }
 
 
 class LinkSubscription:
@@ -137,7 +149,7 @@ class Link:
                 name=self.name,
                 user=self.address.user or None,
                 password=self.address.password or None,
-                nkeys_seed_str=self.address.seed or None,
+                **credentials(self.address),
                 tls=None if self.address.tls is None else self.address.tls.context(),
                 inbox_prefix=self.address.inbox_prefix,
                 error_cb=failed,
@@ -180,7 +192,9 @@ class Link:
             return NotAllowed(
                 f"the NATS server at {self.address} refused the credentials of "
                 + (f"user {self.address.user!r}" if self.address.user else "this key"),
-                hint="check the user and password in the NATS address",
+                hint="check the user and password in the NATS address"
+                if not self.address.claims
+                else "it may have been revoked; a new `loom join` gets a new one",
             )
         why = "no answer" if isinstance(error, TimeoutError) else str(error) or "no reason given"
         return BusUnavailable(
@@ -218,6 +232,8 @@ class Link:
                 await self._round_trip(client)
             except (BusUnavailable, NotAllowed, BusUnsuitable, nats.errors.Error) as error:
                 log.warning("%s; trying again", error)
+                if isinstance(error, NotAllowed):  # it will not change soon, and each try costs the server
+                    await asyncio.sleep(REFUSED_WAIT_S)
                 continue
             self._client = client
             self._regain()

@@ -12,7 +12,9 @@ from torchloom.cli.main import PLAIN
 from torchloom.cli.options import ContextOption, HomeOption, with_place
 from torchloom.cli.verbs import VERBS, module_of
 
-LOCAL_VERBS = frozenset({"up", "down", "demo", "doctor", "context", "completion", "analyze"})
+LOCAL_VERBS = frozenset(
+    {"up", "down", "demo", "doctor", "context", "completion", "analyze", "cluster", "join", "ca"}
+)
 """Verbs that act on this host only and take no --context."""
 
 

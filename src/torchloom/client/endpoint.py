@@ -27,6 +27,8 @@ class Endpoint:
     owner: int | None = None
     """The user whose process must answer, where that can be asked: on loopback, with the token of a home.
     After a crash any local user can listen on the port that the home remembers."""
+    ca: str = ""
+    """File with the authorities (PEM) that prove an https address; empty: the system's."""
 
     @classmethod
     def find(cls, home: Home | None = None) -> Endpoint:
@@ -39,13 +41,13 @@ class Endpoint:
                 # The token of this home gives full access to this host; never send it to another one.
                 raise NotAllowed("LOOM_ADDRESS is another host and LOOM_TOKEN is not set", hint="set it")
             own = owner_of(where) if is_loopback(url) and not os.environ.get("LOOM_TOKEN") else None
-            return cls(url, read_token(where), own)
+            return cls(url, read_token(where), own, os.environ.get("LOOM_CA", ""))
         return cls.of_home(where)
 
     @classmethod
     def of_home(cls, home: Home) -> Endpoint:
         """The stack that was started for this home, proven to be its owner's before the token is sent."""
-        return cls(local_url(home), read_token(home), owner_of(home))
+        return cls(local_url(home), read_token(home), owner_of(home), local_ca(home))
 
 
 def owner_of(home: Home) -> int:
@@ -70,12 +72,27 @@ def is_loopback(url: str) -> bool:
 def local_url(home: Home) -> str:
     """Address of the stack that was started for this home."""
     try:
-        port = int(json.loads((home.parts_dir / "plan.json").read_bytes())["port"])
+        plan = json.loads((home.parts_dir / "plan.json").read_bytes())
+        port, scheme = int(plan["port"]), "https" if plan.get("api_ca") else "http"
+        host = str(plan.get("host", HOST))
     except (OSError, ValueError, KeyError, TypeError):
         raise NothingHere(
             f"torchloom is not running for {home.root}", hint="start it with `loom up`"
         ) from None
-    return f"http://{HOST}:{port}"
+    if not port:
+        raise NothingHere(
+            f"{home.root} is a node of a cluster and has no service of its own",
+            hint="name the cluster with --context or LOOM_ADDRESS",
+        )
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def local_ca(home: Home) -> str:
+    """What proves the service of this home, if it has TLS."""
+    try:
+        return str(json.loads((home.parts_dir / "plan.json").read_bytes()).get("api_ca", ""))
+    except (OSError, ValueError, AttributeError):
+        return ""
 
 
 def read_token(home: Home) -> str:

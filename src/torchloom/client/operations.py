@@ -13,6 +13,7 @@ from torchloom.client.transport import Event, Transport
 
 if TYPE_CHECKING:
     from torchloom.client.schema import (
+        AuthoritiesView,
         ChangePlanView,
         ChangeRequest,
         CheckpointList,
@@ -44,6 +45,10 @@ if TYPE_CHECKING:
         JobSeries,
         JobSummary,
         JobTelemetry,
+        JoinRequest,
+        JoinTokenRequest,
+        JoinTokenText,
+        JoinView,
         LinksView,
         LoginLink,
         LoginRequest,
@@ -516,6 +521,31 @@ class Operations(Transport):
         """Incident"""
         found: IncidentDetail = self.request("GET", f"/incidents/{quote(incident, safe='')}")
         return found
+
+    def make_join_token(self, body: JoinTokenRequest) -> JoinTokenText:
+        """A token that admits hosts for a while. It is shown once."""
+        found: JoinTokenText = self.request("POST", "/join/tokens", body=body)
+        return found
+
+    def join_authorities(self) -> AuthoritiesView:
+        """The certificates that prove servers of this cluster. Whoever has no other proof of this
+        connection
+        compares their SHA-256 with the one in the join token.
+        """
+        found: AuthoritiesView = self.request("GET", "/join/ca")
+        return found
+
+    def join(self, body: JoinRequest) -> JoinView:
+        """Admit a host as a node. The token is the proof; the host keeps the secret half of its key."""
+        found: JoinView = self.request("POST", "/join", body=body)
+        return found
+
+    def revoke_node(self, node: str) -> None:
+        """Take back the credential of a host that joined: its connections end, and new ones are refused.
+        Its
+        workers are not touched; `loom node gone` replaces them.
+        """
+        self.request("POST", f"/nodes/{quote(node, safe='')}/revoke")
 
     def replay(self, incident: str) -> ReplayView:
         """Apply the recorded events around an incident to the core again, and explain each of them: what

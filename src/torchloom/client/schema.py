@@ -14,6 +14,10 @@ class AffectedJobView(TypedDict):
     outcome: str
 
 
+class AuthoritiesView(TypedDict):
+    ca: str
+
+
 class BoxView(TypedDict):
     rank: int
     found: bool
@@ -670,6 +674,36 @@ class JobTelemetry(TypedDict):
     job: str
     generation: int
     workers: list[BoxView]
+
+
+class JoinRequest(TypedDict):
+    token: str
+    node: str
+    key: str
+    """Public half of the key that the host made."""
+
+
+class JoinTokenRequest(TypedDict):
+    valid_s: NotRequired[float]
+    """How long it admits hosts."""
+    hosts: NotRequired[int]
+    """How many hosts it admits."""
+    node: NotRequired[str]
+    """The only name it admits; empty: any."""
+
+
+class JoinTokenText(TypedDict):
+    token: str
+    addresses: list[str]
+
+
+class JoinView(TypedDict):
+    """What the host needs to be a node."""
+
+    claims: str
+    servers: list[str]
+    addresses: list[str]
+    ca: str
 
 
 class LeavingView(TypedDict):

@@ -14,12 +14,15 @@ import socket
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchloom import terminal
 from torchloom.client.endpoint import Endpoint
 from torchloom.errors import Conflict, LoomError, NotAllowed, NotFound, TimedOut, UsageError
 from torchloom.terminal import all_visible, visible
+
+if TYPE_CHECKING:
+    import ssl
 
 PREFIX = "/api/v1"
 TIMEOUT_S = 20.0
@@ -180,6 +183,8 @@ class Transport:
                 connection.request(method, target, payload, sent)
                 return connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
+            if self._secure:
+                self._check_proof(error)
             raise self._away() from error
         except (UnicodeError, ValueError) as error:
             # What a header cannot carry, a token with a line break for instance. The value is not repeated.
@@ -187,8 +192,7 @@ class Transport:
 
     def _connect(self) -> http.client.HTTPConnection:
         if self._connection is None:
-            kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-            self._connection = kind(self._host, self._port, timeout=self.timeout_s)
+            self._connection = self._new_connection()
         self._connection.timeout = self.timeout_s
         opened: socket.socket | None = self._connection.sock
         if opened is None:
@@ -197,6 +201,13 @@ class Transport:
         else:
             opened.settimeout(self.timeout_s)
         return self._connection
+
+    def _new_connection(self) -> http.client.HTTPConnection:
+        if not self._secure:
+            return http.client.HTTPConnection(self._host, self._port, timeout=self.timeout_s)
+        return http.client.HTTPSConnection(
+            self._host, self._port, timeout=self.timeout_s, context=trusted(self.endpoint.ca)
+        )
 
     def _check_owner(self, connection: Any) -> None:
         """Whose process would get the token? Asked for each new connection, before its first byte."""
@@ -213,12 +224,35 @@ class Transport:
                 hint="start torchloom with `loom up`, on another --port if this one stays taken",
             )
 
+    def _check_proof(self, error: Exception) -> None:
+        import ssl
+
+        if isinstance(error, ssl.SSLCertVerificationError):
+            self.close()
+            raise NotAllowed(
+                f"the service at {self.endpoint.url} cannot prove that it is torchloom's "
+                f"({error.verify_message}); no token was sent",
+                hint="name its certificate authority with LOOM_CA, or correct the address",
+            ) from None
+
     def _away(self) -> NotAnswering:
         self.close()
         return NotAnswering(
             f"torchloom does not answer at {self.endpoint.url}",
             hint="start it with `loom up`, or choose another with --context or LOOM_ADDRESS",
         )
+
+
+def trusted(ca: str) -> ssl.SSLContext:
+    """Checks servers by the authorities in this file, or by the system's. Read anew for every connection."""
+    import ssl
+
+    try:
+        return ssl.create_default_context(cafile=ca or None)
+    except (OSError, ssl.SSLError) as error:
+        raise UsageError(
+            f"{ca} cannot be used to check the server ({error})", hint="correct LOOM_CA"
+        ) from None
 
 
 def encode_query(query: Mapping[str, object]) -> str:

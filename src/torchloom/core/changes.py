@@ -42,13 +42,16 @@ from torchloom.model.events import (
     FirstStep,
     JobDeleted,
     JobSubmitted,
+    JoinTokenMade,
     LeaseTaken,
+    NodeAdmitted,
     NodeDrained,
     NodeGone,
     NodeJoined,
     NodeLeaving,
     NodeLeft,
     NodeReachable,
+    NodeRevoked,
     NodeUnreachable,
     RanksAnswered,
     RendezvousLost,
@@ -155,6 +158,8 @@ def job_of(event: Event, fleet: Fleet) -> str:
         case DeviceMarked() | DeviceHealthReported() | DevicePolicySet():
             return ""
         case DeviceWearReported() | DeviceTestRequested() | DeviceTested() | DeviceTestsImported():
+            return ""
+        case JoinTokenMade() | NodeAdmitted() | NodeRevoked():
             return ""
         case LeaseTaken() | SnapshotVerified() | ControlDisturbed() | AgentFlooded() | Decided():
             return ""

@@ -33,13 +33,16 @@ from torchloom.model.events import (
     FirstStep,
     JobDeleted,
     JobSubmitted,
+    JoinTokenMade,
     LeaseTaken,
+    NodeAdmitted,
     NodeDrained,
     NodeGone,
     NodeJoined,
     NodeLeaving,
     NodeLeft,
     NodeReachable,
+    NodeRevoked,
     NodeUnreachable,
     RanksAnswered,
     RendezvousLost,
@@ -157,6 +160,14 @@ def _words(event: Event) -> tuple[Topic, str]:
         case DeviceTestsImported():
             bad = sum(not one.result.passed for one in event.results)
             return "device", f"{event.by} imported tests of {len(event.results)} devices; {bad} did not pass"
+        case JoinTokenMade():
+            hosts = f"{event.hosts} hosts" if event.hosts != 1 else "one host"
+            whom = f"the node {event.node}" if event.node else hosts
+            return "node", f"{event.by} made a join token for {whom}, valid for {event.valid_s:g} s"
+        case NodeAdmitted():
+            return "node", f"{event.node} presented the join token {event.token}"
+        case NodeRevoked():
+            return "node", f"{event.by} revoked the credential of {event.node}"
         case RendezvousStarted():
             return "system", f"the store of {event.store.job} is up on {event.node}"
         case RendezvousLost():

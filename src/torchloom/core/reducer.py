@@ -21,6 +21,7 @@ from torchloom.core.foreign_values import store_values_ignored
 from torchloom.core.history.trimming import snapshot_verified
 from torchloom.core.injection import fault_injected
 from torchloom.core.jobs import job_deleted, job_submitted
+from torchloom.core.nodes.admission import node_admitted, node_revoked, token_made
 from torchloom.core.nodes.floods import agent_flooded
 from torchloom.core.nodes.membership import (
     node_drained,
@@ -109,13 +110,16 @@ from torchloom.model.events import (
     FirstStep,
     JobDeleted,
     JobSubmitted,
+    JoinTokenMade,
     LeaseTaken,
+    NodeAdmitted,
     NodeDrained,
     NodeGone,
     NodeJoined,
     NodeLeaving,
     NodeLeft,
     NodeReachable,
+    NodeRevoked,
     NodeUnreachable,
     RanksAnswered,
     RendezvousLost,
@@ -232,6 +236,12 @@ def _dispatch(turn: Turn, event: Event) -> None:
             device_tested(turn, event)
         case DeviceTestsImported():
             tests_imported(turn, event)
+        case JoinTokenMade():
+            token_made(turn, event)
+        case NodeAdmitted():
+            node_admitted(turn, event)
+        case NodeRevoked():
+            node_revoked(turn, event)
         case RendezvousStarted():
             rendezvous_started(turn, event)
         case RendezvousLost():

@@ -6,6 +6,7 @@ messages, notice            commands, queries and telemetry; an event as people 
 replayed                    an incident replayed, event by event
 job, policy, steering, transaction/     what a user asks for: the job, what is done about findings, changes
 node, worker, links, checkpoints        facts about a host, a process, the network, what was saved
+admission                               which hosts may join a cluster
 devices                                 devices, their health, and who took them out of use
 device_wear                             what was counted on a device over days, tests of it, and its risk
 windows, findings, finding_kinds        what detectors look at and conclude; the table of kinds

@@ -295,6 +295,35 @@ class DeviceTestsImported(EventBase, frozen=True, kw_only=True, tag="device-test
     by: str
 
 
+class JoinTokenMade(EventBase, frozen=True, kw_only=True, tag="join-token-made"):
+    """A person allows some hosts to join the cluster."""
+
+    token: str
+    digest: str
+    """SHA-256 of its secret, which only that person has."""
+    by: str
+    valid_s: float
+    hosts: int
+    node: str = ""
+    """The only name it admits; empty: any."""
+
+
+class NodeAdmitted(EventBase, frozen=True, kw_only=True, tag="node-admitted"):
+    """A host presented a join token; it is admitted if that is still worth something here in the stream."""
+
+    node: str
+    key: str
+    token: str
+    digest: str
+
+
+class NodeRevoked(EventBase, frozen=True, kw_only=True, tag="node-revoked"):
+    """A person takes a host's credential back."""
+
+    node: str
+    by: str
+
+
 class NodeLeft(EventBase, frozen=True, kw_only=True, tag="node-left"):
     """The agent ended on request. Its workers, if any, keep running."""
 
@@ -594,6 +623,9 @@ Event = (
     | DeviceTestRequested
     | DeviceTested
     | DeviceTestsImported
+    | JoinTokenMade
+    | NodeAdmitted
+    | NodeRevoked
     | RendezvousStarted
     | RendezvousLost
     | WorkersStarted

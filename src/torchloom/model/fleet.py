@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from msgspec import Struct, field
 
+from torchloom.model.admission import Admissions
 from torchloom.model.checkpoints import CheckpointPlace, SavedCheckpoint
 from torchloom.model.devices import Device, DeviceAct, DevicePolicy
 from torchloom.model.effects import Effect
@@ -375,6 +376,8 @@ class Fleet(Struct, kw_only=True):
     """Jobs that have to leave a drained node; kept by core.placement.drain."""
     acting: dict[str, None] = field(default_factory=dict)
     """Jobs that are saved because a policy wants something done about them; kept by core.policy.actions."""
+    admissions: Admissions = field(default_factory=Admissions)
+    """Which hosts may join; kept by core.nodes.admission."""
     devices: dict[str, Device] = field(default_factory=dict)
     device_policy: DevicePolicy = DevicePolicy()
     device_acts: list[DeviceAct] = field(default_factory=list)

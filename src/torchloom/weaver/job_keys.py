@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -95,6 +96,32 @@ class KeyFiles:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+class DerivedKeys:
+    """Keys that every control host of a cluster derives from the cluster's own secret.
+
+    Any of them can therefore start any job. A key cannot be destroyed on its own: what was encrypted with it
+    can be read as long as somebody has the cluster's secret and a copy of the bus's files.
+    """
+
+    def __init__(self, derive: Callable[[str], bytes]) -> None:
+        self._derive = derive
+
+    def make(self, name: str) -> bytes:
+        return self._derive(check_token(name, "name of a key"))
+
+    def get(self, name: str) -> bytes | None:
+        return self.make(name)
+
+    def forget(self, name: str) -> None:
+        """Nothing is kept for one name."""
+
+    def rename(self, name: str, to: str) -> None:
+        """Nothing is kept for one name."""
+
+    def names(self) -> list[str]:
+        return []
 
 
 class KeysInMemory:

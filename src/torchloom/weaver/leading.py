@@ -22,12 +22,27 @@ from torchloom.weaver.trouble import Troubles
 
 log = logging.getLogger(__name__)
 
+PROVISION_AGAIN_S = 0.5
 LEASE_TTL_S = 2.0
 LOOK_EVERY_S = 2.0
 STALLED_AFTER_S = 15.0
 """Without one event read for so long, although the stream has newer ones."""
 LOOKS = 5
 """And at least so many looks: a host that stood still looks once, and its reader had no turn."""
+
+
+async def provision(bus: Bus, patient: bool) -> None:
+    """Make the streams. In a cluster that is possible once most of its servers are up, and whoever starts the
+    first of them should not have to start it again: it is `patient`."""
+    while True:
+        try:
+            await bus.provision()
+            return
+        except (BusUnavailable, TimedOut) as error:
+            if not patient:
+                raise
+            log.warning("the bus cannot be used yet (%s); trying again", error)
+            await asyncio.sleep(PROVISION_AGAIN_S)
 
 
 class Leading:

@@ -48,12 +48,13 @@ from torchloom.weaver.feed import Feed, apply_record
 from torchloom.weaver.history import Histories
 from torchloom.weaver.job_keys import JobKeys
 from torchloom.weaver.knowledge import hears, steps_near
-from torchloom.weaver.leading import LEASE_TTL_S, Leading
+from torchloom.weaver.leading import LEASE_TTL_S, Leading, provision
 from torchloom.weaver.live_view import LiveView
 from torchloom.weaver.monitors import Monitors
 from torchloom.weaver.publisher import Publisher
 from torchloom.weaver.quotas import Quotas
 from torchloom.weaver.replays import Replays
+from torchloom.weaver.requests.admission import Admission, Issuer
 from torchloom.weaver.requests.checkpoints import Catalogues
 from torchloom.weaver.requests.devices import DeviceRequests
 from torchloom.weaver.requests.injection import Injecting
@@ -77,8 +78,15 @@ class Weaver:
     """Fulfils api.ports.Control. `run` does everything until `stop` is set."""
 
     def __init__(
-        self, bus: Bus, name: str = "", keys: JobKeys | None = None, *, keep_history: int = KEEP_HISTORY
+        self,
+        bus: Bus,
+        name: str = "",
+        keys: JobKeys | None = None,
+        *,
+        keep_history: int = KEEP_HISTORY,
+        issuer: Issuer | None = None,
     ) -> None:
+        self._patient = issuer is not None
         self.name = name or f"weaver-{uuid.uuid4().hex[:8]}"
         self._bus = bus
         self._stream = Publisher(bus, self.name)
@@ -129,6 +137,7 @@ class Weaver:
         self.devices = DeviceRequests(self._stream, self._live)
         self.monitors = Monitors(bus, self.devices.hear)
         self.devices.count_also(lambda: self.monitors.dropped)
+        self.admission = Admission(self._stream, issuer)
         reads = WorkerReads(bus, self._stream)
         self.read_log, self.read_box = reads.log, reads.box
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -246,7 +255,7 @@ class Weaver:
     # -- the service --------------------------------------------------------------------------------
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set. Returns after giving up the lease."""
-        await self._bus.provision()
+        await provision(self._bus, self._patient)
         self._stream.fleet = await self._snapshots.load()
         self._snapshot_seq = self.fleet.seq
         self._feed.begin(self.fleet.seq)
@@ -266,6 +275,7 @@ class Weaver:
             asyncio.create_task(self._trimming.run(), name="trimming"),
             asyncio.create_task(self._doors.run(), name="doors"),
             asyncio.create_task(self.monitors.run(), name="monitors"),
+            asyncio.create_task(self.admission.run(), name="admission"),
         ]
         sweep = asyncio.create_task(self._environments.sweep(lambda: self.fleet, lambda: self.active))
         stopping = asyncio.create_task(stop.wait(), name="stop")

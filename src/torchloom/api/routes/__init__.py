@@ -2,5 +2,5 @@
 
 jobs, scaling, logs, series                 a job           access      tokens and sign-in
 config, operations, checkpoints, faults     steering it     prometheus  GET /metrics
-fleet, devices, events, links, stragglers   the fleet       replay      an incident, event by event
+fleet, joining, devices, events, links, stragglers   the fleet   replay      an incident, event by event
 """

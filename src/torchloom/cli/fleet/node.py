@@ -1,4 +1,5 @@
-"""`loom node`: drain a host, reopen it, or confirm that it is gone. `loom nodes` lists hosts."""
+"""`loom node`: drain a host, reopen it, confirm that it is gone, admit or revoke it. `loom nodes` lists
+hosts."""
 
 from __future__ import annotations
 
@@ -14,12 +15,14 @@ if TYPE_CHECKING:
     from torchloom.client import Client
     from torchloom.client.schema import LeavingView, NodeView
 
-HELP = "Drain a host, reopen it, or confirm that it is gone."
+HELP = "Drain a host, reopen it, confirm that it is gone, admit or revoke it."
 EXAMPLES = (
     ("loom nodes", "list nodes; shows which are unreachable"),
     ("loom node drain worker-7 --why 'fan broken'", "save the jobs there, move them, and place nothing new"),
     ("loom node drain worker-7 --keep", "place nothing new; jobs there continue"),
     ("loom node open worker-7", "workers may be placed there again"),
+    ("loom node token --hosts 4 --for 30m", "print the command that makes up to 4 hosts nodes"),
+    ("loom node revoke worker-7", "take back the credential of a host that joined"),
     ("loom node gone worker-7", "its host is off or destroyed: replace its workers on other nodes"),
 )
 
@@ -110,4 +113,54 @@ def open_again(node: NodeArgument, as_json: JsonOption = False) -> None:
     print(f"{node} takes workers again")
 
 
-SUBVERBS = {"gone": gone, "drain": drain, "open": open_again}
+def token(
+    hosts: Annotated[int, typer.Option("--hosts", metavar="N", help="How many hosts it admits.")] = 1,
+    valid: Annotated[
+        str, typer.Option("--for", metavar="TIME", help="How long it is valid: 90s, 30m, 12h, 7d at most.")
+    ] = "1h",
+    name: Annotated[
+        str,
+        typer.Option("--node", metavar="NAME", help="Admit only a host of this name.", show_default="any"),
+    ] = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Make a token with which hosts join this cluster, and print the command to run there.
+
+    The token is shown once. It names the cluster's certificate authority, so that a host sends it to nobody
+    else.
+    """
+    from torchloom.cli.show import output
+
+    made = api().make_join_token({"hosts": hosts, "valid_s": seconds(valid), "node": name})
+    if as_json:
+        output.show_json(made)
+        return
+    print(f"loom join {made['addresses'][0]} --token {made['token']}")
+
+
+def seconds(text: str) -> float:
+    """`90s`, `30m`, `12h`, `7d`, in seconds."""
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+    number, unit = text[:-1], text[-1:]
+    if unit not in units or not number.isdecimal() or len(number) > 6 or not int(number):
+        raise UsageError(f"{text!r} is no length of time", hint="write 90s, 30m, 12h or 7d")
+    return float(int(number) * units[unit])
+
+
+def revoke(node: NodeArgument, as_json: JsonOption = False) -> None:
+    """Take back the credential of a host that joined with `loom join`.
+
+    Its connections to the message bus end at once, and it gets no new one. Workers that run there are not
+    touched: the node becomes unreachable, and `loom node gone` replaces them. To be a node again, the host
+    needs a new token.
+    """
+    from torchloom.cli.show import output
+
+    api().revoke_node(node)
+    if as_json:
+        output.show_line({"node": node, "revoked": True})
+    else:
+        print(f"{node} is revoked: the message bus has ended its connections and refuses new ones")
+
+
+SUBVERBS = {"gone": gone, "drain": drain, "open": open_again, "token": token, "revoke": revoke}

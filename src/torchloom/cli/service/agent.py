@@ -8,9 +8,13 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torchloom.errors import UsageError
 from torchloom.home import Home
+
+if TYPE_CHECKING:
+    import asyncio
 
 CONNECT_WITHIN_S = 10.0
 
@@ -21,9 +25,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--nats", metavar="URL", help="NATS servers, by commas; credentials: LOOM_NATS_…")
     parser.add_argument("--node", help="name of this host in the fleet (default: its host name)")
     parser.add_argument(
-        "--address",
-        default="127.0.0.1",
-        help="address at which other nodes reach this one (default %(default)s)",
+        "--address", help="address at which other nodes reach this one (default: as it joined, or 127.0.0.1)"
     )
     parser.add_argument(
         "--slots", type=int, metavar="N", help="workers this host offers room for (LOOM_SLOTS)"
@@ -50,7 +52,11 @@ def main(argv: Sequence[str]) -> int:
 
     from torchloom.cli.service.part_main import run_part
 
-    return run_part("agent", options.part, lambda: _serve(Home.default(), options.address, leave_within_s))
+    return run_part(
+        "agent",
+        options.part,
+        lambda: _serve(Home.default(), options.address, leave_within_s, supervised=options.part),
+    )
 
 
 def _leave_within(given: float | None) -> float:
@@ -64,13 +70,15 @@ def _leave_within(given: float | None) -> float:
     return found
 
 
-async def _serve(home: Home, address: str, leave_within_s: float) -> None:
+async def _serve(home: Home, address: str | None, leave_within_s: float, *, supervised: bool) -> None:
     import asyncio
+    import contextlib
 
     from torchloom.agent.main import serve
     from torchloom.bus.nats import NatsBus
+    from torchloom.cli.cluster.fetching import keep_authorities
     from torchloom.cli.service.part_main import unless_stopped
-    from torchloom.cli.service.plan import bus_address, node_name
+    from torchloom.cli.service.plan import bus_address, node_address, node_name
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -85,16 +93,32 @@ async def _serve(home: Home, address: str, leave_within_s: float) -> None:
     if bus is None:
         print("agent: stopped before it had started", file=sys.stderr)
         return
+    ready = asyncio.Event()
+    side = [asyncio.create_task(_mark(home, ready))] if supervised else []
+    side.append(asyncio.create_task(keep_authorities(home), name="authorities"))
     try:
         await serve(
             home,
             node,
             bus,
-            address=address,
+            address=address or node_address(home),
             stop=stop,
             prewarm=os.environ.get("LOOM_PREWARM") != "0",
             leave_within_s=leave_within_s,
+            ready=ready,
         )
     finally:
+        for task in side:
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*side)
         await bus.close()
     print("agent: ended", file=sys.stderr)
+
+
+async def _mark(home: Home, ready: asyncio.Event) -> None:
+    """Let a supervisor without a weaver know that this node has joined."""
+    from torchloom.cli.service import parts
+
+    await ready.wait()
+    parts.mark_ready(home, parts.PartRecord.of("agent", os.getpid()))

@@ -24,6 +24,7 @@ LOOK_EVERY_S = 0.01
 
 def end_parts(home: Home) -> None:
     """End the parts in this order: each may need the next one to shut down cleanly."""
+    (home.parts_dir / "agent.ready").unlink(missing_ok=True)
     for name in ("notify", "agent", "weaver"):
         record = parts.living(home, name)
         if record is not None:
@@ -71,6 +72,7 @@ def _end_nats(home: Home) -> None:
     if not (home.nats_dir / "lock").exists():
         return
     try:
+        # By its lock and its configuration file: it may be one of a cluster.
         EmbeddedNats(home.nats_dir, node_name()).stop()
     except LoomError:
         # It survived SIGKILL's grace: the next start finds the store in use and reports that.

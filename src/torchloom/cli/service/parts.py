@@ -114,6 +114,22 @@ def holders(home: Home) -> list[PartRecord]:
     return found
 
 
+# ---- parts that have no API to ask ----
+
+
+def mark_ready(home: Home, record: PartRecord) -> None:
+    """Record that this part serves."""
+    write_private(home.parts_dir / f"{record.name}.ready", asdict(record))
+
+
+def is_ready(home: Home, name: str) -> bool:
+    """Whether the part that runs now has marked itself as ready."""
+    record = PartRecord.read(home, name)
+    return (
+        record is not None and record.alive and read_json(home.parts_dir / f"{name}.ready") == asdict(record)
+    )
+
+
 # ---- why a part could not start ----
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from torchloom.bus.address import BusAddress, BusTls
+from torchloom.cli.cluster.host_files import ClusterHost, bracketed
+from torchloom.cli.cluster.node_files import JoinedNode
 from torchloom.cli.service.parts import read_json, write_private
 from torchloom.errors import UsageError
 from torchloom.home import Home
@@ -20,7 +22,7 @@ from torchloom.model.ids import check_token, token_from
 
 DEFAULT_PORT = 8700
 HOST = "127.0.0.1"
-_BUS_TEXTS = ("user", "password", "seed", "ca", "certificate", "key")
+_TEXTS = ("user", "password", "seed", "ca", "certificate", "key", "api_ca")
 
 
 @dataclass(frozen=True)
@@ -36,14 +38,19 @@ class Plan:
     certificate: str = ""
     key: str = ""
     """Files for a private connection to external servers."""
+    host: str = HOST
+    """Address of the API."""
+    api_ca: str = ""
+    """The API has TLS, and this file (PEM) proves it; empty: it is plain HTTP on loopback."""
 
     @classmethod
     def read(cls, home: Home) -> Plan | None:
         found = read_json(home.parts_dir / "plan.json")
         if "port" not in found:
             return None
-        texts = {name: str(found.get(name, "")) for name in _BUS_TEXTS}
-        return cls(int(found["port"]), tuple(found["servers"]), **texts)
+        texts = {name: str(found.get(name, "")) for name in _TEXTS}
+        host = str(found.get("host", HOST))
+        return cls(int(found["port"]), tuple(found["servers"]), host=host, **texts)
 
     @classmethod
     def of_bus(cls, port: int, bus: BusAddress) -> Plan:
@@ -59,7 +66,7 @@ class Plan:
 
     @property
     def url(self) -> str:
-        return f"http://{HOST}:{self.port}"
+        return f"{'https' if self.api_ca else 'http'}://{bracketed(self.host)}:{self.port}"
 
 
 def external_bus() -> BusAddress | None:
@@ -102,6 +109,11 @@ def bus_address(home: Home, role: Literal["weaver", "agent"], node: str) -> BusA
     named = external_bus()
     if named is not None:
         return named
+    joined, cluster = JoinedNode.read(home), ClusterHost.read(home)
+    if joined is not None:
+        return joined.bus(home)
+    if cluster is not None:
+        return cluster.bus(role, node)
     plan = Plan.read(home)
     if plan is not None and plan.servers:
         return plan.bus()
@@ -109,18 +121,29 @@ def bus_address(home: Home, role: Literal["weaver", "agent"], node: str) -> BusA
 
 
 def node_name() -> str:
-    """Name of this host in the fleet."""
-    chosen = os.environ.get("LOOM_NODE")
+    """Name of this host in the fleet: as it was chosen, or as it joined."""
+    home = Home.default()
+    joined, cluster = JoinedNode.read(home), ClusterHost.read(home)
+    named = joined.node if joined is not None else cluster.this if cluster is not None else ""
+    chosen = os.environ.get("LOOM_NODE") or named
     return check_token(chosen, "node name") if chosen else token_from(socket.gethostname(), "node")
+
+
+def node_address(home: Home) -> str:
+    """At which other nodes reach this host; loopback on a host that stands alone."""
+    joined, cluster = JoinedNode.read(home), ClusterHost.read(home)
+    return joined.address if joined is not None else cluster.host.address if cluster is not None else HOST
 
 
 def make_token(home: Home) -> str:
     """The token of this home, generated at the first start."""
     new = home.token_file.with_name(f".token.{os.getpid()}")
+    shared = home.cluster_dir / "token"
     if not home.token_file.exists():
         descriptor = os.open(new, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "w") as file:
-            file.write((os.environ.get("LOOM_TOKEN") or secrets.token_urlsafe(32)) + "\n")
+            common = shared.read_text().strip() if shared.exists() else ""
+            file.write((os.environ.get("LOOM_TOKEN") or common or secrets.token_urlsafe(32)) + "\n")
         try:
             # link, not rename: of two concurrent starts, the first one's token stays.
             os.link(new, home.token_file)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,12 +19,35 @@ from torchloom.api.defaults import Defaults
 from torchloom.api.ports import Control
 from torchloom.api.tokens import Tokens
 
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 1.0
+"""For a certificate that was replaced."""
+
 
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leaves signals to the process that runs it: one SIGTERM ends API and weaver together."""
         yield
+
+
+async def _renew(config: uvicorn.Config, certificate: Path | None, key: Path | None) -> None:
+    """Use a certificate that was replaced from the next connection on; those that exist continue."""
+    if certificate is None or key is None or config.ssl is None:
+        return
+    used = certificate.stat().st_mtime_ns
+    while True:
+        await asyncio.sleep(LOOK_EVERY_S)
+        try:
+            now = certificate.stat().st_mtime_ns
+            if now != used:
+                config.ssl.load_cert_chain(certificate, key)
+                used = now
+                log.info("the certificate of the API was replaced")
+        except (OSError, ssl.SSLError) as error:
+            # Perhaps only one of the two files is there yet.
+            log.warning("the new certificate of the API cannot be used: %s; trying again", error)
 
 
 async def serve_api(
@@ -52,9 +77,12 @@ async def serve_api(
         ssl_keyfile=key,
     )
     server = _Server(config)
+    config.load()
+    renewing = asyncio.create_task(_renew(config, certificate, key), name="certificate")
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="uvicorn")
     stopping = asyncio.create_task(stop.wait(), name="api stop")
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
     server.should_exit = True
     stopping.cancel()
+    renewing.cancel()
     await serving

@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from torchloom.cli.cluster.host_files import ClusterHost
 from torchloom.cli.service import parts
 from torchloom.cli.service.launch import start_supervisor
 from torchloom.cli.service.plan import DEFAULT_PORT, Plan
@@ -14,6 +16,11 @@ from torchloom.client.endpoint import owner_of
 from torchloom.errors import LoomError, NotAllowed, NotFound, TimedOut
 from torchloom.home import Home
 
+if TYPE_CHECKING:
+    from torchloom.client.schema import Health
+
+OTHERS_WITHIN_S = 10.0
+"""After so long, a control host that waits for others counts as started."""
 READY_WITHIN_S = 60.0
 """Limit for an overloaded host; a supervisor that gives up reports that much earlier."""
 LOOK_EVERY_S = 0.02
@@ -38,6 +45,8 @@ class Start:
     port: int = DEFAULT_PORT
     any_port: bool = True
     supervisor: subprocess.Popen[bytes] | None = None
+    ready: bool = False
+    """Whether it has read its history; a control host of a cluster may have to wait for others."""
 
     def begin(self) -> Start:
         self.supervisor = begin(self.home, self.port, self.any_port)
@@ -50,10 +59,15 @@ class Start:
 
     def wait(self) -> Endpoint:
         """Wait until the API answers and has caught up, or the supervisor reports why it cannot start."""
-        deadline = time.monotonic() + READY_WITHIN_S
+        began = time.monotonic()
+        deadline = began + READY_WITHIN_S
+        in_cluster = ClusterHost.read(self.home) is not None
         while time.monotonic() < deadline:
             self._check()
-            if _answers(self.home):
+            health = _health(self.home)
+            self.ready = health is not None and health["ready"]
+            others = in_cluster and time.monotonic() - began > OTHERS_WITHIN_S
+            if self.ready or (health is not None and others):
                 return Endpoint.find(self.home)
             time.sleep(LOOK_EVERY_S)
         raise TimedOut(
@@ -72,15 +86,32 @@ class Start:
             self.begin()
 
 
-def _answers(home: Home) -> bool:
+def start_node(home: Home) -> None:
+    """Start the agent of a host that joined a cluster, and wait until it serves."""
+    supervisor = start_supervisor(home, 0, any_port=False)
+    deadline = time.monotonic() + READY_WITHIN_S
+    while not parts.is_ready(home, "agent"):
+        status = supervisor.poll()
+        if status is not None:
+            parts.end_stay(home)
+            raise _why(home, status)
+        if time.monotonic() > deadline:
+            raise TimedOut(
+                f"the agent did not join within {READY_WITHIN_S:g} s", hint=f"see the logs in {home.logs_dir}"
+            )
+        time.sleep(LOOK_EVERY_S)
+
+
+def _health(home: Home) -> Health | None:
     plan = Plan.read(home)
     if plan is None:
-        return False
-    api = Client(Endpoint(plan.url, "", owner_of(home)), timeout_s=2.0)
+        return None
+    api = Client(Endpoint(plan.url, "", owner_of(home), plan.api_ca), timeout_s=2.0)
     try:
-        return bool(api.health()["ready"])
-    except (LoomError, TypeError, KeyError):
-        return False
+        found = api.health()
+        return found if "ready" in found else None
+    except (LoomError, TypeError):
+        return None
     finally:
         api.close()
 

@@ -24,11 +24,14 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from torchloom.bus.cluster_nats import ClusterNats
 from torchloom.bus.embedded import EmbeddedNats
+from torchloom.cli.cluster.host_files import ClusterHost
+from torchloom.cli.cluster.node_files import JoinedNode
 from torchloom.cli.service import cleanup, own_logs, parts
 from torchloom.cli.service.launch import open_port, start_part
 from torchloom.cli.service.parts import PARTS, PartRecord
-from torchloom.cli.service.plan import Plan, external_bus, make_token, node_name
+from torchloom.cli.service.plan import HOST, Plan, external_bus, make_token, node_name
 from torchloom.cli.service.supervised import Watched
 from torchloom.client import Client, Endpoint
 from torchloom.errors import LoomError, StoreInUse, TimedOut
@@ -58,6 +61,10 @@ class Supervisor:
         self._wanted_port = port
         self._any_port = any_port
         self._node = node_name()
+        self._cluster = ClusterHost.read(home)
+        self._joined = JoinedNode.read(home)
+        """A host that joined a cluster runs an agent and nothing else."""
+        self._certificate_at = 0
         self._parts = {name: Watched(name) for name in PARTS}
         self._socket: socket.socket | None = None
         self._plan = Plan(port)
@@ -108,18 +115,25 @@ class Supervisor:
         else:
             # Clients that follow a job of a stack that died completely know its old port.
             port = old.port if old is not None and self._any_port else self._wanted_port
-            self._socket = open_port(port, self._any_port)
-            bound, bus = self._socket.getsockname()[1], external_bus()
+            bound, bus = self._listen(port), external_bus()
             if bus is not None:
                 self._plan = Plan.of_bus(bound, bus)
             else:
                 # An external server chosen for this stack stays in use until `loom down`.
                 self._plan = replace(old, port=bound) if old is not None else Plan(bound)
+            if self._cluster is not None:
+                self._plan = replace(
+                    self._plan, host=self._cluster.host.address, api_ca=str(self._cluster.ca)
+                )
             self._plan.write(self._home)
         if not self._home.webhooks_file.exists():
             del self._parts["notify"]
-        if self._plan.servers:
-            del self._parts["nats"]
+        if self._joined is not None:
+            self._parts = {"agent": self._parts["agent"]}
+        elif self._cluster is not None and not self._cluster.agents:
+            del self._parts["agent"]
+        if self._plan.servers or self._joined is not None:
+            self._parts.pop("nats", None)
         elif not alive:
             # The server's address and credentials exist before it runs, so all parts can start at once.
             self._nats().prepare()
@@ -128,6 +142,15 @@ class Supervisor:
             if record is not None and watched.adopt(record):
                 say(f"adopted {watched.name} (pid {record.pid})")
         PartRecord.of("supervisor", os.getpid()).write(self._home)
+
+    def _listen(self, port: int) -> int:
+        """Open the port of the API, if this host has one; returns its number."""
+        if self._joined is not None:
+            return 0
+        host = HOST if self._cluster is None else self._cluster.host.address
+        self._socket = open_port(port, self._any_port and self._cluster is None, host)
+        bound: int = self._socket.getsockname()[1]
+        return bound
 
     # ---- the loop ----
 
@@ -143,7 +166,7 @@ class Supervisor:
                 self._start_nats(watched)
             else:
                 if watched.name == "weaver" and self._socket is None:
-                    self._socket = open_port(self._plan.port, any_port=False)
+                    self._listen(self._plan.port)
                 child = start_part(self._home, watched.name, self._socket)
                 watched.started(PartRecord.of(watched.name, child.pid), child)
                 _note(self._home, PartRecord.of(watched.name, child.pid))
@@ -152,6 +175,8 @@ class Supervisor:
             self._failed(watched, str(error), error.exit_code)
 
     def _nats(self) -> EmbeddedNats:
+        if self._cluster is not None:
+            return cluster_nats(self._home, self._cluster)
         return EmbeddedNats(self._home.nats_dir, self._node)
 
     def _start_nats(self, watched: Watched) -> None:
@@ -205,7 +230,9 @@ class Supervisor:
         if self._ending:
             return
         watched.failed(time.monotonic())
-        if not self._settled and (exit_code or watched.failures >= START_TRIES):
+        # In a cluster it may be the other control hosts that are not up yet.
+        waits = self._cluster is not None and exit_code in (0, TimedOut.exit_code)
+        if not self._settled and not waits and (exit_code or watched.failures >= START_TRIES):
             raise _Fatal(why, exit_code or TimedOut.exit_code)
         say(f"{watched.name}: {why}; next try in {max(0.0, watched.due_s - time.monotonic()):.1f} s")
 
@@ -216,6 +243,9 @@ class Supervisor:
             return
         self._health_due_s = now_s + HEALTH_EVERY_S
         own_logs.rotate(self._home.logs_dir)
+        if self._joined is not None:
+            return
+        self._renewed()
         weaver, nats = self._parts["weaver"], self._parts.get("nats")
         found: list[Health] = []
 
@@ -241,7 +271,22 @@ class Supervisor:
             say(f"nats: has stored nothing for {stuck_s:.0f} s with {free >> 20} MiB free; it is restarted")
             nats.process.signal_group(signal.SIGTERM)
 
+    def _renewed(self) -> None:
+        """Tell the server when its certificate was replaced; the weaver notices by itself."""
+        if self._cluster is None or "nats" not in self._parts:
+            return
+        try:
+            at = max(path.stat().st_mtime_ns for path in (self._cluster.certificate, self._cluster.ca))
+        except OSError:
+            return
+        if at != self._certificate_at and self._certificate_at:
+            say("nats: its certificate was replaced; it reads it again")
+            cluster_nats(self._home, self._cluster).reload()
+        self._certificate_at = at
+
     def _answers(self) -> bool:
+        if self._joined is not None:
+            return parts.is_ready(self._home, "agent")
         return self._ask(lambda api: bool(api.health()["ready"]), timeout_s=0.5)
 
     def _no_job_active(self) -> bool:
@@ -249,11 +294,11 @@ class Supervisor:
 
     def _ask(self, question: Callable[[Client], bool], timeout_s: float) -> bool:
         """Ask the API; no answer counts as no."""
-        weaver = self._parts["weaver"]
-        if weaver.process is None:
+        weaver = self._parts.get("weaver")
+        if weaver is None or weaver.process is None:
             return False
         token = self._home.token_file.read_text().strip()
-        api = Client(Endpoint(self._plan.url, token, os.geteuid()), timeout_s)
+        api = Client(Endpoint(self._plan.url, token, os.geteuid(), self._plan.api_ca), timeout_s)
         try:
             return question(api)
         except LoomError:
@@ -266,6 +311,18 @@ class _Fatal(LoomError):
     def __init__(self, why: str, exit_code: int) -> None:
         super().__init__(why)
         self.exit_code = exit_code  # type: ignore[misc] # the exit code of the part's own error
+
+
+def cluster_nats(home: Home, cluster: ClusterHost) -> ClusterNats:
+    """This host's server of the cluster."""
+    return ClusterNats(
+        home.nats_dir,
+        cluster.this,
+        cluster.host.address,
+        cluster.host.nats_port,
+        lambda: cluster.config(home.nats_dir),
+        lambda role: cluster.bus(role, cluster.this),
+    )
 
 
 def say(text: str) -> None:

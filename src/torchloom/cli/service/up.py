@@ -69,10 +69,12 @@ def command(
 ) -> None:
     """Start message bus, weaver and agent on this host. Restarts a part that dies; adopts running ones."""
     from torchloom.cli.access.open import page_line
+    from torchloom.cli.cluster.host_files import ClusterHost
+    from torchloom.cli.cluster.node_files import JoinedNode
     from torchloom.cli.service import parts, stack
     from torchloom.cli.service.plan import DEFAULT_PORT, Plan
     from torchloom.cli.service.weaver import asked_copies, kept_history
-    from torchloom.errors import LoomError
+    from torchloom.errors import Conflict, LoomError
     from torchloom.home import Home
 
     began = time.monotonic()
@@ -84,9 +86,13 @@ def command(
         print(unit(where.root, flags | {"keep-history": keep_history}), end="")
         return
     kept = kept_history(keep_history)
-    kept_copies = asked_copies(copies)
+    if JoinedNode.read(where) is not None:
+        raise Conflict(f"{where.root} is a node of a cluster", hint="`loom join` starts its agent")
+    cluster = ClusterHost.read(where)
+    if copies is not None or os.environ.get("LOOM_COPIES") or cluster is None:
+        os.environ["LOOM_COPIES"] = str(asked_copies(copies))
     where.prepare()
-    os.environ |= {"LOOM_KEEP_HISTORY": str(kept), "LOOM_COPIES": str(kept_copies)}
+    os.environ["LOOM_KEEP_HISTORY"] = str(kept)
     if nats:
         os.environ["LOOM_NATS_URL"] = nats
     if slots is not None:
@@ -94,7 +100,8 @@ def command(
     parts.stay(where)
     # A plan is left over only by a crash: whoever knows the old address finds the new stack there, too.
     left = Plan.read(where) if port is None else None
-    wanted = port if port is not None else left.port if left is not None else DEFAULT_PORT
+    usual = cluster.host.api_port if cluster is not None else DEFAULT_PORT
+    wanted = port if port is not None else left.port if left is not None else usual
     if foreground:
         _foreground(where.root, wanted)
     start = stack.Start(where, wanted, any_port=False).begin()
@@ -117,6 +124,10 @@ def command(
             )
         return
     print(f"torchloom is up at {endpoint.url} (in {time.monotonic() - began:.1f} s)")
+    if not start.ready:
+        print(f"home   {where.root}")
+        print("waits  until most control hosts of the cluster are up: start the others")
+        return
     print(f"home   {where.root}")
     print(f"page   {page_line(endpoint)}")
     print("\n".join(brief.lines(looked)))

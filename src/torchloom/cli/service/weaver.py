@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from torchloom.cli.cluster.host_files import ClusterHost
 from torchloom.cli.service.plan import DEFAULT_PORT, HOST
 from torchloom.errors import UsageError
 from torchloom.home import Home
@@ -50,9 +51,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--part", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--fd", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
-    check_exposure(options)
     if options.home is not None:
         os.environ["LOOM_HOME"] = str(options.home.expanduser().absolute())
+    options.cluster = ClusterHost.read(Home.default())
+    if options.cluster is not None:
+        _as_in_cluster(options, options.cluster)
+    check_exposure(options)
     if options.nats:
         os.environ["LOOM_NATS_URL"] = options.nats
     options.keep_history = kept_history(options.keep_history)
@@ -61,6 +65,15 @@ def main(argv: Sequence[str]) -> int:
     from torchloom.cli.service.part_main import run_part
 
     return run_part("weaver", options.part, lambda: _serve(Home.default(), options))
+
+
+def _as_in_cluster(options: argparse.Namespace, cluster: ClusterHost) -> None:
+    """A control host's own certificate, names and copies, unless others were asked for."""
+    if not options.tls_cert:
+        options.tls_cert, options.tls_key = cluster.certificate, cluster.key
+    options.allow_host += sorted(cluster.names)
+    if options.copies is None and not os.environ.get("LOOM_COPIES"):
+        options.copies = cluster.copies
 
 
 def kept_history(asked: int | None) -> int:
@@ -153,10 +166,18 @@ async def _serve(home: Home, options: argparse.Namespace) -> None:
         print("weaver: stopped before it had started", file=sys.stderr)
         return
     try:
-        from torchloom.weaver.job_keys import KeyFiles
+        from torchloom.cli.cluster.issuer import ClusterIssuer
+        from torchloom.weaver.job_keys import DerivedKeys, KeyFiles
         from torchloom.weaver.service import Weaver
 
-        weaver = Weaver(bus, name, KeyFiles(home.keys_dir), keep_history=options.keep_history)
+        cluster = options.cluster
+        weaver = Weaver(
+            bus,
+            name,
+            KeyFiles(home.keys_dir) if cluster is None else DerivedKeys(cluster.environment_key),
+            keep_history=options.keep_history,
+            issuer=None if cluster is None else ClusterIssuer(cluster),
+        )
         api = asyncio.create_task(
             serve_api(
                 weaver,

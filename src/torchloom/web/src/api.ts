@@ -6,6 +6,10 @@ export interface AffectedJobView {
   outcome: string;
 }
 
+export interface AuthoritiesView {
+  ca: string;
+}
+
 export interface BoxView {
   rank: number;
   found: boolean;
@@ -596,6 +600,30 @@ export interface JobTelemetry {
   job: string;
   generation: number;
   workers: Array<BoxView>;
+}
+
+export interface JoinRequest {
+  token: string;
+  node: string;
+  key: string;
+}
+
+export interface JoinTokenRequest {
+  valid_s?: number;
+  hosts?: number;
+  node?: string;
+}
+
+export interface JoinTokenText {
+  token: string;
+  addresses: Array<string>;
+}
+
+export interface JoinView {
+  claims: string;
+  servers: Array<string>;
+  addresses: Array<string>;
+  ca: string;
 }
 
 export interface LeavingView {
