@@ -1,4 +1,7 @@
-"""The heart: apply one event to the fleet and return the effects it leads to."""
+"""The heart: apply one event to the fleet and return the effects it leads to.
+
+Over 400 lines, because every kind of event is imported and dispatched in this one place.
+"""
 
 from __future__ import annotations
 
