@@ -113,10 +113,10 @@ def _kill_workload(pid: int, notes: Notes) -> None:
 
 
 @contextlib.contextmanager
-def loom_up(*flags: str) -> Iterator[dict[str, str]]:
-    """A `loom up` of its own, in a home of its own; yields the environment for clients."""
+def loom_up(*flags: str, **more: str) -> Iterator[dict[str, str]]:
+    """A `loom up` of its own, in a home of its own; yields the environment for clients, with `more`."""
     home = tempfile.mkdtemp(prefix="loom-bench-home-")
-    env = environment(LOOM_HOME=home)
+    env = environment(LOOM_HOME=home, **more)
     try:
         subprocess.run(
             [BIN / "loom", "up", "--port", "0", *flags], env=env, check=True, stdout=subprocess.DEVNULL

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import pytest
 
 from torchloom.agent.main import _slots
 from torchloom.agent.observe.devices import Devices, Gpu, find_uuid, ranges, resolve_visible
+from torchloom.agent.observe.sockets import numa_cores
 from torchloom.errors import UsageError
 
 A = Gpu("GPU-aaaa1111-0000", "H100")
@@ -126,3 +130,47 @@ def test_a_rank_sees_one_mig_instance() -> None:
     assert resolve_visible("MIG-1e", (M, N)) == [N]
     env = {"CUDA_VISIBLE_DEVICES": N.uuid}
     assert devices.expected(1, env, None)[0].device == N.uuid
+
+
+def numa(directory: Path, *lists: str) -> Path:
+    for index, text in enumerate(lists):
+        (directory / f"node{index}").mkdir(parents=True)
+        (directory / f"node{index}" / "cpulist").write_text(text + "\n")
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("lists", "cores", "found"),
+    [
+        (("0-3", "4-7"), range(8), ((0, 1, 2, 3), (4, 5, 6, 7))),
+        (("0-1,4-5", "2-3,6-7"), range(8), ((0, 1, 4, 5), (2, 3, 6, 7))),
+        (("0-3", "4-7"), (1, 2), ((1, 2),)),
+        (("0-3", ""), range(4), ((0, 1, 2, 3),)),
+        (("0-3",), range(8), (tuple(range(8)),)),
+        (("0-3", "garbage"), range(8), (tuple(range(8)),)),
+        (("0-9999999999",), (0, 1), ((0, 1),)),
+        ((), (0, 1), ((0, 1),)),
+        (("0-3", "2-5"), range(6), (tuple(range(6)),)),
+    ],
+)
+def test_cores_by_numa_node(
+    tmp_path: Path, lists: tuple[str, ...], cores: Sequence[int], found: tuple[tuple[int, ...], ...]
+) -> None:
+    assert numa_cores(cores, numa(tmp_path / "node", *lists)) == found
+
+
+def test_sockets_are_devices_and_one_that_is_out_of_use_gets_no_worker() -> None:
+    host = Devices("a", (), tuple(range(8)), ((0, 1, 2, 3), (4, 5, 6, 7)))
+    assert [use.device for use in host.all()] == ["cpu-a-0-3", "cpu-a-4-7"]
+    assert [use.device for use in host.expected(0, {}, None)] == ["cpu-a-0-3", "cpu-a-4-7"]
+    assert host.pinned(0, 2, (), each=False) is None
+    assert host.pinned(0, 2, ("cpu-a-0-3",), each=False) == [4, 5, 6, 7]
+    assert host.pinned(1, 2, ("cpu-a-0-3",), each=True) == [6, 7]
+    assert [use.device for use in host.expected(0, {}, [4, 5, 6, 7])] == ["cpu-a-4-7"]
+    assert [use.device for use in host.told({"kind": "cpu", "cores": [2]})] == ["cpu-a-2"]
+    assert host.cores_of("cpu-a-4-7") == (4, 5, 6, 7)
+
+
+def test_a_host_with_gpus_pins_nobody_because_of_a_gpu() -> None:
+    host = Devices("a", ALL, tuple(range(4)), ((0, 1), (2, 3)))
+    assert host.pinned(0, 1, (A.uuid,), each=False) is None

@@ -16,6 +16,7 @@ from torchloom.agent.health.isolation import look_once
 from torchloom.agent.health.nvml import NvmlSource
 from torchloom.agent.health.source_process import ChildLine
 from torchloom.agent.observe.devices import Devices, Gpu
+from torchloom.agent.observe.sockets import numa_cores
 from torchloom.model.devices import DeviceReading
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,8 @@ def look(node: str, home: Path | None = None, within_s: float = ANSWER_WITHIN_S)
     if home is not None and line.hung:
         found = _kept(home / FILE)
         log.warning("NVML: %s; this host counts as having the %d GPUs it had before", line.why, len(found))
-    return Devices(node, tuple(found), tuple(sorted(os.sched_getaffinity(0))))
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    return Devices(node, tuple(found), cores, numa_cores(cores))
 
 
 def gpus_or_why() -> tuple[list[Gpu], str]:

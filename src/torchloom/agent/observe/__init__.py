@@ -11,6 +11,6 @@ kernel        state, CPU time, I/O, children of a process; cgroups: quotas; kern
 kernel_log    errors of the device driver in the kernel's log
 kernel_waits  what a blocked process waits for, and who debugs it; file_locks: who holds a lock on a file
 accelerator   the device a rank's collectives run on: where it stands, its own steps
-devices       devices of this host, and which worker uses which
+devices       devices of this host, and which worker uses which; sockets: its NUMA nodes
 flight_recorder  torch's own recorder: how workers are started with it, and asking it
 """

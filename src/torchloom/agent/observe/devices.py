@@ -1,7 +1,8 @@
 """Devices of this host, and which of them a worker uses.
 
-GPUs are found by agent/health/known_gpus.py; on a host without GPUs a set of CPU cores stands in. Which GPU a
-worker means under CUDA_VISIBLE_DEVICES is a pure function. Health and utilisation are not looked at here.
+GPUs are found by agent/health/known_gpus.py; on a host without GPUs its NUMA nodes stand in, with their cores
+(sockets.py). Which GPU a worker means under CUDA_VISIBLE_DEVICES is a pure function. Health and utilisation
+are not looked at here.
 """
 
 from __future__ import annotations
@@ -32,11 +33,21 @@ class Devices:
     node: str
     gpus: tuple[Gpu, ...]
     cores: tuple[int, ...]
+    sockets: tuple[tuple[int, ...], ...] = ()
+    """The cores by NUMA node; empty: all are one device."""
 
     def all(self) -> tuple[DeviceUse, ...]:
         if self.gpus:
             return tuple(gpu_use(gpu) for gpu in self.gpus)
-        return (core_use(self.node, self.cores),)
+        return self._core_uses(self.cores)
+
+    def _core_uses(self, cores: Iterable[int]) -> tuple[DeviceUse, ...]:
+        """These cores as devices: one for each NUMA node that they are of."""
+        wanted = set(cores)
+        shares = [wanted & set(socket) for socket in self.sockets]
+        if not wanted or len(wanted) != sum(map(len, shares)):
+            return (core_use(self.node, wanted),)  # some are of no node that is known
+        return tuple(core_use(self.node, share) for share in shares if share)
 
     def expected(
         self, local_rank: int, env: Mapping[str, str], cores: Sequence[int] | None
@@ -48,7 +59,7 @@ class Devices:
         if self.gpus:
             visible = resolve_visible(env.get("CUDA_VISIBLE_DEVICES"), self.gpus)
             return (gpu_use(visible[local_rank % len(visible)]),) if visible and local_rank >= 0 else ()
-        return (core_use(self.node, cores if cores is not None else self.cores),)
+        return self._core_uses(cores if cores is not None else self.cores)
 
     def visible(
         self, own: str | None, chosen: Sequence[str], local_rank: int, barred: Collection[str]
@@ -86,7 +97,7 @@ class Devices:
             return self._told_gpu(device)
         cores = device.get("cores")
         if isinstance(cores, list) and cores and all(isinstance(c, int) for c in cores):
-            return (core_use(self.node, cores),)
+            return self._core_uses(cores)
         return ()
 
     def _told_gpu(self, device: dict[str, Any]) -> tuple[DeviceUse, ...]:
@@ -102,19 +113,37 @@ class Devices:
 
     def cores_of(self, device: str) -> tuple[int, ...]:
         """The cores of a device that stands for some of this host's."""
+        for socket in self.sockets or (self.cores,):
+            if core_use(self.node, socket).device == device:
+                return socket
         return self.cores
+
+    def free_cores(self, barred: Collection[str]) -> tuple[int, ...]:
+        """The cores without those of devices that are out of use."""
+        closed = {core for use in self.all() if use.device in barred for core in self.cores_of(use.device)}
+        return tuple(core for core in self.cores if core not in closed) if not self.gpus else self.cores
 
     def pci_of(self, uses: Iterable[DeviceUse]) -> tuple[str, ...]:
         """Where these devices are on the bus, as far as that is known."""
         used = {use.device for use in uses}
         return tuple(gpu.pci for gpu in self.gpus if gpu.uuid in used and gpu.pci)
 
-    def share(self, local_rank: int, local_world_size: int) -> list[int]:
+    def share(self, local_rank: int, local_world_size: int, barred: Collection[str] = ()) -> list[int]:
         """The cores of one worker when each gets its own; with fewer cores than workers they are shared."""
-        count, workers = len(self.cores), max(1, local_world_size)
+        cores = self.free_cores(barred) or self.cores
+        count, workers = len(cores), max(1, local_world_size)
         if count < workers:
-            return [self.cores[local_rank % count]]
-        return list(self.cores[local_rank * count // workers : (local_rank + 1) * count // workers])
+            return [cores[local_rank % count]]
+        return list(cores[local_rank * count // workers : (local_rank + 1) * count // workers])
+
+    def pinned(
+        self, local_rank: int, local_world_size: int, barred: Collection[str], *, each: bool
+    ) -> list[int] | None:
+        """The cores that a worker is kept to; None: it may use all. `each`: every worker gets its own."""
+        if each:
+            return self.share(local_rank, local_world_size, barred)
+        free = self.free_cores(barred)
+        return list(free) if free and len(free) < len(self.cores) else None
 
 
 def gpu_use(gpu: Gpu) -> DeviceUse:

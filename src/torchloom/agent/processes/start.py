@@ -204,7 +204,9 @@ def _order(
         box=host.home.boxes / boxes.file_name(ref, order),
         box_fallback=host.home.boxes_fallback,
         log=path,
-        cores=host.devices.share(launch.local_rank, effect.local_world_size) if effect.pin_cores else None,
+        cores=host.devices.pinned(
+            launch.local_rank, effect.local_world_size, effect.barred, each=effect.pin_cores
+        ),
     )
     chosen = [one.device for one in effect.launches]
     own = asked["env"].get("CUDA_VISIBLE_DEVICES")

@@ -178,3 +178,22 @@ def test_a_host_without_gpus_is_one_device_and_its_failure_empties_the_node() ->
     story.end_rest(KILLED)
     assert story.state() is JobState.WAITING
     assert story.fleet.nodes["a"].room == 0
+
+
+def test_a_socket_that_fails_leaves_the_other_one_to_the_job() -> None:
+    from torchloom.model.events import NodeJoined
+    from torchloom.model.node import Inventory
+    from torchloom.model.worker import DeviceUse
+
+    story = DeviceStory()
+    sockets = tuple(DeviceUse(f"cpu-a-{text}", "cpu", f"CPU cores {text}") for text in ("0-3", "4-7"))
+    inventory = Inventory(hostname="a", address="a", boot_id="b", max_workers=8, devices=sockets)
+    story.tell(NodeJoined(node="a", session="s1", inventory=inventory))
+    story.run("j", workers=2)
+    for worker in story.job("j").workers:
+        worker.devices = sockets
+    story.mark("fail", "cpu-a-0-3", why="memory errors")
+    story.end_rest(KILLED)
+    assert story.fleet.nodes["a"].limit() == 4
+    story.store_up()
+    assert story.open(StartWorkers)[-1].barred == ("cpu-a-0-3",)
