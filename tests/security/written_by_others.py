@@ -33,7 +33,7 @@ from torchloom.api.defaults import Defaults
 from torchloom.api.schemas.bodies import JobRequest
 from torchloom.api.submission import env_of, spec_of
 from torchloom.bus.memory import MemoryBus, MemoryHub
-from torchloom.checkpoint.memory import slots, tier
+from torchloom.checkpoint.memory import header, slots, tier
 from torchloom.checkpoint.memory.hostline import HostLine
 from torchloom.checkpoint.restoring.rollback import _read_goal, _read_offers
 from torchloom.checkpoint.saving.agenda import _read as read_plan
@@ -163,9 +163,9 @@ def _an_index() -> bytes:
 
 def _slot(data: bytes) -> object:
     path = _place() / "slot"
-    body = data[: slots.HEADER - slots._HEAD.size]
-    head = slots._HEAD.pack(slots._MAGIC, len(body), zlib.crc32(body)) + body
-    path.write_bytes(head.ljust(slots.HEADER, b"\0") + bytes(1 << 12))
+    body = data[: header.HEADER - header.HEAD.size]
+    head = header.HEAD.pack(header._MAGIC, len(body), zlib.crc32(body)) + body
+    path.write_bytes(head.ljust(header.HEADER, b"\0") + bytes(1 << 12))
     return slots.read(path)
 
 

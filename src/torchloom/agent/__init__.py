@@ -9,6 +9,7 @@ processes/   start, stop, adopt, exits, spawners, rendezvous stores, self-fencin
 health/      the health of devices: sources, and what is sent of it
 observe/     black boxes, pulses, windows, evidence, kernel facts, devices
 logs/        workers' log files        checkpoints/   catalogue, save reports, memory tiers
+neighbour/   states in memory, copied to another node and fetched from there
 lighthouse/  the lighthouse of each torchft job
 injection/   faults on purpose        tasks   background tasks
 """

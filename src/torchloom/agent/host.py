@@ -17,6 +17,7 @@ from torchloom.agent.checkpoints.save_reports import Saves
 from torchloom.agent.journal import Journal, ProcessNote
 from torchloom.agent.lighthouse.keeper import Lighthouses
 from torchloom.agent.logs.watch import LogWatch
+from torchloom.agent.neighbour.door import MemoryDoor
 from torchloom.agent.observe.boxes import ReadableBox
 from torchloom.agent.observe.devices import Devices
 from torchloom.agent.observe.kernel_log import KernelLog
@@ -136,6 +137,8 @@ class Host:
     spawners: Spawners
     learned: LearnedSpawners
     lighthouses: Lighthouses
+    door: MemoryDoor
+    domain: str = ""
     kernel_log: KernelLog = field(default_factory=KernelLog)
     log_watch: LogWatch = field(default_factory=LogWatch)
     epoch: int = 0
@@ -173,4 +176,6 @@ class Host:
             exits_to_come=tuple(w.ref for w in ending),
             stores=tuple(s.ref for s in self.stores.values() if not s.gone.is_set()),
             highest_epoch=self.epoch,
+            memory_port=self.door.port,
+            domain=self.domain,
         )

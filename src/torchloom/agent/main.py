@@ -20,6 +20,8 @@ from torchloom.agent.host import Host
 from torchloom.agent.journal import Journal
 from torchloom.agent.lighthouse.keeper import Lighthouses
 from torchloom.agent.logs.files import DEFAULT_LIMIT
+from torchloom.agent.neighbour.copier import Copier
+from torchloom.agent.neighbour.door import MemoryDoor
 from torchloom.agent.node_name import Name
 from torchloom.agent.observe import boxes, devices, pulse, stopped_replicas
 from torchloom.agent.observe.evidence import Samples
@@ -105,6 +107,7 @@ async def serve(
         tasks.keep(lambda: fencing.keep_lease(host, bus), "lease")
         tasks.keep(lambda: fencing.enforce(host), "fence")
         tasks.keep(lambda: memory_tiers.keep(host), "memory tiers")
+        tasks.keep(Copier(host).run, "copies in memory")
         if ready is not None:
             ready.set()
         tasks.keep(name.keep, "name")
@@ -131,6 +134,7 @@ async def serve(
             await watch.left_behind.end_all_now()
         await tasks.cancel()
         keep = not (clean or refused) or (keep_spawners is not None and keep_spawners.is_set())
+        host.door.close()
         await host.learned.close()
         await host.spawners.close(quit_unused=not keep)
         watch.close()
@@ -175,6 +179,8 @@ def _host(
         spawners=spawners,
         learned=LearnedSpawners(home, spawners, job_lives),
         lighthouses=Lighthouses(home, tasks),
+        door=MemoryDoor(home, address),
+        domain=os.environ.get("LOOM_FAILURE_DOMAIN", "")[:128],
         epoch=journal.epoch(),
     )
     return host

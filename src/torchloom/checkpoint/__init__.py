@@ -12,5 +12,6 @@
     live           the checkpoints in use, for the probe to find
     reporting, report_text    what a worker reports of its checkpoints
 
-Only `store/`, `memory/tier` and the report need no torch. obstore is needed for `s3://`, `gs://` and `az://`.
+Only `store/`, `memory/tier`, `memory/header` and the report need no torch. obstore is needed for
+ `s3://`, `gs://` and `az://`.
 """

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from torchloom.model.faults import Fault
 from torchloom.model.job import Program, SpawnMode
+from torchloom.model.neighbours import MemoryPlan
 from torchloom.model.node import RendezvousAddress, RendezvousRef
 from torchloom.model.quorum import ReplicaSeat
 from torchloom.model.worker import WorkerRef
@@ -93,6 +94,8 @@ class StartWorkers(EffectBase, frozen=True, kw_only=True, tag="start-workers"):
     """Devices of the node that are out of use, also if the job's own environment names them."""
     replica: ReplicaSeat | None = None
     """The workers are one replica of a torchft job."""
+    memory: MemoryPlan | None = None
+    """Where copies of their states in memory go, and where earlier ones are; None: nowhere."""
 
 
 class StopWorkers(EffectBase, frozen=True, kw_only=True, tag="stop-workers"):

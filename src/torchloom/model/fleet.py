@@ -242,6 +242,10 @@ class Job(Struct, kw_only=True):
     """Nodes that it left because of a finding, and why; used again only if there is no other place."""
     leaving: Leaving | None = None
     acting: Acting | None = None
+    neighbours: dict[str, str] = field(default_factory=dict)
+    """Which node keeps copies of each node's states in memory; kept by core.placement.neighbours."""
+    memory_at: dict[int, list[str]] = field(default_factory=dict)
+    """By rank: the nodes that may hold its state of the generation before, the rank's own node first."""
     spares: list[str] = field(default_factory=list)
     """Nodes that keep a spare place for it; kept by core.placement.standby."""
     target: int = 0

@@ -14,6 +14,8 @@ from torchloom.model.flight import Dump
 from torchloom.model.node import HostId
 from torchloom.model.worker import LogLoss, WorkerRef
 
+MEMORY_SECRET = "LOOM_MEMORY_SECRET"
+"""Where a start command carries the secret of the copies of its job's states in memory."""
 STORE_SECRET = "LOOM_STORE_SECRET"
 """Name under which a command's environment carries what proves the values of a generation's ranks in their
 store (wire/store_values.py). The agent takes it out: workers find it in their black boxes, not in their

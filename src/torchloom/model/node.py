@@ -66,3 +66,7 @@ class Inventory(Struct, frozen=True, kw_only=True):
     """Workers that have ended and whose exit events follow."""
     stores: tuple[RendezvousRef, ...] = ()
     highest_epoch: int = 0
+    memory_port: int = 0
+    """Where other agents send and take states in memory; 0: nowhere."""
+    domain: str = ""
+    """What fails together with this host (a rack, say), as LOOM_FAILURE_DOMAIN names it."""

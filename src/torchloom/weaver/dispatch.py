@@ -17,10 +17,10 @@ from torchloom.errors import BusUnavailable, Conflict, NoResponder, TimedOut
 from torchloom.model.effects import Effect, PostMail, StartRendezvous, StartWorkers, WarmSpawner
 from torchloom.model.events import Decided, Envelope
 from torchloom.model.fleet import Fleet, Job
-from torchloom.model.messages import STORE_SECRET, Command
+from torchloom.model.messages import MEMORY_SECRET, STORE_SECRET, Command
 from torchloom.weaver.environments import Environments
 from torchloom.wire import codec, subjects
-from torchloom.wire.store_values import secret_of_generation
+from torchloom.wire.store_values import secret_of_generation, secret_of_memory
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class Dispatcher:
             if effect.job in fleet.jobs:
                 # Distinguishes this submission from others of the same name, also in a shared store.
                 env = {**env, "LOOM_RUN": f"{fleet.jobs[effect.job].submitted_at_ns:x}"}
-                env |= await self._store_secret(fleet.jobs[effect.job], effect)
+                env |= await self._secrets(fleet.jobs[effect.job], effect)
         elif isinstance(effect, StartRendezvous):
             env = await self._environments.get(fleet.jobs.get(effect.env_of))
         elif isinstance(effect, WarmSpawner):
@@ -134,11 +134,16 @@ class Dispatcher:
         elif isinstance(effect, PostMail):
             self._delivered.add(effect.id)
 
-    async def _store_secret(self, job: Job, effect: StartWorkers) -> dict[str, str]:
-        """What proves the values of this generation's ranks in their store."""
+    async def _secrets(self, job: Job, effect: StartWorkers) -> dict[str, str]:
+        """What proves the values of this generation's ranks in their store, and what the agents of the job
+        encrypt its states with."""
         secret = await self._environments.secret(job)
-        made = secret_of_generation(secret, job.id, effect.generation)
-        return {STORE_SECRET: made} if made else {}
+        if not secret:
+            return {}
+        made = {STORE_SECRET: secret_of_generation(secret, job.id, effect.generation)}
+        if effect.memory is not None:
+            made[MEMORY_SECRET] = secret_of_memory(secret, job.id)
+        return made
 
     def _forget_closed(self, fleet: Fleet) -> None:
         for effect_id in [e for e in self._sent_s if e not in fleet.outbox]:

@@ -75,6 +75,12 @@ def secret_of_generation(job_secret: bytes, job: str, generation: int) -> str:
     ).hexdigest()
 
 
+def secret_of_memory(job_secret: bytes, job: str) -> str:
+    """The secret with which agents send each other the job's states in memory; the same for its whole life,
+    because a later generation reads what an earlier one copied."""
+    return hmac.new(job_secret, f"memory of {job}".encode(), hashlib.sha256).hexdigest()
+
+
 current = StoreValues()
 """Of this process. The probe sets it from the black box, before the script runs."""
 

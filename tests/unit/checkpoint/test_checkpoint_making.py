@@ -13,6 +13,7 @@ from large_states import large  # noqa: F401 – in force by being here
 
 import torchloom as loom
 from torchloom.checkpoint.memory import slots
+from torchloom.checkpoint.memory import tier as places
 from torchloom.checkpoint.memory.slots import SlotFile
 from torchloom.checkpoint.state import region, staging
 from torchloom.checkpoint.state.image import plan
@@ -88,7 +89,7 @@ def test_a_script_that_only_saves_gets_its_second_slot_beside_the_training(tmp_p
     ckpt.save(1, wait=True)
     ckpt._staging.finish_making()
     tier, sizes = ckpt._staging.tier, ckpt._staging._sizes
-    assert tier is not None and sum(tier.made(slot, sizes) for slot in range(slots.SLOTS)) == 2
+    assert tier is not None and sum(tier.made(slot, sizes) for slot in range(places.SLOTS)) == 2
     ckpt.save(2, wait=True)
     ckpt.close()
     assert {kept.name.step for kept in tier.offers()} == {1, 2}

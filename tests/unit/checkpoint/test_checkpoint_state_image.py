@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from torchloom.checkpoint.memory.header import BLOCK, block_count
 from torchloom.checkpoint.state.decoding import Decoder
-from torchloom.checkpoint.state.image import BLOCK, Image, Reading, block_count, plan, sum_blocks
+from torchloom.checkpoint.state.image import Image, Reading, plan, sum_blocks
 from torchloom.checkpoint.state.region import Region, anonymous
 from torchloom.checkpoint.state.tree import tensors_of
 from torchloom.errors import CheckpointDamaged, UsageError

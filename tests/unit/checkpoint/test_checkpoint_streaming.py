@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from torchloom.checkpoint.memory.slots import HEADER, SlotFile, read
+from torchloom.checkpoint.memory.header import BLOCK, HEADER
+from torchloom.checkpoint.memory.slots import SlotFile, read
 from torchloom.checkpoint.state import streaming
 from torchloom.checkpoint.state.crc import combine
-from torchloom.checkpoint.state.image import BLOCK, plan
+from torchloom.checkpoint.state.image import plan
 from torchloom.checkpoint.state.streaming import ImageSource, SlotSource, StoreSource, Streamed
 from torchloom.checkpoint.store.commit import PartWriter, Target, commit
 from torchloom.checkpoint.store.local import LocalStorage

@@ -3,7 +3,7 @@
 The core says when a job has ended (ReleaseMemory). Should its word not come, because the control plane is
 away or does not know the job any more, the agent sees that nothing of it lives here: no worker, no start
 under way, no store for a next generation. A recovery takes seconds, so a tier that was needed by nobody for
-LINGER_S is released. Should a job come back later than that, it restores from its store instead.
+LINGER_S is released (LINGER_COPIED_S if other nodes keep copies of it). Should a job come back later than that, it restores from its store instead.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from torchloom.model.ids import check_token
 log = logging.getLogger(__name__)
 
 LINGER_S = 30.0
+LINGER_COPIED_S = 900.0
+"""The same where states are copied between nodes: somebody may have to confirm that a node is gone before the
+next generation can begin, and until then the surviving nodes hold the only states in memory."""
 _LOOK_EVERY_S = 2.0
 
 
@@ -58,8 +61,13 @@ def release_idle(host: Host, idle_since: dict[str, float], now_s: float, linger_
     for job in set(idle_since) - (set(found) - needed):
         del idle_since[job]
     for job, folder in found.items():
-        if job not in needed and now_s - idle_since.setdefault(job, now_s) >= linger_s:
+        patience_s = max(linger_s, LINGER_COPIED_S) if linger_s and _is_copied(folder) else linger_s
+        if job not in needed and now_s - idle_since.setdefault(job, now_s) >= patience_s:
             _release(job, folder)
+
+
+def _is_copied(folder: Path) -> bool:
+    return tier.neighbour(folder).exists()
 
 
 def _release(job: str, folder: Path) -> None:

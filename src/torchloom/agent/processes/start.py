@@ -19,6 +19,7 @@ from torchloom.agent.checkpoints import memory_tiers
 from torchloom.agent.host import Host, LocalWorker, order_id
 from torchloom.agent.journal import ProcessNote
 from torchloom.agent.logs import files, placing
+from torchloom.agent.neighbour.fetching import prepare_memory
 from torchloom.agent.observe import boxes, flight_recorder
 from torchloom.agent.observe.boxes import ReadableBox
 from torchloom.agent.processes.exits import ExitWatch
@@ -63,6 +64,8 @@ async def start_workers(
         host.starting[launch.ref] = over
     try:
         _check(effect)
+        if fresh:
+            await prepare_memory(host, effect, env)
         workers = await _start_leased(host, bus, effect, order, fresh, env) if fresh else []
     finally:
         for launch in fresh:

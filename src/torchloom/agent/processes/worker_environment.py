@@ -11,11 +11,11 @@ from typing import Any
 
 from torchloom.model.effects import Launch, StartWorkers
 from torchloom.model.ids import replica_id
-from torchloom.model.messages import STORE_SECRET
+from torchloom.model.messages import MEMORY_SECRET, STORE_SECRET
 
 _OURS_ALONE = frozenset(
     {"LOOM_TOKEN", "LOOM_NATS_URL", "LOOM_NATS_USER", "LOOM_NATS_PASSWORD", "LOOM_NATS_CREDS", "LOOM_SPEC_FD"}
-) | {STORE_SECRET, "LOOM_BOX"}
+) | {STORE_SECRET, MEMORY_SECRET, "LOOM_BOX"}
 _OURS_PREFIXES = ("LOOM_NATS_",)
 _QUORUM_RETRIES = "600"
 """A manager tries again ten times a second for a minute while its lighthouse is being restarted."""

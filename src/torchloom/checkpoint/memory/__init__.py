@@ -1,4 +1,6 @@
 """The memory tier: the newest states in shared memory.
 
-`slots` keeps them, `tier` says where they are, `hostline` what a host knows of the line of descent.
+slots      keeps them; header: the layout of a slot's first bytes; tier: where the files are
+hostline   what a host knows of the line of descent
+copying    which of them are copied to a neighbour, as the ranks agree (the agents copy)
 """

@@ -18,11 +18,9 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
-import struct
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,21 +29,25 @@ from typing import NamedTuple
 import torch
 
 from torchloom.checkpoint.memory import tier
+from torchloom.checkpoint.memory.header import (
+    BLOCK,
+    HEAD,
+    HEADER,
+    SlotHeader,
+    block_count,
+    pack,
+    padded,
+    read_header,
+    whole,
+)
 from torchloom.checkpoint.memory.hostline import HostLine
-from torchloom.checkpoint.state.image import BLOCK, block_count, sum_blocks
+from torchloom.checkpoint.state.image import sum_blocks
 from torchloom.checkpoint.state.region import Region, existing, file_backed
 from torchloom.checkpoint.store.names import CheckpointName
 from torchloom.private import make_private, why_not_private
 
-HEADER = 4096
-_MAGIC = b"LOOMMEM1"
-_HEAD = struct.Struct("<8sII")
-SLOTS = 3
-"""Two in turn; a third is made while one is being written to disk or another rank has not sealed the last."""
 SPARE = BLOCK
 """How much the state may grow before its slots must be made anew: indexes vary a little in length."""
-USABLE = 0.8
-"""How much of the memory that is free now the tier may take."""
 
 
 class KeptState(NamedTuple):
@@ -77,7 +79,7 @@ class Sealed:
     def map(self) -> Region:
         """Its bytes. Raises OSError, or ValueError if the file was cut short."""
         region = existing(self.path)
-        if region.size < _whole(self.size):
+        if region.size < whole(self.size):
             raise ValueError("it was cut short")
         return _parts(region, self.size)[0]
 
@@ -92,20 +94,20 @@ class SlotFile:
 
     def holds(self, size: int) -> bool:
         """Is there memory for an image of this size?"""
-        return self._region is not None and self._region.size >= _whole(size)
+        return self._region is not None and self._region.size >= whole(size)
 
     def make(self, size: int) -> None:
         """Make that memory; what is in the file stays. Raises OSError without room."""
         if not self.holds(size):
             self._region = None
-            self._region = file_backed(self._path, _whole(size + SPARE))
+            self._region = file_backed(self._path, whole(size + SPARE))
 
     def prepare(self, size: int) -> Region:
         """Wipe the header and give the memory for an image, made now if need be. Raises OSError."""
         self.make(size)
         assert self._region is not None
         self._size = size
-        self._region.bytes[: _HEAD.size] = bytes(_HEAD.size)
+        self._region.bytes[: HEAD.size] = bytes(HEAD.size)
         return _parts(self._region, size)[0]
 
     def seal(self, name: CheckpointName, world: int, save: str = "") -> None:
@@ -113,20 +115,10 @@ class SlotFile:
         assert self._region is not None
         payload, sums = _parts(self._region, self._size)
         sums.copy_(sum_blocks(payload, self._size))
-        body = json.dumps(
-            {
-                "generation": name.generation,
-                "branch": name.branch,
-                "step": name.step,
-                "world": world,
-                "size": self._size,
-                "save": save,
-                "sealed_ns": time.monotonic_ns(),
-                "sums": _crc(sums),
-            }
-        ).encode()
-        self._region.bytes[_HEAD.size : _HEAD.size + len(body)] = body
-        self._region.bytes[: _HEAD.size] = _HEAD.pack(_MAGIC, len(body), zlib.crc32(body))
+        sealed = SlotHeader(name, world, self._size, save, time.monotonic_ns(), _crc(sums))
+        head, body = pack(sealed)
+        self._region.bytes[HEAD.size : HEAD.size + len(body)] = body
+        self._region.bytes[: HEAD.size] = head
 
     def payload(self) -> memoryview:
         """The bytes of the image, to be written elsewhere."""
@@ -136,28 +128,21 @@ class SlotFile:
 
 def read(path: Path) -> Sealed | None:
     """The sealed image of a file; None if it is not one."""
+    found = read_header(path)
+    if found is None:
+        return None
+    header = found[0]
     try:
         with open(path, "rb", buffering=0) as file:
-            head = os.pread(file.fileno(), HEADER, 0)
-            magic, length, crc = _HEAD.unpack(head[: _HEAD.size])
-            body = head[_HEAD.size : _HEAD.size + length]
-            if magic != _MAGIC or length > HEADER - _HEAD.size or zlib.crc32(body) != crc:
-                return None
-            facts = json.loads(body)
-            size = int(facts["size"])
-            if not 0 <= size <= os.fstat(file.fileno()).st_size:
-                return None
-            found = os.pread(file.fileno(), 8 * block_count(size), HEADER + _padded(size))
-        if len(found) != 8 * block_count(size):
+            stored = os.pread(file.fileno(), 8 * block_count(header.size), HEADER + padded(header.size))
+        if len(stored) != 8 * block_count(header.size):
             return None
-        sums = torch.frombuffer(bytearray(found), dtype=torch.int64)
-        if _crc(sums) != facts["sums"]:
-            return None
-        name = CheckpointName(int(facts["generation"]), int(facts["step"]), int(facts["branch"]))
-        save = str(facts.get("save", facts.get("event", "")))  # an older torchloom counted events only
-        return Sealed(name, int(facts["world"]), size, path, sums, save, int(facts.get("sealed_ns", 0)))
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, struct.error):
+        sums = torch.frombuffer(bytearray(stored), dtype=torch.int64)
+    except (OSError, ValueError, OverflowError):
         return None
+    if _crc(sums) != header.sums:
+        return None
+    return Sealed(header.name, header.world, header.size, path, sums, header.save, header.sealed_ns)
 
 
 class MemoryTier:
@@ -173,6 +158,8 @@ class MemoryTier:
         self._checked = False
         self.keep: int | None = None
         """The slot that holds the newest state sealed by all, if any."""
+        self._origin: int | None = None
+        """The slot that this life of the job resumed from."""
 
     def offers(self) -> dict[KeptState, dict[str, Sealed]]:
         """States that this rank can restore, oldest first: its own image and the host's shared one."""
@@ -185,15 +172,21 @@ class MemoryTier:
 
     def hold(self, kept: KeptState) -> None:
         """This state was restored: its slots are not used before a newer one is sealed by all."""
-        for slot in range(SLOTS):
+        for slot in range(tier.SLOTS):
             sealed = read(self._path(tier.own(self._rank), slot))
             if sealed is not None and sealed.kept == kept:
-                self.keep = slot
+                self.keep = self._origin = slot
+
+    @property
+    def origin(self) -> str:
+        """The save that this life of the job resumed from; empty if it is not in memory."""
+        sealed = read(self._path(tier.own(self._rank), self._origin)) if self._origin is not None else None
+        return sealed.save if sealed is not None else ""
 
     def adopt(self, kept: KeptState) -> None:
         """Continue from this state: only its slot, if it is here, is worth keeping."""
         self._held.clear()
-        self.keep = None
+        self.keep = self._origin = None
         self.hold(kept)
 
     def room_for(self, own: int, shared: int, local_world: int) -> str:
@@ -201,26 +194,33 @@ class MemoryTier:
         if self._checked:
             return ""
         self._checked = True
-        needed = SLOTS * ((own + SPARE) * local_world + shared + SPARE + 2 * HEADER)
+        needed = tier.SLOTS * ((own + SPARE) * local_world + shared + SPARE + 2 * HEADER)
         try:
             make_private(self.directory)
             taken = sum(file.stat().st_size for file in self.directory.iterdir())
-            free = int(USABLE * _free(self.directory)) + taken
+            free = tier.usable(self.directory) + taken
         except OSError as error:
             return f"{self.directory} cannot be used ({error.strerror})"
         if needed > free:
             return f"it needs {needed >> 20:,} MiB and {free >> 20:,} MiB may be used"
         return ""
 
-    def choose(self, safe_event: int) -> list[int]:
-        """Slots that may be overwritten, best first. `safe_event`: the newest sealed by all ranks.
+    def holds_event(self, event: int) -> bool:
+        return event in self._held.values()
+
+    def choose(self, safe_event: int, copying: Set[int] | None = None, first: bool = False) -> list[int]:
+        """Slots that may be overwritten, best first. `safe_event`: the newest sealed by all ranks. `copying`:
+        events that a neighbour's copies depend on; None: there are no copies. `first`: no state of this life
+        of the job was copied by all yet, so they depend on the one it resumed from.
 
         First what all have a newer one of, oldest first; then what holds nothing of ours; last the newest.
         """
         for slot, event in self._held.items():
             if event == safe_event:
                 self.keep = slot
-        free = [slot for slot in range(SLOTS) if slot not in (self.keep, self._busy)]
+        kept = {self.keep, self._busy, self._origin if copying is not None and first else None}
+        kept |= {slot for slot, event in self._held.items() if event in (copying or ())}
+        free = [slot for slot in range(tier.SLOTS) if slot not in kept]
         older = sorted((slot for slot in free if self._age(slot) <= safe_event), key=self._age)
         unused = [slot for slot in free if slot not in self._held]
         newer = sorted((slot for slot in free if slot not in older + unused), key=self._age, reverse=True)
@@ -251,7 +251,7 @@ class MemoryTier:
     def drop(self) -> None:
         """Give the memory back."""
         self._files.clear()
-        for slot in range(SLOTS):
+        for slot in range(tier.SLOTS):
             for name in (tier.own(self._rank), tier.SHARED):
                 with suppress(OSError):
                     self._path(name, slot).unlink()
@@ -262,7 +262,7 @@ class MemoryTier:
     def _found(self, name: str) -> dict[KeptState, Sealed]:
         if why_not_private(self.directory):  # whoever made it could have put a state of their own there
             return {}
-        found = [sealed for slot in range(SLOTS) if (sealed := read(self._path(name, slot))) is not None]
+        found = [sealed for slot in range(tier.SLOTS) if (sealed := read(self._path(name, slot))) is not None]
         found.sort(key=lambda sealed: sealed.sealed_ns)
         return {sealed.kept: sealed for sealed in found if sealed.world == self._world}
 
@@ -280,31 +280,10 @@ def held_by_all(offers: Sequence[Sequence[KeptState]]) -> dict[CheckpointName, K
 
 
 def _parts(region: Region, size: int) -> tuple[Region, torch.Tensor]:
-    end = HEADER + _padded(size)
+    end = HEADER + padded(size)
     sums = region.tensor[end : end + 8 * block_count(size)].view(torch.int64)
     return region.part(HEADER, end), sums
 
 
-def _padded(size: int) -> int:
-    return block_count(size) * BLOCK
-
-
-def _whole(size: int) -> int:
-    """Bytes of the file of an image of that size."""
-    return HEADER + _padded(size) + 8 * block_count(size)
-
-
 def _crc(sums: torch.Tensor) -> int:
     return zlib.crc32(json.dumps(sums.tolist()).encode())
-
-
-def _free(directory: Path) -> int:
-    """Memory that may be used: of the file system, of the host, and of this container."""
-    free = [shutil.disk_usage(directory).free]
-    with suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free.append(1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]))
-    with suppress(OSError, ValueError):
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        free.append(limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
-    return max(0, min(free))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +17,14 @@ PREFIX = "memory-"
 SHARED = "shared"
 NUMBERS = "numbers"
 LINE = "line"
-_FILE = re.compile(rf"(own-\d+|shared)\.\d|{NUMBERS}|{LINE}(\.new)?")
+SLOTS = 3
+"""Two in turn; a third is made while one is being written to disk, another rank has not sealed the last, or
+one is being copied to a neighbour."""
+USABLE = 0.8
+"""How much of the memory that is free now the tier may take."""
+NEIGHBOUR = "neighbour"
+_COPYING = rf"(wanted|copied)-\d+(\.new)?|copy-\d+\.\d|{NEIGHBOUR}(\.new)?"
+_FILE = re.compile(rf"(own-\d+|shared)\.\d|{NUMBERS}|{LINE}(\.new)?|{_COPYING}")
 
 
 def directory(base: Path, job: str) -> Path:
@@ -40,6 +48,26 @@ def numbers(folder: Path) -> Path:
 def line_file(folder: Path) -> Path:
     """What this host knows of the line of descent (hostline.py)."""
     return folder / LINE
+
+
+def neighbour(folder: Path) -> Path:
+    """Where the agent says which neighbour keeps copies, and with what key they are encrypted on the way."""
+    return folder / NEIGHBOUR
+
+
+def wanted(folder: Path, rank: int) -> Path:
+    """Where a rank says which of its states its agent should copy."""
+    return folder / f"wanted-{rank}"
+
+
+def copied(folder: Path, rank: int) -> Path:
+    """Where the agent says how that ended."""
+    return folder / f"copied-{rank}"
+
+
+def copy(folder: Path, rank: int, slot: int) -> Path:
+    """A state of a rank of another host."""
+    return folder / f"copy-{rank}.{slot}"
 
 
 def found_in(base: Path) -> Iterator[tuple[str, Path]]:
@@ -68,3 +96,15 @@ def release(folder: Path) -> None:
                 with suppress(OSError):
                     os.unlink(entry.path)
         folder.rmdir()
+
+
+def usable(directory: Path) -> int:
+    """Memory that may be taken: a part of what is free in the file system, the host and this container."""
+    free = [shutil.disk_usage(directory).free]
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free.append(1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]))
+    with suppress(OSError, ValueError):
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        free.append(limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+    return int(USABLE * max(0, min(free)))

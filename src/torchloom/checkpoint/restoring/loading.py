@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from torchloom.checkpoint.memory.slots import HEADER, Sealed
+from torchloom.checkpoint.memory.header import HEADER
+from torchloom.checkpoint.memory.slots import Sealed
 from torchloom.checkpoint.state.filling import Images
 from torchloom.checkpoint.state.image import Reading
 from torchloom.checkpoint.state.region import Region, anonymous

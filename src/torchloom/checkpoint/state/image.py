@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from torchloom.checkpoint.leaves import sharing
+from torchloom.checkpoint.memory.header import BLOCK, block_count
 from torchloom.checkpoint.state.region import Region
 from torchloom.checkpoint.state.tree import DTYPES, Encoder, Record
 from torchloom.errors import CheckpointDamaged
@@ -31,8 +32,6 @@ _HEAD = struct.Struct("<8sQI4x")
 FIRST = _HEAD.size
 """Bytes that say how long the index is."""
 ALIGN = 64
-BLOCK = 1 << 20
-"""What one sum is of."""
 _INDEX_LIMIT = 1 << 30
 
 
@@ -145,10 +144,6 @@ class Reading:
         places = [self._first + int(record["at"]) for record, _ in targets]
         with torch.no_grad():
             _copy(self._buffer, [target for _, target in targets], places, into=False)
-
-
-def block_count(size: int) -> int:
-    return -(-size // BLOCK)
 
 
 def sum_blocks(region: Region, size: int) -> torch.Tensor:

@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from torchloom.checkpoint.group import Board, SaveGroup
-from torchloom.checkpoint.memory.slots import SLOTS, SPARE, KeptState, MemoryTier, SlotFile
+from torchloom.checkpoint.memory import tier as places
+from torchloom.checkpoint.memory.copying import CopyAgreement
+from torchloom.checkpoint.memory.slots import SPARE, KeptState, MemoryTier, SlotFile
 from torchloom.checkpoint.state.fresh_pages import INLINE, Making
 from torchloom.checkpoint.state.image import Image, plan
 from torchloom.checkpoint.state.region import Region, anonymous
@@ -83,10 +85,13 @@ class Staging:
         self._seal: Callable[[], None] | None = None
         self._sizes: dict[str, int] = {}
         self._missed_one = False
+        self._copies = CopyAgreement(group, tier.directory) if tier is not None else None
 
     def connect(self, board: Board | None, series: str) -> None:
         """Saves begin, under names that begin with `series`. All ranks call it."""
         self.board, self._series = board, series
+        if self._copies is not None:
+            self._copies.connect(board, series, self.tier.origin if self.tier is not None else "")
         if self._sealed_event:  # the others wait for our first word on this board
             self._tell_sealed()
 
@@ -172,8 +177,8 @@ class Staging:
         self._start_sealing()
         if self.tier is None or self._making.busy:
             return
-        made = [slot for slot in range(SLOTS) if self.tier.made(slot, self._sizes)]
-        missing = [slot for slot in range(SLOTS) if slot not in made]
+        made = [slot for slot in range(places.SLOTS) if self.tier.made(slot, self._sizes)]
+        missing = [slot for slot in range(places.SLOTS) if slot not in made]
         if missing and (self._missed_one or len(made) < IN_TURN):
             self._make_slots(missing[:1], self._sizes)
         self._missed_one = False
@@ -187,6 +192,8 @@ class Staging:
         """Training resumes from another state: free the memory of the abandoned branch."""
         if self.tier is not None:
             self.tier.adopt(origin)
+        if self._copies is not None:
+            self._copies.restart_from(origin.save)
 
     def _plan(self, about: Mapping[str, Any]) -> dict[str, Image]:
         keeps = self._group.keeps_shared if self.tier else self._group.rank == 0
@@ -230,12 +237,19 @@ class Staging:
                 self._turn_off("another rank has no room for it")
                 return None
             safe = min(safe, lowest)
-        free = self.tier.choose(safe)
+        free = self._free(self.tier, safe)
         made = [slot for slot in free if self.tier.made(slot, self._sizes)]
         self._missed_one = free[:1] != made[:1]
         if made or not to_store:
             return made[0] if made else None
         return free[0] if free else None
+
+    def _free(self, tier: MemoryTier, safe: int) -> list[int]:
+        """Slots that may be overwritten. What is sealed was looked at before: see copying.py."""
+        if self._copies is None or not safe:
+            return tier.choose(safe)
+        copying = self._copies.protected(safe, tier.holds_event)
+        return tier.choose(safe, copying, first=not self._copies.everywhere)
 
     def _make_slots(self, slots: list[int], sizes: Mapping[str, int]) -> None:
         tier = self.tier

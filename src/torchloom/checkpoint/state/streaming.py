@@ -21,8 +21,9 @@ from typing import Any, Protocol
 
 import torch
 
+from torchloom.checkpoint.memory.header import BLOCK
 from torchloom.checkpoint.state.crc import combine
-from torchloom.checkpoint.state.image import BLOCK, FIRST, index_size, read_index
+from torchloom.checkpoint.state.image import FIRST, index_size, read_index
 from torchloom.checkpoint.state.threads import AT_ONCE, at_once, work_on
 from torchloom.checkpoint.state.tree import DTYPES, Record
 from torchloom.checkpoint.store.manifest import FileEntry, Manifest

@@ -38,7 +38,14 @@ PREFIXES = (
     *("S3_", "AWS_", "GOOGLE_", "AZURE_"),
 )
 """Forwarded by how they begin: what libraries read, and the credentials they need."""
-_NEVER = ("LOOM_TOKEN", "LOOM_ADDRESS", "LOOM_CONTEXT", "LOOM_NATS_", "LOOM_STORE_SECRET")
+_NEVER = (
+    "LOOM_TOKEN",
+    "LOOM_ADDRESS",
+    "LOOM_CONTEXT",
+    "LOOM_NATS_",
+    "LOOM_STORE_SECRET",
+    "LOOM_MEMORY_SECRET",
+)
 """torchloom's own."""
 _UNINTERESTING = frozenset(
     {"_", "PWD", "OLDPWD", "SHLVL", "PS1", "PS2", "MAIL", "EDITOR", "VISUAL", "PAGER", "LESS", "LS_COLORS"}

@@ -10,6 +10,7 @@ from collections import Counter
 
 from torchloom.core.devices.assignment import choose
 from torchloom.core.lifecycle import move_job, move_worker, set_workers
+from torchloom.core.placement.neighbours import choose_neighbours, memory_plan
 from torchloom.core.placement.place import replicas, seat_or_wait, unit, wanted
 from torchloom.core.placement.standby import drop_spare
 from torchloom.core.recovery.incidents import close_findings, generation_ended
@@ -42,7 +43,9 @@ def start_generation(turn: Turn, job: Job, reason: str) -> None:
     job.plan, job.resizing = None, 0
     for node in dict.fromkeys(nodes):
         drop_spare(turn, job, turn.fleet.nodes[node])  # it becomes a place of work
-    set_workers(turn, job, _assign(turn.fleet, job, nodes))
+    workers = _assign(turn.fleet, job, nodes)
+    choose_neighbours(turn.fleet, job, workers)
+    set_workers(turn, job, workers)
     if job.rendezvous_generation == job.generation and job.rendezvous_node == nodes[0]:
         if job.rendezvous is not None:
             launch(turn, job, reason)
@@ -169,6 +172,7 @@ def launch(turn: Turn, job: Job, reason: str) -> None:
                 log_dir=spec.log_dir,
                 barred=tuple(turn.fleet.nodes[node].barred),
                 replica=job.spec.replica,
+                memory=memory_plan(turn.fleet, job, node, mine),
             )
         )
 

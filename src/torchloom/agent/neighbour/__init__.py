@@ -1,0 +1,9 @@
+"""States in memory, copied to a neighbour's memory and fetched from there. The core chooses the neighbour.
+
+channel        an encrypted connection between two agents of one job
+plans          what was ordered for each job on this host, kept beside its states
+slot_transfer  slot files, sent and received whole or not at all
+door           takes copies from other agents, and gives states to them
+copier         sends what this host's ranks ask for, beside the training
+fetching       gets what is missing here before ranks start
+"""
