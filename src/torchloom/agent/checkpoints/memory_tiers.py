@@ -3,7 +3,8 @@
 The core says when a job has ended (ReleaseMemory). Should its word not come, because the control plane is
 away or does not know the job any more, the agent sees that nothing of it lives here: no worker, no start
 under way, no store for a next generation. A recovery takes seconds, so a tier that was needed by nobody for
-LINGER_S is released (LINGER_COPIED_S if other nodes keep copies of it). Should a job come back later than that, it restores from its store instead.
+LINGER_S is released (LINGER_COPIED_S if other nodes keep copies of it). Should a job come back later than
+that, it restores from its store instead.
 """
 
 from __future__ import annotations
