@@ -254,9 +254,9 @@ def test_a_sharded_training_whose_host_is_lost_resumes_from_its_neighbours_memor
     fleet.wait_ready("a", "b", "c")
 
     def train(name: str) -> Run:
-        store = ("--dir", str(tmp_path / f"store-{name}"), "--fsdp", "--every", "100000", "--step-ms", "5")
+        store = ("--dir", str(tmp_path / f"store-{name}"), "--fsdp", "--every", "100000", "--step-ms", "20")
         flags = ("--nnodes", "2", "--standby", "1")
-        return Run(fleet.near, tmp_path / name, 2, 200, *store, until=20, per_node=1, flags=flags)
+        return Run(fleet.near, tmp_path / name, 2, 60, *store, until=8, per_node=1, flags=flags)
 
     disturbed = train("disturbed")
     before = fleet.wait_on(disturbed.job, ["a", "b"])

@@ -137,11 +137,13 @@ class Host:
     spawners: Spawners
     learned: LearnedSpawners
     lighthouses: Lighthouses
-    door: MemoryDoor
-    domain: str = ""
     kernel_log: KernelLog = field(default_factory=KernelLog)
     log_watch: LogWatch = field(default_factory=LogWatch)
     epoch: int = 0
+    door: MemoryDoor | None = None
+    """Where other agents bring and fetch states in memory."""
+    domain: str = ""
+    """What fails together with this host."""
     workers: dict[WorkerRef, LocalWorker] = field(default_factory=dict)
     stores: dict[RendezvousRef, Store] = field(default_factory=dict)
     starting: dict[WorkerRef, asyncio.Event] = field(default_factory=dict)
@@ -176,6 +178,6 @@ class Host:
             exits_to_come=tuple(w.ref for w in ending),
             stores=tuple(s.ref for s in self.stores.values() if not s.gone.is_set()),
             highest_epoch=self.epoch,
-            memory_port=self.door.port,
+            memory_port=self.door.port if self.door is not None else 0,
             domain=self.domain,
         )

@@ -134,7 +134,8 @@ async def serve(
             await watch.left_behind.end_all_now()
         await tasks.cancel()
         keep = not (clean or refused) or (keep_spawners is not None and keep_spawners.is_set())
-        host.door.close()
+        if host.door is not None:
+            host.door.close()
         await host.learned.close()
         await host.spawners.close(quit_unused=not keep)
         watch.close()

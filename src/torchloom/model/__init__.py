@@ -11,6 +11,7 @@ devices                                 devices, their health, and who took them
 device_wear                             what was counted on a device over days, tests of it, and its risk
 windows, findings, finding_kinds        what detectors look at and conclude; the table of kinds
 incidents, faults, device_faults        what went wrong, and what was made to go wrong
+neighbours                              which node keeps copies of which states in memory
 quorum                                  a replica of a torchft job, and what it asks its lighthouse for
 flight                                  dumps of torch's Flight Recorder
 """

@@ -20,7 +20,7 @@ from torchloom.agent.neighbour import plans, slot_transfer
 from torchloom.agent.neighbour.channel import NeighbourFailed, call
 from torchloom.agent.neighbour.door import give_way
 from torchloom.agent.neighbour.plans import JobFolder, KeptPlan
-from torchloom.agent.neighbour.slot_transfer import Pace
+from torchloom.agent.neighbour.slot_transfer import SendingPace
 from torchloom.checkpoint.memory import tier
 
 log = logging.getLogger(__name__)
@@ -70,16 +70,12 @@ class Copier:
     def _copy(self, folder: JobFolder, plan: KeptPlan, asked: list[tuple[int, str, str]]) -> None:
         give_way()
         failed = False
-        try:
-            for rank, save, keep in asked:
-                done = not failed and self._copy_one(folder, plan, rank, save, keep)
-                failed = failed or not done
-                if self._stopped.is_set():
-                    return
-                _report(folder.path, rank, save, done)
-        except Exception:  # a copy must never end the agent
-            log.exception("a state of %s was not copied", folder.job)
-            failed = True
+        for rank, save, keep in asked:
+            done = not failed and self._copy_one(folder, plan, rank, save, keep)
+            failed = failed or not done
+            if self._stopped.is_set():
+                return
+            _report(folder.path, rank, save, done)
         if failed:
             self._stopped.wait(_PAUSE_AFTER_FAILURE_S)
 
@@ -95,7 +91,9 @@ class Copier:
                 channel.say(ask="put", size=size, **asked)
                 if why := channel.hear().get("why"):
                     raise NeighbourFailed(str(why))
-                slot_transfer.send(channel, found[0], Pace(self.rate), lambda: not self._stopped.is_set())
+                slot_transfer.send(
+                    channel, found[0], SendingPace(self.rate), lambda: not self._stopped.is_set()
+                )
                 return channel.hear().get("done") is True
         except NeighbourFailed as error:
             self._say(folder.job, f"{peer.node} has no copy of {folder.job} rank {rank}: {error.message}")

@@ -23,7 +23,7 @@ from typing import Any
 
 from torchloom.agent.neighbour import plans, slot_transfer
 from torchloom.agent.neighbour.channel import Channel, NeighbourFailed, answer, greet
-from torchloom.agent.neighbour.slot_transfer import KeptSlot, Pace
+from torchloom.agent.neighbour.slot_transfer import KeptSlot, SendingPace
 from torchloom.checkpoint.memory import tier
 from torchloom.errors import LoomError
 from torchloom.home import Home
@@ -86,10 +86,8 @@ class MemoryDoor:
                     raise NeighbourFailed(f"nothing of {job} is kept here")
                 channel = answer(connection, theirs, plan.secret)
                 _Visit(folder, channel, self._closed.is_set).run()
-        except LoomError as error:
-            log.debug("another agent was not served: %s", error.message)
-        except Exception:  # a caller must never end the agent
-            log.exception("another agent was not served")
+        except (LoomError, OSError) as error:
+            log.debug("another agent was not served: %s", error)
         finally:
             self._room.release()
 
@@ -179,7 +177,7 @@ class _Visit:
         slot = next((one for one in found if one.header.save == save), None)
         self._channel.say(size=slot.header.whole if slot is not None else 0)
         if slot is not None:
-            slot_transfer.send(self._channel, slot, Pace(0), lambda: not self._closed())
+            slot_transfer.send(self._channel, slot, SendingPace(0), lambda: not self._closed())
 
     def _states(self, rank: int) -> list[KeptSlot]:
         """What is here of a rank: its own memory, if it ran here, and copies."""

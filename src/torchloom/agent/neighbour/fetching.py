@@ -36,7 +36,7 @@ async def prepare_memory(host: Host, effect: StartWorkers, env: Mapping[str, str
     """Note where states of this start are copied to, and fetch what is missing here. Never raises: a start
     without it restores from the store."""
     plan = plans.keep(host.home, effect, env)
-    if plan is None or effect.memory is None:
+    if plan is None or effect.memory is None or host.door is None:
         return
     host.door.open()
     folder = tier.directory(host.home.boxes, effect.job)
@@ -96,10 +96,10 @@ class _Fetch:
             try:
                 if self._from(peer, rank.rank):
                     return True
-            except NeighbourFailed as error:
-                log.info("rank %d of %s: %s: %s", rank.rank, self._effect.job, peer.node, error.message)
-            except Exception:  # the start must not fail because of it
-                log.exception("rank %d of %s was not fetched", rank.rank, self._effect.job)
+            except (NeighbourFailed, OSError, KeyError, TypeError, ValueError) as error:
+                log.info(
+                    "rank %d of %s is not fetched from %s: %s", rank.rank, self._effect.job, peer.node, error
+                )
         return False
 
     def _from(self, peer: MemoryPeer, rank: int) -> bool:

@@ -31,7 +31,7 @@ class KeptSlot:
     head: bytes
 
 
-class Pace:
+class SendingPace:
     """Keeps what is sent within so many bytes a second; 0: no limit."""
 
     def __init__(self, bytes_per_s: float) -> None:
@@ -62,7 +62,7 @@ def copied_slots(folder: Path, rank: int) -> list[KeptSlot]:
     return slots(tier.copy(folder, rank, slot) for slot in range(COPIES))
 
 
-def send(channel: Channel, slot: KeptSlot, pace: Pace, wanted: Callable[[], bool]) -> None:
+def send(channel: Channel, slot: KeptSlot, pace: SendingPace, wanted: Callable[[], bool]) -> None:
     """Send a slot. The last message says whether it stayed as it was meanwhile. Raises NeighbourFailed."""
     for data in _pieces(slot):
         if not wanted():

@@ -377,7 +377,7 @@ def end_job(turn: Turn, job: Job, state: JobState, reason: str) -> None:
     if job.checkpoints is not None and job.checkpoints.failing:
         turn.fleet.incidents[job.checkpoints.failing].open = False
         job.checkpoints.failing = ""
-    if job.checkpoints is not None:
+    if job.checkpoints is not None or job.neighbours:
         _release_memory(turn, job, f"its job has {state}")
 
 

@@ -1,0 +1,256 @@
+"""Copies of states in memory between two agents: real sockets and real slot files."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from torchloom.agent.neighbour import slot_transfer
+from torchloom.agent.neighbour.channel import Channel, NeighbourFailed, call
+from torchloom.agent.neighbour.door import MemoryDoor
+from torchloom.agent.neighbour.plans import KeptPlan
+from torchloom.agent.neighbour.slot_transfer import SendingPace, copied_slots, own_slots
+from torchloom.checkpoint.memory import header, tier
+from torchloom.checkpoint.memory.header import HEADER, SlotHeader
+from torchloom.checkpoint.store.names import CheckpointName
+from torchloom.home import Home
+from torchloom.model.neighbours import MemoryPeer
+from torchloom.private import make_private
+
+JOB, KEY = "job", "11" * 32
+
+
+class Side:
+    """The memory of one host."""
+
+    def __init__(self, root: Path) -> None:
+        self.home = Home(root)
+        self.folder = tier.directory(self.home.boxes, JOB)
+        make_private(self.folder)
+        self.plan()
+
+    def plan(self, generation: int = 1) -> None:
+        plan = KeptPlan(generation, MemoryPeer("other", "127.0.0.1", 1), KEY)
+        tier.neighbour(self.folder).write_bytes(msgspec.json.encode(plan))
+
+    def seal(self, path: Path, save: str, step: int = 5, size: int = 3 << 20) -> bytes:
+        """A slot as a rank leaves it; what is in it."""
+        facts = SlotHeader(CheckpointName(1, step), 2, size, save, step, 0)
+        body = os.urandom(facts.whole - HEADER)
+        path.write_bytes(b"".join(header.pack(facts)).ljust(HEADER, b"\0") + body)
+        return body
+
+    def own(self, rank: int, slot: int) -> Path:
+        return tier.file(self.folder, tier.own(rank), slot)
+
+    def copies(self, rank: int) -> list[str]:
+        return [slot.header.save for slot in copied_slots(self.folder, rank)]
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Side]:
+    yield from _side(tmp_path / "here")
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Iterator[Side]:
+    yield from _side(tmp_path / "there")
+
+
+def _side(root: Path) -> Iterator[Side]:
+    side = Side(root)
+    try:
+        yield side
+    finally:
+        tier.release(side.folder)
+
+
+@pytest.fixture
+def door(there: Side) -> Iterator[MemoryDoor]:
+    there.home.root.mkdir(parents=True, exist_ok=True)
+    opened = MemoryDoor(there.home, "127.0.0.1")
+    opened.open()
+    yield opened
+    opened.close()
+
+
+def put(
+    channel: Channel,
+    side: Side,
+    save: str,
+    *,
+    keep: str = "",
+    generation: int = 1,
+    midway: Callable[[], None] = lambda: None,
+) -> str:
+    """Send rank 1's state; why it was not taken."""
+    (slot,) = [one for one in own_slots(side.folder, 1) if one.header.save == save]
+    channel.say(ask="put", rank=1, generation=generation, save=save, keep=keep, size=slot.header.whole)
+    if why := channel.hear()["why"]:
+        return str(why)
+    midway()
+    slot_transfer.send(channel, slot, SendingPace(0), lambda: True)
+    return "" if channel.hear() == {"done": True} else "not done"
+
+
+def connect(door: MemoryDoor, key: str = KEY) -> Channel:
+    return call("127.0.0.1", door.port, JOB, bytes.fromhex(key))
+
+
+def test_a_copy_arrives_as_it_was_and_two_are_kept(here: Side, there: Side, door: MemoryDoor) -> None:
+    bodies = {save: here.seal(here.own(1, n), save, n) for n, save in enumerate(("s.1", "s.2", "s.3"))}
+    with connect(door) as channel:
+        assert not put(channel, here, "s.1")
+        assert not put(channel, here, "s.2", keep="s.1")
+        assert there.copies(1) == ["s.2", "s.1"], "newest first"
+        assert not put(channel, here, "s.3", keep="s.2")
+    assert there.copies(1) == ["s.3", "s.2"]
+    for slot in copied_slots(there.folder, 1):
+        assert slot.path.read_bytes()[HEADER:] == bodies[slot.header.save]
+
+
+def test_a_copy_that_others_do_not_have_gives_way_and_the_one_that_all_have_stays(
+    here: Side, there: Side, door: MemoryDoor
+) -> None:
+    for n, save in enumerate(("s.1", "s.2", "s.3")):
+        here.seal(here.own(1, n), save, n)
+    with connect(door) as channel:
+        for save, keep in (("s.1", ""), ("s.2", "s.1"), ("s.3", "s.1")):
+            assert not put(channel, here, save, keep=keep)
+    assert there.copies(1) == ["s.3", "s.1"]
+
+
+def test_a_state_that_was_overwritten_on_the_way_is_no_copy(
+    here: Side, there: Side, door: MemoryDoor
+) -> None:
+    here.seal(here.own(1, 0), "s.1", 1)
+    here.seal(here.own(1, 1), "s.2", 2)
+    with connect(door) as channel:
+        assert not put(channel, here, "s.1")
+        with pytest.raises(NeighbourFailed, match="overwritten"):
+            put(channel, here, "s.2", keep="s.1", midway=lambda: _touch(here.own(1, 1)))
+    assert there.copies(1) == ["s.1"]
+
+
+def _touch(path: Path) -> None:
+    """As the training does before it writes the next state there."""
+    with open(path, "r+b") as file:
+        file.write(bytes(header.HEAD.size))
+
+
+def test_nothing_is_taken_from_a_generation_that_is_over(here: Side, there: Side, door: MemoryDoor) -> None:
+    here.seal(here.own(1, 0), "s.1")
+    there.plan(generation=2)
+    with connect(door) as channel:
+        assert put(channel, here, "s.1", generation=1) == "its generation is over"
+        assert not put(channel, here, "s.1", generation=2)
+    assert there.copies(1) == ["s.1"]
+
+
+def test_a_copy_that_is_underway_when_its_generation_ends_is_none(
+    here: Side, there: Side, door: MemoryDoor
+) -> None:
+    here.seal(here.own(1, 0), "s.1")
+    with connect(door) as channel, pytest.raises(NeighbourFailed):
+        put(channel, here, "s.1", midway=lambda: there.plan(generation=2))
+    assert there.copies(1) == []
+
+
+def test_what_is_damaged_on_the_way_is_refused(here: Side, there: Side, door: MemoryDoor) -> None:
+    here.seal(here.own(1, 0), "s.1")
+    key = bytes.fromhex(KEY)
+    flipped = _flipping(door.port, at=2 << 20)
+    with flipped as port, pytest.raises(NeighbourFailed), call("127.0.0.1", port, JOB, key) as channel:
+        put(channel, here, "s.1")
+    assert there.copies(1) == []
+
+
+class _flipping:  # used as a function
+    """A proxy that changes one bit of what the caller sends."""
+
+    def __init__(self, to: int, at: int) -> None:
+        self._to, self._at = to, at
+        self._listener = socket.create_server(("127.0.0.1", 0))
+
+    def __enter__(self) -> int:
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        return int(self._listener.getsockname()[1])
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+        self._thread.join(timeout=60)
+
+    def _run(self) -> None:
+        caller, _ = self._listener.accept()
+        called = socket.create_connection(("127.0.0.1", self._to))
+        back = threading.Thread(target=self._pump, args=(called, caller, None), daemon=True)
+        back.start()
+        self._pump(caller, called, self._at)
+        back.join(timeout=60)
+
+    @staticmethod
+    def _pump(source: socket.socket, sink: socket.socket, at: int | None) -> None:
+        seen = 0
+        try:
+            while data := bytearray(source.recv(65536)):
+                if at is not None and seen <= at < seen + len(data):
+                    data[at - seen] ^= 1
+                seen += len(data)
+                sink.sendall(data)
+        except OSError:
+            pass
+        finally:
+            for end in (source, sink):
+                end.close()
+
+
+@pytest.mark.parametrize("job, key", [(JOB, "22" * 32), ("another", KEY)])
+def test_who_does_not_know_the_jobs_key_is_not_served(
+    there: Side, door: MemoryDoor, job: str, key: str
+) -> None:
+    there.seal(tier.copy(there.folder, 1, 0), "s.1")
+    with pytest.raises(NeighbourFailed), call("127.0.0.1", door.port, job, bytes.fromhex(key)) as channel:
+        channel.say(ask="list", rank=1)
+        channel.hear()
+
+
+def test_states_and_what_ranks_share_are_given_to_who_asks(here: Side, there: Side, door: MemoryDoor) -> None:
+    own = there.seal(tier.copy(there.folder, 1, 0), "s.7")
+    shared = there.seal(tier.file(there.folder, tier.SHARED, 2), "s.7")
+    with connect(door) as channel:
+        channel.say(ask="list", rank=1)
+        (state,) = channel.hear()["states"]
+        assert (state["save"], state["world"]) == ("s.7", 2)
+        for kind, body in (("own", own), (tier.SHARED, shared)):
+            channel.say(ask="get", rank=1, save="s.7", kind=kind)
+            path = here.own(1, 0)
+            slot_transfer.receive(channel, path, channel.hear()["size"], "s.7", lambda: True)
+            assert path.read_bytes()[HEADER:] == body
+        channel.say(ask="get", rank=1, save="s.8", kind="own")
+        assert channel.hear() == {"size": 0}
+
+
+def test_a_copy_without_room_is_refused_and_costs_nothing_else(
+    here: Side, there: Side, door: MemoryDoor
+) -> None:
+    here.seal(here.own(1, 0), "s.1")
+    with connect(door) as channel:
+        channel.say(ask="put", rank=1, generation=1, save="s.9", keep="", size=1 << 60)
+        assert "no room" in channel.hear()["why"]
+        assert not put(channel, here, "s.1"), "the next one is taken"
+
+
+def test_the_files_of_copies_are_released_with_the_job(there: Side) -> None:
+    there.seal(tier.copy(there.folder, 1, 0), "s.1")
+    tier.wanted(there.folder, 0).write_text(json.dumps({"save": "s.1", "keep": ""}))
+    tier.copied(there.folder, 0).write_text("{}")
+    tier.release(there.folder)
+    assert not there.folder.exists()
