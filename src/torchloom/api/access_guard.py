@@ -30,7 +30,7 @@ BODY_WITHIN_S = 30.0
 """How long to wait for the next piece of a body."""
 
 PREFIX = "/api/v1"
-OPEN_PATHS = frozenset({"/health", "/login", "/join", "/join/ca"})
+OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/login", "/join", "/join/ca"})
 """Paths that need no token: they report only what everybody may know, or take a token of their own."""
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 COOKIE = "loom_session"

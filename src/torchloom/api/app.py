@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 
 from torchloom.api import openapi, problems
 from torchloom.api.access_guard import PREFIX, SAFE_METHODS, AccessGuard
@@ -85,6 +85,16 @@ def create_app(
             troubles=troubles,
             stuck_s=control.stuck_s(),
         )
+
+    @router.get("/health/ready", include_in_schema=False)
+    async def ready() -> Response:
+        """For probes: 200 once this service has read its history and is connected."""
+        return Response(status_code=200 if control.ready else 503)
+
+    @router.get("/health/live", include_in_schema=False)
+    async def live() -> Response:
+        """For probes: 503 if only a restart could help. A lost bus is no reason: it comes back by itself."""
+        return Response(status_code=200)
 
     router.include_router(access.routes(tokens))
     for part in (

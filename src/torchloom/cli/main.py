@@ -19,6 +19,8 @@ PLAIN = {
     "run": "Run a training script on several workers and follow it; takes torchrun's flags.",
     "submit": "Start a job like `run` and return its id at once.",
     "sbatch": "Write a batch script that runs a job under Slurm; takes the flags of `run`.",
+    "pod": "Run a training pod in Kubernetes: its agent, and the job in the first one (production).",
+    "kubernetes": "Tell the control service what Kubernetes knows of its pods (production).",
     "weaver": "Run one control service (production).",
     "agent": "Run this host's agent (production).",
     "notify": "Deliver incidents to webhooks (production).",

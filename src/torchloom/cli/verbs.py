@@ -57,6 +57,8 @@ FAMILIES = {
     "context": "access",
     "token": "access",
     "completion": "shell",
+    "pod": "places",
+    "kubernetes": "places",
     "weaver": "service",
     "agent": "service",
     "notify": "service",

@@ -7,6 +7,7 @@ checked here and nowhere else.
 from __future__ import annotations
 
 import re
+from zlib import crc32
 
 from torchloom.errors import UsageError
 
@@ -27,6 +28,13 @@ def token_from(text: str, default: str) -> str:
     """The nearest valid token to a free text such as a script's name."""
     cleaned = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:48].strip("-")
     return cleaned or default
+
+
+def distinct_token(text: str) -> str:
+    """A valid token for a name of another system, such as a pod's: different names give different tokens."""
+    if _TOKEN.fullmatch(text):
+        return text
+    return f"{token_from(text, 'node')}-{crc32(text.encode()):08x}"
 
 
 def replica_id(job: str, index: int) -> str:

@@ -2,6 +2,7 @@
 
 supervisor   starts and restarts the parts; supervised: one of them     stack     does it run and answer
 plan         address, token and bus of a home                           parts     pids of what runs
+shared_keys  the keys of jobs' environments, for one host or several weavers
 launch       starts our processes                                       cleanup   ends them and what they left
 part_main    the top level of a part's process; serving: the API on an open socket
 own_logs     keeps our own logs small                                   systemd   the unit of `loom up`

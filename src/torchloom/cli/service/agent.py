@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import asyncio
 
 CONNECT_WITHIN_S = 10.0
+ALIVE, ALIVE_EVERY_S = "alive", 5.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -59,6 +61,17 @@ def main(argv: Sequence[str]) -> int:
     )
 
 
+async def _stay_alive(home: Home, ready: asyncio.Event) -> None:
+    """Touch a file for probes (Kubernetes, compose): this node has joined, and its loop turns."""
+    import asyncio
+
+    await ready.wait()
+    while True:
+        with contextlib.suppress(OSError):
+            (home.root / ALIVE).touch()
+        await asyncio.sleep(ALIVE_EVERY_S)
+
+
 def _leave_within(given: float | None) -> float:
     named = os.environ.get("LOOM_LEAVE_WITHIN_S", "")
     try:
@@ -96,6 +109,7 @@ async def _serve(home: Home, address: str | None, leave_within_s: float, *, supe
     ready = asyncio.Event()
     side = [asyncio.create_task(_mark(home, ready))] if supervised else []
     side.append(asyncio.create_task(keep_authorities(home), name="authorities"))
+    side.append(asyncio.create_task(_stay_alive(home, ready), name="alive"))
     try:
         await serve(
             home,

@@ -18,7 +18,7 @@ from torchloom.cli.cluster.node_files import JoinedNode
 from torchloom.cli.service.parts import read_json, write_private
 from torchloom.errors import UsageError
 from torchloom.home import Home
-from torchloom.model.ids import check_token, token_from
+from torchloom.model.ids import check_token, distinct_token, token_from
 
 DEFAULT_PORT = 8700
 HOST = "127.0.0.1"
@@ -126,6 +126,9 @@ def node_name() -> str:
     joined, cluster = JoinedNode.read(home), ClusterHost.read(home)
     named = joined.node if joined is not None else cluster.this if cluster is not None else ""
     chosen = os.environ.get("LOOM_NODE") or named
+    from_elsewhere = os.environ.get("LOOM_NODE_FROM", "")
+    if not chosen and from_elsewhere:
+        return distinct_token(from_elsewhere)
     return check_token(chosen, "node name") if chosen else token_from(socket.gethostname(), "node")
 
 

@@ -167,14 +167,15 @@ async def _serve(home: Home, options: argparse.Namespace) -> None:
         return
     try:
         from torchloom.cli.cluster.issuer import ClusterIssuer
-        from torchloom.weaver.job_keys import DerivedKeys, KeyFiles
+        from torchloom.cli.service.shared_keys import keys_of
+        from torchloom.weaver.job_keys import DerivedKeys
         from torchloom.weaver.service import Weaver
 
         cluster = options.cluster
         weaver = Weaver(
             bus,
             name,
-            KeyFiles(home.keys_dir) if cluster is None else DerivedKeys(cluster.environment_key),
+            keys_of(home) if cluster is None else DerivedKeys(cluster.environment_key),
             keep_history=options.keep_history,
             issuer=None if cluster is None else ClusterIssuer(cluster),
         )

@@ -1,0 +1,28 @@
+"""The keys of jobs' environments: files of a weaver's home, or derived from a secret that several share."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from pathlib import Path
+
+from torchloom.errors import UsageError
+from torchloom.home import Home
+from torchloom.weaver.job_keys import DerivedKeys, JobKeys, KeyFiles
+
+LEAST_CHARS = 32
+
+
+def keys_of(home: Home) -> JobKeys:
+    """LOOM_KEYS_SECRET_FILE names a secret that all weavers of a cluster have; without it, files."""
+    named = os.environ.get("LOOM_KEYS_SECRET_FILE", "")
+    if not named:
+        return KeyFiles(home.keys_dir)
+    try:
+        secret = Path(named).expanduser().read_bytes().strip()
+    except OSError as error:
+        raise UsageError(f"LOOM_KEYS_SECRET_FILE cannot be read: {named} ({error.strerror})") from None
+    if len(secret) < LEAST_CHARS:
+        raise UsageError(f"The secret in {named} is shorter than {LEAST_CHARS} characters.")
+    return DerivedKeys(lambda name: hmac.digest(secret, f"torchloom key {name}".encode(), hashlib.sha256))
