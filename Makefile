@@ -5,7 +5,7 @@ STAMP  := $(VENV)/.torchloom-ready
 WEB    := src/torchloom/web
 PAGE   := $(VENV)/.page-ready
 
-.PHONY: help setup demo test test-long test-pythons check docs bench clean
+.PHONY: help setup demo test test-long test-kubernetes test-pythons check docs bench clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -29,6 +29,9 @@ test: setup      ## all tests
 
 test-long: setup ## the tests that take minutes
 	$(BIN)/python -m pytest -q -m long
+
+test-kubernetes: setup ## the chart on a real cluster: KUBECONFIG and LOOM_IMAGE name it and an image
+	$(BIN)/python -m pytest -q -rs -m long tests/kubernetes/test_cluster.py
 
 test-pythons:    ## what needs no torch, on every other Python that is here (3.12, 3.13, 3.14)
 	bash scripts/test_pythons.sh

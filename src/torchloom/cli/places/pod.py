@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from torchloom.client import Client
     from torchloom.client.schema import JobDetail
 
+JOB_FAILED = 70
+"""Exit code if the job has failed: another pod would not help (the chart's podFailurePolicy knows it). A job
+that a person stopped ends well: nobody wants it to be started again."""
 LOOK_S = 5.0
 AGAIN_S = 2.0
 ATTEMPT = "pod-attempt"
@@ -80,7 +83,6 @@ class Pod:
         return subprocess.Popen([sys.executable, "-P", "-m", "torchloom.cli", *words], start_new_session=True)
 
     def _follow(self) -> int:
-        from torchloom.cli.jobs.follow import exit_code
         from torchloom.cli.places.trainer_status import TrainerStatus
 
         status = TrainerStatus.of(self._env) if self.is_first else None
@@ -101,7 +103,8 @@ class Pod:
                 if status is not None:
                     status.send(view)
                 if view["ended"]:
-                    return exit_code(view, interrupted=False)
+                    print(f"loom: {self.job} {view['state']}: {view['reason']}", file=sys.stderr)
+                    return JOB_FAILED if view["state"] == "failed" else 0
             self._ends.wait(LOOK_S if view is not None else AGAIN_S)
         return 128 + signal.SIGTERM
 
