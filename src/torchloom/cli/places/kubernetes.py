@@ -24,7 +24,9 @@ EVERY_S = 5.0
 def main(argv: Sequence[str]) -> int:
 
     parser = argparse.ArgumentParser(
-        prog="loom kubernetes", description="Tell the control service what Kubernetes knows (production)."
+        prog="loom kubernetes",
+        description="Tell the control service what Kubernetes knows (production).",
+        epilog="example: loom kubernetes --namespaces training,research; the chart runs it",
     )
     parser.add_argument("--namespaces", required=True, help="where agents run, by commas")
     parser.add_argument("--every", type=float, default=EVERY_S, metavar="S", help="(%(default)s)")

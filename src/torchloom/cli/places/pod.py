@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torchloom.client import Client
     from torchloom.client.schema import JobDetail
 
+EXAMPLE = "example: loom pod --nnodes 2 --nproc-per-node 8 train.py; see deploy/kubernetes/jobset.yaml"
 JOB_FAILED = 70
 """Exit code if the job has failed: another pod would not help (the chart's podFailurePolicy knows it). A job
 that a person stopped ends well: nobody wants it to be started again."""
@@ -35,7 +36,7 @@ ATTEMPT = "pod-attempt"
 
 def main(argv: Sequence[str]) -> int:
     if argv[:1] in (["-h"], ["--help"]):
-        print(f"usage: loom pod [flags of `loom run`] script.py [arguments]\n\n{__doc__}")
+        print(f"usage: loom pod [flags of `loom run`] script.py [arguments]\n\n{__doc__}\n{EXAMPLE}")
         return 0
     return Pod(list(argv), dict(os.environ)).run()
 
