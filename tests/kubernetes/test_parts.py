@@ -101,7 +101,6 @@ class Parts:
     def pod(self, job: str, *words: str) -> subprocess.CompletedProcess[str]:
         """A training pod, from its first process to its end."""
         env = self.env("node") | {"LOOM_POD_JOB": job, "LOOM_SLOTS": "2"}
-        env["SSL_CERT_FILE"] = env["LOOM_CA"]
         command = [str(BIN / "loom"), *self.container("node")["command"][1:], *words]
         return subprocess.run(
             command, env=env, capture_output=True, text=True, timeout=2 * HANG_S, cwd=self.root
@@ -109,7 +108,6 @@ class Parts:
 
     def loom(self, *args: str) -> subprocess.CompletedProcess[str]:
         env = self.env("agent") | {"LOOM_HOME": str(self.root / "client")}
-        env["SSL_CERT_FILE"] = env["LOOM_CA"]
         return subprocess.run(
             [str(BIN / "loom"), *args], env=env, capture_output=True, text=True, timeout=HANG_S, cwd=self.root
         )
