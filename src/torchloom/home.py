@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,7 +90,7 @@ class Home:
     @property
     def sockets(self) -> Path:
         """A short path; where a neighbour has taken its name, one that is longer and ours."""
-        base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+        base = os.environ.get("XDG_RUNTIME_DIR") or _temporary()
         chosen = Path(base) / f"loom-{os.getuid()}-{self.tag}"
         return chosen if not why_not_private(chosen) else self.root / "sockets"
 
@@ -120,3 +119,9 @@ def _why(path: Path, error: OSError) -> str:
     if error.errno in (errno.EROFS, errno.EACCES):
         return f"{path} cannot be written; set LOOM_HOME to a directory of your own."
     return f"{path} cannot be used ({error.strerror}); set LOOM_HOME to a directory of your own."
+
+
+def _temporary() -> str:
+    import tempfile  # takes longer to import than all else here
+
+    return tempfile.gettempdir()

@@ -2,26 +2,50 @@
 
 from __future__ import annotations
 
+import inspect
+from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
 from torchloom import __version__
+from torchloom.cli.declared import Parameter
 from torchloom.cli.main import PLAIN
-from torchloom.cli.options import ContextOption, HomeOption, with_place
-from torchloom.cli.verbs import VERBS, module_of
+from torchloom.cli.options import CONTEXT, HOME, with_place
+from torchloom.cli.verbs import LOCAL_VERBS, VERBS, module_of
 
-LOCAL_VERBS = frozenset(
-    {"up", "down", "demo", "doctor", "context", "completion", "analyze", "cluster", "join", "ca"}
-)
-"""Verbs that act on this host only and take no --context."""
+
+def as_typer(declared: Parameter) -> Any:
+    """What a verb declared, as typer wants it."""
+    make: Any = typer.Option if declared.is_option else typer.Argument
+    return make(*declared.names, **declared.said)
+
+
+def for_typer(verb: Any, local_only: bool) -> Any:
+    """A verb with all its options, --home and --context too, declared to typer."""
+    return declared_to_typer(with_place(verb, local_only))
+
+
+def declared_to_typer(command: Any) -> Any:
+    signature = inspect.signature(command, eval_str=True)
+    command.__signature__ = signature.replace(
+        parameters=[p.replace(annotation=_for_typer(p.annotation)) for p in signature.parameters.values()]
+    )
+    return command
+
+
+def _for_typer(annotation: Any) -> Any:
+    if get_origin(annotation) is not Annotated:
+        return annotation
+    kind, *more = get_args(annotation)
+    return Annotated[(kind, *(as_typer(one) if isinstance(one, Parameter) else one for one in more))]
 
 
 def root(
     version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
-    context: ContextOption = None,
-    home: HomeOption = None,
+    context: Annotated[str | None, as_typer(CONTEXT)] = None,
+    home: Annotated[Path | None, as_typer(HOME)] = None,
 ) -> None:
     """Watch and steer distributed PyTorch training while it runs.
 
@@ -68,12 +92,12 @@ def build(verbs: tuple[str, ...]) -> typer.Typer:
         module = module_of(name)
         parts = getattr(module, "SUBVERBS", None)
         if parts is None:
-            app.command(name, epilog=examples(module))(with_place(module.command, name in LOCAL_VERBS))
+            app.command(name, epilog=examples(module))(for_typer(module.command, name in LOCAL_VERBS))
         else:
             kind = _OrShow if getattr(module, "DEFAULT", "") == "show" else typer.core.TyperGroup
             group = typer.Typer(cls=kind, no_args_is_help=True, help=module.HELP, epilog=examples(module))
             for part, command in parts.items():
-                group.command(part, epilog=examples(module))(with_place(command, name in LOCAL_VERBS))
+                group.command(part, epilog=examples(module))(for_typer(command, name in LOCAL_VERBS))
             app.add_typer(group, name=name)
     return app
 

@@ -1,8 +1,8 @@
 """Finds the verb and turns errors into one sentence and an exit code. Knows the verbs by name only.
 
-Modules are imported when their verb is used. Verbs on the way to a job's first step (`run`, `submit`, and the
-parts themselves) have `main(argv)` and parse their options without typer, because importing it takes as long
-as everything else they do; `run` must also parse options exactly as torchrun does.
+Modules are imported when their verb is used. Importing typer takes longer than everything else most verbs do,
+so it is used only for help and for command lines that parse.py cannot read, errors among them. `run`,
+`submit` and the parts have `main(argv)`: `run` must parse options exactly as torchrun does.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import sys
 
 from torchloom import terminal
-from torchloom.cli.verbs import module_of
+from torchloom.cli.verbs import LOCAL_VERBS, VERBS, module_of
 from torchloom.errors import LoomError, UsageError
 
 PLAIN = {
@@ -72,9 +72,39 @@ def _run(argv: list[str]) -> int:
         from torchloom.cli.shell.complete import print_candidates
 
         return print_candidates(argv[1:])
+    code = run_plainly(argv)
+    if code is not None:
+        return code
     from torchloom.cli.app import run_typer
 
     return run_typer(argv)
+
+
+def run_plainly(argv: list[str]) -> int | None:
+    """Run a verb whose command line is right, without typer; None if typer must read it."""
+    if not argv or argv[0] not in VERBS:
+        return None
+    from torchloom.cli.options import with_place
+    from torchloom.cli.parse import NotPlain, read
+
+    module, rest = module_of(argv[0]), argv[1:]
+    command = getattr(module, "command", None)
+    if (parts := getattr(module, "SUBVERBS", None)) is not None:
+        if rest and rest[0] not in parts and not rest[0].startswith("-"):
+            rest = [getattr(module, "DEFAULT", ""), *rest]
+        command, rest = parts.get(rest[0] if rest else ""), rest[1:]
+    if command is None:
+        return None
+    whole = with_place(command, argv[0] in LOCAL_VERBS)
+    try:
+        given = read(whole, rest)
+    except NotPlain:
+        return None
+    try:
+        whole(**given)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 1
+    return 0
 
 
 def place_behind_verb(argv: list[str]) -> list[str]:

@@ -10,30 +10,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from torchloom.cli.declared import EndVerb, argument, option
 from torchloom.cli.main import drop_stdout
 
 if TYPE_CHECKING:
     from torchloom.client import Client
 
-HomeOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--home", metavar="DIR", help="Directory of torchloom's state (LOOM_HOME).", show_default=False
-    ),
-]
-ContextOption = Annotated[
-    str | None,
-    typer.Option(
-        "--context",
-        metavar="NAME",
-        help="Cluster to talk to, see `loom context` (LOOM_CONTEXT).",
-        show_default=False,
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
-WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Redraw whenever something changes.")]
+HOME = option("--home", metavar="DIR", help="Directory of torchloom's state (LOOM_HOME).", show_default=False)
+HomeOption = Annotated[Path | None, HOME]
+CONTEXT = option(
+    "--context",
+    metavar="NAME",
+    help="Cluster to talk to, see `loom context` (LOOM_CONTEXT).",
+    show_default=False,
+)
+ContextOption = Annotated[str | None, CONTEXT]
+JsonOption = Annotated[bool, option("--json", help="Print JSON and nothing else.")]
+WatchOption = Annotated[bool, option("--watch", "-w", help="Redraw whenever something changes.")]
 
 
 def _job_ids(given: list[str]) -> list[str]:
@@ -47,18 +40,14 @@ def _job_id(given: str | None) -> str | None:
     return None if given is None else _job_ids([given])[0]
 
 
-JobArgument = Annotated[
-    str, typer.Argument(metavar="JOB", help="Id of the job, see `loom ps`.", callback=_job_id)
-]
-AnyJobArgument = Annotated[
-    str | None, typer.Argument(metavar="JOB", help="Show only this job.", callback=_job_id)
-]
+JobArgument = Annotated[str, argument(metavar="JOB", help="Id of the job, see `loom ps`.", callback=_job_id)]
+AnyJobArgument = Annotated[str | None, argument(metavar="JOB", help="Show only this job.", callback=_job_id)]
 JobsArgument = Annotated[
-    list[str], typer.Argument(metavar="JOB", help="Ids of jobs, see `loom ps`.", callback=_job_ids)
+    list[str], argument(metavar="JOB", help="Ids of jobs, see `loom ps`.", callback=_job_ids)
 ]
 LabelOption = Annotated[
     list[str] | None,
-    typer.Option("--label", "-l", metavar="KEY[=VALUE]", help="Only jobs with this label; repeatable."),
+    option("--label", "-l", metavar="KEY[=VALUE]", help="Only jobs with this label; repeatable."),
 ]
 
 
@@ -73,11 +62,11 @@ def with_place(command: Callable[..., Any], local_only: bool = False) -> Callabl
             sys.stdout.flush()
             return result
         except KeyboardInterrupt:
-            raise typer.Exit(130) from None
+            raise EndVerb(130) from None
         except BrokenPipeError:
             # Typer would exit with 1, but a closed pipe (`loom ps | head -1`) is not a failure.
             drop_stdout()
-            raise typer.Exit(0) from None
+            raise EndVerb(0) from None
 
     own = inspect.signature(command, eval_str=True)
     added = {"home": HomeOption} if local_only else {"context": ContextOption, "home": HomeOption}

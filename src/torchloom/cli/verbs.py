@@ -66,6 +66,10 @@ FAMILIES = {
 """The shelf of every verb. A new verb is one line here and one file on that shelf."""
 
 VERBS = tuple(FAMILIES)
+LOCAL_VERBS = frozenset(
+    {"up", "down", "demo", "doctor", "context", "completion", "analyze", "cluster", "join", "ca"}
+)
+"""Verbs that act on this host only and take no --context."""
 
 
 def module_of(verb: str) -> ModuleType:

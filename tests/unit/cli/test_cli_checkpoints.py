@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 from torchloom.agent.checkpoints.catalogue import answer
 from torchloom.api.routes.checkpoints import _view
@@ -15,6 +14,7 @@ from torchloom.checkpoint.store.commit import PartWriter, Target, commit
 from torchloom.checkpoint.store.local import LocalStorage
 from torchloom.checkpoint.store.manifest import Facts
 from torchloom.checkpoint.store.names import CheckpointName
+from torchloom.cli.declared import EndVerb
 from torchloom.cli.steer import checkpoints
 from torchloom.errors import UsageError
 from torchloom.model.checkpoints import CheckpointPlace
@@ -197,7 +197,7 @@ def test_verify_fails_and_names_the_file_whatever_is_damaged(
     folder = tmp_path / "j/step-2.g1"
     file = damage(next(folder.glob("r0.*")), folder / "manifest.json")
     for as_json in (False, True):
-        with pytest.raises(typer.Exit) as ended:
+        with pytest.raises(EndVerb) as ended:
             checkpoints._verify(Stored(tmp_path), "j", "step-2.g1" if one else None, as_json)  # type: ignore[arg-type]
         assert ended.value.exit_code == 1
         shown = capsys.readouterr().out
@@ -225,6 +225,6 @@ def test_damage_on_a_store_that_can_only_be_read_is_found_all_the_same(
     folder = tmp_path / "j/step-1.g1"
     file = _flip(next(folder.glob("r0.*")), folder)
     (tmp_path / "j/checks").touch()  # no note can be made below a file
-    with pytest.raises(typer.Exit):
+    with pytest.raises(EndVerb):
         checkpoints._verify(Stored(tmp_path), "j", None, False)  # type: ignore[arg-type]
     assert file in capsys.readouterr().out

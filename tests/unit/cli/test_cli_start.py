@@ -5,6 +5,9 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 
 import pytest
 
@@ -33,6 +36,9 @@ def heavy_by_verb() -> dict[str, set[str]]:
     """What each verb is the first to bring along, all in one process."""
     code = f"""
 import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from torchloom.cli.verbs import module_of
 import torchloom.cli.app, torchloom.client, torchloom.cli.service.plan
 for verb in {VERBS}:
@@ -79,3 +85,46 @@ def test_help_lists_every_verb() -> None:
         "weaver",
     ):
         assert f" {verb} " in done.stdout
+
+
+class _Empty(BaseHTTPRequestHandler):
+    """A service without jobs, nodes and troubles."""
+
+    def do_GET(self) -> None:
+        body = b"[]" if self.path.startswith("/api/v1/jobs") else b"{}"
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def empty_service() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Empty) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("line", ["ps", "ps -a --json", "status job-1 --json", "config job-1 --json"])
+def test_a_verb_is_answered_without_heavy_imports(line: str, empty_service: str) -> None:
+    """From the command line to the printed answer; only a wrong line or `--help` brings typer along."""
+    code = f"""
+import os
+os.environ.update(LOOM_ADDRESS="{empty_service}", LOOM_TOKEN="t")
+from torchloom.cli.main import run
+try:
+    code = run({line.split()})
+except KeyError:
+    code = 0  # the answer to another question: it was printed too late to matter here
+assert code == 0, code
+"""
+    assert not loaded(code) & (HEAVY | {"typer", "click", "tempfile", "xml"})
+
+
+def test_help_still_comes_from_typer() -> None:
+    assert "typer" in loaded("from torchloom.cli.main import run\nassert run(['ps', '--help']) == 0")

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
-import typer
 
+from torchloom.cli.declared import EndVerb
 from torchloom.cli.show import output, story
 from torchloom.cli.steer import config, outcome
 from torchloom.cli.steer import set as set_verb
@@ -160,7 +160,7 @@ def test_what_was_not_applied_is_a_conflict_with_tracebacks(capsys: pytest.Captu
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err == "ranks 0, 3:\n  Traceback:\n  ValueError: no\n"
-    with pytest.raises(typer.Exit) as end:
+    with pytest.raises(EndVerb) as end:
         outcome.conclude(failed, "", as_json=True)
     assert end.value.exit_code == 5
     assert json.loads(capsys.readouterr().out)["state"] == "not applied"

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from torchloom.cli.declared import argument, option
 from torchloom.cli.options import JsonOption
 
 HELP = "Name clusters, and choose which one commands talk to."
@@ -18,7 +17,7 @@ EXAMPLES = (
     ("loom ps --context local", "this command only: this host's own stack"),
 )
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the context.")]
+NameArgument = Annotated[str, argument(metavar="NAME", help="Name of the context.")]
 
 
 def show(as_json: JsonOption = False) -> None:
@@ -51,9 +50,9 @@ def use(name: NameArgument) -> None:
 
 def add(
     name: NameArgument,
-    url: Annotated[str, typer.Argument(metavar="URL", help="Address, https://host:port.")],
+    url: Annotated[str, argument(metavar="URL", help="Address, https://host:port.")],
     token_file: Annotated[
-        Path | None, typer.Option("--token-file", help="File with the token; - for stdin.")
+        Path | None, option("--token-file", help="File with the token; - for stdin.")
     ] = None,
 ) -> None:
     """Add or replace a context. Prompts for the token and never takes it from the command line."""

@@ -6,8 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from torchloom.cli.declared import argument, option
 from torchloom.cli.options import JsonOption, api
 
 if TYPE_CHECKING:
@@ -24,12 +23,10 @@ NOT_BUILT = "not built: it needs Node 20 or newer at `make setup`; everything el
 
 
 def command(
-    job: Annotated[str | None, typer.Argument(metavar="JOB", help="Open the page of this job.")] = None,
+    job: Annotated[str | None, argument(metavar="JOB", help="Open the page of this job.")] = None,
     browser: Annotated[
         bool | None,
-        typer.Option(
-            "--browser/--no-browser", help="Also open it in a browser.", show_default="if there is one"
-        ),
+        option("--browser/--no-browser", help="Also open it in a browser.", show_default="if there is one"),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
-import typer
-
+from torchloom.cli.declared import argument, option
 from torchloom.cli.options import JsonOption, api
 
 HELP = "Create, list and remove API tokens."
@@ -17,7 +16,7 @@ EXAMPLES = (
     ("export LOOM_TOKEN=$(loom token show)", "the token that commands use"),
 )
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the token, for the audit.")]
+NameArgument = Annotated[str, argument(metavar="NAME", help="Name of the token, for the audit.")]
 
 
 _MAY = {"admin": "do everything", "operator": "do everything with jobs but inject faults", "read": "read"}
@@ -25,7 +24,7 @@ _MAY = {"admin": "do everything", "operator": "do everything with jobs but injec
 
 def create(
     name: NameArgument,
-    role: Annotated[str, typer.Option("--role", metavar="ROLE", help="admin, operator or read.")] = "read",
+    role: Annotated[str, option("--role", metavar="ROLE", help="admin, operator or read.")] = "read",
     as_json: JsonOption = False,
 ) -> None:
     """Create a token and print it. It is shown only once."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from torchloom.cli.declared import argument, option
 
 HELP = "Make and renew certificates."
 EXAMPLES = (
@@ -17,9 +17,9 @@ EXAMPLES = (
 )
 
 DirectoryArgument = Annotated[
-    Path, typer.Argument(metavar="DIR", help="Directory of `loom cluster init` or `loom ca make`.")
+    Path, argument(metavar="DIR", help="Directory of `loom cluster init` or `loom ca make`.")
 ]
-DaysOption = Annotated[float, typer.Option("--days", help="How long the certificates are valid.")]
+DaysOption = Annotated[float, option("--days", help="How long the certificates are valid.")]
 
 
 def make(directory: DirectoryArgument) -> None:
@@ -34,7 +34,7 @@ def make(directory: DirectoryArgument) -> None:
 
 def issue(
     directory: DirectoryArgument,
-    names: Annotated[list[str], typer.Argument(metavar="NAME…", help="Names and addresses of the host.")],
+    names: Annotated[list[str], argument(metavar="NAME…", help="Names and addresses of the host.")],
     days: DaysOption = 397,
 ) -> None:
     """Make a certificate and its key for a host, in DIR/<first name>."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from torchloom.cli.declared import argument, option
 
 if TYPE_CHECKING:
     from torchloom.cli.cluster.host_files import ControlHost
@@ -18,18 +18,18 @@ EXAMPLES = (
 
 HostOption = Annotated[
     list[str],
-    typer.Option("--host", metavar="NAME=ADDRESS", help="A control host and its IP address; 1, 3 or 5."),
+    option("--host", metavar="NAME=ADDRESS", help="A control host and its IP address; 1, 3 or 5."),
 ]
 
 
 def init(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="New directory to write to.")],
+    directory: Annotated[Path, argument(metavar="DIR", help="New directory to write to.")],
     host: HostOption,
-    port: Annotated[int, typer.Option("--port", help="Port of the API on every control host.")] = 8700,
-    nats_port: Annotated[int, typer.Option("--nats-port", help="Port of NATS for clients.")] = 4222,
-    route_port: Annotated[int, typer.Option("--route-port", help="Port of NATS between servers.")] = 6222,
+    port: Annotated[int, option("--port", help="Port of the API on every control host.")] = 8700,
+    nats_port: Annotated[int, option("--nats-port", help="Port of NATS for clients.")] = 4222,
+    route_port: Annotated[int, option("--route-port", help="Port of NATS between servers.")] = 6222,
     control_only: Annotated[
-        bool, typer.Option("--control-only", help="Run no workers on the control hosts.")
+        bool, option("--control-only", help="Run no workers on the control hosts.")
     ] = False,
 ) -> None:
     """Write what each control host needs (certificates, keys, addresses), and print the commands.

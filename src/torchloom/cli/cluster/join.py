@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from torchloom.cli.declared import argument, option
 
 if TYPE_CHECKING:
     from torchloom.cli.cluster.node_files import JoinedNode
@@ -22,17 +22,17 @@ EXAMPLES = (
 def command(
     address: Annotated[
         str,
-        typer.Argument(metavar="ADDRESS", help="A control host: HOST[:PORT]. Needed once."),
+        argument(metavar="ADDRESS", help="A control host: HOST[:PORT]. Needed once."),
     ] = "",
     token: Annotated[
-        str, typer.Option("--token", metavar="TOKEN", help="From `loom node token` (or LOOM_JOIN_TOKEN).")
+        str, option("--token", metavar="TOKEN", help="From `loom node token` (or LOOM_JOIN_TOKEN).")
     ] = "",
     node: Annotated[
-        str, typer.Option("--node", metavar="NAME", help="Name of this host.", show_default="its host name")
+        str, option("--node", metavar="NAME", help="Name of this host.", show_default="its host name")
     ] = "",
     own: Annotated[
         str,
-        typer.Option(
+        option(
             "--address",
             metavar="IP",
             help="Address at which other nodes reach this host.",
@@ -41,7 +41,7 @@ def command(
     ] = "",
     interface: Annotated[
         str,
-        typer.Option(
+        option(
             "--interface",
             metavar="NAME",
             help="Network interface for collectives (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME).",
@@ -50,7 +50,7 @@ def command(
     ] = "",
     slots: Annotated[
         int | None,
-        typer.Option("--slots", min=1, max=4096, help="Workers this host offers room for (LOOM_SLOTS)."),
+        option("--slots", min=1, max=4096, help="Workers this host offers room for (LOOM_SLOTS)."),
     ] = None,
 ) -> None:
     """Make this host a node of a cluster: fetch the authority and a credential of its own, start the agent.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from torchloom.cli.declared import EndVerb, option
 from torchloom.cli.options import JsonOption
 
 if TYPE_CHECKING:
@@ -24,11 +23,11 @@ MOST_WORKERS = 8
 
 def command(
     test: Annotated[
-        bool, typer.Option("--test/--no-test", help="Run a 20-step job and stop one of its ranks.")
+        bool, option("--test/--no-test", help="Run a 20-step job and stop one of its ranks.")
     ] = True,
     device: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--device",
             metavar="NAME",
             help="Device of the self-test: cpu, cuda, loomsim (simulated), …",
@@ -68,7 +67,7 @@ def command(
             print("torchloom has not run on a real GPU yet; if you have some, please send us this output.")
         else:
             print("Please send us this output: torchloom had not run on real GPUs before.")
-    raise typer.Exit(exit_code(found))
+    raise EndVerb(exit_code(found))
 
 
 def jobs(facts: dict[str, Any], device: str | None) -> list[tuple[str, int]]:

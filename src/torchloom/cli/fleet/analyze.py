@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from torchloom.cli.declared import EndVerb, argument, option
 from torchloom.cli.options import JsonOption
 
 if TYPE_CHECKING:
@@ -22,11 +21,11 @@ EXAMPLES = (
 
 def command(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="DIR|FILE…", help="A directory of dumps, or the files themselves.")
+        list[Path], argument(metavar="DIR|FILE…", help="A directory of dumps, or the files themselves.")
     ],
     prefix: Annotated[
         str | None,
-        typer.Option("--prefix", "-p", help="Begin of the file names, up to the rank.", show_default=False),
+        option("--prefix", "-p", help="Begin of the file names, up to the rank.", show_default=False),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -45,7 +44,7 @@ def command(
     else:
         _show(found, analysis)
     if analysis.kind != "no-fault":
-        raise typer.Exit(1)
+        raise EndVerb(1)
 
 
 def _show_json(found: DumpFiles, analysis: Analysis) -> None:

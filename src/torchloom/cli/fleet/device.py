@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-import typer
-
+from torchloom.cli.declared import argument, option
 from torchloom.cli.fleet.device_test import follow_test, show_test
 from torchloom.cli.fleet.emptying import name_those_that_stay, wait_empty
 from torchloom.cli.options import JsonOption, api
@@ -30,13 +29,11 @@ EXAMPLES = (
 )
 
 
-DeviceArgument = Annotated[
-    str, typer.Argument(metavar="DEVICE", help="Id of the device, or the beginning of it.")
-]
-WhyOption = Annotated[str, typer.Option("--why", metavar="TEXT", help="Reason, kept with the device.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show what would happen.")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Also move jobs that cannot save first.")]
-WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="Return once no job uses the device.")]
+DeviceArgument = Annotated[str, argument(metavar="DEVICE", help="Id of the device, or the beginning of it.")]
+WhyOption = Annotated[str, option("--why", metavar="TEXT", help="Reason, kept with the device.")]
+DryRunOption = Annotated[bool, option("--dry-run", help="Only show what would happen.")]
+ForceOption = Annotated[bool, option("--force", help="Also move jobs that cannot save first.")]
+WaitOption = Annotated[bool, option("--wait/--no-wait", help="Return once no job uses the device.")]
 
 
 def show(device: DeviceArgument, as_json: JsonOption = False) -> None:
@@ -125,7 +122,7 @@ def _wait_empty(client: Client, device: str, quiet: bool) -> DeviceDetail:
     return wait_empty(device, look, f"loom device {device}", quiet)
 
 
-TestOption = Annotated[bool, typer.Option("--test", help="Test it first; return it only if it passes.")]
+TestOption = Annotated[bool, option("--test", help="Test it first; return it only if it passes.")]
 
 
 def give_back(
@@ -178,28 +175,28 @@ def test(device: DeviceArgument, why: WhyOption = "", as_json: JsonOption = Fals
 
 RulesArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="CLASS=ACTION…", help="For example failing=drain."),
+    argument(metavar="CLASS=ACTION…", help="For example failing=drain."),
 ]
 BudgetOption = Annotated[
-    int | None, typer.Option("--acts-per-hour", min=0, help="Devices it may take out of use per hour.")
+    int | None, option("--acts-per-hour", min=0, help="Devices it may take out of use per hour.")
 ]
 AtRiskOption = Annotated[
     str | None,
-    typer.Option("--at-risk", metavar="ACTION", help="ignore, report, test (when idle) or drain."),
+    option("--at-risk", metavar="ACTION", help="ignore, report, test (when idle) or drain."),
 ]
 RiskOption = Annotated[
     float | None,
-    typer.Option("--risk", min=0.001, max=1.0, help="From which risk to fail within a day; 0.1 by default."),
+    option("--risk", min=0.001, max=1.0, help="From which risk to fail within a day; 0.1 by default."),
 ]
 ReturnTestedOption = Annotated[
     bool | None,
-    typer.Option(
+    option(
         "--return-tested/--no-return-tested",
         help="Return a device drained for its risk if it passes its test.",
     ),
 ]
 PolicyDryRun = Annotated[
-    bool | None, typer.Option("--dry-run/--no-dry-run", help="Only record what would be done.")
+    bool | None, option("--dry-run/--no-dry-run", help="Only record what would be done.")
 ]
 
 

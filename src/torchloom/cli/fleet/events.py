@@ -6,8 +6,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from torchloom.cli.declared import option
 from torchloom.cli.options import AnyJobArgument, JsonOption, api
 
 if TYPE_CHECKING:
@@ -24,10 +23,10 @@ AGAIN_AFTER_S = 0.5
 
 def command(
     job: AnyJobArgument = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until Ctrl-C.")] = False,
+    follow: Annotated[bool, option("--follow", "-f", help="Follow until Ctrl-C.")] = False,
     topic: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--topic",
             metavar="TOPIC",
             help="Only job, worker, incident, node, device, config or system; repeatable.",
@@ -35,13 +34,11 @@ def command(
     ] = None,
     kind: Annotated[
         list[str] | None,
-        typer.Option(
-            "--kind", metavar="KIND", help="Only this kind of event, such as worker-exited; repeatable."
-        ),
+        option("--kind", metavar="KIND", help="Only this kind of event, such as worker-exited; repeatable."),
     ] = None,
-    tail: Annotated[int, typer.Option("--tail", min=0, help="Number of past events to show.")] = 50,
+    tail: Annotated[int, option("--tail", min=0, help="Number of past events to show.")] = 50,
     since: Annotated[
-        str | None, typer.Option("--since", metavar="SPAN", help="Only events of the past 30s, 10m, 2h.")
+        str | None, option("--since", metavar="SPAN", help="Only events of the past 30s, 10m, 2h.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

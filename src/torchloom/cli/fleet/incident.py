@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from torchloom.cli.declared import argument, option
 from torchloom.cli.options import JsonOption, api
 
 if TYPE_CHECKING:
@@ -22,11 +21,11 @@ _SHOWN = 8
 
 
 def command(
-    incident: Annotated[str, typer.Argument(help="Id of the incident.")],
+    incident: Annotated[str, argument(help="Id of the incident.")],
     as_json: JsonOption = False,
     html: Annotated[
         Path | None,
-        typer.Option("--html", metavar="FILE", help="Write one self-contained HTML file that opens offline."),
+        option("--html", metavar="FILE", help="Write one self-contained HTML file that opens offline."),
     ] = None,
 ) -> None:
     """Show an incident: verdict, decision, timeline, what each rank was doing, exits, last output."""

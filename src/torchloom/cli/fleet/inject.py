@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
+from torchloom.cli.declared import argument, option
 from torchloom.cli.options import JsonOption, api
 
 EXAMPLES = (
@@ -20,38 +19,36 @@ EXAMPLES = (
 
 
 def command(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.")] = "",
+    job: Annotated[str, argument(metavar="JOB", help="Name of the job.")] = "",
     fault: Annotated[
-        str, typer.Argument(metavar="FAULT", help="The fault, see --list; or `random` for a series.")
+        str, argument(metavar="FAULT", help="The fault, see --list; or `random` for a series.")
     ] = "",
     ranks: Annotated[
         list[int] | None,
-        typer.Option("--rank", metavar="N", help="Rank to hit; repeatable. Default: all."),
+        option("--rank", metavar="N", help="Rank to hit; repeatable. Default: all."),
     ] = None,
     amount: Annotated[
-        float | None, typer.Option("--amount", metavar="X", help="Factor, exit code or size: see --list.")
+        float | None, option("--amount", metavar="X", help="Factor, exit code or size: see --list.")
     ] = None,
     lasting: Annotated[
         str,
-        typer.Option("--for", metavar="TIME", help="Duration: 30s, 2m. Default: no end; 5m for a series."),
+        option("--for", metavar="TIME", help="Duration: 30s, 2m. Default: no end; 5m for a series."),
     ] = "",
     at_step: Annotated[
         int | None,
-        typer.Option("--at-step", metavar="N", help="Inject before this step of the current generation."),
+        option("--at-step", metavar="N", help="Inject before this step of the current generation."),
     ] = None,
     where: Annotated[
-        str, typer.Option("--where", metavar="PLACE", help="Place of a hang: step, data or backward.")
+        str, option("--where", metavar="PLACE", help="Place of a hang: step, data or backward.")
     ] = "step",
     seed: Annotated[
-        int, typer.Option("--seed", help="Seed for the bit that a bit-flip hits, or for a series.")
+        int, option("--seed", help="Seed for the bit that a bit-flip hits, or for a series.")
     ] = 0,
     every: Annotated[
-        str, typer.Option("--every", metavar="TIME", help="Mean time between the faults of a series.")
+        str, option("--every", metavar="TIME", help="Mean time between the faults of a series.")
     ] = "30s",
-    peer: Annotated[
-        int | None, typer.Option("--peer", metavar="N", help="Receiving rank of a slow link.")
-    ] = None,
-    show: Annotated[bool, typer.Option("--list", help="List all faults.")] = False,
+    peer: Annotated[int | None, option("--peer", metavar="N", help="Receiving rank of a slow link.")] = None,
+    show: Annotated[bool, option("--list", help="List all faults.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Inject a fault, to see how torchloom reports it and reacts. Needs an admin token."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from torchloom.cli.declared import argument, option
 from torchloom.cli.fleet.emptying import name_those_that_stay, wait_empty
 from torchloom.cli.options import JsonOption, api
 from torchloom.errors import UsageError
@@ -26,7 +25,7 @@ EXAMPLES = (
     ("loom node gone worker-7", "its host is off or destroyed: replace its workers on other nodes"),
 )
 
-NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node, as in `loom nodes`.")]
+NodeArgument = Annotated[str, argument(metavar="NODE", help="Name of the node, as in `loom nodes`.")]
 
 
 def gone(node: NodeArgument, as_json: JsonOption = False) -> None:
@@ -50,12 +49,12 @@ def gone(node: NodeArgument, as_json: JsonOption = False) -> None:
             print(f"{job['id']} {job['state']}: {job['reason']}")
 
 
-WhyOption = Annotated[str, typer.Option("--why", metavar="TEXT", help="Reason, shown in `loom nodes`.")]
+WhyOption = Annotated[str, option("--why", metavar="TEXT", help="Reason, shown in `loom nodes`.")]
 
 
-KeepOption = Annotated[bool, typer.Option("--keep", help="Let running jobs stay on the node.")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Also move jobs that cannot save first.")]
-WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="Return once the node is empty.")]
+KeepOption = Annotated[bool, option("--keep", help="Let running jobs stay on the node.")]
+ForceOption = Annotated[bool, option("--force", help="Also move jobs that cannot save first.")]
+WaitOption = Annotated[bool, option("--wait/--no-wait", help="Return once the node is empty.")]
 
 
 def drain(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
+from torchloom.cli.declared import argument, option
 from torchloom.cli.options import api
 
 EXAMPLES = (
@@ -15,9 +14,9 @@ EXAMPLES = (
 
 
 def command(
-    endpoint: Annotated[str, typer.Argument(help="Base address of the collector (OTLP over HTTP).")],
-    every: Annotated[str, typer.Option("--every", metavar="TIME", help="Between two exports.")] = "15s",
-    once: Annotated[bool, typer.Option("--once", help="Export what is there now, and end.")] = False,
+    endpoint: Annotated[str, argument(help="Base address of the collector (OTLP over HTTP).")],
+    every: Annotated[str, option("--every", metavar="TIME", help="Between two exports.")] = "15s",
+    once: Annotated[bool, option("--once", help="Export what is there now, and end.")] = False,
 ) -> None:
     """Export incidents and operations as traces, and metrics, over OTLP (extra `otel`)."""
     import sys

@@ -6,8 +6,7 @@ import sys
 from statistics import median
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from torchloom.cli.declared import option
 from torchloom.cli.options import JobArgument, JsonOption, api
 from torchloom.cli.steer.outcome import TimeoutOption, WhyOption
 
@@ -29,9 +28,9 @@ STANDS_OUT = 3.0
 def command(
     job: JobArgument,
     within: Annotated[
-        str, typer.Option("--within", metavar="SPAN", help="Upper limit on the time the ranks measure.")
+        str, option("--within", metavar="SPAN", help="Upper limit on the time the ranks measure.")
     ] = "1s",
-    last: Annotated[bool, typer.Option("--last", help="Show the last measurement.")] = False,
+    last: Annotated[bool, option("--last", help="Show the last measurement.")] = False,
     why: WhyOption = "",
     timeout: TimeoutOption = None,
     as_json: JsonOption = False,

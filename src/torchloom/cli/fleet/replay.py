@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from torchloom.cli.declared import argument
 from torchloom.cli.options import JsonOption, api
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ _SHORT = 90
 
 
 def command(
-    incident: Annotated[str, typer.Argument(help="Id of the incident.")],
+    incident: Annotated[str, argument(help="Id of the incident.")],
     as_json: JsonOption = False,
 ) -> None:
     """Replay an incident: apply its recorded events to the core again and explain every decision."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from torchloom.cli.declared import option
 from torchloom.cli.options import JobArgument, api
 
 EXAMPLES = (
@@ -18,10 +17,10 @@ EXAMPLES = (
 def command(
     job: JobArgument,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="File to write; default: JOB.html.")
+        Path | None, option("--output", "-o", metavar="FILE", help="File to write; default: JOB.html.")
     ] = None,
     last: Annotated[
-        str, typer.Option("--last", metavar="TIME", help="Curves of the last 30s, 2h …; default: all.")
+        str, option("--last", metavar="TIME", help="Curves of the last 30s, 2h …; default: all.")
     ] = "",
 ) -> None:
     """Write a job to one self-contained HTML file that opens offline: curves, ranks, incidents, changes."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from torchloom.cli.declared import argument
 from torchloom.cli.options import JsonOption, api
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ AT_ONCE = 200
 """Results in one request."""
 
 FilesArgument = Annotated[
-    list[Path], typer.Argument(metavar="FILE…", help="results-summary.jsonl, diagnosis_summary.jsonl.")
+    list[Path], argument(metavar="FILE…", help="results-summary.jsonl, diagnosis_summary.jsonl.")
 ]
 
 

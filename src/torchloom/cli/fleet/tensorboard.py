@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from torchloom.cli.declared import argument, option
 from torchloom.cli.options import JobArgument, api
 
 EXAMPLES = (
@@ -19,8 +18,8 @@ POINTS = 2000
 
 def command(
     job: JobArgument,
-    directory: Annotated[Path, typer.Argument(help="Directory of the event file; made if needed.")],
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job has ended.")] = False,
+    directory: Annotated[Path, argument(help="Directory of the event file; made if needed.")],
+    follow: Annotated[bool, option("--follow", "-f", help="Continue until the job has ended.")] = False,
 ) -> None:
     """Write what the job logged, its settings, speed and step times as TensorBoard scalars."""
     import time

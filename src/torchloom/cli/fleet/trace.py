@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from torchloom.cli.declared import option
 from torchloom.cli.options import JobArgument, api
 
 EXAMPLES = (
@@ -17,12 +16,12 @@ EXAMPLES = (
 
 def command(
     job: JobArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="File to write.")] = Path(
+    output: Annotated[Path, option("--output", "-o", metavar="FILE", help="File to write.")] = Path(
         "trace.json"
     ),
     last: Annotated[
         str,
-        typer.Option("--last", metavar="TIME", help="Only the last 5s, 30s …; default: everything recorded."),
+        option("--last", metavar="TIME", help="Only the last 5s, 30s …; default: everything recorded."),
     ] = "",
 ) -> None:
     """Write the newest steps and collectives of all ranks to a trace file, with host clocks aligned.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
+from torchloom.cli.declared import option
 from torchloom.cli.options import JobsArgument, JsonOption, api
 
 EXAMPLES = (
@@ -20,10 +19,10 @@ REMOVE_WITHIN_S = 330.0
 
 def command(
     jobs: JobsArgument,
-    force: Annotated[bool, typer.Option("--force", help="Kill the job first if it is running.")] = False,
-    keep_logs: Annotated[bool, typer.Option("--keep-logs", help="Keep its log files on the nodes.")] = False,
+    force: Annotated[bool, option("--force", help="Kill the job first if it is running.")] = False,
+    keep_logs: Annotated[bool, option("--keep-logs", help="Keep its log files on the nodes.")] = False,
     checkpoints: Annotated[
-        bool, typer.Option("--checkpoints", help="Delete its checkpoints too, even pinned ones.")
+        bool, option("--checkpoints", help="Delete its checkpoints too, even pinned ones.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from torchloom.cli.declared import option
 from torchloom.cli.options import JobArgument, JsonOption, api
 
 if TYPE_CHECKING:
@@ -30,22 +29,20 @@ EXAMPLES = (
 
 def command(
     job: JobArgument,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until the job ends.")] = False,
-    rank: Annotated[int | None, typer.Option("--rank", help="Only this rank.")] = None,
-    tail: Annotated[int | None, typer.Option("--tail", help="Lines per rank.", show_default="100")] = None,
-    grep: Annotated[str, typer.Option("--grep", metavar="TEXT", help="Only lines with this text.")] = "",
+    follow: Annotated[bool, option("--follow", "-f", help="Follow until the job ends.")] = False,
+    rank: Annotated[int | None, option("--rank", help="Only this rank.")] = None,
+    tail: Annotated[int | None, option("--tail", help="Lines per rank.", show_default="100")] = None,
+    grep: Annotated[str, option("--grep", metavar="TEXT", help="Only lines with this text.")] = "",
     since: Annotated[
         str,
-        typer.Option("--since", metavar="TIME", help="Only newer lines: 10m, 2h, or 2026-03-01T12:00:00Z."),
+        option("--since", metavar="TIME", help="Only newer lines: 10m, 2h, or 2026-03-01T12:00:00Z."),
     ] = "",
     timestamps: Annotated[
-        bool, typer.Option("--timestamps", "-t", help="Show when each line was printed.")
+        bool, option("--timestamps", "-t", help="Show when each line was printed.")
     ] = False,
     raw: Annotated[
         bool,
-        typer.Option(
-            "--raw", help="Print what the script wrote: all states of bars, all control characters."
-        ),
+        option("--raw", help="Print what the script wrote: all states of bars, all control characters."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

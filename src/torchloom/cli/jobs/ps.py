@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from torchloom.cli.declared import option
 from torchloom.cli.options import JsonOption, LabelOption, WatchOption, api
 
 if TYPE_CHECKING:
@@ -21,19 +20,19 @@ EXAMPLES = (
 
 
 def command(
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Also jobs that have ended.")] = False,
+    everything: Annotated[bool, option("--all", "-a", help="Also jobs that have ended.")] = False,
     active: Annotated[
-        bool, typer.Option("--active", help="Only jobs that have not ended, also with -q and --json.")
+        bool, option("--active", help="Only jobs that have not ended, also with -q and --json.")
     ] = False,
     state: Annotated[
         list[str] | None,
-        typer.Option("--state", metavar="STATE", help="Only jobs in this state; repeatable."),
+        option("--state", metavar="STATE", help="Only jobs in this state; repeatable."),
     ] = None,
     label: LabelOption = None,
     sort: Annotated[
-        str, typer.Option("--sort", metavar="BY", help="submitted, ended, id or state; -BY for the reverse.")
+        str, option("--sort", metavar="BY", help="submitted, ended, id or state; -BY for the reverse.")
     ] = "submitted",
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the ids.")] = False,
+    quiet: Annotated[bool, option("--quiet", "-q", help="Print only the ids.")] = False,
     watch: WatchOption = False,
     as_json: JsonOption = False,
 ) -> None:

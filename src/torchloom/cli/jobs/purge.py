@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from torchloom.cli.declared import option
 from torchloom.cli.jobs.delete import REMOVE_WITHIN_S
 from torchloom.cli.options import JsonOption, api
 
@@ -21,23 +20,21 @@ EXAMPLES = (
 
 def command(
     older_than: Annotated[
-        str, typer.Option("--older-than", metavar="SPAN", help="Minimum time since the job ended: 2h, 7d.")
+        str, option("--older-than", metavar="SPAN", help="Minimum time since the job ended: 2h, 7d.")
     ] = "7d",
     state: Annotated[
         list[str] | None,
-        typer.Option("--state", metavar="STATE", help="Only completed, failed or stopped jobs; repeatable."),
+        option("--state", metavar="STATE", help="Only completed, failed or stopped jobs; repeatable."),
     ] = None,
     label: Annotated[
         list[str] | None,
-        typer.Option("--label", "-l", metavar="KEY=VALUE", help="Only jobs with this label; repeatable."),
+        option("--label", "-l", metavar="KEY=VALUE", help="Only jobs with this label; repeatable."),
     ] = None,
-    keep_logs: Annotated[
-        bool, typer.Option("--keep-logs", help="Keep their log files on the nodes.")
-    ] = False,
+    keep_logs: Annotated[bool, option("--keep-logs", help="Keep their log files on the nodes.")] = False,
     checkpoints: Annotated[
-        bool, typer.Option("--checkpoints", help="Delete their checkpoints too, even pinned ones.")
+        bool, option("--checkpoints", help="Delete their checkpoints too, even pinned ones.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the jobs, delete nothing.")] = False,
+    dry_run: Annotated[bool, option("--dry-run", help="List the jobs, delete nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Delete ended jobs by age, state and label. Keeps checkpoints unless --checkpoints is given."""

@@ -6,8 +6,7 @@ import sys
 import time
 from typing import Annotated
 
-import typer
-
+from torchloom.cli.declared import option
 from torchloom.cli.options import JobArgument, JsonOption, api
 
 EXAMPLES = (
@@ -21,9 +20,9 @@ RESTARTED_WITHIN_S = 300.0
 def command(
     job: JobArgument,
     max_steps: Annotated[
-        int | None, typer.Option("--max-steps", metavar="N", min=1, help="New last training step.")
+        int | None, option("--max-steps", metavar="N", min=1, help="New last training step.")
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return once all workers run.")] = True,
+    wait: Annotated[bool, option("--wait/--no-wait", help="Return once all workers run.")] = True,
     as_json: JsonOption = False,
 ) -> None:
     """Begin a job again from its newest checkpoint, with the program and settings it has.

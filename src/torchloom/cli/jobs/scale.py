@@ -6,8 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from torchloom.cli.declared import argument, option
 from torchloom.cli.options import JobArgument, JsonOption, api
 
 if TYPE_CHECKING:
@@ -28,11 +27,9 @@ OWN_SAVE = "It resumes from what the script itself has saved."
 
 def command(
     job: JobArgument,
-    workers: Annotated[int, typer.Argument(metavar="N", help="New number of workers.", min=1)],
-    save: Annotated[
-        bool, typer.Option("--save/--no-save", help="Save first, if the script supports it.")
-    ] = True,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return once all workers run.")] = True,
+    workers: Annotated[int, argument(metavar="N", help="New number of workers.", min=1)],
+    save: Annotated[bool, option("--save/--no-save", help="Save first, if the script supports it.")] = True,
+    wait: Annotated[bool, option("--wait/--no-wait", help="Return once all workers run.")] = True,
     as_json: JsonOption = False,
 ) -> None:
     """Change the number of workers: save, stop at a step boundary, resume with N workers.

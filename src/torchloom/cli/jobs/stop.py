@@ -6,8 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 
-import typer
-
+from torchloom.cli.declared import option
 from torchloom.cli.options import JobsArgument, JsonOption, api
 
 if TYPE_CHECKING:
@@ -31,20 +30,20 @@ Signal = Literal["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"]
 def command(
     jobs: JobsArgument,
     kill: Annotated[
-        bool, typer.Option("--kill", help="SIGKILL at once, without waiting for a step boundary.")
+        bool, option("--kill", help="SIGKILL at once, without waiting for a step boundary.")
     ] = False,
     grace: Annotated[
-        float | None, typer.Option("--grace", help="Seconds between SIGTERM and SIGKILL.", metavar="S")
+        float | None, option("--grace", help="Seconds between SIGTERM and SIGKILL.", metavar="S")
     ] = None,
     signal: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--signal",
             metavar="NAME",
             help="Signal for the script, in place of SIGTERM: TERM, INT, HUP, QUIT, USR1 or USR2.",
         ),
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return once the job has ended.")] = True,
+    wait: Annotated[bool, option("--wait/--no-wait", help="Return once the job has ended.")] = True,
     as_json: JsonOption = False,
 ) -> None:
     """Stop jobs at their next step boundary and wait until they have ended.

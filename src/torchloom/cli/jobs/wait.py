@@ -6,8 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
+from torchloom.cli.declared import option
 from torchloom.cli.options import JobsArgument, JsonOption, api
 
 if TYPE_CHECKING:
@@ -71,10 +70,10 @@ def command(
     jobs: JobsArgument,
     point: Annotated[
         str,
-        typer.Option("--for", metavar="POINT", help=f"{', '.join(NAMED)}, state=NAME or step=N."),
+        option("--for", metavar="POINT", help=f"{', '.join(NAMED)}, state=NAME or step=N."),
     ] = "completed",
     timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="SPAN", help="Give up after: 30s, 10m, 2h.")
+        str | None, option("--timeout", metavar="SPAN", help="Give up after: 30s, 10m, 2h.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

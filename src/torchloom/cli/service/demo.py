@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from torchloom.cli.declared import EndVerb, option
 
 if TYPE_CHECKING:
     from torchloom.client import Client, Endpoint
@@ -30,11 +30,9 @@ EXAMPLES = (
 
 
 def command(
-    steps: Annotated[int, typer.Option(help="Steps to train.", min=60)] = 240,
-    workers: Annotated[int, typer.Option(help="Workers.", min=2, max=16)] = 2,
-    faults: Annotated[
-        bool, typer.Option(help="Kill a worker and the control service during training.")
-    ] = True,
+    steps: Annotated[int, option(help="Steps to train.", min=60)] = 240,
+    workers: Annotated[int, option(help="Workers.", min=2, max=16)] = 2,
+    faults: Annotated[bool, option(help="Kill a worker and the control service during training.")] = True,
 ) -> None:
     """Train a small GPT on 2 workers, kill one of them, and watch the job recover."""
     from torchloom.home import Home
@@ -48,7 +46,7 @@ def command(
         code = _play(home, root / "checkpoints", steps, workers, faults)
     finally:
         shutil.rmtree(root, ignore_errors=True)
-    raise typer.Exit(code)
+    raise EndVerb(code)
 
 
 def _play(home: Home, checkpoints: Path, steps: int, workers: int, faults: bool) -> int:

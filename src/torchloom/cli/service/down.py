@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from torchloom.cli.declared import option
 
 if TYPE_CHECKING:
     from torchloom.client import Client
@@ -26,9 +26,9 @@ MOST_NAMED = 6
 
 
 def command(
-    stop_jobs: Annotated[bool, typer.Option("--stop-jobs", help="Stop running jobs first.")] = False,
+    stop_jobs: Annotated[bool, option("--stop-jobs", help="Stop running jobs first.")] = False,
     keep_jobs: Annotated[
-        bool, typer.Option("--keep-jobs", help="Leave workers running; the next `loom up` adopts them.")
+        bool, option("--keep-jobs", help="Leave workers running; the next `loom up` adopts them.")
     ] = False,
 ) -> None:
     """Stop everything on this host. If jobs are running, choose --stop-jobs or --keep-jobs."""

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from torchloom.cli.declared import EndVerb, option
 
 EXAMPLES = (
     ("loom up", "on 127.0.0.1:8700"),
@@ -21,11 +21,11 @@ EXAMPLES = (
 
 def command(
     port: Annotated[
-        int | None, typer.Option("--port", help="Port of the API; 0 for any free one.", show_default="8700")
+        int | None, option("--port", help="Port of the API; 0 for any free one.", show_default="8700")
     ] = None,
     nats: Annotated[
         str,
-        typer.Option(
+        option(
             "--nats",
             metavar="URL",
             help="Use these NATS servers (by commas) instead of an embedded one. Credentials: LOOM_NATS_USER "
@@ -34,7 +34,7 @@ def command(
     ] = "",
     copies: Annotated[
         int | None,
-        typer.Option(
+        option(
             "--copies",
             metavar="N",
             help="Copies of events and objects in a NATS cluster: 1, 3 or 5.",
@@ -43,7 +43,7 @@ def command(
     ] = None,
     keep_history: Annotated[
         int | None,
-        typer.Option(
+        option(
             "--keep-history",
             metavar="N",
             help="Events of the past that are kept at least; older ones are dropped once a verified snapshot "
@@ -53,7 +53,7 @@ def command(
     ] = None,
     slots: Annotated[
         int | None,
-        typer.Option(
+        option(
             "--slots",
             min=1,
             max=4096,
@@ -61,10 +61,10 @@ def command(
         ),
     ] = None,
     foreground: Annotated[
-        bool, typer.Option("--foreground", help="Run in the foreground and log to the terminal.")
+        bool, option("--foreground", help="Run in the foreground and log to the terminal.")
     ] = False,
     systemd: Annotated[
-        bool, typer.Option("--systemd", help="Print a systemd unit that does this, and do nothing.")
+        bool, option("--systemd", help="Print a systemd unit that does this, and do nothing.")
     ] = False,
 ) -> None:
     """Start message bus, weaver and agent on this host. Restarts a part that dies; adopts running ones."""
@@ -147,4 +147,4 @@ def _foreground(root: Path, port: int) -> None:
     failure = parts.take_failure(Home(root), "supervisor")
     if failure is not None:
         print(f"loom: {failure[0]}", file=sys.stderr)
-    raise typer.Exit(status)
+    raise EndVerb(status)

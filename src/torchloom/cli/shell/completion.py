@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from torchloom.cli.declared import argument
 
 EXAMPLES = (
     ('eval "$(loom completion bash)"', "in ~/.bashrc"),
@@ -49,7 +49,7 @@ SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
 def command(
-    shell: Annotated[str, typer.Argument(metavar="SHELL", help="bash, zsh or fish.")],
+    shell: Annotated[str, argument(metavar="SHELL", help="bash, zsh or fish.")],
 ) -> None:
     """Print a completion script for bash, zsh or fish. It completes verbs, options and job ids."""
     from torchloom.errors import UsageError

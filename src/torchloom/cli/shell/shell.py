@@ -11,9 +11,8 @@ import shlex
 import sys
 from collections.abc import Callable
 
-import typer
-
 from torchloom.cli import main
+from torchloom.cli.declared import EndVerb
 from torchloom.cli.options import api
 
 EXAMPLES = (
@@ -35,7 +34,7 @@ def command() -> None:
         code = Monitor(api().endpoint, run_line).run()
     else:
         code = from_pipe(sys.stdin.readline, run_line)
-    raise typer.Exit(code)
+    raise EndVerb(code)
 
 
 class Leave(Exception):

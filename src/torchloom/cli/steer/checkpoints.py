@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from torchloom.cli.declared import EndVerb, argument, option
 from torchloom.cli.options import JobArgument, JsonOption, api
 
 if TYPE_CHECKING:
@@ -26,21 +25,17 @@ VERIFY_WITHIN_S = 660.0
 def command(
     job: JobArgument,
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Name of one checkpoint, as listed; for --verify.")
+        str | None, argument(metavar="[NAME]", help="Name of one checkpoint, as listed; for --verify.")
     ] = None,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Compare the checksums of NAME, or of all.")
-    ] = False,
+    verify: Annotated[bool, option("--verify", help="Compare the checksums of NAME, or of all.")] = False,
     pin: Annotated[
         str | None,
-        typer.Option("--pin", metavar="NAME", help="Keep this checkpoint, whatever the keep rules say."),
+        option("--pin", metavar="NAME", help="Keep this checkpoint, whatever the keep rules say."),
     ] = None,
     unpin: Annotated[
-        str | None, typer.Option("--unpin", metavar="NAME", help="Remove the pin of this checkpoint.")
+        str | None, option("--unpin", metavar="NAME", help="Remove the pin of this checkpoint.")
     ] = None,
-    delete: Annotated[
-        str | None, typer.Option("--delete", metavar="NAME", help="Delete this checkpoint.")
-    ] = None,
+    delete: Annotated[str | None, option("--delete", metavar="NAME", help="Delete this checkpoint.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """List, verify, pin or delete a job's checkpoints."""
@@ -157,7 +152,7 @@ def _verify(client: Client, job: str, name: str | None, as_json: bool) -> None:
     if not names and not as_json:
         print("no checkpoints")
     if damaged:
-        raise typer.Exit(1)
+        raise EndVerb(1)
 
 
 def _tell(found: CheckpointView, what: str, as_json: bool) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from torchloom.cli.declared import option
 from torchloom.cli.options import JobArgument, JsonOption, WatchOption, api
 
 if TYPE_CHECKING:
@@ -20,9 +19,7 @@ EXAMPLES = (
 
 def command(
     job: JobArgument,
-    history: Annotated[
-        bool, typer.Option("--history", help="List all changes instead, oldest first.")
-    ] = False,
+    history: Annotated[bool, option("--history", help="List all changes instead, oldest first.")] = False,
     watch: WatchOption = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from torchloom.cli.declared import argument, option
 from torchloom.cli.options import JobArgument, JsonOption, api
 
 if TYPE_CHECKING:
@@ -21,11 +20,11 @@ EXAMPLES = (
 def command(
     job: JobArgument,
     operation: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="Id of one operation, as listed.", show_default=False)
+        str | None, argument(metavar="[ID]", help="Id of one operation, as listed.", show_default=False)
     ] = None,
-    active: Annotated[bool, typer.Option("--active", help="Only operations in progress.")] = False,
+    active: Annotated[bool, option("--active", help="Only operations in progress.")] = False,
     cancel: Annotated[
-        str | None, typer.Option("--cancel", metavar="ID", help="Cancel this operation.", show_default=False)
+        str | None, option("--cancel", metavar="ID", help="Cancel this operation.", show_default=False)
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

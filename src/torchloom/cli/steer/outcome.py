@@ -11,8 +11,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from torchloom.cli.declared import EndVerb, option
 from torchloom.errors import Conflict, Diverged, LoomError
 
 if TYPE_CHECKING:
@@ -20,9 +19,9 @@ if TYPE_CHECKING:
     from torchloom.client.schema import DifferenceView, OperationView
 
 WhyOption = Annotated[
-    str, typer.Option("--why", metavar="TEXT", help="Reason, kept in the history.", show_default=False)
+    str, option("--why", metavar="TEXT", help="Reason, kept in the history.", show_default=False)
 ]
-WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="Return when the outcome is known.")]
+WaitOption = Annotated[bool, option("--wait/--no-wait", help="Return when the outcome is known.")]
 
 
 def _span(given: str | None) -> str | None:
@@ -36,7 +35,7 @@ def _span(given: str | None) -> str | None:
 
 TimeoutOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--timeout",
         metavar="SPAN",
         help="Stop waiting after this long: 30s, 10m.",
@@ -146,7 +145,7 @@ def conclude(view: OperationView, headline: str, as_json: bool) -> None:
     if as_json:
         output.show_json(view)
         if error is not None:
-            raise typer.Exit(error.exit_code)
+            raise EndVerb(error.exit_code)
         return
     if error is not None:
         show_trouble(view)

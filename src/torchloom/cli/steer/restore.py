@@ -6,8 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from torchloom.cli.declared import EndVerb, option
 from torchloom.cli.options import JobArgument, JsonOption, api
 
 if TYPE_CHECKING:
@@ -28,10 +27,10 @@ ANSWER_WITHIN_S = 60.0
 
 def command(
     job: JobArgument,
-    step: Annotated[int, typer.Option("--step", metavar="N", help="Step of the checkpoint.", min=0)],
+    step: Annotated[int, option("--step", metavar="N", help="Step of the checkpoint.", min=0)],
     config: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--config",
             metavar="keep|revert",
             help="Settings changed after that step: keep their values, or revert them to that step.",
@@ -39,7 +38,7 @@ def command(
         ),
     ] = None,
     wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Return once the job trains from that step.")
+        bool, option("--wait/--no-wait", help="Return once the job trains from that step.")
     ] = True,
     as_json: JsonOption = False,
 ) -> None:
@@ -70,7 +69,7 @@ def command(
             if as_json:
                 output.show_json({**asked, "state": view["state"], "reason": view["reason"]})
                 if (error := outcome.failure(view)) is not None:
-                    raise typer.Exit(error.exit_code)
+                    raise EndVerb(error.exit_code)
                 return
             outcome.conclude(view, f"{job} went back to {chosen} on all ranks, without a restart", as_json)
             return

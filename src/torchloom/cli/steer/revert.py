@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from torchloom.cli.declared import argument, option
 from torchloom.cli.options import JobArgument, JsonOption, api
 from torchloom.cli.steer.outcome import TimeoutOption, WaitOption, WhyOption
 
@@ -24,13 +23,13 @@ def command(
     job: JobArgument,
     version: Annotated[
         int | None,
-        typer.Argument(
+        argument(
             metavar="[VERSION]",
             min=0,
             help="As listed by `loom config JOB --history`; 0 undoes every change.",
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
+    dry_run: Annotated[bool, option("--dry-run", help="Only show what would change.")] = False,
     why: WhyOption = "",
     wait: WaitOption = True,
     timeout: TimeoutOption = None,

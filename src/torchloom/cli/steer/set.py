@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from torchloom.cli.declared import argument, option
 from torchloom.cli.options import JobArgument, JsonOption, api
 from torchloom.cli.steer.outcome import TimeoutOption, WaitOption, WhyOption
 
@@ -25,12 +24,10 @@ EXAMPLES = (
 
 def command(
     job: JobArgument,
-    settings: Annotated[
-        list[str], typer.Argument(metavar="NAME=VALUE", help="As listed by `loom config JOB`.")
-    ],
+    settings: Annotated[list[str], argument(metavar="NAME=VALUE", help="As listed by `loom config JOB`.")],
     at_step: Annotated[
         int | None,
-        typer.Option(
+        option(
             "--at-step",
             metavar="N",
             min=1,
@@ -40,12 +37,12 @@ def command(
     ] = None,
     scale: Annotated[
         bool,
-        typer.Option(
+        option(
             "--scale/--hold",
             help="Multiply the script's own value, or hold this value and ignore the script's schedule.",
         ),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
+    dry_run: Annotated[bool, option("--dry-run", help="Only show what would change.")] = False,
     why: WhyOption = "",
     wait: WaitOption = True,
     timeout: TimeoutOption = None,

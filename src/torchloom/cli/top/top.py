@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
-import typer
-
+from torchloom.cli.declared import option
 from torchloom.cli.options import api
 
 EXAMPLES = (
@@ -17,9 +16,9 @@ EXAMPLES = (
 
 def command(
     read_only: Annotated[
-        bool, typer.Option("--read-only", help="No key changes anything; nothing can be done by mistake.")
+        bool, option("--read-only", help="No key changes anything; nothing can be done by mistake.")
     ] = False,
-    every: Annotated[str, typer.Option("--every", metavar="TIME", help="Between two looks.")] = "1s",
+    every: Annotated[str, option("--every", metavar="TIME", help="Between two looks.")] = "1s",
 ) -> None:
     """Show jobs, ranks and incidents live; act on the chosen job. Works over ssh, from 80 × 24 on."""
     from torchloom.durations import parse_span
