@@ -113,13 +113,13 @@ def open_again(node: NodeArgument, as_json: JsonOption = False) -> None:
 
 
 def token(
-    hosts: Annotated[int, typer.Option("--hosts", metavar="N", help="How many hosts it admits.")] = 1,
+    hosts: Annotated[int, option("--hosts", metavar="N", help="How many hosts it admits.")] = 1,
     valid: Annotated[
-        str, typer.Option("--for", metavar="TIME", help="How long it is valid: 90s, 30m, 12h, 7d at most.")
+        str, option("--for", metavar="TIME", help="How long it is valid: 90s, 30m, 12h, 7d at most.")
     ] = "1h",
     name: Annotated[
         str,
-        typer.Option("--node", metavar="NAME", help="Admit only a host of this name.", show_default="any"),
+        option("--node", metavar="NAME", help="Admit only a host of this name.", show_default="any"),
     ] = "",
     as_json: JsonOption = False,
 ) -> None:
