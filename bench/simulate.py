@@ -5,11 +5,16 @@ windows run, re-implemented, the rules of other tools: a fixed watchdog of 600 s
 a score below 0.75 and more than twice the median. The last table is the CPU time of judging. Run it with
 
     python bench/simulate.py [--runs 20] [--benign 20] [--sizes 64,1024,4096] [--tuning] [--json]
-                             [--ranks 1024] [--no-roles] [--two] [--stale 0.3]
+                             [--ranks 1024] [--no-roles] [--two] [--stale 0.3] [--jitter]
+                             [--budget 600] [--processes 2]
 
 `--ranks` makes all jobs of the first table so large, `--no-roles` lets the scripts tell no role, `--two`
 gives a second rank the same fault at the same step, `--stale` makes this share of the windows a look old.
-Windows are made by the code that agents use.
+`--jitter` adds 5 % of noise to every piece of work, garbage collections and windows that are a look old.
+`--budget` ends after so many seconds: what was cut off or never begun is listed as such. Windows are made by
+the code that agents use. A run of all classes at 4,096 ranks that ends within half an hour on two cores:
+
+    python bench/simulate.py --ranks 4096 --runs 1 --benign 0 --sizes "" --budget 1800 --processes 2
 """
 
 from __future__ import annotations
@@ -20,7 +25,11 @@ import random
 import statistics
 import time
 from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import repeat
+from math import inf
+from multiprocessing import get_context
 from typing import get_args
 
 import msgspec
@@ -59,6 +68,12 @@ NEW_STEPS = 3
 """In each window of a job of 3 steps a second."""
 LISTENED_ON_S = 8.0
 """A large job is looked at for so long after the right finding: what else is said of it comes by then."""
+LARGE_HORIZON_S = 45.0
+"""A large job without a right finding is looked at for so long after the fault."""
+HUGE = 2048
+"""Jobs from this size on have one layout: replicas, of two stages where the fault needs a pipeline. Their
+fault comes as soon as the pace is known."""
+JITTER = {"noise": 0.05, "garbage_every": 30, "own_lengths": 0.03}
 
 
 # -- one run ------------------------------------------------------------------------------------
@@ -70,13 +85,22 @@ class Outcome:
     right_rank: bool = False
     wrong: list[Finding] = field(default_factory=list)
     """Findings of a wrong class or rank; in a benign run all of them."""
+    blamed_healthy: int = 0
+    """Of those, how many name a rank that has no fault."""
+    cut: bool = False
+    """The budget ended before the run did."""
     acted_wrongly: int = 0
     acted_s: float | None = None
     peers: dict[str, tuple[float, tuple[int, ...]]] = field(default_factory=dict)
 
 
 def run(
-    sim: Simulation, until_s: float, fault: ScenarioFault | None, every_s: float = 1.0, large: bool = False
+    sim: Simulation,
+    until_s: float,
+    fault: ScenarioFault | None,
+    every_s: float = 1.0,
+    large: bool = False,
+    deadline: float = inf,
 ) -> Outcome:
     """Look once a second; agents sample a rank from the moment a finding asks for it. A `large` job is not
     simulated for longer than needed, and the rules of peers are not asked."""
@@ -85,7 +109,13 @@ def run(
     told: set[tuple[str, tuple[int, ...]]] = set()
     began: float | None = 0.0 if fault is not None and fault.step == 0 else None
     now = 0.0
+    horizon_s = until_s if fault is not None and fault.kind == "never-starts" else LARGE_HORIZON_S
     while now < until_s:
+        if time.monotonic() > deadline:
+            out.cut = True
+            break
+        if large and began is not None and now - began > horizon_s:
+            break
         now += every_s if now < 120 else 10 * every_s
         sim.run_until(now)
         windows = sim.windows()
@@ -132,12 +162,16 @@ def _take(
     if (f.kind, f.ranks) not in told:
         told.add((f.kind, f.ranks))
         out.wrong.append(f)
+        out.blamed_healthy += not set(f.ranks) <= set(struck)
     out.acted_wrongly += f.may_act
 
 
 # -- tables -------------------------------------------------------------------------------------
 def _shape(chance: random.Random, kind: FaultKind, ranks: int) -> Parallelism:
     """Of so many ranks (0: any); with stages where the fault is one of a pipeline."""
+    if ranks >= HUGE:
+        pp = 2 if kind in PIPELINES else 1
+        return Parallelism(ranks // pp, pp, 1, gpus=chance.random() < 0.5)
     while True:
         found = shapes(chance, ranks or 64)
         if ranks:
@@ -146,51 +180,101 @@ def _shape(chance: random.Random, kind: FaultKind, ranks: int) -> Parallelism:
             return found
 
 
-def accuracy(
-    kinds: Iterable[FaultKind], runs: int, base: int, noise: float, verbose: bool, how: argparse.Namespace
-) -> list[dict[str, object]]:
-    rows: list[dict[str, object]] = []
-    for kind in kinds:
-        hits, wrong, probed, delays = 0, 0, 0, []
-        peers = dict.fromkeys(PEERS, 0)
-        for i in range(runs):
-            chance = random.Random(f"{kind} {base + i}")
-            shape = _shape(chance, kind, how.ranks)
-            fault = faults(kind, shape, chance)
-            if how.two:
-                fault = second(fault, shape, chance)
-            benign = Benign(noise=noise)
-            sim = Simulation(shape, base + i, fault, benign, roles=not how.no_roles, stale=how.stale)
-            # Of large jobs the watchdogs of peers are not waited for.
-            until_s = USUAL_HORIZON_S if how.ranks else HORIZON_S.get(kind, USUAL_HORIZON_S)
-            out = run(sim, until_s, fault, large=bool(how.ranks))
-            hits += out.detected_s is not None
-            wrong += bool(out.wrong)
-            delays += [out.detected_s] if out.detected_s is not None else []
-            for name, (_, ranks) in out.peers.items():
-                # A watchdog names nobody by design: that it speaks is counted.
-                silent = kind in ("hang", "stall") and not ranks
-                peers[name] += silent or (kind in NAMES_A_RANK and ranks == (fault.rank,))
-            if kind in FOUND_BY_PROBES:
-                _, p, t = shape.place(fault.rank)
-                links = judge_links(sim.probe([shape.rank(d, p, t) for d in range(shape.dp)][:32]))
-                ranks = (fault.rank, fault.peer) if kind == "slow-link" else (fault.rank,)
-                wanted = (FOUND_BY_PROBES[kind], tuple(sorted(ranks)))
-                if shape.dp < 4:  # then only "the link or either end" can be said
-                    probed += bool(links) and fault.rank in links[0].ranks
-                else:
-                    probed += bool(links) and (links[0].kind, links[0].ranks) == wanted
-            if out.wrong and verbose:
-                progress(f"  {base + i} {fault}: {[f.sentence for f in out.wrong]}")
-        progress(f"{kind}: {hits} of {runs}")
-        rows.append({
-            "fault": kind, "right class and rank": f"{hits}/{runs}", "95 %": interval(hits, runs),
-            "median s": statistics.median(delays) if delays else None,
-            "runs with another finding too": wrong,
-            "probes right": f"{probed}/{runs}" if kind in FOUND_BY_PROBES else "",
-            **{name: f"{n}/{runs}" for name, n in peers.items()},
-        })  # fmt: skip
-    return rows
+@dataclass
+class Tally:
+    """All runs of one class."""
+
+    kind: FaultKind
+    runs: int = 0
+    hits: int = 0
+    wrong: int = 0
+    blamed_healthy: int = 0
+    acted_wrongly: int = 0
+    probed: int = 0
+    cut: int = 0
+    delays: list[float] = field(default_factory=list)
+    peers: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PEERS, 0))
+
+
+def _class(kind: FaultKind, base: int, how: argparse.Namespace, deadline: float) -> Tally:
+    tally = Tally(kind)
+    if how.ranks >= HUGE:
+        gc.disable()  # millions of records without a cycle
+    for i in range(how.runs):
+        if time.monotonic() > deadline:
+            break
+        _once(tally, base + i, how, deadline)
+    progress(f"{kind}: {tally.hits} of {tally.runs}" + f", {tally.cut} cut off" * bool(tally.cut))
+    return tally
+
+
+def _once(tally: Tally, seed: int, how: argparse.Namespace, deadline: float) -> None:
+    kind = tally.kind
+    chance = random.Random(f"{kind} {seed}")
+    shape = _shape(chance, kind, how.ranks)
+    fault = faults(kind, shape, chance)
+    if how.ranks >= HUGE and fault.step:
+        fault = replace(fault, step=24 + fault.step % 8)
+    if how.two:
+        fault = second(fault, shape, chance)
+    benign = Benign(**JITTER) if how.jitter else Benign(noise=how.noise)
+    sim = Simulation(shape, seed, fault, benign, roles=not how.no_roles, stale=how.stale)
+    # Of large jobs the watchdogs of peers are not waited for.
+    until_s = USUAL_HORIZON_S if how.ranks else HORIZON_S.get(kind, USUAL_HORIZON_S)
+    out = run(sim, until_s, fault, large=bool(how.ranks), deadline=deadline)
+    if out.cut and out.detected_s is None:
+        tally.cut += 1
+        return
+    tally.runs += 1
+    tally.hits += out.detected_s is not None
+    tally.wrong += bool(out.wrong)
+    tally.blamed_healthy += out.blamed_healthy
+    tally.acted_wrongly += out.acted_wrongly
+    tally.delays += [out.detected_s] if out.detected_s is not None else []
+    for name, (_, ranks) in out.peers.items():
+        # A watchdog names nobody by design: that it speaks is counted.
+        silent = kind in ("hang", "stall") and not ranks
+        tally.peers[name] += silent or (kind in NAMES_A_RANK and ranks == (fault.rank,))
+    if kind in FOUND_BY_PROBES:
+        _, p, t = shape.place(fault.rank)
+        # Probes meet some dozens of ranks, those in doubt among them.
+        members = [shape.rank(d, p, t) for d in range(shape.dp)]
+        ends = {fault.rank, fault.peer}
+        links = judge_links(sim.probe([*sorted(ends), *(m for m in members if m not in ends)][:32]))
+        ranks = (fault.rank, fault.peer) if kind == "slow-link" else (fault.rank,)
+        wanted = (FOUND_BY_PROBES[kind], tuple(sorted(ranks)))
+        if shape.dp < 4:  # then only "the link or either end" can be said
+            tally.probed += bool(links) and fault.rank in links[0].ranks
+        else:
+            tally.probed += bool(links) and (links[0].kind, links[0].ranks) == wanted
+    if out.wrong and how.verbose:
+        progress(f"  {seed} {fault}: {[f.sentence for f in out.wrong]}")
+
+
+def accuracy(kinds: Iterable[FaultKind], base: int, how: argparse.Namespace) -> list[dict[str, object]]:
+    deadline = time.monotonic() + how.budget if how.budget else inf
+    if how.processes > 1:
+        with ProcessPoolExecutor(
+            how.processes, max_tasks_per_child=1, mp_context=get_context("spawn")
+        ) as pool:
+            found = list(pool.map(_class, kinds, repeat(base), repeat(how), repeat(deadline)))
+    else:
+        found = [_class(kind, base, how, deadline) for kind in kinds]
+    return [_row(one) for one in found]
+
+
+def _row(one: Tally) -> dict[str, object]:
+    n = one.runs
+    return {
+        "fault": one.kind, "right class and rank": f"{one.hits}/{n}", "95 %": interval(one.hits, n),
+        "median s": statistics.median(one.delays) if one.delays else None,
+        "runs with another finding too": one.wrong,
+        "findings that blame a healthy rank": one.blamed_healthy,
+        "would have acted wrongly": one.acted_wrongly,
+        "cut off": one.cut,
+        "probes right": f"{one.probed}/{n}" if one.kind in FOUND_BY_PROBES else "",
+        **{name: f"{k}/{n}" for name, k in one.peers.items()},
+    }  # fmt: skip
 
 
 def calm(runs: int, base: int, steps: int = 240) -> list[dict[str, object]]:
@@ -286,20 +370,27 @@ def main() -> None:
     parser.add_argument("--no-roles", action="store_true", help="scripts tell no role")
     parser.add_argument("--two", action="store_true", help="two ranks have the fault at once")
     parser.add_argument("--stale", type=float, default=0.0, help="share of windows that are a look old")
+    parser.add_argument("--jitter", action="store_true", help="noise, garbage and windows a look old")
+    parser.add_argument("--budget", type=float, default=0.0, help="seconds after which it ends; 0: none")
+    parser.add_argument("--processes", type=int, default=1, help="classes at once")
     parser.add_argument("--tuning", action="store_true", help="seeds the rules were tuned on")
     parser.add_argument("--verbose", action="store_true", help="tell what else was said in a run")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    args.stale = args.stale or (0.3 if args.jitter else 0.0)
     base = TUNING if args.tuning else REPORTING
     seeds = "tuning" if args.tuning else "reporting"
     kinds = [k for k in get_args(FaultKind) if k in args.kinds.split(",")]
     size = f"{args.ranks:,} ranks" if args.ranks else "8–64 ranks"
     told = "roles not reported" if args.no_roles else "roles reported"
-    notes = [f"{seeds} seeds; {size}, {told}; one look a second; where a rank is to blame it must be right"]
+    shaky = "; with jitter" if args.jitter else ""
+    notes = [
+        f"{seeds} seeds{shaky}; {size}, {told}; one look a second; where a rank is to blame it must be right"
+    ]
     if args.runs:
         emit(
             "simulate: faults",
-            accuracy(kinds, args.runs, base, args.noise, args.verbose, args),
+            accuracy(kinds, base, args),
             notes,
             args.json,
         )

@@ -115,6 +115,9 @@ def test_records_say_what_was_done(run: Any, kind: str) -> None:
                     assert r["entered_ns"] <= r["finished_ns"]
                     assert bool(r["flags"] & bb.FLAG_FAILED) == failed, name
                 assert bool(r["flags"] & bb.FLAG_COALESCED) == ("coalesced" in r["op"])
+                of = name.split("/")[1]
+                if of in bb.REDUCTIONS:
+                    assert bb.REDUCTIONS[r["reduction"]] == of, name
             if name.startswith("all_reduce/"):
                 assert [bool(r["flags"] & bb.FLAG_ASYNC) for r in records] == [case["async"]]
 

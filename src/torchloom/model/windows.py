@@ -121,7 +121,11 @@ class StepTimes(Struct, frozen=True, array_like=True, gc=False):
     entered there by the end of the step. Sends and recvs are not counted."""
     marked: tuple[tuple[int, int, str], ...] | None = ()
     """Collectives of those groups that reduce by something else than a sum or have another root than 0: the
-    group's place, the number of the operation, and what it was. None: there were too many to say."""
+    group's place, the number of the operation, and what it was. None: there were too many to say. In a
+    group of `sampled` the number is negative: -2 is the second of this step."""
+    sampled: tuple[tuple[int, int], ...] = ()
+    """For groups whose collectives are not numbered exactly (a recorder that samples): their place, and how
+    many the step had."""
 
     @property
     def own_ns(self) -> int:

@@ -58,3 +58,23 @@ def test_nothing_is_said_of_a_group_whose_ranks_are_not_all_seen_or_not_told() -
     assert other_operations([rank(0, 3, [SUM]), rank(1, 3, [MAX])]) == []
     many = [MAX] * 20
     assert other_operations([rank(0, 2, [SUM] * 20), rank(1, 2, many)]) == []
+
+
+SAMPLED: dict[str, object] = {"exact": False}
+
+
+def test_a_recorder_that_samples_is_compared_by_the_place_in_the_step() -> None:
+    """The backend's numbers differ by what each rank sent and received meanwhile."""
+    windows = [rank(r, 4, [SUM | SAMPLED, (MAX if r == 2 else SUM) | SAMPLED]) for r in range(4)]
+    (found,) = other_operations(windows)
+    assert (found.kind, found.ranks, found.certain) == ("divergence", (2,), False)
+    assert found.sentence.startswith(
+        "not all ranks do the same as collective 2 of step 20 of group dp: rank 2:"
+    )
+
+
+def test_sampled_ranks_that_agree_or_make_different_numbers_are_let_be() -> None:
+    alike = [rank(r, 3, [SUM | SAMPLED, MAX | SAMPLED], STEPS + r) for r in range(3)]
+    assert other_operations(alike) == []
+    more = [rank(r, 2, [MAX | SAMPLED, *[SUM | SAMPLED] * r]) for r in range(2)]
+    assert other_operations(more) == []

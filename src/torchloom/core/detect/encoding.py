@@ -68,16 +68,22 @@ class Recorded(Generic[K]):
             for key, some in by_group.items()
             if key in places and all(c.exact and c.group_seq for c in some)
         )
-        marked = [
-            (place, one.group_seq, said)
+        exact = {at for at, _ in counted}
+        sampled = sorted(
+            (place, len(some))
             for key, some in by_group.items()
-            if (place := places.get(key)) in {at for at, _ in counted}
-            for one in some
+            if (place := places.get(key)) is not None and place not in exact
+        )
+        marked = [
+            (place, one.group_seq if place in exact else -nth, said)
+            for key, some in by_group.items()
+            if (place := places.get(key)) is not None
+            for nth, one in enumerate(some, 1)
             if (said := mark(one))
         ]
         waited = waited_ns(one for _, one in records)
         told = tuple(marked) if len(marked) <= _MOST_MARKED else None
-        made = StepTimes(number, step_ns, data_wait_ns, waited, tuple(counted), told)
+        made = StepTimes(number, step_ns, data_wait_ns, waited, tuple(counted), told, tuple(sampled))
         self.steps.append(made)
         return made
 

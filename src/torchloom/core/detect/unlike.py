@@ -2,7 +2,7 @@
 
 Nothing is stuck and nothing fails: most backends do not compare what ranks ask for, and each rank continues
 with a different result. What is special about a collective is in a window (`StepTimes.marked`), so ranks
-can be compared at the same number of the same group.
+can be compared at the same number of the same group, or at the same place of the same step.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
+
+from msgspec.structs import replace
 
 from torchloom.core.detect import words
 from torchloom.core.detect.window import RankWindow
@@ -19,6 +21,8 @@ _MARKED = attrgetter("marked")
 _STEPS = 16
 _NUMBERS = 8
 """Newest steps and operations of a group that are compared."""
+_SAMPLED = 2
+"""Steps that must differ where the recorder numbers no operations."""
 
 
 def other_operations(windows: Sequence[RankWindow]) -> list[Finding]:
@@ -31,7 +35,7 @@ def other_operations(windows: Sequence[RankWindow]) -> list[Finding]:
             groups.setdefault(group.name, (group.size, []))[1].append((window, place))
     found = []
     for name, (size, members) in groups.items():
-        if len(members) == size > 1 and (finding := _compare(name, members)) is not None:
+        if len(members) == size > 1 and (finding := _compare(name, members) or _sampled(name, members)):
             found.append(finding)
     return found[:1]
 
@@ -54,7 +58,44 @@ def _compare(name: str, members: Sequence[tuple[RankWindow, int]]) -> Finding | 
     return None
 
 
-def _say(name: str, number: int, said: Mapping[int, str], windows: Sequence[RankWindow]) -> Finding:
+def _sampled(name: str, members: Sequence[tuple[RankWindow, int]]) -> Finding | None:
+    """The same where numbers are not exact: operations of the same step, by their place in it, in steps that
+    were recorded by all and had as many of them everywhere. One such step may be chance: a rank may count its
+    steps from another one on."""
+    by_rank: dict[int, dict[int, tuple[int, dict[int, str]]]] = {}
+    for window, place in members:
+        by_rank[window.rank] = {
+            s.step: (count, {-n: said for at, n, said in s.marked if at == place and n < 0})
+            for s in window.steps
+            for at, count in s.sampled
+            if at == place and s.marked is not None
+        }
+    common = set.intersection(*(set(steps) for steps in by_rank.values()))
+    odd: list[tuple[int, int, dict[int, str]]] = []
+    for step in sorted(common, reverse=True):
+        if len({steps[step][0] for steps in by_rank.values()}) != 1:
+            continue
+        for nth in sorted({n for steps in by_rank.values() for n in steps[step][1]}):
+            said = {rank: steps[step][1].get(nth, "") for rank, steps in by_rank.items()}
+            if len(set(said.values())) > 1:
+                odd.append((step, nth, said))
+                break
+    if len(odd) < _SAMPLED:
+        return None
+    step, nth, said = odd[0]
+    finding = _say(name, nth, said, [w for w, _ in members], f"collective {nth} of step {step}")
+    return replace(
+        finding,
+        confidence=min(finding.confidence, 0.8),
+        certain=False,
+        certainty=f"{len(odd)} of {len(common)} recorded steps differ; the recorder samples",
+    )
+
+
+def _say(
+    name: str, number: int, said: Mapping[int, str], windows: Sequence[RankWindow], where: str = ""
+) -> Finding:
+    at = f"{where or f'#{number}'} of group {name}"
     votes = Counter(said.values())
     (usual, most), (_, second) = votes.most_common(2)
     odd = {r: text for r, text in said.items() if most == second or text != usual}
@@ -65,10 +106,10 @@ def _say(name: str, number: int, said: Mapping[int, str], windows: Sequence[Rank
         for text in sorted(set(odd.values()), reverse=True)
     )
     if most == second:
-        sentence = f"ranks do not agree about #{number} of group {name}: {each}"
+        sentence = f"ranks do not agree about {at}: {each}"
     else:
         theirs = usual or "root 0, or a sum"
-        sentence = f"not all ranks do the same as #{number} of group {name}: {each}; {others}: {theirs}"
+        sentence = f"not all ranks do the same as {at}: {each}; {others}: {theirs}"
     return Finding(
         kind="divergence",
         ranks=tuple(sorted(odd)),

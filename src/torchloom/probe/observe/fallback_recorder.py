@@ -11,8 +11,8 @@ What it records is right but less than what the native recorder does:
   record common steps), chosen so that it takes at most 0.5 % of the time;
 * the number within the group is the backend's own (FLAG_BACKEND_SEQ), because between recorded steps nothing
   is counted; where the backend has none, and for sends and receives, it is 0: unknown;
-* the reduction (SUM, MAX, …) only if this torch shows it to Python, as 2.13 does; ranks are not compared by
-  it, because the backend's numbers are not exact;
+* the reduction (SUM, MAX, …) only if this torch shows it to Python, as 2.13 does; ranks are compared by it in
+  the steps that all of them have recorded, because the backend's numbers are not exact;
 * no completion times (Source.NONE): a callback in Python would make gloo's thread wait for the GIL, which
   delays the collective and can deadlock. Only what has ended when the call returns has a time;
 * threads the script starts itself are not seen.
