@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
@@ -116,3 +118,29 @@ def test_xid_events_and_a_gpu_that_disappears_and_a_hang_while_it_runs(
             assert [one async for one in lines] == []
 
     asyncio.run(hang())
+
+
+WAITS = """
+from pathlib import Path
+from torchloom.agent.health.nvml import NvmlSource
+source = NvmlSource("n", Path("."))
+source.look()
+print("waits", flush=True)
+source.wait(3600.0)
+print(*source.look().readings[1].states, flush=True)
+"""
+
+
+def test_an_xid_error_ends_the_wait_for_the_next_look(nvml: NvmlStandIn, tmp_path: Path) -> None:
+    """A crash that comes right after its Xid error is reported with it."""
+    nvml.write(2)
+    command = [sys.executable, "-c", WAITS]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "waits\n"
+            nvml.write(2, {"1.xid": 79, "1.xids": 1})
+            said, _ = process.communicate(timeout=300)
+        finally:
+            process.kill()
+    assert said == "xid: 79\n"

@@ -132,10 +132,8 @@ int nvmlDeviceRegisterEvents(void *device, ull types, void *set) {
     return value("no_events", 0) ? NO_PERMISSION : OK;
 }
 struct event { void *device; ull type, data; uint gpu, compute; };
-int nvmlEventSetWait_v2(void *set, struct event *event, uint wait_ms) {
+static int next_event(struct event *event) {
     static long seen[256];
-    (void)set; (void)wait_ms;
-    hang();
     for (long index = 0; index < value("count", 0); index++) {
         void *device = (void *)(index + 1);
         if (of(device, "xids", 0) > seen[index]) {
@@ -146,4 +144,15 @@ int nvmlEventSetWait_v2(void *set, struct event *event, uint wait_ms) {
         }
     }
     return TIMEOUT;
+}
+
+int nvmlEventSetWait_v2(void *set, struct event *event, uint wait_ms) {
+    (void)set;
+    hang();
+    int found = next_event(event);
+    for (uint waited = 0; found != OK && waited < wait_ms; waited += 10) {
+        usleep(10000);
+        found = next_event(event);
+    }
+    return found;
 }

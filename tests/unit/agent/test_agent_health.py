@@ -160,3 +160,43 @@ def test_xids_in_the_kernel_s_log_reach_the_device_on_that_bus_address(
 
     asyncio.run(story())
     assert levels(said) == [("GPU-b", "failed")]
+
+
+def test_xids_that_nvml_reports_belong_to_the_next_crash_on_that_device(tmp_path: Path) -> None:
+    """Where nobody may read the kernel's log, and at once: a crash comes right after its Xid error."""
+    host, _ = host_of(tmp_path)
+    watch = HealthWatch(host)
+
+    def look(*codes: int, device: Gpu = B, source: str = "nvml") -> None:
+        states = ("throttle: 5", *(f"xid: {code}" for code in codes))
+        reading = DeviceReading(device=device.uuid, source=source, states=states)
+        watch._take(source, SourceLook(readings=(reading,)))
+
+    def known(device: Gpu) -> list[int]:
+        return [xid.code for xid in host.kernel_log.of(1, (device.pci,))]
+
+    look()
+    assert known(B) == []
+    look(48)
+    look(48)
+    assert known(B) == [48] and known(A) == []
+    look(48, 79)
+    assert known(B) == [48, 79]
+    look(31, device=A, source="scrape")  # the last error of an exporter may be days old
+    assert known(A) == []
+    look(31, 13, device=A, source="scrape")
+    assert known(A) == [13]
+
+
+def test_an_xid_that_is_in_the_log_as_well_is_reported_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "kernel.log"
+    log.touch()
+    monkeypatch.setenv("LOOM_KERNEL_LOG", str(log))
+    host, _ = host_of(tmp_path)
+    host.kernel_log.told(79, B.pci)
+    with log.open("a") as file:
+        file.write("NVRM: Xid (PCI:0000:3c:00): 79, pid=1, GPU has fallen off the bus.\n")
+    (found,) = host.kernel_log.of(1, (B.pci,))
+    assert "fallen off" in found.text

@@ -25,6 +25,7 @@ from torchloom.model.events import DeviceHealthReported
 
 log = logging.getLogger(__name__)
 
+KERNEL = "kernel"
 AGAIN_S, AGAIN_AT_MOST_S = 5.0, 300.0
 DISAPPEARED_AFTER = 3
 """Complete looks in a row in which a GPU is missing."""
@@ -123,10 +124,10 @@ class HealthWatch:
                 if device:
                     states.setdefault(device, []).append(f"xid: {xid.code}")
             for device, codes in states.items():
-                kept = self._host.readings.get((device, "kernel"))
+                kept = self._host.readings.get((device, KERNEL))
                 said = (*(kept.states if kept is not None else ()), *codes)[-64:]
-                reading = DeviceReading(device=device, source="kernel", states=said)
-                self._take("kernel", SourceLook(readings=(reading,)))
+                reading = DeviceReading(device=device, source=KERNEL, states=said)
+                self._take(KERNEL, SourceLook(readings=(reading,)))
 
     def _take(self, name: str, look: SourceLook) -> None:
         if self.troubles.pop(name, None) is not None:
@@ -134,6 +135,8 @@ class HealthWatch:
         now_s = time.monotonic()
         reports = list(look.reports)
         for reading in look.readings:
+            if name != KERNEL:
+                self._keep_xids(reading)
             self._host.readings[(reading.device, reading.source)] = reading
             self._meter.take(reading, now_s)
             memory = self._memory.setdefault((reading.device, reading.source), DeviceMemory())
@@ -143,6 +146,18 @@ class HealthWatch:
         if look.complete:
             reports += self._disappeared(name, {reading.device for reading in look.readings}, now_s)
         self._say(reports)
+
+    def _keep_xids(self, reading: DeviceReading) -> None:
+        """New Xid errors of a source belong to the next crash or hang on that device. Sources list all they
+        have seen since their start."""
+        before = self._host.readings.get((reading.device, reading.source))
+        if before is None and reading.source != "nvml":
+            return  # an exporter shows the last error, however old; NVML's events begin with its process
+        old, now = (_xids(one) for one in (before, reading))
+        fresh = now[len(old) :] if now[: len(old)] == old else now[-1:]
+        pci = reading.pci or next((g.pci for g in self._host.devices.gpus if g.uuid == reading.device), "")
+        for code in fresh if pci else ():
+            self._host.kernel_log.told(code, pci)
 
     def _disappeared(self, name: str, listed: set[str], now_s: float) -> Iterable[HealthReport]:
         """GPUs that this host had and the source no longer lists."""
@@ -172,6 +187,11 @@ class HealthWatch:
         if self.troubles.get(name) != why:
             log.warning("no health from %s: %s", name, why)
         self.troubles[name] = why
+
+
+def _xids(reading: DeviceReading | None) -> list[int]:
+    said = [state.partition("xid: ") for state in (reading.states if reading is not None else ())]
+    return [int(code) for before, _, code in said if not before and code.isdigit()]
 
 
 def _report(device: str, source: str, judged: Judged) -> HealthReport:

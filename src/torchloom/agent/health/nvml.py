@@ -7,6 +7,7 @@ Xid errors come from NVML's events; they are kept until the child ends.
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ _THROTTLES = {
     0x80: "power brake",
 }
 _MOST_EVENTS = 256
+_AFTER_EVENT_S = 0.1
 _LINKS = 18
 _MOST_PROCESSES = 64
 
@@ -79,13 +81,25 @@ class NvmlSource:
 
     def _take_events(self, nvml: Any) -> None:
         for _ in range(_MOST_EVENTS if self._events is not None else 0):
-            try:
-                event = nvml.nvmlEventSetWait(self._events, 0)
-                uuid = _text(nvml.nvmlDeviceGetUUID(event.device))
-            except nvml.NVMLError:
-                return  # none is left
-            self._xids.setdefault(uuid, []).append(int(event.eventData))
-            del self._xids[uuid][:-_MOST_EVENTS]
+            if not self._take_event(nvml, 0):
+                return
+
+    def _take_event(self, nvml: Any, within_ms: int) -> bool:
+        try:
+            event = nvml.nvmlEventSetWait(self._events, within_ms)
+            uuid = _text(nvml.nvmlDeviceGetUUID(event.device))
+        except nvml.NVMLError:
+            return False  # none is left
+        self._xids.setdefault(uuid, []).append(int(event.eventData))
+        del self._xids[uuid][:-_MOST_EVENTS]
+        return True
+
+    def wait(self, seconds: float) -> None:
+        """Until the next look is due. An Xid error ends it: its crash is then reported with it."""
+        until = time.monotonic() + seconds
+        if self._events is not None and self._take_event(self._nvml, int(1000 * seconds)):
+            until = min(until, time.monotonic() + _AFTER_EVENT_S)  # many at once are one look
+        time.sleep(max(0.0, until - time.monotonic()))
 
     def _gpu(self, nvml: Any, handle: Any, index: int) -> list[DeviceReading]:
         whole = _reading(nvml, handle, index)

@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
             return 0
         if line.look is None:
             return 1  # a fresh process may do better
-        time.sleep(source.every_s)
+        getattr(source, "wait", time.sleep)(source.every_s)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Xid errors of NVIDIA's driver from the kernel's log. Best effort: without permission there are none.
+"""Xid errors of NVIDIA's driver from the kernel's log, and beside them those that NVML reported. Best effort:
+without permission to read the log only NVML's are known.
 
 Reads /dev/kmsg, which gives one record a read and never blocks here, or the file that LOOM_KERNEL_LOG names.
 What came before the agent started is left out. Decides nothing.
@@ -42,6 +43,8 @@ class KernelLog:
         self._rest = b""
         self._file = False
         self._found: deque[Xid] = deque(maxlen=KEPT)
+        self._told: deque[Xid] = deque(maxlen=KEPT)
+        """Those that NVML reported; the log may have them too, or nobody may read it."""
         self.count = 0
         """How many were found so far."""
         self.why = ""
@@ -71,12 +74,18 @@ class KernelLog:
         """Those that may have to do with a process that has just ended: of its devices, or under its pid."""
         self.look()
         since_ns = time.time_ns() - _RECENT_NS
-        recent = [x for x in self._found if x.at_ns >= since_ns]
+        known = {(x.code, x.pci) for x in self._found if x.at_ns >= since_ns}
+        told = [x for x in self._told if (x.code, x.pci) not in known]
+        recent = [x for x in (*told, *self._found) if x.at_ns >= since_ns]
         mine = [x for x in recent if x.pci in pci or (x.pid and x.pid == pid)]
         if not pci:
             # Which device it used is not known, and a pid may be that of another namespace.
             mine = mine or [x for x in recent if not x.pid]
         return tuple(mine[-_MOST_TOLD:])
+
+    def told(self, code: int, pci: str) -> None:
+        """NVML reported an error of the device at this address."""
+        self._told.append(Xid(code=code, pci=pci, text="reported by NVML", at_ns=time.time_ns()))
 
     def newest(self, seen: int) -> list[Xid]:
         """Those after the first `seen`, as far as they are kept."""
