@@ -96,9 +96,20 @@ def device_tested(turn: Turn, event: DeviceTested) -> None:
     result = _compared(turn.fleet, device, event.result)
     keep_result(turn, device, result)
     if testing.then == "return" and result.passed and device.out is not None:
-        return_device(turn, device, testing.by, "it passed its test")
+        if why := _worse_since(device, testing):
+            note(turn, device, "not returned", testing.by, why)
+        else:
+            return_device(turn, device, testing.by, "it passed its test")
     elif testing.then == "drain" and not result.passed and device.out is None:
         drain_device(turn, device, testing.by, f"it failed its test: {result.why}", step_s={})
+
+
+def _worse_since(device: Device, testing: Testing) -> str:
+    """What was reported of the device while it was tested, if that is worse than what the test can show."""
+    if device.out is not None and device.out.at_ns > testing.at_ns:
+        return f"it was taken out of use during its test ({device.out.describe()})"
+    failed = [r for r in device.health.values() if r.level == "failed" and r.at_ns > testing.at_ns]
+    return f"{failed[0].source} reported a failure during its test: {failed[0].why}" if failed else ""
 
 
 def test_did_not_run(turn: Turn, effect: TestDevice, why: str) -> None:

@@ -223,3 +223,20 @@ def test_imported_results_count_and_a_bad_one_is_a_matter_of_policy() -> None:
     assert story.device("GPU-a0").out is not None and story.device("GPU-a1").out is None
     assert story.device("GPU-a1").tests[-1].at_ns == story.fleet.now_ns
     story.check_replay()
+
+
+def test_a_device_that_fails_during_its_test_is_not_returned() -> None:
+    by_person = TestedStory()
+    by_person.mark("drain", "GPU-a0")
+    by_person.ask("GPU-a0", then="return")
+    by_person.mark("fail", "GPU-a0", why="smoke")
+    by_person.answer()
+    out = by_person.device("GPU-a0").out
+    assert out is not None and out.how == "failed"
+    by_source = TestedStory()
+    by_source.mark("drain", "GPU-a0")
+    by_source.ask("GPU-a0", then="return")
+    by_source.health("GPU-a0", "failed", "the GPU has fallen off the bus (Xid 79)")
+    by_source.answer()
+    assert by_source.device("GPU-a0").out is not None
+    assert by_source.said("GPU-a0")[-1] == "not returned"
