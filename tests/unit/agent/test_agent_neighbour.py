@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -54,6 +55,12 @@ class Side:
         return [slot.header.save for slot in copied_slots(self.folder, rank)]
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that stands still for a while is no reason to fail."""
+    monkeypatch.setattr("torchloom.agent.neighbour.channel.STALLED_S", 300.0)
+
+
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[Side]:
     yield from _side(tmp_path / "here")
@@ -70,6 +77,8 @@ def _side(root: Path) -> Iterator[Side]:
         yield side
     finally:
         tier.release(side.folder)
+        with suppress(OSError):
+            side.home.boxes.rmdir()
 
 
 @pytest.fixture
@@ -209,6 +218,8 @@ class _flipping:  # used as a function
             pass
         finally:
             for end in (source, sink):
+                with suppress(OSError):  # wakes the other thread, which a close would not
+                    end.shutdown(socket.SHUT_RDWR)
                 end.close()
 
 
