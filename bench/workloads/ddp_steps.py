@@ -1,7 +1,7 @@
-"""A DDP job that notes the time of every completed step: what the benchmarks run under every launcher.
+"""A DDP (or FSDP2) job that notes the time of every completed step: what benchmarks run under every launcher.
 
-Usage: ddp_steps.py NOTES_DIR [--imports] [--steps N]. Each process appends `<rank> <step> <monotonic ns>`
-to NOTES_DIR/<pid>.
+Usage: ddp_steps.py NOTES_DIR [--fsdp2] [--imports] [--steps N]. Each process appends
+`<rank> <step> <monotonic ns>` to NOTES_DIR/<pid>.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import time
 parser = argparse.ArgumentParser()
 parser.add_argument("notes")
 parser.add_argument("--imports", action="store_true", help="import a module that takes 2 s")
+parser.add_argument("--fsdp2", action="store_true", help="shard the model with fully_shard")
 parser.add_argument("--steps", type=int, default=10**9)
 parser.add_argument("--step-ms", type=float, default=5.0)
 args = parser.parse_args()
@@ -23,7 +24,14 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-model = DistributedDataParallel(torch.nn.Linear(64, 64))
+model = torch.nn.Linear(64, 64)
+if args.fsdp2:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+else:
+    model = DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 data = torch.ones(8, 64)
 with open(os.path.join(args.notes, str(os.getpid())), "w", buffering=1) as notes:

@@ -10,10 +10,12 @@ import sysconfig
 import zipfile
 from collections.abc import Iterator
 from configparser import ConfigParser
+from importlib import metadata as installed
 from pathlib import Path
 
 import pytest
 
+TORCH = installed.version("torch").partition("+")[0]
 ROOT = Path(__file__).resolve().parents[2]
 NOT_INSTALLED = ("src/torchloom/web/",)
 """Sources of the page; what is built from them is in web/dist."""
@@ -119,6 +121,40 @@ def test_a_job_runs_from_the_wheel(environment: Path, clean: dict[str, str], tmp
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"ran from {environment}" in done.stdout and "completed: 5 steps" in done.stdout + done.stderr
+
+
+S3 = """
+from torchloom.checkpoint.store.storage import open_storage
+print(type(open_storage("s3://bucket/x", {"AWS_REGION": "nowhere"})).__name__)
+"""
+
+
+@pytest.mark.long
+def test_pip_installs_it_with_its_extras_into_an_environment_of_its_own(wheel: Path, tmp_path: Path) -> None:
+    """`pip install torchloom[torch,s3]` as a person types it: nothing is borrowed."""
+    root = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", str(root)], check=True, timeout=300)
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("LOOM_", "PYTHON", "VIRTUAL_ENV"))}
+    env = kept | {"PATH": f"{root / 'bin'}:{os.environ['PATH']}", "LOOM_HOME": str(tmp_path / "home")}
+
+    def run(*command: str) -> str:
+        done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=1800)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    constraints = str(ROOT / "constraints.txt")
+    pip = (str(root / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check")
+    run(*pip, "-c", constraints, f"torch=={TORCH}", f"torchloom[torch,s3] @ {wheel.as_uri()}")
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    loom = str(root / "bin" / "loom")
+    try:
+        told = run(loom, "run", "--nproc-per-node", "2", str(script))
+        assert f"ran from {root}" in told and "completed: 5 steps" in told
+        assert "Storage" in run(str(root / "bin" / "python"), "-c", S3)
+        assert "torchloom" in run(loom, "--version")
+    finally:
+        subprocess.run([loom, "down", "--stop-jobs"], env=env, cwd=tmp_path, capture_output=True, timeout=300)
 
 
 BLOCKED = "import sys\nfor name in {names!r}:\n    sys.modules[name] = None\n"
