@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from torchloom.integrations.lightning import PACKAGES, callbacks
 from torchloom.probe import session as sessions
 from torchloom.probe.box import OwnBox
 from torchloom.probe.session import Session
@@ -130,11 +131,10 @@ def test_hf_a_training_that_ends_early_and_loads_its_best(session: Session, hf: 
 # -- Lightning ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def pl(session: Session, tmp_path: Path, needs: Any) -> Any:
-    """Makes a trainer and a module."""
-    lightning = needs("lightning.pytorch")
-    from torchloom.integrations.lightning import callbacks
+@pytest.fixture(params=PACKAGES)
+def pl(request: Any, session: Session, tmp_path: Path, needs: Any) -> Any:
+    """Makes a trainer and a module, of the package under each of its names."""
+    lightning = needs(request.param)
 
     class Line(lightning.LightningModule):  # type: ignore[misc,name-defined]
         def __init__(self) -> None:
@@ -165,16 +165,16 @@ def pl(session: Session, tmp_path: Path, needs: Any) -> Any:
             enable_model_summary=False,
         )
         if not any(type(one).__name__ == "LoomCallback" for one in trainer.callbacks):
-            trainer.callbacks += callbacks()  # where the package is not installed, only on the path
+            # Where torchloom is not installed, only on the path.
+            trainer.callbacks += callbacks(request.param)
         return trainer, Line(), data
 
+    make.package = lightning  # type: ignore[attr-defined]
     return make
 
 
 def test_lightning_a_training_after_one_that_raised_is_seen(session: Session, pl: Any) -> None:
-    from lightning.pytorch import Callback
-
-    class Raises(Callback):  # type: ignore[misc]
+    class Raises(pl.package.Callback):  # type: ignore[misc,name-defined]
         def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
             raise RuntimeError("a callback of the script")
 
