@@ -77,10 +77,14 @@ class Permutation:
             yield from ([self[place] for place in run] for run in runs)
             return
         starts = torch.tensor([run.start for run in runs], device="cpu")
-        lengths = torch.tensor([len(run) for run in runs], device="cpu")
-        ends = lengths.cumsum(0)
-        places = torch.arange(int(ends[-1]), device="cpu")
-        places += (starts - ends + lengths).repeat_interleave(lengths)
+        counts = [len(run) for run in runs]
+        if counts[0] == min(counts) == max(counts):  # all but the last batches of an epoch
+            places = (starts.unsqueeze(1) + torch.arange(counts[0], device="cpu")).view(-1)
+        else:
+            lengths = torch.tensor(counts, device="cpu")
+            ends = lengths.cumsum(0)
+            places = torch.arange(int(ends[-1]), device="cpu")
+            places += (starts - ends + lengths).repeat_interleave(lengths)
         found: list[int] = self._walked(places).tolist()
         start = 0
         for run in runs:

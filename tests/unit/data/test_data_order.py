@@ -69,3 +69,12 @@ def test_the_last_batch_is_short_or_left_out() -> None:
     assert list(spans(10, 0, 4, False)) == [(0, 4), (4, 8), (8, 10)]
     assert list(spans(10, 0, 4, True)) == [(0, 4), (4, 8)]
     assert list(spans(10, 10, 4, False)) == []
+
+
+@pytest.mark.parametrize("sizes", [[64] * 8, [64] * 8 + [17], [1] * 300, [300], [5, 600, 1]])
+def test_runs_of_places_give_the_samples_of_each_place(sizes: list[int]) -> None:
+    """Runs of one size are worked out together in a shorter way than others."""
+    order = Permutation(5000, 3, 1)
+    starts = [97 * n for n in range(len(sizes))] if len(sizes) < 50 else list(range(0, 4 * len(sizes), 4))
+    runs = [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+    assert list(order.of(runs)) == [[order[place] for place in run] for run in runs]
