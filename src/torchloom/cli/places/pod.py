@@ -29,6 +29,8 @@ JOB_FAILED = 70
 """Exit code if the job has failed: another pod would not help (the chart's podFailurePolicy knows it). A job
 that a person stopped ends well: nobody wants it to be started again."""
 LOOK_S = 5.0
+LOG_WITHIN_S = 60.0
+"""For the last lines of the log, after the job has ended."""
 AGAIN_S = 2.0
 ATTEMPT = "pod-attempt"
 """Label of a job: which attempt of the JobSet submitted it."""
@@ -147,7 +149,7 @@ class Pod:
 
     def _close(self) -> None:
         if self._log is not None:
-            end = time.monotonic() + LOOK_S
+            end = time.monotonic() + LOG_WITHIN_S
             while self._log.poll() is None and not self._ends.is_set() and time.monotonic() < end:
                 time.sleep(0.1)  # it prints the last lines and ends by itself
             if self._log.poll() is None:

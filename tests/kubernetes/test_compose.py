@@ -1,0 +1,39 @@
+"""The compose file and what it mounts fit the chart and the code. To run it takes Docker."""
+
+from __future__ import annotations
+
+import json
+
+import yaml
+from manifests import CHART, ROOT
+
+DOCKER = ROOT / "deploy/docker"
+
+
+def test_the_demo_has_every_part_with_a_health_check_and_no_rights() -> None:
+    services = yaml.safe_load((DOCKER / "docker-compose.yml").read_text())["services"]
+    ours = {name: one for name, one in services.items() if name not in ("s3", "prometheus")}
+    assert sorted(ours) == ["nats-1", "nats-2", "nats-3", "node-1", "node-2", "weaver-1", "weaver-2"]
+    for name, one in ours.items():
+        assert one["healthcheck"]["test"], name
+        assert one["read_only"] and one["cap_drop"] == ["ALL"], name
+    for name, one in services.items():
+        assert all(port.startswith("127.0.0.1:") for port in one.get("ports", [])), name
+        for mount in one["volumes"]:
+            if mount.startswith("."):
+                assert (DOCKER / mount.partition(":")[0]).exists(), mount
+
+
+def test_the_bus_of_the_demo_has_the_rights_of_the_chart() -> None:
+    assert (DOCKER / "accounts.conf").read_text() == (CHART / "files/accounts.conf").read_text()
+    env = yaml.safe_load((DOCKER / "docker-compose.yml").read_text())["services"]["weaver-1"]["environment"]
+    keys = json.loads((DOCKER / "s3.json").read_text())["identities"][0]["credentials"][0]
+    assert (env["S3_ACCESS_KEY"], env["S3_SECRET_KEY"]) == (keys["accessKey"], keys["secretKey"])
+    assert env["LOOM_TOKEN"] in (DOCKER / "prometheus.yml").read_text()
+
+
+def test_the_image_is_pinned_and_runs_as_nobody_in_particular() -> None:
+    lines = (DOCKER / "Dockerfile").read_text().splitlines()
+    assert "USER 10001:10001" in lines, "the user of the chart's pods"
+    (base,) = [line.partition("=")[2] for line in lines if line.startswith("ARG BASE=")]
+    assert base.rpartition(":")[2].count(".") >= 2, "a version, not a moving name"
