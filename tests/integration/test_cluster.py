@@ -226,3 +226,41 @@ def _rotate(cluster: ControlHosts, joined: Any, serials: Any, before: set[int]) 
     wait_for(lambda: ca_file(joined.home).read_text() == newest, "the node trusts only the new authority")
     assert len(serials(cluster.made / "ca" / "ca.pem")) == 3
     assert json.loads((joined.home.cluster_dir / "node.json").read_bytes())["node"] == "gpu-3"
+
+
+def test_when_the_leading_host_is_lost_another_leads_and_the_job_continues(cluster: ControlHosts) -> None:
+    cluster.join("gpu-4", cluster.token("--node", "gpu-4"))
+    leader = wait_for(
+        lambda: next((name for name in NAMES if health(cluster, name)["active"]), ""), "one weaver leads"
+    )
+    others = [name for name in NAMES if name != leader]
+    home = cluster.homes[others[0]]
+    words = ("--name", "sleeper", "--spawn", "cold", "--no-python", "sleep", "100000")
+    home.loom("submit", *words)
+    wait_for(lambda: _status(cluster, others[0])["running_workers"] == 1, "the job runs")
+    before = _status(cluster, others[0])
+    for part in ("supervisor", "weaver", "nats"):
+        cluster.homes[leader].kill(part)
+    leads = lambda: [name for name in others if health(cluster, name)["active"]]  # noqa: E731
+    assert len(wait_for(leads, "another weaver leads")) == 1
+    # The next decision is carried out, by the new leader, on a node that nothing happened to.
+    home.loom("stop", "sleeper")
+    after = wait_for(lambda: _ended(cluster, others[0]), "the job was stopped")
+    for same in ("generation", "restarts"):
+        assert after[same] == before[same], same
+    assert after["state"] == "stopped"
+
+
+def _status(cluster: ControlHosts, at: str) -> dict[str, Any]:
+    from torchloom.client import Client, Endpoint
+
+    api = Client(Endpoint.of_home(cluster.homes[at].home), timeout_s=60)
+    try:
+        return dict(api.job("sleeper"))
+    finally:
+        api.close()
+
+
+def _ended(cluster: ControlHosts, at: str) -> dict[str, Any]:
+    found = _status(cluster, at)
+    return found if found["ended_at_ns"] else {}

@@ -7,12 +7,18 @@ which many kernels do not have. What is made is removed again.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
-from typing import Any
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+CLONE_NEWNET = 0x40000000
 
 BURST_KB = 16
 QUEUE_MS = 400
@@ -71,6 +77,43 @@ class Hosts:
             return
         shape = ["rate", f"{8 * bytes_per_s}bit", "burst", f"{BURST_KB}kb", "latency", f"{QUEUE_MS}ms"]
         _run(self.command(sender, ["tc", "qdisc", "replace", *device, "root", "tbf", *shape]))
+
+    def cut(self, host: int, others: Sequence[int] | None = None) -> None:
+        """Pull the cables from a host to these others (all), without a word to either end."""
+        for other in range(self.count) if others is None else others:
+            if other != host:
+                self._ip(host, "link", "set", self._device(host, other), "down")
+
+    def mend(self, host: int) -> None:
+        """Put all cables of a host back. A device that was down has lost its route."""
+        for other in range(self.count):
+            if other != host:
+                for one, to in ((host, other), (other, host)):
+                    device, source = self._device(one, to), ["src", self.address(one)]
+                    self._ip(one, "link", "set", device, "up")
+                    self._ip(one, "route", "replace", f"{self.address(to)}/32", "dev", device, *source)
+
+    def call(self, host: int, work: Callable[[], T]) -> T:
+        """Run `work` with the network of a host, in a thread of its own: its sockets are made there."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        found: list[T | BaseException] = []
+
+        def there() -> None:
+            with open(f"/run/netns/{self._space(host)}") as space:
+                if libc.setns(space.fileno(), CLONE_NEWNET) != 0:
+                    found.append(OSError(ctypes.get_errno(), "setns"))
+                    return
+            try:
+                found.append(work())
+            except BaseException as error:  # handed to the caller
+                found.append(error)
+
+        thread = threading.Thread(target=there)
+        thread.start()
+        thread.join()
+        if isinstance(found[0], BaseException):
+            raise found[0]
+        return found[0]
 
     # -- making them ----------------------------------------------------------------------------
     def _make(self) -> None:

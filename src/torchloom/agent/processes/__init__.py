@@ -7,6 +7,7 @@ process                who a pid really is, whether it lives, signals
 spawners               find, start, keep, replace spawners; spawner_files: their sockets and locks
 learned_spawners       spawners that have imported what a job was seen to import
 worker_environment     the environment and start order of a worker
+interfaces             which network interface collectives use
 rendezvous             the c10d store of a generation; warm_standby: a spawner ahead of need
 fencing                ends workers when this host has lost the control plane
 """

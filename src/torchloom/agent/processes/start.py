@@ -22,6 +22,7 @@ from torchloom.agent.logs import files, placing
 from torchloom.agent.neighbour.fetching import prepare_memory
 from torchloom.agent.observe import boxes, flight_recorder
 from torchloom.agent.observe.boxes import ReadableBox
+from torchloom.agent.processes import interfaces
 from torchloom.agent.processes.exits import ExitWatch
 from torchloom.agent.processes.fencing import wait_for_lease
 from torchloom.agent.processes.learned_spawners import PATH_VARIABLE
@@ -217,6 +218,8 @@ def _order(
     if visible is not None:
         asked["env"]["CUDA_VISIBLE_DEVICES"] = visible
     for name, value in memory_tiers.places(host.home, ref.job).items():
+        asked["env"].setdefault(name, value)
+    for name, value in interfaces.settings(host.address, effect.group_world_size).items():
         asked["env"].setdefault(name, value)
     asked["env"] |= flight_recorder.settings(host.home, ref, asked["env"])
     return asked

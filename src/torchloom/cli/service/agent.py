@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchloom.cli.cluster.node_files import JoinedNode
 from torchloom.errors import UsageError
 from torchloom.home import Home
 
@@ -28,6 +29,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--node", help="name of this host in the fleet (default: its host name)")
     parser.add_argument(
         "--address", help="address at which other nodes reach this one (default: as it joined, or 127.0.0.1)"
+    )
+    parser.add_argument(
+        "--interface",
+        metavar="NAME",
+        help="network interface for collectives (LOOM_INTERFACE; default: for gloo, the address's own)",
     )
     parser.add_argument(
         "--slots", type=int, metavar="N", help="workers this host offers room for (LOOM_SLOTS)"
@@ -49,6 +55,10 @@ def main(argv: Sequence[str]) -> int:
         os.environ["LOOM_SLOTS"] = str(options.slots)
     if options.node:
         os.environ["LOOM_NODE"] = options.node
+    joined = JoinedNode.read(Home.default())
+    interface = options.interface or (joined.interface if joined is not None else "")
+    if interface:
+        os.environ["LOOM_INTERFACE"] = interface
 
     leave_within_s = _leave_within(options.leave_within)
 
