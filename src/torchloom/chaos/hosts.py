@@ -12,8 +12,8 @@ import itertools
 import os
 import shutil
 import subprocess
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -96,24 +96,15 @@ class Hosts:
     def call(self, host: int, work: Callable[[], T]) -> T:
         """Run `work` with the network of a host, in a thread of its own: its sockets are made there."""
         libc = ctypes.CDLL(None, use_errno=True)
-        found: list[T | BaseException] = []
 
-        def there() -> None:
+        def there() -> T:
             with open(f"/run/netns/{self._space(host)}") as space:
                 if libc.setns(space.fileno(), CLONE_NEWNET) != 0:
-                    found.append(OSError(ctypes.get_errno(), "setns"))
-                    return
-            try:
-                found.append(work())
-            except BaseException as error:  # handed to the caller
-                found.append(error)
+                    raise OSError(ctypes.get_errno(), "setns")
+            return work()
 
-        thread = threading.Thread(target=there)
-        thread.start()
-        thread.join()
-        if isinstance(found[0], BaseException):
-            raise found[0]
-        return found[0]
+        with ThreadPoolExecutor(max_workers=1) as alone:
+            return alone.submit(there).result()
 
     # -- making them ----------------------------------------------------------------------------
     def _make(self) -> None:
