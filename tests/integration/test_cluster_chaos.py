@@ -112,6 +112,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
         finally:
             for host in (3, 4, 0, 1, 2):
                 hosts.mend(host)
+            made.loom(0, "stop", "--kill", "sleeper").communicate(timeout=300)
             for host in (3, 4, 0, 1, 2):
                 made.loom(host, "down", "--keep-jobs").communicate(timeout=300)
 

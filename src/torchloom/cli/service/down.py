@@ -50,12 +50,20 @@ def command(
 
 def settle_jobs(home: Home, stop_jobs: bool, found: bool) -> None:
     """Refuse while jobs run, or stop them."""
+    from torchloom.cli.cluster.node_files import JoinedNode
     from torchloom.cli.service import stack
     from torchloom.cli.service.cleanup import living_workers
     from torchloom.client import Client
     from torchloom.errors import Conflict
 
     workers = living_workers(home)
+    if JoinedNode.read(home) is not None:
+        if workers:
+            raise Conflict(
+                f"Still running here: {', '.join(workers[:4])}",
+                hint="move them with `loom node drain`, or add --keep-jobs",
+            )
+        return
     endpoint = stack.running(home) if found and "LOOM_ADDRESS" not in os.environ else None
     if endpoint is None and workers and stop_jobs:
         # Parts are missing, and only a complete stack can stop a job cleanly.
