@@ -228,6 +228,7 @@ def _rotate(cluster: ControlHosts, joined: Any, serials: Any, before: set[int]) 
     assert json.loads((joined.home.cluster_dir / "node.json").read_bytes())["node"] == "gpu-3"
 
 
+@pytest.mark.long
 def test_when_the_leading_host_is_lost_another_leads_and_the_job_continues(cluster: ControlHosts) -> None:
     cluster.join("gpu-4", cluster.token("--node", "gpu-4"))
     leader = wait_for(
@@ -244,7 +245,8 @@ def test_when_the_leading_host_is_lost_another_leads_and_the_job_continues(clust
     leads = lambda: [name for name in others if health(cluster, name)["active"]]  # noqa: E731
     assert len(wait_for(leads, "another weaver leads")) == 1
     # The next decision is carried out, by the new leader, on a node that nothing happened to.
-    home.loom("stop", "sleeper")
+    # A weaver that was connected to the lost server refuses requests until it has another connection.
+    wait_for(lambda: home.start("stop", "sleeper").wait(240) == 0, "a request is taken")
     after = wait_for(lambda: _ended(cluster, others[0]), "the job was stopped")
     for same in ("generation", "restarts"):
         assert after[same] == before[same], same
