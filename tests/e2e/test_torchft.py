@@ -8,85 +8,13 @@ import re
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from stack import Stack, lines_of, wait_until
+from replica_runs import EXAMPLES, started
+from stack import Stack
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 STABLE = Path(sys.prefix) / "torchft-stable"
 """torchft 0.2.0, whose module has the same name as the nightly's; scripts/setup.sh puts it there."""
-
-
-class Replicas:
-    """A torchft job of a test, and what its replicas print."""
-
-    def __init__(self, stack: Stack, name: str, size: int) -> None:
-        self.stack = stack
-        self.jobs = [f"{name}-r{index}" for index in range(size)]
-        self.name = name
-
-    def lines(self, index: int) -> list[str]:
-        return lines_of(self.stack.home.jobs_dir / self.jobs[index] / "rank-0.log")
-
-    def steps(self, index: int) -> list[tuple[int, int]]:
-        """Steps and the number of replicas that made each."""
-        found = (re.match(r"step (\d+) .*replicas (\d+)", line) for line in self.lines(index))
-        return [(int(m[1]), int(m[2])) for m in found if m]
-
-    def rates(self, index: int) -> dict[int, str]:
-        """The learning rate that each step used."""
-        found = (re.match(r"step (\d+) .*lr (\S+)", line) for line in self.lines(index))
-        return {int(m[1]): m[2] for m in found if m}
-
-    def rounds(self, index: int) -> dict[int, int]:
-        """How many updates each step was made of."""
-        found = (re.match(r"step (\d+) of (\d+) updates", line) for line in self.lines(index))
-        return {int(m[1]): int(m[2]) for m in found if m}
-
-    def wait_steps(self, more: int, replicas: int, among: tuple[int, ...]) -> None:
-        """Until each of these has made so many further steps together with so many replicas."""
-        seen = {index: len(self.steps(index)) for index in among}
-
-        def done() -> bool:
-            new = (self.steps(index)[before:] for index, before in seen.items())
-            return all(sum(count == replicas for _, count in steps) >= more for steps in new)
-
-        try:
-            wait_until(done, f"{more} steps of {replicas} replicas on {among}")
-        except AssertionError as error:
-            logs = "\n".join("\n".join(self.lines(index)[-30:]) for index in among)
-            raise AssertionError(f"{error}\n{logs}\n{self.stack.logs()}") from error
-
-    def pid(self, index: int) -> int:
-        worker: dict[str, Any] = self.stack.status(self.jobs[index])["workers"][0]
-        return int(worker["pid"])
-
-    def weights(self) -> set[str]:
-        """The hashes that the replicas print at the end."""
-        for job in self.jobs:
-            self.stack.wait_state(job, "completed", "failed", "stopped")
-        ends = [re.findall(r"weights (\w+)", "\n".join(self.lines(i))) for i in range(len(self.jobs))]
-        return {found for end in ends for found in end}
-
-
-def started(
-    stack: Stack,
-    name: str,
-    *,
-    size: int = 2,
-    steps: int,
-    step_s: float = 0.05,
-    script: str = "torchft_ddp.py",
-    together: int = 2,
-) -> Replicas:
-    """With timeouts so long that nothing in these tests can be explained by one."""
-    flags = ("--replicas", str(size), "--name", name, "--env", f"STEP_S={step_s}")
-    flags += ("--env", "TORCHFT_TIMEOUT_SEC=3600", "--env", "PYTHONPATH", "--env", f"ROUNDS={steps}")
-    stack.loom("submit", *flags, "--max-steps", str(steps), str(EXAMPLES / script))
-    job = Replicas(stack, name, size)
-    job.wait_steps(together, size, tuple(range(size)))
-    return job
 
 
 @pytest.mark.parametrize("release", ["nightly", "stable"])
@@ -166,7 +94,7 @@ def test_a_change_holds_for_all_replicas_from_the_same_step_on(stack: Stack) -> 
 @pytest.mark.parametrize("kind", ["local_sgd", "diloco"])
 def test_rounds_of_all_replicas_change_their_length_at_the_same_commit(stack: Stack, kind: str) -> None:
     stack.env["PYTHONPATH"] = ""
-    script = f"torchft_{kind}.py"
+    script = EXAMPLES / f"torchft_{kind}.py"
     name = f"ft-{kind}".replace("_", "-")
     job = started(stack, name, steps=1_000_000, step_s=0.01, script=script)
     changed = json.loads(stack.loom("set", job.name, "sync_every=3", "optimizer0.lr=1e-3", "--json").stdout)

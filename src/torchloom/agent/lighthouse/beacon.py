@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 _HOST = "127.0.0.1"
 _TICK_S = 0.1
 """How often time alone may complete a quorum; events complete it at once."""
+_LAST_READ_S = 3.0
+"""A replica that ended well is reported as ended this much later, when the others have read all it sent."""
 _IDLE_S = 60.0
 """A lighthouse that neither an agent nor a replica has used for this long ends."""
 
@@ -135,16 +137,23 @@ class Beacon:
 
     def _gone(self, door: str) -> None:
         """What is behind this door has ended: the others learn it now."""
-        ids = self._leave(door) or self._left.get(door, ())
+        if door in self._left:
+            ids, self._left[door] = self._left[door], ()
+            if ids:  # what it sent in its last collective may still be on its way: nothing is ended at once
+                asyncio.get_running_loop().call_later(_LAST_READ_S, self._tell_gone, ids)
+            return
+        ids = self._leave(door)
         if not ids:
             return
         log.info("%s has ended: %s", door, ", ".join(ids))
-        self._listeners.tell({"quorum": self._state.quorum_id, "gone": ids})
+        self._tell_gone(ids)
         self._try_quorum()
 
+    def _tell_gone(self, ids: tuple[str, ...]) -> None:
+        self._listeners.tell({"quorum": self._state.quorum_id, "gone": ids})
+
     def _leaving(self, door: str) -> None:
-        """Its script has ended, its process has not: the others do not wait for it. What it sent to them in
-        its last collective may still be on its way, so nothing of theirs is ended before its process is."""
+        """Its script has ended, its process has not: the others do not wait for it."""
         ids = self._leave(door)
         if ids:
             self._left[door] = ids

@@ -1,0 +1,82 @@
+"""A torchft job of a test: started, watched by what its replicas print, disturbed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from stack import Stack, lines_of, wait_until
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+class Replicas:
+    """A torchft job of a test, and what its replicas print."""
+
+    def __init__(self, stack: Stack, name: str, size: int) -> None:
+        self.stack = stack
+        self.jobs = [f"{name}-r{index}" for index in range(size)]
+        self.name = name
+
+    def lines(self, index: int) -> list[str]:
+        return lines_of(self.stack.home.jobs_dir / self.jobs[index] / "rank-0.log")
+
+    def steps(self, index: int) -> list[tuple[int, int]]:
+        """Steps and the number of replicas that made each."""
+        found = (re.match(r"step (\d+) .*replicas (\d+)", line) for line in self.lines(index))
+        return [(int(m[1]), int(m[2])) for m in found if m]
+
+    def rates(self, index: int) -> dict[int, str]:
+        """The learning rate that each step used."""
+        found = (re.match(r"step (\d+) .*lr (\S+)", line) for line in self.lines(index))
+        return {int(m[1]): m[2] for m in found if m}
+
+    def rounds(self, index: int) -> dict[int, int]:
+        """How many updates each step was made of."""
+        found = (re.match(r"step (\d+) of (\d+) updates", line) for line in self.lines(index))
+        return {int(m[1]): int(m[2]) for m in found if m}
+
+    def wait_steps(self, more: int, replicas: int, among: tuple[int, ...]) -> None:
+        """Until each of these has made so many further steps together with so many replicas."""
+        seen = {index: len(self.steps(index)) for index in among}
+
+        def done() -> bool:
+            new = (self.steps(index)[before:] for index, before in seen.items())
+            return all(sum(count == replicas for _, count in steps) >= more for steps in new)
+
+        try:
+            wait_until(done, f"{more} steps of {replicas} replicas on {among}")
+        except AssertionError as error:
+            logs = "\n".join("\n".join(self.lines(index)[-30:]) for index in among)
+            raise AssertionError(f"{error}\n{logs}\n{self.stack.logs()}") from error
+
+    def pid(self, index: int) -> int:
+        worker: dict[str, Any] = self.stack.status(self.jobs[index])["workers"][0]
+        return int(worker["pid"])
+
+    def weights(self) -> set[str]:
+        """The hashes that the replicas print at the end."""
+        for job in self.jobs:
+            self.stack.wait_state(job, "completed", "failed", "stopped")
+        ends = [re.findall(r"weights (\w+)", "\n".join(self.lines(i))) for i in range(len(self.jobs))]
+        return {found for end in ends for found in end}
+
+
+def started(
+    stack: Stack,
+    name: str,
+    *,
+    size: int = 2,
+    steps: int,
+    step_s: float = 0.05,
+    script: Path = EXAMPLES / "torchft_ddp.py",
+    flags: tuple[str, ...] = (),
+) -> Replicas:
+    """With timeouts so long that nothing in these tests can be explained by one."""
+    flags += ("--replicas", str(size), "--name", name, "--env", f"STEP_S={step_s}")
+    flags += ("--env", "TORCHFT_TIMEOUT_SEC=3600", "--env", "PYTHONPATH", "--env", f"ROUNDS={steps}")
+    stack.loom("submit", *flags, "--max-steps", str(steps), str(script))
+    job = Replicas(stack, name, size)
+    job.wait_steps(2, size, tuple(range(size)))
+    return job

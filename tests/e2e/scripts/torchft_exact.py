@@ -1,0 +1,85 @@
+"""torchft DDP in which every committed step has the batches of all replicas: disturbed or not, the result is
+the same. With `plain`, the same training in one process, without torchft."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import time
+from datetime import timedelta
+
+import torch
+from torch import nn
+
+STEPS = int(os.environ.get("MAX_STEPS", "100"))
+TIMEOUT = timedelta(seconds=3600)
+REPLICAS = int(os.environ.get("NUM_REPLICA_GROUPS", "2"))
+
+
+def setup() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1))
+    return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+
+def batch(step: int, replica: int) -> torch.Tensor:
+    return torch.randn(16, 32, generator=torch.Generator().manual_seed(1000 * step + replica))
+
+
+def conclude(model: nn.Module) -> None:
+    weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    print(f"weights {hashlib.sha256(weights).hexdigest()[:16]}")
+
+
+def plain() -> None:
+    model, optimizer = setup()
+    for step in range(STEPS):
+        total = [torch.zeros_like(p) for p in model.parameters()]
+        for replica in range(REPLICAS):
+            optimizer.zero_grad()
+            model(batch(step, replica)).square().mean().backward()
+            for sum_, p in zip(total, model.parameters(), strict=True):
+                sum_ += p.grad
+        for sum_, p in zip(total, model.parameters(), strict=True):
+            p.grad = sum_ / REPLICAS
+        optimizer.step()
+    conclude(model)
+
+
+def main() -> None:
+    from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
+
+    replica = int(os.environ["REPLICA_GROUP_ID"])
+    model, sgd = setup()
+
+    def load_state_dict(state: dict[str, dict]) -> None:
+        model.load_state_dict(state["model"])
+        sgd.load_state_dict(state["optimizer"])
+
+    manager = Manager(
+        pg=ProcessGroupGloo(timeout=TIMEOUT),
+        min_replica_size=REPLICAS,
+        load_state_dict=load_state_dict,
+        state_dict=lambda: {"model": model.state_dict(), "optimizer": sgd.state_dict()},
+        replica_id=f"exact_{replica}",
+        timeout=TIMEOUT,
+        quorum_timeout=TIMEOUT,
+        use_async_quorum=False,  # one that heals has the others' weights before it computes its gradients
+    )
+    ddp = DistributedDataParallel(manager, model)
+    optimizer = Optimizer(manager, sgd)
+    try:
+        while True:  # until `loom set max_steps=…` ends it before the update of a step
+            optimizer.zero_grad()  # asks for a quorum, and heals
+            ddp(batch(manager.current_step(), replica)).square().mean().backward()
+            time.sleep(0.02)
+            optimizer.step()
+            print(f"step {manager.current_step()} replicas {manager.num_participants()}")
+    except SystemExit:
+        conclude(model)
+        raise
+
+
+if __name__ == "__main__":
+    plain() if "plain" in sys.argv else main()
