@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import tempfile
@@ -205,5 +206,36 @@ def test_a_replica_whose_script_has_ended_is_not_waited_for_while_its_process_li
                 one.die()
             await mine.close(second)
             await mine.close(first)
+
+    run(scene)
+
+
+def test_the_outcome_of_a_change_outlives_the_lighthouse() -> None:
+    """A change may be what ends all replicas, and their lighthouse with them, before anybody asked."""
+
+    async def scene(home: Home) -> None:
+        async with lighthouses(home) as mine:
+            only = RendezvousRef("ft-r0", 1)
+            address, news = await mine.open(ReplicaSeat("ft", 0, 1), only)
+            a = Replica("a", address)
+            reader, writer = await asyncio.open_connection(*news.split(":"))
+            writer.write(b'{"port": %d, "rank": 0}\n' % int(address.rpartition(":")[2]))
+            await mine.change("ft", 1, {"max_steps": 5}, 0)
+            assert await mine.outcome("ft", 1) is None
+            while not json.loads(await reader.readline())["changes"]:
+                pass
+            writer.write(b'{"version": 1, "problem": ""}\n{"ask": 1}\n')
+            while json.loads(await reader.readline())["asked"] != 1:
+                pass
+            await a.quorum()
+            writer.write(b'{"version": 1, "changed": [], "trouble": ""}\n{"ask": 2}\n')
+            while json.loads(await reader.readline())["asked"] != 2:
+                pass
+            writer.close()
+            a.die()
+            await mine.close(only)
+            found = await mine.outcome("ft", 1)
+            assert found is not None and found.step == 1
+            assert await mine.outcome("ft", 1) == found
 
     run(scene)

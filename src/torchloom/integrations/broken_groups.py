@@ -8,6 +8,8 @@ and makes a new group for the next quorum.
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import threading
 import time
 from collections.abc import Iterable
@@ -72,6 +74,7 @@ class BrokenGroups:
         self._dead: dict[str, int] = {}
         """The quorum in which each was found dead. One that was only stopped may be in a later quorum."""
         self._buried: list[tuple[float, WatchedGroup]] = []
+        atexit.register(self._keep_buried)
 
     def quorum(self, number: int, members: list[str]) -> None:
         """This thread has received a quorum; a process group for it may follow on this thread."""
@@ -100,6 +103,13 @@ class BrokenGroups:
             while len(self._dead) > _DEAD_KEPT:
                 del self._dead[next(iter(self._dead))]
         self._end_broken()
+
+    def _keep_buried(self) -> None:
+        """The interpreter ends. To destroy a broken group would wait for its last operation to time out, so
+        what is left of them is never destroyed and ends with the process."""
+        for _, group in self._buried:
+            if group.inner is not None:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(group.inner))
 
     def _end_broken(self) -> None:
         now = time.monotonic()

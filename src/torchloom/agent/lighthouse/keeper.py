@@ -34,6 +34,7 @@ _UP_WITHIN_S = 30.0
 _LOOK_EVERY_S = 0.02
 _WATCH_EVERY_S = 0.05
 _HOST = "127.0.0.1"
+_OUTCOMES_KEPT = 64
 
 
 class Lighthouses:
@@ -47,6 +48,9 @@ class Lighthouses:
         self._sets: dict[str, str] = {}
         """Torchft job by door."""
         self._lock = asyncio.Lock()
+        self._asked: set[tuple[str, int]] = set()
+        """Changes, by torchft job and version, whose outcome somebody waits for."""
+        self._outcomes: dict[tuple[str, int], ReplicaOutcome] = {}
 
     async def adopt(self) -> None:
         """Connect to what an earlier agent started; start again what died meanwhile."""
@@ -83,6 +87,7 @@ class Lighthouses:
         if not name:
             return
         async with self._lock:
+            await self._keep_outcomes(name)
             await self._link(name).ask(ControlRequest(do="close", door=door))
             if name not in self._sets.values():
                 await self._links.pop(name).ended()
@@ -117,7 +122,21 @@ class Lighthouses:
 
     async def outcome(self, name: str, version: int) -> ReplicaOutcome | None:
         """None while the replicas have not all applied it."""
-        return (await self._known(name).ask(ControlRequest(do="outcome", version=version))).outcome
+        self._asked.add((name, version))
+        if (name, version) not in self._outcomes:
+            found = (await self._known(name).ask(ControlRequest(do="outcome", version=version))).outcome
+            if found is None:
+                return None
+            self._outcomes[name, version] = found
+        self._asked.discard((name, version))
+        while len(self._outcomes) > _OUTCOMES_KEPT:
+            del self._outcomes[next(iter(self._outcomes))]
+        return self._outcomes[name, version]
+
+    async def _keep_outcomes(self, name: str) -> None:
+        """A replica ends, perhaps because of a change, and its lighthouse may end with it: ask it before."""
+        for version in [version for known, version in self._asked if known == name]:
+            await self.outcome(name, version)
 
     def _known(self, name: str) -> _Link:
         if name not in self._links:
@@ -151,7 +170,12 @@ class _Link:
     async def ask(self, request: ControlRequest) -> ControlReply:
         async with self._lock:
             for attempt in (1, 2):
-                reader, writer = await self._connected()
+                try:
+                    reader, writer = await self._connected()
+                except SpawnFailed:
+                    if request.do != "open" and not self._record.exists():
+                        return ControlReply()  # it has ended, as it should after its last door
+                    raise
                 try:
                     async with asyncio.timeout(_UP_WITHIN_S):
                         writer.write(msgspec.json.encode(request) + b"\n")
@@ -165,8 +189,6 @@ class _Link:
                         raise SpawnFailed(f"the lighthouse failed at {request.do!r}: {reply.failed}")
                     return reply
                 self._drop()
-                if request.do != "open" and not self._record.exists():
-                    return ControlReply()  # it has ended, as it should after its last door
                 log.info("the lighthouse %s does not answer (%d)", self._record.stem, attempt)
         raise SpawnFailed(f"the lighthouse of {self._record.stem} does not answer")
 
@@ -205,6 +227,8 @@ class _Link:
                     self._reader, self._writer = await asyncio.open_unix_connection(address)
                 return self._reader, self._writer
             except (ConnectionRefusedError, FileNotFoundError):
+                if not self._record.exists():
+                    raise SpawnFailed(f"the lighthouse of {self._record.stem} has ended") from None
                 if self._process is None or self._process.poll() is not None:
                     if look > 1 and self._process is not None:
                         await asyncio.sleep(1.0)  # it ends as soon as it starts; its log says why

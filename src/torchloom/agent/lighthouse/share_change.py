@@ -8,7 +8,7 @@ from torchloom.agent.host import Host
 from torchloom.model.effects import ShareChange
 from torchloom.model.events import ChangeShared
 
-_LOOK_AFTER_S, _LOOK_SELDOM_S = 0.02, 1.0
+_LOOK_AFTER_S, _LOOK_SELDOM_S = 0.02, 0.2
 
 
 async def share_change(host: Host, effect: ShareChange) -> ChangeShared:

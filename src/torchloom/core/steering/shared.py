@@ -83,13 +83,12 @@ def withdraw(turn: Turn, job: Job, record: OperationRecord, by: str) -> None:
 
 
 def replica_ended(turn: Turn, job: Job) -> None:
-    """Its own open records end with it. The others complete the change; with the last replica it ends."""
+    """An open change may be what ended it (`max_steps`): the lighthouse reports how it ended. If nobody was
+    asked, or cannot be any more, the record ends with the replica."""
+    asked = {effect.version for effect in _open(turn, job)}
     for record in job.operations.values():
-        if not record.ended and is_shared(job, record):
+        if not record.ended and is_shared(job, record) and record.version not in asked:
             _end(turn, job, record, ReplicaOutcome(reason=f"the replica ended: {job.reason}"))
-    if job.spec.replica is not None and not replicas_of(turn.fleet, job.spec.replica.set):
-        for effect in _open(turn, job):
-            turn.close(effect.id)
 
 
 def _open(turn: Turn, job: Job) -> list[ShareChange]:
@@ -99,7 +98,10 @@ def _open(turn: Turn, job: Job) -> list[ShareChange]:
 
 
 def _conclude(turn: Turn, name: str, version: int, outcome: ReplicaOutcome) -> None:
-    for job in replicas_of(turn.fleet, name):
+    """Also for replicas that have ended meanwhile, perhaps because of this change."""
+    for job in turn.fleet.jobs.values():
+        if job.spec.replica is None or job.spec.replica.set != name:
+            continue
         record = by_version(job, version)
         if record is not None and not record.ended:
             _end(turn, job, record, outcome)

@@ -6,7 +6,15 @@ from core_story import KILLED, OK, Story, spec
 
 from torchloom.core.steering.operations import starting_schedule
 from torchloom.model.effects import PostMail, ShareChange
-from torchloom.model.events import ChangeCancelled, ChangeRequested, ChangeShared, EffectFailed, JobSubmitted
+from torchloom.model.events import (
+    ChangeCancelled,
+    ChangeRequested,
+    ChangeShared,
+    EffectFailed,
+    JobSubmitted,
+    NodeGone,
+    NodeUnreachable,
+)
 from torchloom.model.quorum import ReplicaOutcome, ReplicaSeat
 from torchloom.model.steering import OperationRecord
 from torchloom.model.transaction.messages import Kind
@@ -107,13 +115,24 @@ def test_without_a_running_replica_a_change_holds_from_the_start_on() -> None:
     assert all('"lr"' in starting_schedule(story.job(job)) for job in JOBS)
 
 
-def test_an_operation_ends_with_its_replica_and_the_effect_with_the_last() -> None:
+def test_a_change_that_ended_the_replicas_is_reported_as_applied() -> None:
+    """As `max_steps` does: the exits may be known before the outcome."""
     story = running()
     ask(story)
     story.exit(0, OK, job="t-r0")
-    first, second = records(story)
-    assert first.state == "not applied" and "the replica ended" in first.reason and not second.ended
-    assert share(story)
     story.exit(0, OK, job="t-r1")
-    assert second.ended and not [e for e in story.fleet.outbox.values() if isinstance(e, ShareChange)]
+    assert not any(r.ended for r in records(story))
+    ended(story, ReplicaOutcome(step=9, reason="applied"))
+    assert [r.state for r in records(story)] == ["applied"] * 2
+    story.check_replay()
+
+
+def test_an_operation_whose_node_is_gone_ends_with_its_replica() -> None:
+    story = running()
+    ask(story)
+    story.tell(NodeUnreachable(node="a", silent_s=9.0))
+    story.tell(NodeGone(node="a", by="ann"))
+    for job in JOBS:
+        story.stop(job)
+    assert all(r.state == "not applied" and "the replica ended" in r.reason for r in records(story))
     story.check_replay()
