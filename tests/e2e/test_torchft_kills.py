@@ -74,6 +74,8 @@ def survive(stack: Stack, name: str, *, size: int, faults: int) -> tuple[set[str
     return job.weights(), last
 
 
+@pytest.mark.long
+@pytest.mark.timeout(900)
 def test_a_few_kills_and_stops_change_no_bit_of_the_result(stack: Stack) -> None:
     stack.env["PYTHONPATH"] = ""
     weights, last = survive(stack, "ft-few", size=2, faults=5)
