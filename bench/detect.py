@@ -2,6 +2,7 @@
 
     python bench/detect.py [--runs 2] [--sizes 2,4,8] [--faults kill,stop,…] [--benign-minutes 5]
                            [--torchrun 120] [--results FILE] [--report FILE] [--json]
+                           [--budget 540] [--markdown]
     python bench/detect.py --regime device [--ahead 1,10,100] [--runs 1] [--sizes 2] [--faults kernel,…]
 
 Every run is a real gloo job under a real `loom up`, hurt by `loom inject` on a rank and with a number from a
@@ -11,6 +12,8 @@ Benign jobs pause without a word, save, evaluate, are steered and resized, on ov
 there is the worst that can happen. `--torchrun S` stops a worker under torchrun and waits S seconds.
 `--regime device` runs jobs on the simulated accelerator, whose hosts run ahead of their devices.
 Results are appended to a file run by run: with the same FILE a run that was cut short goes on where it was.
+`--budget S` begins no run after S seconds and says which were left out; `--markdown` also prints the lines of
+the table in docs/detection.md, to be pasted over those that are there.
 """
 
 from __future__ import annotations
@@ -85,7 +88,11 @@ def faults(args: argparse.Namespace, results: Results, base: int) -> None:
     if not left:
         return
     with stack(args.telemetry) as (client, listener):
-        for name, size, seed in left:
+        until_s = time.monotonic() + args.budget if args.budget else float("inf")
+        for at, (name, size, seed) in enumerate(left):
+            if time.monotonic() > until_s:
+                progress(f"left out for lack of time: {', '.join(f'{n} ×{s}' for n, s, _ in left[at:])}")
+                break
             result = hurting.run(client, listener, CASES[name], size, seed, args.step_ms)
             results.write(result)
             shown = "missed" if result["right_s"] is None else f"{result['right_s']:.2f} s"
@@ -136,6 +143,10 @@ def main() -> None:
     parser.add_argument("--results", type=Path, help="file to which every run is appended")
     parser.add_argument("--report", type=Path, metavar="FILE", help="only print the tables of this file")
     parser.add_argument("--telemetry", type=Path, metavar="FILE", help="keep all windows")
+    parser.add_argument(
+        "--budget", type=float, default=0.0, help="seconds after which no run begins; 0: none"
+    )
+    parser.add_argument("--markdown", action="store_true", help="print the table of docs/detection.md, too")
     parser.add_argument("--verbose", action="store_true", help="print every verdict")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -146,7 +157,7 @@ def main() -> None:
         return
     args.faults = args.faults or ",".join(CASES)
     if args.report:
-        tables.show(Results(args.report).read(), args.json)
+        tables.show(Results(args.report).read(), args.json, args.markdown)
         return
     base = TUNING if args.tuning else REPORTING
     with tempfile.TemporaryDirectory(prefix="loom-bench-detect-") as folder:
@@ -158,7 +169,7 @@ def main() -> None:
         if args.benign_minutes:
             with stack(args.telemetry) as (client, listener):
                 benign.run(client, listener, args.benign_minutes, base, results.write)
-        tables.show(results.read(), args.json)
+        tables.show(results.read(), args.json, args.markdown)
 
 
 if __name__ == "__main__":
