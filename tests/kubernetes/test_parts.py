@@ -7,10 +7,12 @@ import base64
 import contextlib
 import os
 import re
+import ssl
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -160,6 +162,12 @@ def test_a_training_pod_submits_its_job_prints_its_log_and_ends_with_it(parts: P
     assert again.returncode == 0 and "good completed" in again.stderr, "its replacement does not run it again"
     failed = parts.pod("bad", *words, "3")
     assert failed.returncode == JOB_FAILED, f"{failed}\n{parts.logs()}"
+    trusted = ssl.create_default_context(cafile=parts.env("node")["LOOM_CA"])
+    for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+        probe = parts.container("weaver")[kind]["httpGet"]
+        url = f"https://localhost:{parts.api_port}{probe['path']}"
+        with urllib.request.urlopen(url, timeout=HANG_S, context=trusted) as answer:
+            assert answer.status == 200, kind
     assert "pod-node" in parts.loom("nodes").stdout, "its node has the name of the pod"
 
 

@@ -86,12 +86,12 @@ def create_app(
             stuck_s=control.stuck_s(),
         )
 
-    @router.get("/health/ready", include_in_schema=False)
+    @router.get("/health/ready", operation_id="healthReady", include_in_schema=False)
     async def ready() -> Response:
         """For probes: 200 once this service has read its history and is connected."""
         return Response(status_code=200 if control.ready else 503)
 
-    @router.get("/health/live", include_in_schema=False)
+    @router.get("/health/live", operation_id="healthLive", include_in_schema=False)
     async def live() -> Response:
         """For probes: 503 if only a restart could help. A lost bus is no reason: it comes back by itself."""
         return Response(status_code=200)

@@ -11,7 +11,7 @@ from fastapi import Request
 from torchloom.api.access_guard import SAFE_METHODS, identity
 from torchloom.errors import NotAllowed
 
-OPEN = frozenset({"health", "login", "join", "joinAuthorities"})
+OPEN = frozenset({"health", "healthLive", "healthReady", "login", "join", "joinAuthorities"})
 """Operations that need no token: they report only what everybody may know, or take a token of their own."""
 READERS_MAY = frozenset({"logout", "loginLink"})
 """What a reader may do although it is not a GET."""
