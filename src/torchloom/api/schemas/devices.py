@@ -201,7 +201,7 @@ class TestImport(Strict):
     __test__ = False
 
     source: str = Field(min_length=1, max_length=64, pattern=r"^[\w.:-]+$")
-    results: list[ImportedTest] = Field(max_length=1000)
+    results: list[ImportedTest] = Field(max_length=50)
 
 
 class TestImported(BaseModel):

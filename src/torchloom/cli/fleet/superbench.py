@@ -17,7 +17,7 @@ EXAMPLES = (
     ("loom superbench import results-summary.jsonl", "measurements of a run; several files are one run"),
     ("loom superbench import diagnosis_summary.jsonl", "what SuperBench's rules found defective"),
 )
-AT_ONCE = 200
+AT_ONCE = 50
 """Results in one request."""
 
 FilesArgument = Annotated[
