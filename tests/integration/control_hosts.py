@@ -8,10 +8,11 @@ import ssl
 import subprocess
 from pathlib import Path
 
-from loom_home import LOOM, LoomHome
+from loom_home import LOOM, LoomHome, wait_for
 
 from torchloom.bus.embedded import choose_port
 from torchloom.cli.cluster.host_files import ClusterHost
+from torchloom.errors import TimedOut
 
 NAMES = ("a", "b", "c")
 
@@ -71,8 +72,15 @@ class ControlHosts:
         return done.stdout + done.stderr
 
     def token(self, *flags: str, at: str = "a") -> str:
-        printed = self.homes[at].loom("node", "token", *flags).stdout
+        printed = wait_for(lambda: self._printed_token(at, flags), "a token is made")
         return printed.split("--token ")[1].strip()
+
+    def _printed_token(self, at: str, flags: tuple[str, ...]) -> str:
+        """Empty while the control plane asks to try again."""
+        process = self.homes[at].start("node", "token", *flags)
+        out, err = process.communicate(timeout=240)
+        assert process.returncode in (0, TimedOut.exit_code), f"{out}\n{err}\n{self.homes[at].logs()}"
+        return out if process.returncode == 0 else ""
 
     def certificate(self, name: str, what: str, ca: Path) -> int:
         """Serial number of the certificate with which a server (`nats-port`) or a service (`port`) proves

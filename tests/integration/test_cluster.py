@@ -115,6 +115,7 @@ def test_a_host_joins_reports_only_for_itself_and_is_revoked(cluster: ControlHos
     assert "has no credential" in cluster.homes["a"].loom("node", "revoke", "gpu-1", code=3).stderr
 
 
+@pytest.mark.long
 def test_a_revocation_outlives_the_server_that_knew_it(cluster: ControlHosts) -> None:
     own = JoinedNode.read(cluster.nodes[0].home)
     assert own is not None
