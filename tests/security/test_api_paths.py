@@ -12,7 +12,7 @@ from api_server import TOKEN, ApiServer, api_server
 
 from torchloom.api.access_guard import OPEN_PATHS
 from torchloom.api.app import create_app
-from torchloom.api.roles import ADMINS_ONLY, OPEN, READERS_MAY
+from torchloom.api.roles import ADMINS_ONLY, OPEN, PROBES, READERS_MAY
 from torchloom.api.tokens import Tokens
 from torchloom.bus.memory import MemoryBus, MemoryHub
 from torchloom.weaver.service import Weaver
@@ -85,11 +85,18 @@ def test_no_way_to_write_a_route_lets_a_reader_change_or_anybody_in(server: ApiS
             assert raw(server, method, written, "wrong") in (400, 401), f"{method} {written}"
 
 
+@pytest.mark.parametrize("path", ["/health/ready", "/health/live", "/api/v1/health/ready"])
+def test_probes_need_no_token(server: ApiServer, path: str) -> None:
+    assert raw(server, "GET", path, "wrong", b"") == 200
+
+
 def test_every_operation_has_a_name_that_its_role_hangs_on() -> None:
     app = create_app(Weaver(MemoryBus(MemoryHub())), Tokens("x"), "0")
     document = app.openapi()
     ids = {op["operationId"] for path in document["paths"].values() for op in path.values()}
-    assert ids >= ADMINS_ONLY | OPEN | READERS_MAY, "no role is about an operation that does not exist"
+    assert ids | PROBES >= ADMINS_ONLY | OPEN | READERS_MAY, (
+        "no role is about an operation that does not exist"
+    )
     tokens = {
         op["operationId"] for p, ops in document["paths"].items() if "/tokens" in p for op in ops.values()
     }

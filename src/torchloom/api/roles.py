@@ -11,7 +11,9 @@ from fastapi import Request
 from torchloom.api.access_guard import SAFE_METHODS, identity
 from torchloom.errors import NotAllowed
 
-OPEN = frozenset({"health", "healthLive", "healthReady", "login", "join", "joinAuthorities"})
+PROBES = frozenset({"healthLive", "healthReady"})
+"""Not in the API's document: their answer is a status alone."""
+OPEN = PROBES | {"health", "login", "join", "joinAuthorities"}
 """Operations that need no token: they report only what everybody may know, or take a token of their own."""
 READERS_MAY = frozenset({"logout", "loginLink"})
 """What a reader may do although it is not a GET."""

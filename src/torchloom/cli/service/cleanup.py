@@ -24,7 +24,6 @@ LOOK_EVERY_S = 0.01
 
 def end_parts(home: Home) -> None:
     """End the parts in this order: each may need the next one to shut down cleanly."""
-    (home.parts_dir / "agent.ready").unlink(missing_ok=True)
     for name in ("notify", "agent", "weaver"):
         record = parts.living(home, name)
         if record is not None:

@@ -76,7 +76,9 @@ def living(home: Home, name: str) -> PartRecord | None:
 
 
 def forget(home: Home, name: str) -> None:
-    (home.parts_dir / f"{name}.json").unlink(missing_ok=True)
+    """Remove what a part that has ended recorded of itself."""
+    for suffix in ("json", "ready"):
+        (home.parts_dir / f"{name}.{suffix}").unlink(missing_ok=True)
 
 
 # ---- who wants the stack to live ----
