@@ -16,11 +16,21 @@ from torchloom.core.detect.window import ProcessFacts
 PIPELINE = Parallelism(dp=2, pp=4, tp=1, gpus=False)
 
 
-@pytest.mark.parametrize(("rank", "also"), [(0, 3), (2, 5), (1, 2), (3, 4), (0, 7), (6, 1)])
-def test_two_pipeline_ranks_that_are_stopped_are_both_named(rank: int, also: int) -> None:
+ONE_PIPELINE = Parallelism(dp=1, pp=4, tp=1, gpus=False)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "rank", "also"),
+    [
+        (ONE_PIPELINE, 0, 1),
+        (ONE_PIPELINE, 0, 3),
+        *((PIPELINE, *pair) for pair in [(0, 3), (2, 5), (3, 4), (6, 1)]),
+    ],
+)
+def test_two_pipeline_ranks_that_are_stopped_are_both_named(ranks: Parallelism, rank: int, also: int) -> None:
     """A signal stops the second wherever it is: mostly in a recv from somebody who waits as well."""
     fault = ScenarioFault("pipeline-hang", rank=rank, step=30, stuck="stopped", also=also)
-    sim = Simulation(PIPELINE, 7, fault)
+    sim = Simulation(ranks, 7, fault)
     found = live(sim, 30.0)
     assert sim.struck == {rank, also}
     sure = [f for f in found if f.kind == "hang" and f.certain]
