@@ -29,7 +29,15 @@ PLAIN = {
 COMPLETE = "__complete"
 """What the completion scripts of shells call; not a verb for people."""
 
-_PLAIN_ERRORS = (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT)
+_PLAIN_ERRORS = (
+    errno.ENOSPC,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EDQUOT,
+    errno.ENOTDIR,
+    errno.ENOENT,
+    errno.EPERM,
+)
 _BEFORE_THE_VERB = ("--context", "--home")
 
 
@@ -54,7 +62,10 @@ def run(argv: list[str]) -> int:
     except OSError as error:
         if error.errno not in _PLAIN_ERRORS:
             raise
-        print(f"loom: {error.filename or 'a file'} cannot be written: {error.strerror}.", file=sys.stderr)
+        print(
+            f"loom: {error.filename or 'a file'} cannot be read or written: {error.strerror}.",
+            file=sys.stderr,
+        )
         return 4
 
 

@@ -27,6 +27,8 @@ def main(argv: Sequence[str]) -> int:
         made.print_help()
         return 0
     at = flags.script_at(made, argv)
+    if at >= len(argv):
+        raise UsageError("A script is needed", hint="see `loom sbatch --help`")
     asked, ours = _slurm_only().parse_known_args(list(argv[:at]))
     options = flags.parse("run", [*ours, *argv[at:]])
     for flag, given in (
