@@ -171,7 +171,7 @@ class Stack:
     def stay_up(self) -> None:
         """Up, unless all of it is."""
         parts = ("supervisor", "nats", "weaver", "agent")
-        if not all(psutil.pid_exists(self.try_part_pid(part)) and self.try_part_pid(part) for part in parts):
+        if not all(_lives(self.try_part_pid(part)) for part in parts):
             self.up()
 
     def end_jobs(self) -> None:
@@ -250,9 +250,12 @@ class Stack:
             return 0
 
     def kill_part(self, name: str) -> int:
-        """SIGKILL a part; its pid."""
-        pid = self.spawner_pids()[0] if name == "spawner" else self.part_pid(name)
+        """SIGKILL a part and wait until the kernel has ended it; its pid."""
+        pid: int = (
+            wait_until(self.spawner_pids, "a spawner lives")[0] if name == "spawner" else self.part_pid(name)
+        )
         os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not _lives(pid), f"{name} has ended")
         return pid
 
     def wait_part_back(self, name: str, old_pid: int) -> None:
@@ -301,12 +304,20 @@ def _command(process: psutil.Process) -> str:
         return "?"
 
 
+def _lives(pid: int) -> bool:
+    """Whether a process runs. One that was killed keeps its pid until its parent reaps it."""
+    try:
+        return pid > 0 and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def _is_spawner(process: psutil.Process) -> bool:
-    """A spawner itself, not what it forked (forked workers keep its command line but lead a session)."""
+    """A spawner itself: it alone holds the lock beside its socket; what it forked has its command line."""
     try:
         if "torchloom.spawner" not in " ".join(process.cmdline()):
             return False
-        parent = process.parent()
-        return parent is None or "torchloom.spawner" not in " ".join(parent.cmdline())
+        files = [Path(file.path).name for file in process.open_files()]
     except psutil.Error:
         return False
+    return any(name.startswith("spawner-") and name.endswith(".lock") for name in files)
