@@ -2,8 +2,9 @@
 
     python bench/detect.py [--runs 2] [--sizes 2,4,8] [--faults kill,stop,…] [--benign-minutes 5]
                            [--torchrun 120] [--results FILE] [--report FILE] [--json]
-                           [--budget 540] [--markdown]
+                           [--budget 480] [--at-once 6] [--markdown]
     python bench/detect.py --regime device [--ahead 1,10,100] [--runs 1] [--sizes 2] [--faults kernel,…]
+                           [--budget 480] [--at-once 4] [--markdown]
 
 Every run is a real gloo job under a real `loom up`, hurt by `loom inject` on a rank and with a number from a
 seed that was not used for tuning (`--tuning` takes those). The truth is the injection, what counts is the
@@ -12,8 +13,9 @@ Benign jobs pause without a word, save, evaluate, are steered and resized, on ov
 there is the worst that can happen. `--torchrun S` stops a worker under torchrun and waits S seconds.
 `--regime device` runs jobs on the simulated accelerator, whose hosts run ahead of their devices.
 Results are appended to a file run by run: with the same FILE a run that was cut short goes on where it was.
-`--budget S` begins no run after S seconds and says which were left out; `--markdown` also prints the lines of
-the table in docs/detection.md, to be pasted over those that are there.
+`--budget S` begins no run that would not end within S seconds, and lists those that were left out.
+`--at-once N` runs so many jobs side by side; those that compare the times of ranks run alone, at the end.
+`--markdown` also prints the lines of the table in docs/detection.md, to be pasted over those that are there.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from typing import Any
 from detecting import benign, hurting, on_device, tables
 from detecting.cases import CASES
 from detecting.listening import Listener
+from detecting.schedule import Budget, Planned, perform
 from support.launchers import BIN, Notes, loom_up, torchrun, torchrun_command, wait_for
 from support.table import progress
 from torchloom.client import Client, Endpoint
@@ -87,19 +90,25 @@ def faults(args: argparse.Namespace, results: Results, base: int) -> None:
     left = [one for one in wanted if one not in done]
     if not left:
         return
-    with stack(args.telemetry) as (client, listener):
-        until_s = time.monotonic() + args.budget if args.budget else float("inf")
-        for at, (name, size, seed) in enumerate(left):
-            if time.monotonic() > until_s:
-                progress(f"left out for lack of time: {', '.join(f'{n} ×{s}' for n, s, _ in left[at:])}")
-                break
-            result = hurting.run(client, listener, CASES[name], size, seed, args.step_ms)
-            results.write(result)
-            shown = "missed" if result["right_s"] is None else f"{result['right_s']:.2f} s"
-            told = [(t["kind"], t["ranks"]) for t in result["told"]]
-            progress(f"{name} ×{size} rank {result['rank']}: {shown}, told {told}")
-            if args.verbose and result["told"]:
-                progress(f"    {result['told'][-1]['verdict']}")
+    with stack(args.telemetry) as (_, listener):
+
+        def planned(name: str, size: int, seed: int) -> Planned:
+            case = CASES[name]
+
+            def do(client: Client) -> None:
+                result = hurting.run(client, listener, case, size, seed, args.step_ms)
+                results.write(result)
+                shown = "missed" if result["right_s"] is None else f"{result['right_s']:.2f} s"
+                told = [(t["kind"], t["ranks"]) for t in result["told"]]
+                restarted = ", FALSE RESTART" if result.get("false_restart") else ""
+                progress(f"{name} ×{size} rank {result['rank']}: {shown}{restarted}, told {told}")
+                if args.verbose and result["told"]:
+                    progress(f"    {result['told'][-1]['verdict']}")
+
+            takes_s = case.horizon_s if case.harmless else min(case.horizon_s, 15.0)
+            return Planned(f"{name} ×{size}", takes_s + case.warm_s, case.alone, do)
+
+        perform([planned(*one) for one in left], args.at_once, Budget(args.budget))
 
 
 def under_torchrun(seconds: float) -> Iterator[dict[str, Any]]:
@@ -144,16 +153,17 @@ def main() -> None:
     parser.add_argument("--report", type=Path, metavar="FILE", help="only print the tables of this file")
     parser.add_argument("--telemetry", type=Path, metavar="FILE", help="keep all windows")
     parser.add_argument(
-        "--budget", type=float, default=0.0, help="seconds after which no run begins; 0: none"
+        "--budget", type=float, default=0.0, help="seconds in which all runs must end; 0: any"
     )
+    parser.add_argument("--at-once", type=int, default=1, help="jobs side by side; slow ones run alone")
     parser.add_argument("--markdown", action="store_true", help="print the table of docs/detection.md, too")
     parser.add_argument("--verbose", action="store_true", help="print every verdict")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaves through `with`: nothing stays behind
     if args.regime == "device":
-        with stack(args.telemetry) as (client, listener):
-            on_device.run(client, listener, args)
+        with stack(args.telemetry) as (_, listener):
+            on_device.run(listener, args)
         return
     args.faults = args.faults or ",".join(CASES)
     if args.report:

@@ -39,6 +39,19 @@ class Case:
     harmless: bool = False
     """It ends by itself or is at work: it is listened to until the end, and a restart is wrong."""
 
+    @property
+    def alone(self) -> bool:
+        """Whether it compares the times of ranks, which other jobs on the same cores would change."""
+        return bool({*self.expected} & SLOWNESS) or self.busy
+
+
+SLOWNESS = frozenset(
+    {
+        "compute-slow", "data-slow", "host-contention", "global-slowdown", "data-imbalance", "sender-slow",
+        "receiver-slow", "link-slow", "communication-slow",
+    }
+)  # fmt: skip
+
 
 def _case(name: str, fault: str, *expected: str, **more: Any) -> Case:
     return Case(name, fault, expected, **more)

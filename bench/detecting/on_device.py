@@ -11,11 +11,13 @@ import random
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from detecting.hurting import end, submit
 from detecting.listening import Listener
+from detecting.schedule import Budget, Planned, perform
 from support.launchers import wait_for
 from support.peers import PEERS
 from support.table import emit, progress
@@ -35,6 +37,21 @@ EXPECTED: dict[str, tuple[str, ...]] = {
     "launch": ("host-contention",),
     "none": (),
 }
+MEANING = {
+    "kill": "killed",
+    "stop": "SIGSTOP",
+    "loop": "host stuck in a loop, device idle",
+    "sync": "kernel stuck, host waits in `.item()`",
+    "kernel": "kernel stuck, host continues",
+    "communication": "communication does not end (no rank is named)",
+    "lost": "device lost, host does not notice",
+    "slow-1.3": "kernels 1.3×",
+    "slow-2": "kernels 2×",
+    "launch": "host launches late",
+    "none": "nothing, for 30 s (right: no report)",
+}
+TIMED = frozenset({"slow-1.3", "slow-2", "launch", "none"})
+"""They compare the times of ranks, so nothing runs beside them."""
 NOBODYS = ("communication", "none")
 AT_STEP = 60
 NOTES = (
@@ -45,23 +62,71 @@ NOTES = (
 )
 
 
-def run(client: Client, listener: Listener, args: argparse.Namespace) -> None:
+def run(listener: Listener, args: argparse.Namespace) -> None:
     made = accelerator.build()
     if made.library is None:
         raise SystemExit(f"no simulated accelerator here: {made.detail or made.outcome.value}")
     faults = args.faults.split(",") if args.faults else list(EXPECTED)
+    if unknown := set(faults) - set(EXPECTED):
+        raise SystemExit(f"there is no fault {', '.join(sorted(unknown))}: there are {', '.join(EXPECTED)}")
     found: list[dict[str, Any]] = []
-    for number in range(args.runs):
-        for size in map(int, args.sizes.split(",")):
-            for fault in faults:
-                for ahead in map(int, args.ahead.split(",")):
-                    one = _one(client, listener, fault, size, ahead, number)
-                    found.append(one)
-                    progress(
-                        f"{fault} ×{size} ahead {ahead} rank {one['rank']}: right after {one['right_s']}, "
-                        f"reported {one['told']}"
-                    )
+
+    def planned(fault: str, size: int, ahead: int, number: int) -> Planned:
+        def do(client: Client) -> None:
+            one = _one(client, listener, fault, size, ahead, number)
+            found.append(one)
+            right = "missed" if one["right_s"] is None else f"right after {one['right_s']:.1f} s"
+            progress(f"{fault} ×{size} ahead {ahead} rank {one['rank']}: {right}, reported {one['told']}")
+
+        alone = fault in TIMED
+        return Planned(
+            f"{fault} ×{size} ahead {ahead}", _horizon_s(fault) if not EXPECTED[fault] else 10.0, alone, do
+        )
+
+    every = [
+        planned(fault, size, ahead, number)
+        for number in range(args.runs)
+        for size in map(int, args.sizes.split(","))
+        for fault in faults
+        for ahead in map(int, args.ahead.split(","))
+    ]
+    perform(every, args.at_once, Budget(args.budget))
+    found.sort(key=lambda one: (faults.index(one["fault"]), one["ahead"]))
     emit("Detection on the simulated accelerator", list(_rows(found)), NOTES, args.json)
+    if args.markdown:
+        print(*for_docs(found), sep="\n")
+
+
+def for_docs(found: Sequence[dict[str, Any]]) -> list[str]:
+    """The table of docs/detection.md."""
+    aheads = sorted({one["ahead"] for one in found})
+    lines = [
+        f"| what happens on one rank | right | s, {' / '.join(map(str, aheads))} steps ahead | restarts |",
+        "|---|---|---|---|",
+    ]
+    for fault in dict.fromkeys(one["fault"] for one in found):
+        mine = [one for one in found if one["fault"] == fault]
+        right = sum(_is_right(one) for one in mine)
+        took = []
+        for ahead in aheads:
+            some = [one["right_s"] for one in mine if one["ahead"] == ahead and one["right_s"] is not None]
+            took.append(f"{statistics.median(some):.1f}" if some else "–")
+        shown = " / ".join(took) if EXPECTED[fault] else ""
+        restarts = sum(one.get("restarts", 0) for one in mine)
+        lines.append(f"| {MEANING[fault]} | {right} of {len(mine)} | {shown} | {restarts} |")
+    return lines
+
+
+def _is_right(one: dict[str, Any]) -> bool:
+    return (
+        not one["told"] and not one.get("restarts")
+        if not EXPECTED[one["fault"]]
+        else one["right_s"] is not None
+    )
+
+
+def _horizon_s(fault: str) -> float:
+    return 60.0 if fault in TIMED and EXPECTED[fault] else 30.0
 
 
 def _one(
@@ -81,7 +146,7 @@ def _one(
             if not wait_for(lambda: notes.exists() and done in notes.read_text(), 180):
                 return {**result, "told": ["did not start"]}
             began = time.time()
-            _listen(client, job, result, began, 60.0 if kind in ("slow", "launch") else 30.0)
+            _listen(client, job, result, began, _horizon_s(fault))
             result["restarts"] = client.job(job)["restarts"]
             result["peers"] = {name: at - began for name, (at, _) in heard.first.items() if at >= began}
         finally:
@@ -113,13 +178,12 @@ def _rows(found: list[dict[str, Any]]) -> Any:
         for ahead in dict.fromkeys(one["ahead"] for one in found if one["fault"] == fault):
             runs = [one for one in found if (one["fault"], one["ahead"]) == (fault, ahead)]
             right = [one["right_s"] for one in runs if one["right_s"] is not None]
-            healthy = fault == "none"
             wrong = sum(len(one["told"]) - (one["right_s"] is not None) for one in runs)
             yield {
                 "fault": fault,
                 "ahead": ahead,
                 "runs": len(runs),
-                "right": f"{sum(not one['told'] for one in runs) if healthy else len(right)}/{len(runs)}",
+                "right": f"{sum(map(_is_right, runs))}/{len(runs)}",
                 "s": round(statistics.median(right), 1) if right else None,
                 "other reports": wrong,
                 "restarts": sum(

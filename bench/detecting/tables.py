@@ -49,14 +49,15 @@ def show(results: Results, as_json: bool, markdown: bool = False) -> None:
 
 def for_docs(faults: Results) -> list[str]:
     """The table of docs/detection.md."""
-    lines = ["| fault | workers | right | median s (worst) |", "|---|---|---|---|"]
+    lines = ["| fault | workers | right | median s (worst) | false restarts |", "|---|---|---|---|---|"]
     for case in [name for name in CASES if any(r["case"] == name for r in faults)]:
         mine = [r for r in faults if r["case"] == case]
         delays = sorted(r["right_s"] for r in mine if r["right_s"] is not None)
         sizes = ", ".join(str(size) for size in sorted({r["size"] for r in mine}))
         took = f"{statistics.median(delays):.2g} ({delays[-1]:.2g})" if delays else ""
         right = f"{len(delays)} of {len(mine)} ({interval(len(delays), len(mine))})"
-        lines.append(f"| {case} | {sizes} | {right} | {took} |")
+        false = sum(bool(r.get("false_restart")) for r in mine)
+        lines.append(f"| {case} | {sizes} | {right} | {took} | {false} |")
     return lines
 
 
@@ -82,6 +83,7 @@ def by_case(faults: Results) -> Rows:
                     "p95 s": _p95(delays),
                     "median steps": statistics.median(steps) if steps else None,
                     "over s": statistics.median(over) if over else None,
+                    "false restarts": sum(bool(r.get("false_restart")) for r in mine),
                     "also": _also(mine, CASES[case].expected),
                 }
             )

@@ -166,8 +166,13 @@ FROM_THE_START = frozenset({"never-starts", "slow-stage"})
 
 
 def second(fault: ScenarioFault, shape: Parallelism, chance: random.Random) -> ScenarioFault:
-    """The same with another rank that has the fault as well, where a rank can have it."""
+    """The same with another rank that has the fault as well, where a rank can have it. Where both of
+    two stages are slow from the start, neither is slower than the other: then it is the same stage."""
     also = (fault.rank + 1 + chance.randrange(shape.world - 1)) % shape.world
+    if fault.kind == "slow-stage":
+        d, p, t = shape.place(fault.rank)
+        far = chance.randrange(1, shape.pp) if shape.pp > 2 else 0
+        also = shape.rank((d + 1) % shape.dp, (p + far) % shape.pp, t)
     if fault.kind in ("slow-data", "left-out-send"):
         d, _, t = shape.place(also)
         also = shape.rank(d, shape.place(fault.rank)[1], t)

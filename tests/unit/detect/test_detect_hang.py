@@ -356,6 +356,14 @@ def test_survivors_that_lost_their_peer_are_not_the_culprit() -> None:
     assert found.ranks == (2,) and found.certain and "rank 3 followed" in found.sentence
 
 
+def test_two_ranks_of_one_host_that_died_of_themselves_are_both_named() -> None:
+    dead = [window(r, process=ProcessFacts(state="X", died_ns=5 + r)) for r in (0, 1)]
+    after = window(3, process=ProcessFacts(state="X", died_ns=4, connection_lost=True))
+    (found,) = crashes([*dead, window(2), after])
+    assert found.ranks == (0, 1) and found.certain and found.sentence.startswith("ranks 0, 1 on node a")
+    assert "rank 3 followed" in found.sentence
+
+
 def test_a_node_that_is_not_heard_is_not_called_dead() -> None:
     (found,) = lost_nodes(["b"], {"a": (0, 1), "b": (2, 3)})
     assert found.ranks == (2, 3) and not found.certain and not found.may_act

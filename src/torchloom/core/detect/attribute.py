@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from torchloom.core.detect import words
-from torchloom.core.detect.cost import what_if
+from torchloom.core.detect.cost import lasting_share, what_if
 from torchloom.core.detect.own_times import MAX_STEPS, Peers, own_times, sample
 from torchloom.core.detect.robust import median
 from torchloom.core.detect.slow import (
@@ -17,6 +17,7 @@ from torchloom.core.detect.slow import (
     SlowLimits,
     Trigger,
     held_back,
+    lasting_late,
     lasting_set,
     localise,
 )
@@ -148,8 +149,11 @@ def _named(peers: Sequence[RankWindow], limits: SlowLimits) -> list[Finding]:
     while late or stopped:
         named = {one.rank: one for one in late}
         cost = what_if(peers, named, late[0].steps if late else 1)
-        if cost.share < limits.matters or _one_group(peers, set(named)):
-            named = {}  # without them the job would be no faster, or it is what they share that is slow
+        if cost.share < limits.matters:
+            late = _hidden(peers, late, limits)
+            named = {one.rank: one for one in late}
+        if _one_group(peers, set(named)):
+            named = {}  # it is what they share that is slow
         named |= {one.rank: one for one in stopped if one.rank not in named}
         if stopped:
             cost = what_if(peers, named)
@@ -162,6 +166,15 @@ def _named(peers: Sequence[RankWindow], limits: SlowLimits) -> list[Finding]:
         late = [one for one in late if found.get(one.rank, ()) is not None]
         stopped = [one for one in stopped if found[one.rank] is not None]
     return []
+
+
+def _hidden(peers: Sequence[RankWindow], late: Sequence[Late], limits: SlowLimits) -> list[Late]:
+    """Of late ranks without which the job would be no faster: those that are late for good, where in most
+    steps some other rank takes as long by chance. Nobody if another rank is as slow for good."""
+    known = {one.rank for one in late}
+    lasting = [one for one in lasting_late(peers, limits) if one.rank in known]
+    ranks = {one.rank for one in lasting}
+    return lasting if lasting_share(peers, ranks) >= limits.matters else []
 
 
 def _late(peers: Sequence[RankWindow], limits: SlowLimits) -> list[Late]:

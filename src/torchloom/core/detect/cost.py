@@ -49,6 +49,21 @@ def what_if(peers: Sequence[RankWindow], ranks: Collection[int], newest: int = M
     return _saved(step_ns, median([a - b for a, b in zip(late, rest, strict=True)]))
 
 
+def lasting_share(peers: Sequence[RankWindow], ranks: Collection[int]) -> float:
+    """What these ranks take beyond any other rank that is slow for good, as a share of the step.
+
+    In a large job somebody collects garbage in every step, so nobody alone ever costs a step: `what_if` is 0
+    for each. Medians over the steps leave out what hits a rank now and then, however many ranks there are.
+    """
+    peers = Peers.of(peers)
+    step_ns, typical = typical_step_ns(peers, peers.shared), peers.typical
+    named = [typical[r] for r in ranks if r in typical]
+    others = [own for r, own in typical.items() if r not in ranks]
+    if not named or not others or step_ns <= 0:
+        return 0.0
+    return max(0.0, (min(named) - max(others)) / step_ns)
+
+
 def _saved(step_ns: float, lost_ns: float) -> Cost:
     """The job's speed if every step were shorter by so much."""
     if step_ns <= 0:

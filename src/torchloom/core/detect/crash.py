@@ -10,17 +10,18 @@ from torchloom.model.findings import Evidence, Finding
 
 
 def crashes(windows: Sequence[RankWindow]) -> list[Finding]:
-    """Ranks that died on their own. A rank that died of a lost connection followed another one and is named
-    only if no other is dead: its peer may be on an unreachable node."""
+    """All ranks that died on their own. A rank that died of a lost connection followed another one and is
+    named only if no other is dead: its peer may be on an unreachable node."""
     dead = [w for w in windows if w.dead]
     own = [w for w in dead if not w.process.connection_lost]
     if not dead:
         return []
-    first = _first_of_each_node(own or dead)
+    first = own or _first_of_each_node(dead)
     named = {f.rank for f in first}
     followers = sorted(w.rank for w in dead if w.rank not in named)
     after = f"; {words.ranks_text(followers)} followed" if followers else ""
-    blamed = "" if own else "; it lost the connection to a peer, and nobody else is known to be dead"
+    whose = "it" if len(first) == 1 else "each"
+    blamed = "" if own else f"; {whose} lost the connection to a peer, and nobody else is known to be dead"
     done = max(w.steps_done for w in first) + words.offset_of(first)
     return [
         Finding(
@@ -28,7 +29,7 @@ def crashes(windows: Sequence[RankWindow]) -> list[Finding]:
             ranks=tuple(sorted(w.rank for w in first)),
             node=words.node_of(first),
             sentence=f"{words.whom(first)} died after step {done}{after}{blamed}",
-            confidence=0.99 if own and len(first) == 1 else 0.8 if own else 0.4,
+            confidence=0.99 if own else 0.4,
             certain=True,
             certainty="the process is gone",
             may_act=True,
@@ -40,7 +41,8 @@ def crashes(windows: Sequence[RankWindow]) -> list[Finding]:
 
 
 def _first_of_each_node(dead: Sequence[RankWindow]) -> list[RankWindow]:
-    """Deaths of one host can be ordered; between hosts they cannot, so each host keeps its first."""
+    """Of ranks that all lost a peer: deaths of one host can be ordered, and those of several cannot, so each
+    host keeps its first."""
     first: dict[str, RankWindow] = {}
     for window in sorted(dead, key=lambda w: w.process.died_ns):
         first.setdefault(window.node, window)

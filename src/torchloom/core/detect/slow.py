@@ -177,6 +177,13 @@ def localise(windows: Sequence[RankWindow], limits: SlowLimits) -> list[Late]:
     return []
 
 
+def lasting_late(windows: Sequence[RankWindow], limits: SlowLimits) -> list[Late]:
+    """Late ranks that are plainly late over all known steps, of which there are enough."""
+    least = max(limits.excess, LOOKS[0][1])
+    late = _localise(windows, replace(limits, excess=least), MAX_STEPS)
+    return [one for one in late if one.steps >= _SET_STEPS]
+
+
 def held_back(windows: Sequence[RankWindow], limits: SlowLimits) -> list[Late]:
     """Late ranks that a CPU quota stops, and their peers not, or less."""
     quotas = {w.rank: w.process.throttled_ns_per_step for w in windows}

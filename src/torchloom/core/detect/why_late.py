@@ -80,6 +80,8 @@ def explain(window: RankWindow, late: Late, usual: Usual, cost: Cost) -> Finding
         kind, why = "data-imbalance", f"it gets {work:.2f}× the work of its peers"
     elif _waits_for_host(window, usual):
         kind, why = "host-contention", "its device waits for its host, which launches too slowly"
+        if delay >= EXPLAINS_A_RANK * whole:
+            why = f"its device waits for its host, which wants a CPU and has none for {words.lasting(delay / 1e9)}"
     elif delay >= EXPLAINS_A_RANK * whole:
         kind, why = "host-contention", f"it wants a CPU and has none for {words.lasting(delay / 1e9)}"
     elif window.device.startswith("GPU") or window.accelerator is not None or cpu >= EXPLAINS_A_RANK * whole:
@@ -105,8 +107,7 @@ def explain(window: RankWindow, late: Late, usual: Usual, cost: Cost) -> Finding
         ranks=(window.rank,),
         node=window.node,
         sentence=f"{words.who(window)} takes {late.ratio:.2f}× the time of its peers "
-        f"({words.lasting(more)} a step more): {why}; this costs {cost.lost_steps_per_s:.3g} steps/s, "
-        f"{cost.share:.0%} of the job's speed",
+        f"({words.lasting(more)} a step more): {why}; {_costs(cost)}",
         confidence=confidence,
         certainty="slowness is reported, never certain",
         evidence=(Evidence(window.rank, f"late in {late.share:.0%} of {steps} steps, {how}"),),
@@ -122,6 +123,12 @@ def explain(window: RankWindow, late: Late, usual: Usual, cost: Cost) -> Finding
             "lost_steps_per_s": cost.lost_steps_per_s,
         },
     )
+
+
+def _costs(cost: Cost) -> str:
+    if cost.share >= 0.005:
+        return f"this costs {cost.lost_steps_per_s:.3g} steps/s, {cost.share:.0%} of the job's speed"
+    return "the job loses no speed to it yet, because in most steps some other rank takes as long by chance"
 
 
 def _waits_for_host(window: RankWindow, usual: Usual) -> bool:
