@@ -81,7 +81,8 @@ def explain(window: RankWindow, late: Late, usual: Usual, cost: Cost) -> Finding
     elif _waits_for_host(window, usual):
         kind, why = "host-contention", "its device waits for its host, which launches too slowly"
         if delay >= EXPLAINS_A_RANK * whole:
-            why = f"its device waits for its host, which wants a CPU and has none for {words.lasting(delay / 1e9)}"
+            none = words.lasting(delay / 1e9)
+            why = f"its device waits for its host, which wants a CPU and has none for {none}"
     elif delay >= EXPLAINS_A_RANK * whole:
         kind, why = "host-contention", f"it wants a CPU and has none for {words.lasting(delay / 1e9)}"
     elif window.device.startswith("GPU") or window.accelerator is not None or cpu >= EXPLAINS_A_RANK * whole:
