@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Error as PlaywrightError
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, Route, expect
 from stack import Stack, wait_until
 
 from conftest import Looker
@@ -231,6 +231,55 @@ def test_a_device_is_drained_and_returned(stack: Stack, job: str, looker: Looker
     page.get_by_role("dialog").get_by_role("button", name="Return").click()
     expect(devices.get_by_text("available").first).to_be_visible()
     expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+def made_device(number: int, **changed: object) -> dict[str, object]:
+    """A device as the API describes it; what these show takes a GPU days to do."""
+    made: dict[str, object] = {
+        "device": f"GPU-{number}", "kind": "gpu", "name": "A100", "node": "n1", "workers": [], "replicas": [],
+        "state": "available", "out": "", "out_at_ns": 0, "health": "ok", "health_why": "", "risk": 0.002,
+        "risk_why": "no signs", "at_risk": False, "testing": "", "wants_test": "",
+    }  # fmt: skip
+    return made | changed
+
+
+def test_risk_and_tests_of_devices_are_shown_in_words(stack: Stack, looker: Looker) -> None:
+    page, asked = looker.page, list[str]()
+    devices = [
+        made_device(0),
+        made_device(1, risk=0.18, at_risk=True, risk_why="214 corrected ECC errors a day"),
+        made_device(2, state="testing", testing="policy: it is at risk", out="drained, by policy: 18 %"),
+        made_device(3, state="drained", out="drained, by ann", risk=None, risk_why="not enough data: watched"),
+        made_device(4, wants_test="18 % to fail within a day", risk=0.18, at_risk=True),
+    ]
+    page.route(re.compile("/devices$"), lambda route: route.fulfill(json={"devices": devices, "workers": []}))
+
+    def accept(route: Route) -> None:
+        asked.append(f"{route.request.url.rpartition('/devices/')[2]} {route.request.post_data}")
+        route.fulfill(json={})
+
+    page.route(re.compile("/devices/GPU-.*"), accept)
+    looker.open(stack)
+    table = page.get_by_role("table", name="Devices to look at")
+
+    def row(number: int) -> Locator:
+        return table.get_by_role("row").filter(has_text=f"GPU-{number}")
+
+    expect(row(1)).to_contain_text("at risk: 18.0 % within 24 h")
+    expect(row(1)).to_contain_text("214 corrected ECC errors a day")
+    expect(row(0)).to_have_count(0)  # one without a sign needs no look
+    expect(row(2)).to_contain_text("testing")
+    expect(row(2)).to_contain_text("requested by policy: it is at risk")
+    expect(row(2).get_by_role("button")).to_have_count(0)  # its test decides whether it returns
+    expect(row(3)).to_contain_text("not enough data")
+    expect(row(4)).to_contain_text("to be tested when no worker uses it")
+    assert not looker.axe()
+    row(3).get_by_role("button", name="test and return").click()
+    page.get_by_role("dialog").get_by_role("button", name="Test").click()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    assert asked == ['GPU-3/return {"why":"on the page","test":true}']
+    page.set_viewport_size({"width": 390, "height": 844})
+    wait_until(lambda: not page.evaluate(OUTSIDE), "nothing stands out to the right")
 
 
 def test_an_earlier_state_is_restored_from_the_catalogue(stack: Stack, job: str, looker: Looker) -> None:

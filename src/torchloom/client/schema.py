@@ -136,9 +136,11 @@ class DeviceDetail(TypedDict):
     health_why: str
     risk: float | None
     risk_why: str
+    at_risk: bool
+    testing: str
+    wants_test: str
     drivers: list[DriverView]
     tests: list[TestView]
-    testing: str
     reports: list[HealthView]
     readings: list[ReadingView]
     leaving: list[LeavingView]
@@ -165,6 +167,9 @@ class DeviceEntry(TypedDict):
     health_why: str
     risk: float | None
     risk_why: str
+    at_risk: bool
+    testing: str
+    wants_test: str
 
 
 class DeviceFailure(TypedDict):

@@ -41,6 +41,12 @@ class DeviceEntry(BaseModel):
     """Probability that it fails within a day, by a simple model; null: not enough data."""
     risk_why: str
     """What raises it, or what is missing."""
+    at_risk: bool
+    """Its risk reached the limit of the policy, and has not fallen below half of that since."""
+    testing: str
+    """Who asked for the test that runs on it now, and why; empty: none runs."""
+    wants_test: str
+    """Why it is to be tested as soon as no worker uses it; empty: it is not."""
 
 
 class WorkerDevices(BaseModel):
@@ -126,8 +132,6 @@ class DeviceDetail(DeviceEntry):
     """What raises its risk, the strongest first."""
     tests: list[TestView]
     """Oldest first."""
-    testing: str
-    """Who asked for the test that runs on it now, and why; empty: none runs."""
     reports: list[HealthView]
     """What each source says that does not call the device ok."""
     readings: list[ReadingView]

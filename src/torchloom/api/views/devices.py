@@ -90,7 +90,6 @@ def device_detail(fleet: Fleet, device: Device, readings: Iterable[DeviceReading
             for one in found_risk.drivers
         ],
         tests=[_test(one) for one in device.tests],
-        testing="" if device.testing is None else f"{device.testing.by}: {device.testing.why}".rstrip(": "),
         leaving=[LeavingView(job=job, note=one.note, stays=one.stays) for job, one in leaving.items()],
         history=[
             DeviceNoteView(at_ns=one.at_ns, what=one.what, by=one.by, why=one.why) for one in device.history
@@ -135,6 +134,9 @@ def _entry(device: Device, now_ns: int) -> DeviceEntry:
         health_why=counts.why if counts is not None else "",
         risk=found.probability,
         risk_why="nothing is counted on CPU cores" if nothing else found.why,
+        at_risk=device.at_risk,
+        testing="" if device.testing is None else f"{device.testing.by}: {device.testing.why}".rstrip(": "),
+        wants_test=device.wants_test,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from torchloom.cli.declared import argument, option
-from torchloom.cli.fleet.device_test import follow_test, show_test
+from torchloom.cli.fleet.device_test import follow_test, show_risk, show_test
 from torchloom.cli.fleet.emptying import name_those_that_stay, wait_empty
 from torchloom.cli.options import JsonOption, api
 
@@ -47,10 +47,11 @@ def show(device: DeviceArgument, as_json: JsonOption = False) -> None:
     print(f"{found['device']}  {found['kind']} {found['name']} on {found['node']}")
     print(f"state    {found['state']}" + (f" ({found['out']})" if found["out"] else ""))
     print(f"health   {found['health']}" + (f": {found['health_why']}" if found["health_why"] else ""))
-    risk = "not predicted" if found["risk"] is None else f"{100 * found['risk']:.1f} % to fail within a day"
-    print(f"risk     {risk}: {found['risk_why']}")
+    show_risk(found)
     if found["testing"]:
         print(f"test     runs now, requested by {found['testing']}")
+    elif found["wants_test"]:
+        print(f"test     when no worker uses it: {found['wants_test']}")
     print(f"workers  {', '.join(user['worker'] for user in found['workers']) or '–'}")
     for one in found["leaving"]:
         print(f"leaving  {one['job']} {'stays' if one['stays'] else 'leaves'}: {one['note']}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -35,12 +36,26 @@ def follow_test(client: Client, device: str, quiet: bool) -> DeviceDetail:
     raise TimedOut(f"The test of {device} has not ended yet", hint=f"see `loom device {device}`")
 
 
+def show_risk(found: DeviceDetail) -> None:
+    """The probability to fail within 24 h, and by how much each sign raises its odds."""
+    if found["risk"] is None:
+        print(f"risk     not predicted: {found['risk_why']}")
+        return
+    limit = "; at risk by the policy" if found["at_risk"] else ""
+    print(f"risk     {100 * found['risk']:.1f} % to fail within 24 h{limit}")
+    for one in found["drivers"]:
+        print(f"         odds × {math.exp(min(one['weight'], 50.0)):.1f}: {one['says']}")
+    if not found["drivers"]:
+        print(f"         {found['risk_why']}")
+
+
 def show_test(result: TestView | None) -> None:
     if result is None:
         return
     from torchloom.cli.show import output
 
-    how = "passed" if result["passed"] else f"failed: {result['why']}"
+    how = "passed" if result["passed"] else "failed"
+    how += f": {result['why']}" if result["why"] else ""
     print(f"test     {result['source']}, {output.clock(result['at_ns'])}: {how}")
     if result["metrics"]:
         print()

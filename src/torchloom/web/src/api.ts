@@ -116,9 +116,11 @@ export interface DeviceDetail {
   health_why: string;
   risk: number | null;
   risk_why: string;
+  at_risk: boolean;
+  testing: string;
+  wants_test: string;
   drivers: Array<DriverView>;
   tests: Array<TestView>;
-  testing: string;
   reports: Array<HealthView>;
   readings: Array<ReadingView>;
   leaving: Array<LeavingView>;
@@ -145,6 +147,9 @@ export interface DeviceEntry {
   health_why: string;
   risk: number | null;
   risk_why: string;
+  at_risk: boolean;
+  testing: string;
+  wants_test: string;
 }
 
 export interface DeviceFailure {

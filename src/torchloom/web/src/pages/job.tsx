@@ -7,7 +7,7 @@ import { ofJob, useQuery } from "../live";
 import { JobActions, useMayAct } from "../parts/actions";
 import { Ago, Ask, Bar, Copy, Fact, Facts, Nothing, Section, Time, Trouble, useSome, type Question } from "../parts/bits";
 import { Curves } from "../parts/curves";
-import { DeviceActions, DeviceState } from "../parts/devices";
+import { DeviceActions, DeviceRisk, DeviceState } from "../parts/devices";
 import { Ranks } from "../parts/ranks";
 import { failed, JobState, Mark, State } from "../parts/mark";
 import { Timeline, type Happened } from "../parts/timeline";
@@ -225,12 +225,13 @@ function Devices({ job, generation }: { job: string; generation: number }) {
         </div>
         <div class="scroll">
           <table aria-label="Devices and their workers">
-            <thead><tr><th>Device</th><th>State</th><th>Node</th><th>Workers</th><th>Replicas</th><th><span class="only-read">Actions</span></th></tr></thead>
+            <thead><tr><th>Device</th><th>State</th><th>Risk</th><th>Node</th><th>Workers</th><th>Replicas</th><th><span class="only-read">Actions</span></th></tr></thead>
             <tbody>
               {someDevices.map((one) => (
                 <tr key={one.device} class={chosen && (one.device === chosen || one.workers.some((w) => w.worker === chosen || w.replica === chosen)) ? "chosen" : ""}>
                   <td class="mono">{choose(one.device, one.device)}<span class="sub">{one.name || one.kind}</span></td>
                   <td><DeviceState device={one} /></td>
+                  <td><DeviceRisk device={one} /></td>
                   <td>{one.node}</td>
                   <td>{one.workers.filter((w) => w.job === job).map((w) => `rank ${w.rank}`).join(", ")}</td>
                   <td>{[...new Set(one.workers.filter((w) => w.job === job).map((w) => w.replica))].map((replica) => <span key={replica}>{choose(replica, brief(replica))} </span>)}</td>
