@@ -249,7 +249,7 @@ def test_risk_and_tests_of_devices_are_shown_in_words(stack: Stack, looker: Look
         made_device(0),
         made_device(1, risk=0.18, at_risk=True, risk_why="214 corrected ECC errors a day"),
         made_device(2, state="testing", testing="policy: it is at risk", out="drained, by policy: 18 %"),
-        made_device(3, state="drained", out="drained, by ann", risk=None, risk_why="not enough data: watched"),
+        made_device(3, state="drained", out="drained, by ann", risk=None, risk_why="not enough data: 2 h"),
         made_device(4, wants_test="18 % to fail within a day", risk=0.18, at_risk=True),
     ]
     page.route(re.compile("/devices$"), lambda route: route.fulfill(json={"devices": devices, "workers": []}))

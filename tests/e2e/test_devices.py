@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import superbench_stand_in
 from nvml_stand_in import NvmlStandIn, gpu
 from stack import Stack, wait_until
 
@@ -30,6 +31,8 @@ class Gpus:
         self.nvml.write(GPUS)
         self.stack = Stack(root / "home")
         self.stack.env |= self.nvml.env
+        self.programs = root / "bin"
+        self.stack.env["PATH"] = f"{self.programs}:{self.stack.env['PATH']}"
         del self.stack.env["LOOM_SLOTS"]
         self.stack.up()
         self.notes = root / "notes"
@@ -194,6 +197,25 @@ def test_a_test_that_cannot_run_leaves_the_device_in_use(gpus: Gpus) -> None:
     assert (found["state"], found["health"]) == ("available", "ok")
     in_use = gpus.stack.loom("device", "test", sorted(busy)[0], check=5)
     assert "cannot be tested now: workers of" in in_use.stderr
+
+
+def test_superbench_tests_a_gpu_where_it_is_installed(gpus: Gpus) -> None:
+    busy = {device for _, device in gpus.settled().values()}
+    idle = next(gpu(index) for index in range(GPUS) if gpu(index) not in busy)
+    sb = superbench_stand_in.install(gpus.programs, "runs")
+    try:
+        told = gpus.stack.loom("device", "test", idle).stdout
+        assert "superbench" in told and "gemm-flops/rate" in told
+        superbench_stand_in.install(gpus.programs, "broken")
+        refused = gpus.stack.loom("device", "test", idle, check=5)
+        assert "failed the test: gemm-flops returned 32" in refused.stderr
+        found = gpus.stack.json("device", idle)
+        assert (found["state"], found["health"]) == ("available", "failing")
+        superbench_stand_in.install(gpus.programs, "runs")
+        gpus.stack.loom("device", "drain", idle)
+        assert "may get workers again" in gpus.stack.loom("device", "return", idle, "--test").stdout
+    finally:
+        sb.unlink()
 
 
 def test_a_device_is_tested_before_it_is_returned(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Runs the test of a device (torchloom/device_check.py) in a child process, and reports its result.
+"""Runs the test of a device in a child process, and reports its result: SuperBench on a GPU if it is
+installed and can run, else the product's own (torchloom/device_check.py).
 
 One test at a time on a host, so that two do not measure each other. A test that could not run, because torch
 does not see the device or the host lacks something, is reported as such and never as a fault of the device.
@@ -7,13 +8,14 @@ does not see the device or the host lacks something, is reported as such and nev
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import sys
 
 import msgspec
 
+from torchloom.agent.health.child_run import run_child
+from torchloom.agent.health.superbench_exec import installed, run_superbench
 from torchloom.agent.host import Host
 from torchloom.agent.processes.worker_environment import without_secrets
 from torchloom.device_check import ENDS_AFTER_S
@@ -26,7 +28,6 @@ SECONDS = 3.0
 """How long it measures; with the import of torch it takes a few seconds more."""
 _SLACK_S = 10.0
 _HUNG = f"the test did not end within {ENDS_AFTER_S} s"
-_MOST_BYTES = 64 << 10
 _MOST_METRICS = 16
 
 
@@ -60,6 +61,9 @@ class DeviceTests:
         arguments, env = [effect.kind, str(SECONDS)], without_secrets(os.environ)
         if effect.kind == "gpu":
             env["CUDA_VISIBLE_DEVICES"] = effect.device
+            found = await run_superbench(sb, env) if (sb := installed(env)) else None
+            if found is not None:
+                return found
         else:
             arguments.append(",".join(map(str, devices.cores_of(effect.device))))
         answer = await _ask(arguments, env)
@@ -74,38 +78,15 @@ class DeviceTests:
 
 
 async def _ask(arguments: list[str], env: dict[str, str]) -> CheckAnswer | None:
-    """The test's answer; None if it hung."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "torchloom.device_check",
-        *arguments,
-        env=env,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    text = b""
-    try:
-        async with asyncio.timeout(ENDS_AFTER_S + _SLACK_S):
-            text = await process.stdout.read(_MOST_BYTES)
-            await process.wait()
-    except TimeoutError:
-        return None
-    finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(TimeoutError):  # one that waits in the kernel ends when it can
-            async with asyncio.timeout(2.0):
-                await process.wait()
-    if process.returncode == -signal.SIGALRM:
+    """The answer of the product's own test; None if it hung."""
+    command = (sys.executable, "-m", "torchloom.device_check", *arguments)
+    end = await run_child(command, env, ENDS_AFTER_S + _SLACK_S)
+    if end.code is None or end.code == -signal.SIGALRM:
         return None
     try:
-        return msgspec.json.decode(text.strip().rpartition(b"\n")[2], type=CheckAnswer)
+        return msgspec.json.decode(end.text.strip().rpartition(b"\n")[2], type=CheckAnswer)
     except msgspec.DecodeError:
-        return CheckAnswer(cannot=f"the test's process ended with code {process.returncode}")
+        return CheckAnswer(cannot=f"the test's process ended with code {end.code}")
 
 
 def _bounded(result: TestResult) -> TestResult:

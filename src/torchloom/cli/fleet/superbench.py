@@ -68,8 +68,7 @@ def _read(files: list[Path]) -> BenchFile:
     found = BenchFile()
     for path in files:
         try:
-            with path.open("rb") as lines:
-                found.read(lines)
+            found.read_file(path.read_bytes(), path.resolve().parent.name)
         except OSError as error:
             raise UsageError(f"{path} cannot be read: {error.strerror}.") from None
     if not found.values and not found.defective:

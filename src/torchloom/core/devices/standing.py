@@ -12,14 +12,19 @@ COMPARABLE = 5
 """With fewer values there is no distribution to compare with."""
 SPREAD = 3 * 1.4826
 """Robust standard deviations (of the median's absolute deviation) that are within the usual spread."""
-_LESS_IS_BETTER = re.compile(
-    r"time|cost|latency|(^|[_/-])lat([_/-]|$)|overhead|duration|sharding|return_code", re.I
-)
+_MORE_IS_BETTER = re.compile(r"bw|bandwidth|throughput|flops|iops", re.I)
+_LESS_IS_BETTER = re.compile(r"time|cost|latency|(^|[_-])lat([_-]|$)|overhead|duration|sharding", re.I)
+_TIMED = ("cublas-function/", "cudnn-function/")
+"""SuperBench's benchmarks whose metrics are times without saying so."""
 
 
 def less_is_better(metric: str) -> bool:
-    """Judged by its name: times, latencies, costs and overheads; of anything else more is better."""
-    return _LESS_IS_BETTER.search(metric) is not None
+    """Judged by its name: times, latencies, costs and overheads; of anything else more is better. What
+    stands before the last slash is the benchmark, which may be one of bandwidths and latencies."""
+    if metric.startswith(_TIMED):
+        return True
+    name = metric.rpartition("/")[2]
+    return _MORE_IS_BETTER.search(name) is None and _LESS_IS_BETTER.search(name) is not None
 
 
 def beside(name: str, value: float, values: Sequence[float]) -> TestMetric:

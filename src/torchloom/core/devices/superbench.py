@@ -2,16 +2,19 @@
 
 A line of `results-summary.jsonl` is one node: `{"node": "n1", "gemm-flops/FP32:0": 18362.1, …}`; the number
 after the colon is a GPU of the node. A metric that has no number, or not one for each GPU, is one of the
-whole node and counts for all its GPUs. A line of `diagnosis_summary.jsonl` has `Index`, `Category` and
-`Defective Details`; it names what SuperBench's rules found defective. Other lines (the monitor's) are counted
-and left out.
+whole node and counts for all its GPUs. `nodes/n1/results-summary.json` is the same for one node, named by its
+directory. A diagnosis, `.jsonl` or a list in `.json`, names what SuperBench's rules found defective:
+`Index`, `Category` and `Defective Details`, or since 0.6 `index`, `diagnosis/category` and
+`diagnosis/issue_details`. Other lines (the monitor's) are counted and left out. `of_executed` reads what
+`sb exec` wrote about one device.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeGuard
 
 import msgspec
 from msgspec import Struct, field
@@ -24,6 +27,15 @@ KEPT_METRICS = 16
 MOST_METRICS = 20_000
 _RANKED = re.compile(r"^(.+):(\d{1,4})$")
 _DEFECTIVE = re.compile(r"([^\s,;(]+):(\d{1,4})(?=[(_])")
+_CODE = re.compile(r"^(.+)/return_code(?::(\d{1,4}))?$")
+_SET_UP_CODES = frozenset({1, 2, 10, 15, 16, 17, 18, 30, 31, 33, 34})
+"""The benchmark was not installed or configured for this device; nothing was measured."""
+_NOT_MEASURED = ("monitor/",)
+"""What its monitor saw meanwhile: of a temperature or a used memory more is neither better nor worse."""
+_EXACT = "/deterministic_"
+"""Losses and checksums of a computation that is the same everywhere."""
+_ALIKE = 3
+"""So many others must have the same value before one that differs is wrong."""
 _SOURCE = "superbench"
 Place = tuple[str, int | None]
 """A node, and the number of a GPU there; None: the whole node."""
@@ -38,32 +50,54 @@ class BenchFile(Struct):
     left_out: int = 0
     """Lines that are neither."""
 
+    def read_file(self, text: bytes, directory: str = "") -> None:
+        """A whole file; `directory` is the name of the one it is in."""
+        found = _decoded(text)
+        if isinstance(found, list):
+            for one in found:
+                self._object(one)
+        elif isinstance(found, dict) and any("/" in name for name in found):
+            self._object({"node": directory} | found if "node" not in found else found)
+        else:
+            self.read(text.splitlines())
+
     def read(self, lines: Iterable[str | bytes]) -> None:
         for line in lines:
             if line.strip():
-                self._line(line)
+                self._object(_decoded(line))
 
-    def _line(self, line: str | bytes) -> None:
-        try:
-            found = msgspec.json.decode(line)
-        except (msgspec.DecodeError, RecursionError, UnicodeError):
-            found = None
-        node = (found.get("node") or found.get("Index")) if isinstance(found, dict) else None
-        if not isinstance(found, dict) or not isinstance(node, str) or not node:
+    def _object(self, found: object) -> None:
+        if not isinstance(found, dict):
             self.left_out += 1
             return
-        if "Defective Details" in found or "Category" in found:
+        node = found.get("Index") or found.get("index") or found.get("node")
+        if not isinstance(node, str) or not node:
+            self.left_out += 1
+            return
+        category = found.get("Category") or found.get("diagnosis/category")
+        details = found.get("Defective Details") or found.get("diagnosis/issue_details")
+        if any(name.startswith("diagnosis/") or name in ("Category", "Defective Details") for name in found):
             # Its numbers are differences from a baseline, not measurements.
-            said = f"{found.get('Category') or ''}: {found.get('Defective Details') or ''}".strip(": ")
-            if said:
+            said = f"{category or ''}: {details or ''}".strip(": ")
+            if said and found.get("diagnosis/accept") is not True:
                 self.defective[node] = said
             return
         numbers = {name: float(v) for name, v in list(found.items())[:MOST_METRICS] if _is_number(v)}
         self.values.setdefault(node, {}).update(numbers)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _decoded(text: str | bytes) -> object:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        return None
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    """A number that a float can hold: in JSON a whole number may have any length."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= sys.float_info.max
 
 
 def results(file: BenchFile, gpus: Mapping[str, int]) -> dict[Place, TestResult]:
@@ -105,11 +139,71 @@ def _places(node: str, count: int) -> list[Place]:
 
 
 def _result(measured: Mapping[str, float], all_values: Mapping[str, list[float]]) -> TestResult:
-    failed = sorted(name for name, value in measured.items() if name.endswith("return_code") and value != 0)
-    metrics = [beside(name, v, all_values[name]) for name, v in measured.items() if "return_code" not in name]
+    failed, not_run = _codes(measured)
+    failed += [_differs(name, v, all_values[name]) for name, v in sorted(measured.items()) if _EXACT in name]
+    wrong = [one for one in failed if one]
+    metrics = [beside(name, v, all_values[name]) for name, v in measured.items() if _is_speed(name)]
     worst = sorted(metrics, key=_order)[:KEPT_METRICS]
-    why = f"{failed[0].rpartition('/')[0]} returned {measured[failed[0]]:g}" if failed else ""
-    return TestResult(source=_SOURCE, passed=not failed, why=why, metrics=tuple(worst), measured=len(metrics))
+    why = next(iter([*wrong, *not_run]), "")
+    return TestResult(source=_SOURCE, passed=not wrong, why=why, metrics=tuple(worst), measured=len(metrics))
+
+
+def _is_speed(name: str) -> bool:
+    return not (_CODE.match(name) or name.startswith(_NOT_MEASURED) or _EXACT in name)
+
+
+def _codes(measured: Mapping[str, float]) -> tuple[list[str], list[str]]:
+    """Benchmarks that failed, and those that could not run, in words."""
+    failed, not_run = [], []
+    for name, value in sorted(measured.items()):
+        found = _CODE.match(name)
+        if found is None or value == 0:
+            continue
+        if value in _SET_UP_CODES:
+            not_run.append(f"{found[1]} could not run (SuperBench's code {value:g})")
+        else:
+            failed.append(f"{found[1]} returned {value:g}" + (f" on GPU {found[2]}" if found[2] else ""))
+    return failed, not_run
+
+
+def _differs(name: str, value: float, values: Sequence[float]) -> str:
+    """Why a result that must be the same everywhere is wrong; empty if it is not, or cannot be known."""
+    others = [one for one in values if one != value]
+    if len(others) != len(values) - 1 or len(others) < _ALIKE or len(set(others)) != 1:
+        return ""
+    return f"{name} differs from that of all {len(others)} others, which are the same"
+
+
+def of_executed(files: Iterable[bytes]) -> TestResult | None:
+    """The result of one device, from the `results.json` of every benchmark that `sb exec` ran on it; None if
+    none could run. Several runs of a metric count as their mean."""
+    measured: dict[str, float] = {}
+    for text in files:
+        found = _decoded(text)
+        for one in found if isinstance(found, list) else ():
+            if isinstance(one, dict) and isinstance(one.get("name"), str):
+                measured |= _of_benchmark(one)
+    failed, not_run = _codes(measured)
+    metrics = [TestMetric(name=name, value=value) for name, value in measured.items() if _is_speed(name)]
+    if not metrics and not failed:
+        return None
+    return TestResult(
+        source=_SOURCE,
+        passed=not failed,
+        why=next(iter([*failed, *not_run]), ""),
+        metrics=tuple(sorted(metrics, key=lambda one: one.name)[:KEPT_METRICS]),
+        measured=len(metrics),
+    )
+
+
+def _of_benchmark(found: Mapping[str, object]) -> dict[str, float]:
+    name, code, result = found["name"], found.get("return_code"), found.get("result")
+    made: dict[str, float] = {f"{name}/return_code": float(code)} if _is_number(code) else {}
+    for metric, values in list(result.items())[:MOST_METRICS] if isinstance(result, dict) else ():
+        numbers = [float(one) for one in values if _is_number(one)] if isinstance(values, list) else []
+        if numbers and metric != "return_code":
+            made[f"{name}/{metric}"] = sum(numbers) / len(numbers)
+    return made
 
 
 def _order(metric: TestMetric) -> tuple[float, float, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from torchloom.core.devices.standing import beside, less_is_better
-from torchloom.core.devices.superbench import KEPT_METRICS, BenchFile, results
+from torchloom.core.devices.superbench import KEPT_METRICS, BenchFile, of_executed, results
 
 
 def summary(node: str, gpus: int = 4, **changed: float) -> str:
@@ -42,8 +42,8 @@ def test_a_metric_that_is_not_one_of_each_gpu_is_one_of_the_node() -> None:
 
 
 def test_a_benchmark_that_failed() -> None:
-    found = results(read(summary("n1", **{"mem-bw/return_code": 1})), {"n1": 4})
-    assert not found["n1", 0].passed and found["n1", 0].why == "mem-bw returned 1"
+    found = results(read(summary("n1", **{"mem-bw/return_code": 32})), {"n1": 4})
+    assert not found["n1", 0].passed and found["n1", 0].why == "mem-bw returned 32"
 
 
 def test_what_the_rules_found_defective_names_the_gpu() -> None:
@@ -63,8 +63,17 @@ def test_other_lines_and_garbage_are_counted_and_left_out() -> None:
     nested = b"[" * 100_000
     file = read('{"time": "2024-01-01", "gpu_usage:0": 3}', "not json", b"\xff\xfe", "[]", "", nested, "null")
     assert file.left_out == 6 and not file.values
-    strange = read('{"node": "n", "a": NaN}', '{"node": "n", "b": "x", "c": true, "d": 1e999, "e": 2}')
-    assert set(strange.values.get("n", {})) <= {"e"}
+    huge = "1" + "0" * 400
+    strange = read(
+        f'{{"node": "n", "f": {huge}, "e": 2}}',
+        '{"node": "n", "a": NaN}',
+        '{"node": "n", "b": "x", "c": true, "d": 1e999, "e": 2}',
+    )
+    assert set(strange.values["n"]) == {"e"}
+    assert (
+        of_executed([f'[{{"name": "x", "return_code": {huge}, "result": {{"a": [{huge}]}}}}]'.encode()])
+        is None
+    )
 
 
 def test_only_the_worst_metrics_are_kept() -> None:
@@ -84,3 +93,101 @@ def test_standing() -> None:
     assert beside("step_time", 15.0, times).shortfall > 0.4
     assert beside("step_time", 9.9, times).shortfall == 0.0
     assert beside("bw", 0.0, [0.0] * 6).shortfall == 0.0
+
+
+def test_a_return_code_counts_when_it_is_not_there_for_each_gpu() -> None:
+    """Model benchmarks have one for each process: `…/pytorch-llama2-7b/return_code:1`."""
+    line = {"node": "n1", "model-benchmarks:x/pytorch-llama2-7b/return_code:0": 0}
+    line |= {"model-benchmarks:x/pytorch-llama2-7b/return_code:1": 4}
+    found = results(read(json.dumps(line)), {"n1": 8})
+    assert not found["n1", 0].passed and found["n1", 0].measured == 0
+    assert found["n1", 0].why == "model-benchmarks:x/pytorch-llama2-7b returned 4 on GPU 1"
+    alone = results(read(json.dumps(line)), {"n1": 2})
+    assert alone["n1", 0].passed and not alone["n1", 1].passed
+
+
+def test_a_benchmark_that_is_not_set_up_says_nothing_about_the_device() -> None:
+    """31: its program is missing; 34: not made for this GPU. SuperBench's return_code.py has the list."""
+    found = results(read(summary("n1", **{"mem-bw/return_code": 31})), {"n1": 4})
+    assert found["n1", 0].passed and found["n1", 0].why == "mem-bw could not run (SuperBench's code 31)"
+    assert not results(read(summary("n1", **{"mem-bw/return_code": 32})), {"n1": 4})["n1", 0].passed
+
+
+def test_which_way_a_metric_is_better_follows_from_the_metric_and_not_from_its_benchmark() -> None:
+    less = (
+        "cublas-function/name_cublasCgemm_k_32_m_512_n_512_transa_1_transb_0",  # microseconds
+        "cudnn-function/name_cudnnConvolutionForward_algo_6",
+        "cpu-memory-bw-latency/mem_matrix_latency_numa_0_0_lat",
+        "nccl-bw/allreduce_8_time",
+        "model-benchmarks:llama2-7b-det/pytorch-llama2-7b/fp32_train_step_time",
+    )
+    more = (
+        "cpu-memory-bw-latency/mem_bandwidth_matrix_numa_0_0_bw",
+        "nccl-bw/allreduce_8_busbw",
+        "gemm-flops/FP64_TC",
+        "gpu-burn/gpu_0_pass",
+    )
+    assert all(less_is_better(name) for name in less)
+    assert not any(less_is_better(name) for name in more)
+
+
+def test_a_result_that_must_be_the_same_everywhere_and_is_not_is_a_fault() -> None:
+    """`deterministic_…` is compared bit for bit: more of a checksum is not better."""
+    name = "model-benchmarks:x/pytorch-llama2-7b/deterministic_act_hash"
+    line: dict[str, object] = {"node": "n1"} | {f"{name}:{gpu}": 749931980199534315 for gpu in range(4)}
+    same = results(read(json.dumps(line)), {"n1": 4})
+    assert all(one.passed for one in same.values())
+    odd = results(read(json.dumps(line | {f"{name}:2": 749931980199000000})), {"n1": 4})
+    assert [gpu for (_, gpu), one in odd.items() if not one.passed] == [2]
+    assert odd["n1", 2].why == f"{name} differs from that of all 3 others, which are the same"
+    all_differ = {f"{name}:{gpu}": gpu + 1 for gpu in range(4)}
+    assert all(one.passed for one in results(read(json.dumps(line | all_differ)), {"n1": 4}).values())
+
+
+def test_what_its_monitor_measured_is_no_benchmark() -> None:
+    monitor = {f"monitor/gpu_temperature:{gpu}": 30.0 + 40 * (gpu == 1) for gpu in range(4)}
+    found = results(read(summary("n1", **monitor)), {"n1": 4})
+    assert not [one for one in found["n1", 1].metrics if one.name.startswith("monitor/")]
+
+
+def test_a_diagnosis_as_a_list_with_newer_names() -> None:
+    """`sb result diagnosis --output-file-format json`; with --output-all it has the good nodes, too."""
+    details = "kernel-launch/event_overhead:1(B/L: 0.0060 VAL: 0.1000 VAR: 1577.85% Rule:lambda x:x>0.05)"
+    bad = {"index": "n1", "diagnosis/accept": False, "diagnosis/category": "KernelLaunch"}
+    good = {"index": "n2", "diagnosis/accept": True, "diagnosis/category": None, "gemm-flops/FP32:0": 1.0}
+    file = BenchFile()
+    file.read_file(json.dumps([bad | {"diagnosis/issue_details": details}, good], indent=4).encode())
+    found = results(file, {"n1": 2, "n2": 2})
+    assert {place: one.passed for place, one in found.items()} == {("n1", 1): False}
+    assert found["n1", 1].why.startswith("KernelLaunch: kernel-launch/event_overhead:1")
+
+
+def test_the_summary_of_one_node_is_named_by_its_directory() -> None:
+    """`nodes/n1/results-summary.json`, which SuperBench writes with an indent and without the node."""
+    file = BenchFile()
+    file.read_file(json.dumps({"gemm-flops/FP32:0": 1.0}, indent=2).encode(), "n1")
+    assert set(results(file, {"n1": 1})) == {("n1", 0)}
+    lines = BenchFile()
+    lines.read_file(f"{summary('n1')}\n\n{summary('n2')}\nnonsense\n".encode(), "outputs")
+    assert set(lines.values) == {"n1", "n2"} and lines.left_out == 1
+    monitor = BenchFile()
+    monitor.read_file(b'{"time": "2021-12-06 04:19:35", "gpu_usage:0": 56}\n', "rank0")
+    assert not monitor.values and monitor.left_out == 1
+
+
+def test_what_sb_exec_wrote_for_one_device() -> None:
+    """`benchmarks/NAME/rank0/results.json`: a list; one that could not be made is null."""
+    files = [
+        [{"name": "gemm-flops", "return_code": 0, "result": {"return_code": [0], "FP32": [18000, 18200.0]}}],
+        [{"name": "mem-bw", "return_code": 31, "result": {"return_code": [31]}}],
+        [None],
+        "nonsense",
+    ]
+    found = of_executed([json.dumps(one).encode() for one in files] + [b"{"])
+    assert found is not None and found.passed and found.source == "superbench"
+    assert [(one.name, one.value) for one in found.metrics] == [("gemm-flops/FP32", 18100.0)]
+    assert found.why == "mem-bw could not run (SuperBench's code 31)"
+    failed = of_executed([json.dumps([{"name": "mem-bw", "return_code": 32, "result": {}}]).encode()])
+    assert failed is not None and not failed.passed and failed.why == "mem-bw returned 32"
+    assert of_executed([json.dumps(files[1]).encode()]) is None  # nothing ran: nothing is known
+    assert of_executed([]) is None
