@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import assert_never
 
+from torchloom import __version__
 from torchloom.agent.checkpoints.memory_tiers import release_memory
 from torchloom.agent.health.device_tests import DeviceTests
 from torchloom.agent.host import Host
@@ -88,6 +89,11 @@ class Commands:
         """Handler of the command subject."""
         try:
             command = codec.decode_command(message.data)
+        except codec.NewerSchema as error:
+            agent = f"the agent of {self._host.node} (torchloom {__version__})"
+            why = f"{agent} is too old for this command: {error}"
+            log.error("a command was refused: %s", why)
+            receipt = Receipt(False, self._host.epoch, why, too_old=True)
         except codec.DecodeError as error:
             log.warning("a command that cannot be read was refused: %s", error)
             receipt = Receipt(False, self._host.epoch, f"this agent does not understand the command: {error}")

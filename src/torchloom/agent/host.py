@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from torchloom import __version__
 from torchloom.agent.checkpoints.save_reports import Saves
 from torchloom.agent.journal import Journal, ProcessNote
 from torchloom.agent.lighthouse.keeper import Lighthouses
@@ -180,4 +181,5 @@ class Host:
             highest_epoch=self.epoch,
             memory_port=self.door.port if self.door is not None else 0,
             domain=self.domain,
+            version=__version__,
         )

@@ -23,6 +23,9 @@ from torchloom.model.worker import WorkerRef
 log = logging.getLogger(__name__)
 
 
+NOTE_SCHEMA = 1
+
+
 @dataclass(frozen=True)
 class ProcessNote:
     """A process of ours that has no black box: a store, or a worker for whose box there was no room."""
@@ -43,6 +46,7 @@ class ProcessNote:
     port: int = 0
     lighthouse: str = ""
     news: str = ""
+    schema: int = NOTE_SCHEMA
 
     @property
     def name(self) -> str:
@@ -149,10 +153,15 @@ class Journal:
         found = []
         for path in sorted(self._notes.glob("*.json")):
             try:
-                found.append(_decoder.decode(path.read_bytes()))
+                note = _decoder.decode(path.read_bytes())
             except (OSError, msgspec.DecodeError, RecursionError) as error:
                 log.warning("%s is damaged and is removed: %s", path, error)
                 path.unlink(missing_ok=True)
+                continue
+            if note.schema > NOTE_SCHEMA:
+                log.error("%s is of a newer agent (schema %d) and is left alone", path, note.schema)
+            else:
+                found.append(note)
         return found
 
 

@@ -134,7 +134,7 @@ class Name:
             )
             try:
                 await self._bus.append(
-                    subjects.node_event(self._host.node), codec.encode(envelope), id=event_id
+                    subjects.node_event(self._host.node), codec.encode_envelope(envelope), id=event_id
                 )
                 return
             except (UsageError, ValueError, OverflowError) as error:

@@ -65,7 +65,7 @@ class Reporter:
                 id = first.envelope.id
                 try:
                     # New at every try: it relates the stream's clock to this host's at that moment.
-                    data = codec.encode(replace(first.envelope, sent_ns=time.time_ns()))
+                    data = codec.encode_envelope(replace(first.envelope, sent_ns=time.time_ns()))
                     await self._bus.append(subject, data, id=id)
                 except (UsageError, ValueError, OverflowError) as error:
                     # Every retry would be refused, and everything behind it would wait forever.

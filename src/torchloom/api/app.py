@@ -28,6 +28,7 @@ from torchloom.api.routes import (
     scaling,
     series,
     stragglers,
+    versions,
 )
 from torchloom.api.schemas.bodies import Health
 from torchloom.api.tokens import Tokens
@@ -52,9 +53,13 @@ class Gate:
     async def __call__(self, request: Request) -> None:
         self._open = self._open or self._control.ready
         if not self._open:
+            if self._control.blocked:
+                raise BusUnavailable(self._control.blocked, hint="upgrade it, or ask another control service")
             raise BusUnavailable(
                 "The control service is still reading its history", hint="try again in a moment"
             )
+        if self._control.blocked and request.method not in SAFE_METHODS:
+            raise BusUnavailable(self._control.blocked, hint="nothing was changed; ask another one, or upgrade")
         lasting = self._control.disturbances() if request.method not in SAFE_METHODS else []
         if lasting:
             raise BusUnavailable(
@@ -113,6 +118,7 @@ def create_app(
         stragglers.routes(control),
         series.routes(control),
         events.routes(control),
+        versions.routes(control),
         prometheus.routes(control, version),
     ):
         router.include_router(part, dependencies=[Depends(gate)])

@@ -19,7 +19,14 @@ from torchloom.model.faults import Fault
 from torchloom.model.fleet import Fleet
 from torchloom.model.incidents import Incident
 from torchloom.model.job import Accepted, JobSpec
-from torchloom.model.messages import BoxReading, CheckpointAnswer, CheckpointVerb, LogPiece, WorkerPulse
+from torchloom.model.messages import (
+    BoxReading,
+    CheckpointAnswer,
+    CheckpointVerb,
+    LogPiece,
+    WeaverPresence,
+    WorkerPulse,
+)
 from torchloom.model.notice import Notice
 from torchloom.model.replayed import Replay
 from torchloom.model.steering import ChangePlan, ConfigChoice, KnownConfig, Mode
@@ -104,6 +111,20 @@ class Control(Protocol):
     @property
     def ready(self) -> bool:
         """Whether it is connected and has caught up with the stream."""
+        ...
+
+    @property
+    def blocked(self) -> str:
+        """Why it can read the stream no further and never leads again; empty: it can."""
+        ...
+
+    def weavers(self) -> list[WeaverPresence]:
+        """This control service and the others that announced themselves lately."""
+        ...
+
+    @property
+    def refusals(self) -> dict[str, str]:
+        """Why the agent of a node refused the newest command as too new for it."""
         ...
 
     def troubles(self) -> list[str]:

@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 
 STREAM = f"KV_{LEASE_BUCKET}"
 LONGEST_TTL_S = 3600.0
+SCHEMA = 1
+NEWER_TTL_S = 10.0
+"""For how long an entry of a newer schema that does not change counts as held."""
 HIGHEST_EPOCH = 2**53
 
 
@@ -49,12 +52,15 @@ def parse_entry(message: dict[str, Any]) -> _Entry:
     revision, at_ns = int(message["seq"]), parse_time_ns(message["time"])
     try:
         value = json.loads(base64.b64decode(message.get("data", "")))
+        if isinstance(schema := value.get("schema", SCHEMA), int) and schema > SCHEMA:
+            log.warning("the lease is held by a newer version (schema %d)", schema)
+            return _Entry(revision, f"schema {schema}", NEWER_TTL_S, at_ns, revision, revision)
         token, ttl_s, epoch = value["token"], value["ttl_s"], value["epoch"]
         if not isinstance(token, str) or isinstance(ttl_s, bool) or not isinstance(epoch, int):
             raise TypeError("an entry of another kind")
         if not 0 < ttl_s <= LONGEST_TTL_S or not 0 <= epoch < HIGHEST_EPOCH:
             raise ValueError("an entry that no weaver writes")
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         log.warning("the lease at revision %d cannot be read; it counts as free", revision)
         return _Entry(revision, "", 0.0, at_ns, 0)
     # Earlier versions wrote an acquisition without an epoch: it was the revision.
@@ -142,7 +148,13 @@ class NatsLease:
     async def _write(self, token: str, expect: int, epoch: int) -> None:
         began_s = time.monotonic()
         value = json.dumps(
-            {"holder": self._holder, "token": token, "ttl_s": self._ttl_s, "epoch": epoch}
+            {
+                "schema": SCHEMA,
+                "holder": self._holder,
+                "token": token,
+                "ttl_s": self._ttl_s,
+                "epoch": epoch,
+            }
         ).encode()
         self._revision = await store(
             self._link, self._subject, value, timeout_s=self._timeout_s, expect_last=expect

@@ -54,6 +54,7 @@ FAMILIES = {
     "shell": "shell",
     "demo": "service",
     "doctor": "doctor",
+    "upgrade": "service",
     "context": "access",
     "token": "access",
     "completion": "shell",

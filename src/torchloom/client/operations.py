@@ -76,6 +76,7 @@ if TYPE_CHECKING:
         TokenMade,
         TokenRequest,
         TokenView,
+        Versions,
     )
 
 
@@ -731,6 +732,11 @@ class Operations(Transport):
         return self.stream(
             "/events", last_event_id, topic=topic, kind=kind, job=job, after=after, follow=follow
         )
+
+    def versions(self) -> Versions:
+        """Which version runs where."""
+        found: Versions = self.request("GET", "/versions")
+        return found
 
     def metrics(self) -> str:
         """Metrics"""

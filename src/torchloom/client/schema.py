@@ -681,6 +681,11 @@ class JobTelemetry(TypedDict):
     workers: list[BoxView]
 
 
+class JobVersions(TypedDict):
+    job: str
+    workers: dict[str, int]
+
+
 class JoinRequest(TypedDict):
     token: str
     node: str
@@ -790,6 +795,13 @@ class LoginRequest(TypedDict):
 
     token: NotRequired[str | None]
     code: NotRequired[str | None]
+
+
+class NodeVersion(TypedDict):
+    node: str
+    state: str
+    version: str
+    refused: str
 
 
 class NodeView(TypedDict):
@@ -1104,6 +1116,13 @@ class SeriesView(TypedDict):
     high: list[float | None]
 
 
+class ServiceVersion(TypedDict):
+    name: str
+    version: str
+    leads: bool
+    blocked: str
+
+
 class SettingView(TypedDict):
     """A setting as it is declared, and its value in every place it has."""
 
@@ -1210,6 +1229,13 @@ class UnfinishedLine(TypedDict):
 
     rank: int
     text: str
+
+
+class Versions(TypedDict):
+    services: list[ServiceVersion]
+    nodes: list[NodeVersion]
+    jobs: list[JobVersions]
+    schemas: dict[str, int]
 
 
 class WitnessView(TypedDict):

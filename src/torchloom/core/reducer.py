@@ -292,6 +292,7 @@ def _dispatch(turn: Turn, event: Event) -> None:
         case LeaseTaken():
             if event.epoch > turn.fleet.epoch:  # a deposed weaver's claim may come late
                 turn.fleet.epoch, turn.fleet.leader = event.epoch, event.weaver
+                turn.fleet.leader_version = event.version
         case ControlDisturbed():
             control_disturbed(turn, event)
         case AgentFlooded():

@@ -6,7 +6,7 @@ does it at most once.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from msgspec import Struct
 
@@ -19,6 +19,8 @@ from torchloom.model.worker import WorkerRef
 
 
 class EffectBase(Struct, frozen=True, kw_only=True, tag_field="do"):
+    since: ClassVar[int] = 1
+    """The schema of commands that knows this one, as `EventBase.since` says it of events."""
     id: str
     cause: int
     """Sequence number of the event that led to it."""

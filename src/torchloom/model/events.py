@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from msgspec import Struct
 
@@ -29,6 +29,10 @@ from torchloom.model.worker import DeviceUse, EndRecord, Exit, LogLoss, WorkerRe
 
 class EventBase(Struct, frozen=True, kw_only=True, tag_field="event"):
     """Common root, so that every event is tagged the same way."""
+
+    since: ClassVar[int] = 1
+    """The schema of events (wire/versions.py) that knows this one. An event that is added later, or that gets
+    a field which must not be ignored, names the next number here: whoever reads less then does not guess."""
 
 
 class JobSubmitted(EventBase, frozen=True, kw_only=True, tag="job-submitted"):
@@ -360,6 +364,8 @@ class StartedWorker(Struct, frozen=True):
     devices: tuple[DeviceUse, ...] = ()
     blind: str = ""
     """Why this worker has no black box, if it has none."""
+    version: str = ""
+    """Of the torchloom that runs in it: its spawner's; empty from one that does not report it."""
 
 
 class WorkersStarted(EventBase, frozen=True, kw_only=True, tag="workers-started"):
@@ -559,6 +565,8 @@ class TimerFired(EventBase, frozen=True, kw_only=True, tag="timer-fired"):
 class LeaseTaken(EventBase, frozen=True, kw_only=True, tag="lease-taken"):
     weaver: str
     epoch: int
+    version: str = ""
+    """Of the weaver's torchloom."""
 
 
 class SnapshotVerified(EventBase, frozen=True, kw_only=True, tag="snapshot-verified"):
@@ -664,3 +672,5 @@ class Envelope(Struct, frozen=True):
     """An agent's wall clock as it sent this; 0 from a weaver. Times in its events are by that clock."""
     session: str = ""
     """Of the agent that sent it."""
+    schema: int = 1
+    """What a reader must know to understand it; set by `codec.encode_envelope`."""

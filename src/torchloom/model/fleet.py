@@ -66,6 +66,8 @@ class Worker(Struct, kw_only=True):
     pid: int = 0
     devices: tuple[DeviceUse, ...] = ()
     blind: str = ""
+    version: str = ""
+    """Of the torchloom in it."""
     started_at_ns: int = 0
     first_step_at_ns: int = 0
     exit: Exit | None = None
@@ -357,6 +359,8 @@ class Fleet(Struct, kw_only=True):
     """The stamp of the newest event."""
     epoch: int = 0
     leader: str = ""
+    leader_version: str = ""
+    """Of the leader's torchloom."""
     trimmed: int = 0
     """Events up to here are needed by nobody, and may be dropped; kept by core.history.trimming."""
     disturbances: int = 0

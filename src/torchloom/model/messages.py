@@ -31,6 +31,8 @@ class Command(Struct, frozen=True):
     """The job's environment, attached at sending so that it is in no event."""
     session: str = ""
     """Session of the addressed agent: another agent with the same name does not answer."""
+    schema: int = 1
+    """What an agent must know to carry it out; set by `codec.encode_command`."""
 
 
 class Receipt(Struct, frozen=True):
@@ -39,6 +41,8 @@ class Receipt(Struct, frozen=True):
     accepted: bool
     highest_epoch: int
     why: str = ""
+    too_old: bool = False
+    """Refused because the command is of a newer schema than this agent reads."""
 
 
 class AskLease(Struct, frozen=True, kw_only=True):
@@ -57,6 +61,16 @@ class Standing(Struct, frozen=True):
     name: Literal["yours", "free", "taken"]
     why: str = ""
     hint: str = ""
+
+
+class WeaverPresence(Struct, frozen=True, kw_only=True):
+    """A weaver announces itself to the others."""
+
+    name: str
+    version: str
+    leads: bool
+    blocked: str = ""
+    """Why it can read the stream no further; empty: it can."""
 
 
 class ReadLog(Struct, frozen=True, tag_field="ask", tag="read-log"):

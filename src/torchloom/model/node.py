@@ -70,3 +70,5 @@ class Inventory(Struct, frozen=True, kw_only=True):
     """Where other agents send and take states in memory; 0: nowhere."""
     domain: str = ""
     """What fails together with this host (a rack, say), as LOOM_FAILURE_DOMAIN names it."""
+    version: str = ""
+    """Of the agent's torchloom; empty from one that does not report it."""

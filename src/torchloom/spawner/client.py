@@ -14,12 +14,13 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
 from torchloom.errors import SpawnFailed, TimedOut
 from torchloom.spawner.unix_socket import usable_address
+from torchloom.wire import versions
 
 LINE_LIMIT = 64 << 20
 """Longest message: a start request carries the whole environment of every worker."""
@@ -82,7 +83,7 @@ def read_message(line: bytes) -> dict[str, Any] | ChildExit:
     try:
         message = json.loads(line)
         if "exit" in message:
-            ended = ChildExit(**message["exit"])
+            ended = ChildExit(**_of(ChildExit, message["exit"]))
             _check_exit(ended)
             return ended
         if not isinstance(message, dict) or not isinstance(message["id"], int):
@@ -90,6 +91,13 @@ def read_message(line: bytes) -> dict[str, Any] | ChildExit:
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise SpawnerGone("the spawner sent something that is no message") from error
     return message
+
+
+def _of(record: type, said: Mapping[str, Any]) -> dict[str, Any]:
+    """What this version knows of an answer. A spawner may be newer than the agent (the package was replaced
+    while the agent ran) and say more."""
+    known = {one.name for one in fields(record)}
+    return {name: value for name, value in said.items() if name in known}
 
 
 def _check_exit(ended: ChildExit) -> None:
@@ -104,7 +112,7 @@ def _check_exit(ended: ChildExit) -> None:
 
 
 def _request(number: int, do: str, fields: Mapping[str, Any]) -> bytes:
-    return json.dumps({"id": number, "do": do, **fields}).encode() + b"\n"
+    return json.dumps({"id": number, "do": do, "schema": versions.SPAWNER, **fields}).encode() + b"\n"
 
 
 def _result(reply: Mapping[str, Any]) -> Any:
@@ -118,7 +126,9 @@ def _result(reply: Mapping[str, Any]) -> Any:
 def read_started(result: Any) -> list[Started]:
     """The answer to a start request. Raises SpawnFailed for one that no spawner of ours gives."""
     try:
-        found = [Started(**{**one, "notes": tuple(map(str, one.get("notes", ())))}) for one in result]
+        found = [
+            Started(**_of(Started, {**one, "notes": tuple(map(str, one.get("notes", ())))})) for one in result
+        ]
     except (TypeError, AttributeError) as error:
         raise SpawnFailed("the spawner did not say what it has started") from error
     for one in found:
@@ -132,7 +142,7 @@ def read_started(result: Any) -> list[Started]:
 def read_keeper(result: Any) -> StoreKeeper:
     """The answer to a store request. Raises SpawnFailed for one that no spawner of ours gives."""
     try:
-        keeper = StoreKeeper(**result)
+        keeper = StoreKeeper(**_of(StoreKeeper, result))
     except TypeError as error:
         raise SpawnFailed("the spawner did not say where the store is") from error
     numbers = (keeper.pid, keeper.start_ticks, keeper.port)

@@ -20,10 +20,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from torchloom import __version__
 from torchloom.private import make_private
 from torchloom.spawner.children import Children, Refused
 from torchloom.spawner.unix_socket import usable_address
 from torchloom.spawner.warm import Warmth, thread_count
+from torchloom.wire import versions
 
 _INBOUND_LIMIT = 64 << 20
 """Longest request: a start carries the whole environment of every worker."""
@@ -247,6 +249,11 @@ class Server:
         }
         handler = handlers.get(request["do"])
         try:
+            if isinstance(schema := request.get("schema", 1), int) and schema > versions.SPAWNER:
+                raise Refused(
+                    f"this spawner (torchloom {__version__}) is too old for the request: "
+                    f"it has schema {schema}, the spawner reads up to {versions.SPAWNER}"
+                )
             if handler is None:
                 raise Refused(f"a spawner cannot do {request['do']!r}")
             if self._leaving and request["do"] in ("start", "store"):
@@ -276,6 +283,8 @@ class Server:
         warmth = self.children.warmth
         return {
             "pid": os.getpid(),
+            "version": __version__,
+            "schema": versions.SPAWNER,
             "key": self._key,
             "state": "warming" if self._warming else "cold" if warmth.cold else "warm",
             "torch": warmth.torch,

@@ -8,5 +8,6 @@ live_view, knowledge     what telemetry shows                 history     a job'
 leading      the lease, and what keeps it from being held    dropping    drops history behind snapshots
 quotas       what one agent may send                         replays     an incident, event by event
 doors        stops an agent that floods the stream           monitors    reads reports of health
+presence     which weavers there are, of which version
 snapshot, clock, alarms, environments, job_keys    mechanics  trouble     what keeps it from acting
 """

@@ -44,6 +44,8 @@ class Dispatcher:
         self._recorded: set[str] = set()
         self._delivered: set[str] = set()
         """Mail that an agent has: it stays in the mailbox, and only a new agent is sent it again."""
+        self.refusals: dict[str, str] = {}
+        """Why the agent of a node cannot read what it is sent: it is too old."""
         self.last_decision = 0
         """Sequence of the newest decision in the stream, kept up to date by the reader of the stream."""
 
@@ -98,7 +100,10 @@ class Dispatcher:
 
     async def _append(self, envelope: Envelope) -> None:
         self.last_decision = await self._bus.append(
-            subjects.DECISIONS, codec.encode(envelope), id=envelope.id, expect_last=self.last_decision
+            subjects.DECISIONS,
+            codec.encode_envelope(envelope),
+            id=envelope.id,
+            expect_last=self.last_decision,
         )
 
     async def _send_all(self, fleet: Fleet, node: str, effects: Sequence[Effect], epoch: int) -> None:
@@ -124,10 +129,14 @@ class Dispatcher:
         elif isinstance(effect, WarmSpawner):
             env = await self._environments.get(fleet.jobs.get(effect.job))
         known = fleet.nodes.get(effect.node)
-        data = codec.encode(Command(epoch, effect, env, known.session if known is not None else ""))
+        data = codec.encode_command(Command(epoch, effect, env, known.session if known is not None else ""))
         receipt = codec.decode_receipt(
             await self._bus.request(subjects.command(effect.node), data, timeout_s=2.0)
         )
+        if receipt.too_old:
+            self.refusals[effect.node] = receipt.why
+        else:
+            self.refusals.pop(effect.node, None)
         if not receipt.accepted:
             # Whatever epoch it claims to obey: the lease says who leads, and no agent deposes a weaver.
             log.warning("%s refused %s: %s", effect.node, effect.id, receipt.why)

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 
+from torchloom import __version__
 from torchloom.bus.protocol import Bus, Lease
 from torchloom.core.disturbance import open_now
 from torchloom.errors import BusUnavailable, TimedOut
@@ -100,6 +101,8 @@ class Leading:
     async def _hold(self) -> None:
         """Hold the lease if nobody else does."""
         stream = self._stream
+        if stream.blocked:
+            return
         if stream.epoch and not await self._lease.renew():
             self._step_down("the lease was lost")
         if not stream.epoch and stream.fleet.seq >= stream.caught_up_to:
@@ -109,7 +112,7 @@ class Leading:
                 self._live.expect(stream.fleet, asyncio.get_running_loop().time())
         if stream.fleet.epoch < stream.epoch:
             # Also if it could not be stored the first time, on a disk that was full for instance.
-            await stream.say("lease", LeaseTaken(weaver=stream.name, epoch=stream.epoch))
+            await stream.say("lease", LeaseTaken(weaver=stream.name, epoch=stream.epoch, version=__version__))
             log.info("%s leads with epoch %d", stream.name, stream.epoch)
             self._wake.set()
 
@@ -127,11 +130,27 @@ class Leading:
 
     def _check_progress(self, now_s: float) -> None:
         read, since_s, looks = self._read
+        if self._stream.blocked:
+            return  # a restart would end at the same event
         if read == self._stream.fleet.seq and looks >= LOOKS and now_s - since_s > STALLED_AFTER_S:
             raise TimedOut(
                 f"No event after {read} was read for {now_s - since_s:.0f} s, although there are newer ones",
                 hint="the weaver ends, and its supervisor starts another",
             )
+
+    async def stop_for_good(self, seq: int, error: Exception) -> None:
+        """The stream has an event that this weaver cannot read: from here on its fleet would be a guess."""
+        service = f"The control service {self._stream.name} (torchloom {__version__})"
+        why = f"{service} cannot read event {seq}: {error}. It does not lead any more; upgrade it"
+        self._stream.blocked = why
+        self._troubles.begin("schema", why, time.monotonic())
+        log.error("%s", why)
+        if self._stream.epoch:
+            self._step_down(why)
+        try:
+            await self._lease.release()
+        except (BusUnavailable, TimedOut) as error:
+            log.info("the lease was not released, it expires: %s", error)
 
     def _step_down(self, why: str) -> None:
         log.warning("%s no longer leads: %s", self._stream.name, why)

@@ -27,6 +27,8 @@ class Publisher:
         self.epoch = 0
         """Of the lease that this weaver holds; 0: none."""
         self.caught_up_to = 0
+        self.blocked = ""
+        """Why this weaver reads no further and never leads again; empty: it does."""
         self.started = False
         self._moved = asyncio.Condition()
 
@@ -37,13 +39,16 @@ class Publisher:
 
     @property
     def ready(self) -> bool:
-        return self.started and self.fleet.seq >= self.caught_up_to and self._bus.connected
+        caught_up = self.started and self.fleet.seq >= self.caught_up_to
+        return caught_up and not self.blocked and self._bus.connected
 
     @property
     def leads(self) -> bool:
         return self.active and self.ready
 
     def check_ready(self) -> None:
+        if self.blocked:
+            raise BusUnavailable(self.blocked, hint="upgrade it, or ask another control service")
         if not self.ready:
             raise BusUnavailable(
                 "The weaver is not connected to NATS at the moment; try again in a few seconds."
@@ -57,8 +62,12 @@ class Publisher:
 
     async def say(self, kind: str, body: Event) -> None:
         """Append an event and wait until it has been applied here."""
+        if self.blocked:
+            self.check_ready()
         envelope = Envelope(uuid.uuid4().hex, self.name, body)
-        seq = await self._bus.append(subjects.weaver_event(kind), codec.encode(envelope), id=envelope.id)
+        seq = await self._bus.append(
+            subjects.weaver_event(kind), codec.encode_envelope(envelope), id=envelope.id
+        )
         if await self.changed(seq - 1, timeout_s=APPLIED_WITHIN_S) < seq:
             raise TimedOut("The event was stored but not applied within 5 s; look at `loom status` again.")
 

@@ -16,7 +16,6 @@ from torchloom import boottime
 from torchloom.bus.protocol import LEADER, Bus, Message, Record
 from torchloom.core.history.job_history import History
 from torchloom.core.history.trimming import KEEP_HISTORY
-from torchloom.core.placement.place import refusal
 from torchloom.core.stream_time import stream_time
 from torchloom.errors import (
     BusUnavailable,
@@ -29,7 +28,7 @@ from torchloom.errors import (
 from torchloom.model.events import JobDeleted, JobSubmitted, StopRequested, TimerFired
 from torchloom.model.fleet import Fleet, Submission
 from torchloom.model.ids import check_token, token_from
-from torchloom.model.job import MAX_WORKERS, Accepted, JobSpec
+from torchloom.model.job import Accepted, JobSpec
 from torchloom.model.messages import (
     CheckpointAnswer,
     CheckpointVerb,
@@ -51,12 +50,14 @@ from torchloom.weaver.knowledge import hears, steps_near
 from torchloom.weaver.leading import LEASE_TTL_S, Leading, provision
 from torchloom.weaver.live_view import LiveView
 from torchloom.weaver.monitors import Monitors
+from torchloom.weaver.presence import Presences
 from torchloom.weaver.publisher import Publisher
 from torchloom.weaver.quotas import Quotas
 from torchloom.weaver.replays import Replays
 from torchloom.weaver.requests.admission import Admission, Issuer
 from torchloom.weaver.requests.checkpoints import Catalogues
 from torchloom.weaver.requests.devices import DeviceRequests
+from torchloom.weaver.requests.fitting import check_fits
 from torchloom.weaver.requests.injection import Injecting
 from torchloom.weaver.requests.nodes import Nodes
 from torchloom.weaver.requests.scaling import Scaling
@@ -118,6 +119,9 @@ class Weaver:
         self.troubles, self.stuck_s = self._leading.troubles, self._leading.stuck_s
         self.disturbances = self._leading.disturbances
         self._feed = Feed()
+        self._presences = Presences(bus, self._stream)
+        self.weavers = self._presences.weavers
+        self.refusals = self._dispatcher.refusals
         self._quotas = Quotas(self._slots)
         self.dropped = self._quotas.dropped
         self._doors = Doors(bus, self._stream, troubles, self._slots, self._quotas.nodes)
@@ -150,6 +154,10 @@ class Weaver:
     @property
     def active(self) -> bool:
         return self._stream.active
+
+    @property
+    def blocked(self) -> str:
+        return self._stream.blocked
 
     @property
     def ready(self) -> bool:
@@ -185,7 +193,7 @@ class Weaver:
         async with self._one_by_one(f"key {key}" if key else f"job {job}"):
             if key in self.fleet.keys:
                 return await self._same(self.fleet.keys[key], digest, env)
-            self._check_fits(spec, queue)
+            check_fits(self.fleet, spec, queue)
             if job in self.fleet.jobs:
                 raise taken
             env_id = uuid.uuid4().hex
@@ -276,6 +284,7 @@ class Weaver:
             asyncio.create_task(self._doors.run(), name="doors"),
             asyncio.create_task(self.monitors.run(), name="monitors"),
             asyncio.create_task(self.admission.run(), name="admission"),
+            asyncio.create_task(self._presences.run(), name="presence"),
         ]
         sweep = asyncio.create_task(self._environments.sweep(lambda: self.fleet, lambda: self.active))
         stopping = asyncio.create_task(stop.wait(), name="stop")
@@ -301,7 +310,11 @@ class Weaver:
                         f"events after {self.fleet.seq} were dropped before this weaver read them",
                         hint="it starts again, from a snapshot",
                     )
-                self._apply(record)
+                try:
+                    self._apply(record)
+                except codec.NewerSchema as error:
+                    await self._leading.stop_for_good(record.seq, error)
+                    await asyncio.Event().wait()
                 await self._stream.moved()
                 if record.seq % BREATHE_EVERY == 0:
                     await asyncio.sleep(0)  # while it catches up it leads, answers and renews as well
@@ -379,19 +392,6 @@ class Weaver:
         node = telemetry.node
         if subjects.node_of(message.subject) == node and self._nodes.is_its_agent(node, telemetry.session):
             self._live.hear(self.fleet, telemetry, asyncio.get_running_loop().time())
-
-    # -- checks ---------------------------------------------------------------------------------------
-    def _check_fits(self, spec: JobSpec, queue: bool | None) -> None:
-        if not 1 <= spec.world_size <= MAX_WORKERS:
-            raise UsageError(f"A job has 1 to {MAX_WORKERS} workers, {spec.world_size} were asked for.")
-        why_not = refusal(self.fleet, spec, queue)
-        if why_not:
-            hint = (
-                "leave --no-queue out to wait for room"
-                if queue is False
-                else "ask for fewer, add a node, or offer more places on one (`loom up --slots`)"
-            )
-            raise Conflict(why_not, hint=hint)
 
     def _slots(self, node: str) -> int:
         known = self.fleet.nodes.get(node)

@@ -19,7 +19,8 @@ from torchloom.wire import codec
 
 log = logging.getLogger(__name__)
 
-FORMAT = b"loom-fleet-6\n"
+FORMAT_NAME, FORMAT_NUMBER = b"loom-fleet-", 6
+FORMAT = b"%s%d\n" % (FORMAT_NAME, FORMAT_NUMBER)
 """Old events may be gone, so every later version must read this: a test loads a recorded snapshot. New fields
 have defaults; a change that msgspec cannot bridge needs a new name here and a reader of the old one."""
 NEWEST = ("snapshot.0", "snapshot.1")
@@ -45,6 +46,10 @@ def digest_of(packed: bytes) -> str:
 
 def unpack(packed: bytes) -> Fleet:
     if not packed.startswith(FORMAT):
+        named = packed[:32].partition(b"\n")[0]
+        if named.startswith(FORMAT_NAME) and named[len(FORMAT_NAME) :].isdigit():
+            theirs = int(named[len(FORMAT_NAME) :])
+            raise Damaged(f"it has format {theirs}, this version reads {FORMAT_NUMBER}")
         raise Damaged("it has another format")
     content = packed[len(FORMAT) + _DIGEST :]
     if hashlib.sha256(content).digest() != packed[len(FORMAT) : len(FORMAT) + _DIGEST]:

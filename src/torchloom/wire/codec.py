@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
-from torchloom.model.events import Envelope
+from torchloom.model.events import Decided, Envelope
 from torchloom.model.fleet import Fleet
 from torchloom.model.messages import (
     AskLease,
@@ -22,8 +23,10 @@ from torchloom.model.messages import (
     Standing,
     StepsReading,
     Telemetry,
+    WeaverPresence,
 )
 from torchloom.model.windows import WindowBatch
+from torchloom.wire import versions
 
 T = TypeVar("T")
 
@@ -35,6 +38,7 @@ _standing = msgspec.msgpack.Decoder(Standing)
 _receipt = msgspec.msgpack.Decoder(Receipt)
 _query = msgspec.msgpack.Decoder(Query)
 _telemetry = msgspec.msgpack.Decoder(Telemetry)
+_presence = msgspec.msgpack.Decoder(WeaverPresence)
 _log_piece = msgspec.msgpack.Decoder(LogPiece)
 _steps_reading = msgspec.msgpack.Decoder(StepsReading)
 _box_reading = msgspec.msgpack.Decoder(BoxReading)
@@ -46,6 +50,29 @@ _fleet = msgspec.msgpack.Decoder(Fleet)
 
 DecodeError = msgspec.DecodeError
 """Raised by every decode function on bytes that are not such a message."""
+
+
+class NewerSchema(DecodeError):
+    """The message is one, but of a schema that this version does not know yet."""
+
+    def __init__(self, schema: int, known: int) -> None:
+        super().__init__(f"it has schema {schema}, this version reads up to {known}")
+        self.schema = schema
+
+
+class _Head(msgspec.Struct):
+    """What can be read of a message whose content cannot."""
+
+    schema: int = 1
+
+
+class _Numbered(Protocol):
+    @property
+    def schema(self) -> int: ...
+
+
+N = TypeVar("N", bound=_Numbered)
+_head = msgspec.msgpack.Decoder(_Head)
 
 
 def _guarded(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
@@ -60,14 +87,52 @@ def _guarded(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
     return guarded
 
 
+def _known(decode: Callable[[bytes], N], known: int) -> Callable[[bytes], N]:
+    """Refuses a newer schema, whether or not its content could be read."""
+
+    def checked(data: bytes) -> N:
+        try:
+            found = decode(data)
+        except DecodeError:
+            try:
+                schema = _guarded(_head.decode)(data).schema
+            except DecodeError:
+                schema = 0
+            if schema > known:
+                raise NewerSchema(schema, known) from None
+            raise
+        if found.schema > known:
+            raise NewerSchema(found.schema, known)
+        return found
+
+    return checked
+
+
 encode = _encoder.encode
-decode_envelope = _guarded(_envelope.decode)
-decode_command = _guarded(_command.decode)
+
+
+def encode_envelope(envelope: Envelope) -> bytes:
+    """An event with the schema that its readers must know."""
+    body = envelope.body
+    effects = body.effects if isinstance(body, Decided) else ()
+    schema = max((body.since, *(effect.since for effect in effects)))
+    return encode(envelope if schema == envelope.schema else replace(envelope, schema=schema))
+
+
+def encode_command(command: Command) -> bytes:
+    """A command with the schema that its agent must know."""
+    schema = command.effect.since
+    return encode(command if schema == command.schema else replace(command, schema=schema))
+
+
+decode_envelope = _known(_guarded(_envelope.decode), versions.EVENTS)
+decode_command = _known(_guarded(_command.decode), versions.COMMANDS)
 decode_lease_ask = _guarded(_lease_ask.decode)
 decode_standing = _guarded(_standing.decode)
 decode_receipt = _guarded(_receipt.decode)
 decode_query = _guarded(_query.decode)
 decode_telemetry = _guarded(_telemetry.decode)
+decode_presence = _guarded(_presence.decode)
 decode_log_piece = _guarded(_log_piece.decode)
 decode_steps_reading = _guarded(_steps_reading.decode)
 decode_box_reading = _guarded(_box_reading.decode)

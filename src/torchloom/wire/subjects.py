@@ -14,6 +14,14 @@ DECISIONS = f"{ROOT}.event.weaver.decision"
 """Appended to only by the weaver that holds the lease, each time with the expected last sequence."""
 
 
+PRESENCES = f"{ROOT}.weaver.*"
+"""Where weavers announce themselves to each other."""
+
+
+def presence(weaver: str) -> str:
+    return f"{ROOT}.weaver.{weaver}"
+
+
 def node_event(node: str) -> str:
     """Where the agent of `node` appends its events; it may append nowhere else."""
     return f"{ROOT}.event.node.{node}.report"

@@ -80,6 +80,8 @@ class _Spawner:
     client: AsyncSpawnerClient
     since: float
     warm: bool = False
+    version: str = ""
+    """Of its torchloom; empty: it is of an earlier one, which does not say."""
 
 
 class Spawners:
@@ -113,6 +115,7 @@ class Spawners:
                 log.warning("the spawner at %s does not answer: %s", path, error)
                 continue
             self._add(str(state["key"]), client)
+            self._pool[str(state["key"])].version = str(state.get("version", ""))
             log.info("spawner %s is still there (%s)", state["key"], state["state"])
 
     async def get(self, wanted: Recipe) -> AsyncSpawnerClient:
@@ -156,10 +159,15 @@ class Spawners:
             state = await client.state()
             if state["state"] != "warming":
                 if spawner is not None:
-                    spawner.warm = True
+                    spawner.warm, spawner.version = True, str(state.get("version", ""))
                 break
             await asyncio.sleep(_LOOK_EVERY_S)
         return client
+
+    def version_of(self, key: str) -> str:
+        """Of the torchloom that this spawner's workers run."""
+        spawner = self._pool.get(key)
+        return spawner.version if spawner is not None else ""
 
     async def warmed(self, wanted: Recipe) -> dict[str, Any]:
         """The state of this spawner once it has imported everything, started if there is none."""

@@ -89,7 +89,8 @@ def _started(host: Host, launch: Launch) -> StartedWorker:
     worker = host.workers.get(launch.ref)
     if worker is None:  # it has already ended, and its exit is reported
         return StartedWorker(launch.ref, 0)
-    return StartedWorker(worker.ref, worker.pid, worker.devices, worker.blind)
+    version = host.spawners.version_of(worker.spawner)
+    return StartedWorker(worker.ref, worker.pid, worker.devices, worker.blind, version)
 
 
 def _check(effect: StartWorkers) -> None:

@@ -3,4 +3,5 @@
 jobs, scaling, logs, series                 a job           access      tokens and sign-in
 config, operations, checkpoints, faults     steering it     prometheus  GET /metrics
 fleet, joining, devices, events, links, stragglers   the fleet   replay      an incident, event by event
+versions                                    which version runs where
 """

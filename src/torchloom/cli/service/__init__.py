@@ -1,4 +1,4 @@
-"""Verbs and processes of the service itself: up, down, weaver, agent, notify, demo.
+"""Verbs and processes of the service itself: up, down, upgrade, weaver, agent, notify, demo.
 
 supervisor   starts and restarts the parts; supervised: one of them     stack     does it run and answer
 plan         address, token and bus of a home                           parts     pids of what runs
@@ -6,4 +6,5 @@ shared_keys  the keys of jobs' environments, for one host or several weavers
 launch       starts our processes                                       cleanup   ends them and what they left
 part_main    the top level of a part's process; serving: the API on an open socket
 own_logs     keeps our own logs small                                   systemd   the unit of `loom up`
+upgrade, upgrade_plan    `loom upgrade --check`: which version runs where, and in which order to replace it
 """

@@ -46,9 +46,13 @@ PHASES = (
 STALLED_S, STALLED_STEPS = 5.0, 10
 
 
+SCHEMA = 1
+
+
 class PackedHistory(Struct, frozen=True):
     tracks: dict[str, tuple[PackedLanes, PackedLanes]]
     ranks: tuple[PackedLanes, PackedLanes] | None
+    schema: int = SCHEMA
 
 
 @dataclass
@@ -181,6 +185,8 @@ class History:
 
 def restored(packed: PackedHistory) -> History:
     """What was packed; ValueError if it does not fit together."""
+    if packed.schema > SCHEMA:
+        raise ValueError(f"it has schema {packed.schema}, this version reads up to {SCHEMA}")
     made = History()
     for name, (recent, life) in packed.tracks.items():
         made.tracks[name] = Track(unpack(recent), unpack(life))

@@ -200,7 +200,7 @@ def workers_started(turn: Turn, event: WorkersStarted) -> None:
             continue
         process_exists(turn, worker, started.pid)
         worker.devices = started.devices or worker.devices
-        worker.blind = started.blind
+        worker.blind, worker.version = started.blind, started.version
     if strays:
         end_strays(turn, event.node, strays)
     effect = turn.fleet.outbox.get(event.effect)

@@ -607,6 +607,11 @@ export interface JobTelemetry {
   workers: Array<BoxView>;
 }
 
+export interface JobVersions {
+  job: string;
+  workers: Record<string, number>;
+}
+
 export interface JoinRequest {
   token: string;
   node: string;
@@ -702,6 +707,13 @@ export interface LoginLink {
 export interface LoginRequest {
   token?: string | null;
   code?: string | null;
+}
+
+export interface NodeVersion {
+  node: string;
+  state: string;
+  version: string;
+  refused: string;
 }
 
 export interface NodeView {
@@ -974,6 +986,13 @@ export interface SeriesView {
   high: Array<number | null>;
 }
 
+export interface ServiceVersion {
+  name: string;
+  version: string;
+  leads: boolean;
+  blocked: string;
+}
+
 export interface SettingView {
   name: string;
   type: string;
@@ -1068,6 +1087,13 @@ export interface TokenView {
 export interface UnfinishedLine {
   rank: number;
   text: string;
+}
+
+export interface Versions {
+  services: Array<ServiceVersion>;
+  nodes: Array<NodeVersion>;
+  jobs: Array<JobVersions>;
+  schemas: Record<string, number>;
 }
 
 export interface WitnessView {
