@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -171,6 +172,9 @@ class Swapped:
         for process in self.stack.processes():
             with contextlib.suppress(psutil.Error):
                 process.kill()
+        wait_until(lambda: not self.stack.processes(), "everything has ended")
+        for place in (self.stack.home.sockets, self.stack.home.boxes):  # as `loom down` does
+            shutil.rmtree(place, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from spawning import LONG_S, Spawning, exit_of, process_state, spawning, torchrun_environment, wait_until
 
+from torchloom import __version__
 from torchloom.errors import SpawnFailed
 from torchloom.spawner.client import AsyncSpawnerClient, ChildExit, SpawnerClient, SpawnerGone
 from torchloom.spawner.launch import start_spawner
@@ -53,6 +54,14 @@ def warm(warm_spawner: Spawning, tmp_path: Path) -> Spawning:
     warm_spawner.reconnect()
     warm_spawner.directory = tmp_path
     return warm_spawner
+
+
+# -- versions -----------------------------------------------------------------------------------------
+def test_a_request_of_a_newer_schema_is_refused_with_a_sentence(warm: Spawning) -> None:
+    state = warm.client.state(LONG_S)
+    assert state["version"] == __version__
+    with pytest.raises(SpawnFailed, match="is too old for the request: it has schema 99"):
+        warm.client.call("state", LONG_S, schema=99)
 
 
 # -- starting and ending ------------------------------------------------------------------------------

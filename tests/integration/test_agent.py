@@ -40,7 +40,7 @@ from torchloom.model.events import (
     WorkerRegistered,
 )
 from torchloom.model.job import Program
-from torchloom.model.messages import LogPiece, ReadLog, ReadSteps
+from torchloom.model.messages import Command, LogPiece, ReadLog, ReadSteps
 from torchloom.model.node import RendezvousRef
 from torchloom.model.worker import WorkerRef
 from torchloom.wire import codec, subjects
@@ -156,6 +156,10 @@ def test_commands_of_an_older_epoch_or_another_node_are_refused(tmp_path: Path) 
         assert not (await stage.send(stage.order(sh("exit 0"), node="there"), epoch=8)).accepted
         garbage = await stage.weaver.request(subjects.command(NODE), b"garbage")
         assert not codec.decode_receipt(garbage).accepted
+        newer = codec.encode(Command(7, stage.order(sh("exit 0"), generation=3), schema=2))
+        answer = codec.decode_receipt(await stage.weaver.request(subjects.command(NODE), newer))
+        assert answer.too_old and not answer.accepted, "a command of a newer schema"
+        assert "is too old for this command: it has schema 2, this version reads up to 1" in answer.why
         (await stage.event(NodeJoined, lambda e: e.inventory.highest_epoch == 7))
         stage.numbers = iter(range(500, 600))
         original = stage.send

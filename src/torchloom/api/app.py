@@ -59,7 +59,9 @@ class Gate:
                 "The control service is still reading its history", hint="try again in a moment"
             )
         if self._control.blocked and request.method not in SAFE_METHODS:
-            raise BusUnavailable(self._control.blocked, hint="nothing was changed; ask another one, or upgrade")
+            raise BusUnavailable(
+                self._control.blocked, hint="nothing was changed; ask another one, or upgrade"
+            )
         lasting = self._control.disturbances() if request.method not in SAFE_METHODS else []
         if lasting:
             raise BusUnavailable(
