@@ -31,8 +31,8 @@ class EventBase(Struct, frozen=True, kw_only=True, tag_field="event"):
     """Common root, so that every event is tagged the same way."""
 
     since: ClassVar[int] = 1
-    """The schema of events (wire/versions.py) that knows this one. An event that is added later, or that gets
-    a field which must not be ignored, names the next number here: whoever reads less then does not guess."""
+    """The schema of events (wire/schema_versions.py) that knows this one. An event that is added later, or
+    that gets a field which must not be ignored, names the next number: whoever reads less does not guess."""
 
 
 class JobSubmitted(EventBase, frozen=True, kw_only=True, tag="job-submitted"):

@@ -1,4 +1,7 @@
-"""The state of everything, as the core keeps it. Changed only by core.apply; rebuilt by replay."""
+"""The state of everything, as the core keeps it. Changed only by core.apply; rebuilt by replay.
+
+It has more than 400 lines because a snapshot is one definition: all of this.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,6 @@ class Worker(Struct, kw_only=True):
     devices: tuple[DeviceUse, ...] = ()
     blind: str = ""
     version: str = ""
-    """Of the torchloom in it."""
     started_at_ns: int = 0
     first_step_at_ns: int = 0
     exit: Exit | None = None
@@ -356,11 +358,10 @@ class Fleet(Struct, kw_only=True):
     now_ns: int = 0
     """Time as the core counts it: that of the stream's stamps, and never back (core/stream_time.py)."""
     stamp_ns: int = 0
-    """The stamp of the newest event."""
+    """Of the newest event."""
     epoch: int = 0
     leader: str = ""
     leader_version: str = ""
-    """Of the leader's torchloom."""
     trimmed: int = 0
     """Events up to here are needed by nobody, and may be dropped; kept by core.history.trimming."""
     disturbances: int = 0

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from torchloom.errors import SpawnFailed, TimedOut
 from torchloom.spawner.unix_socket import usable_address
-from torchloom.wire import versions
+from torchloom.wire import schema_versions
 
 LINE_LIMIT = 64 << 20
 """Longest message: a start request carries the whole environment of every worker."""
@@ -112,7 +112,7 @@ def _check_exit(ended: ChildExit) -> None:
 
 
 def _request(number: int, do: str, fields: Mapping[str, Any]) -> bytes:
-    return json.dumps({"id": number, "do": do, "schema": versions.SPAWNER, **fields}).encode() + b"\n"
+    return json.dumps({"id": number, "do": do, "schema": schema_versions.SPAWNER, **fields}).encode() + b"\n"
 
 
 def _result(reply: Mapping[str, Any]) -> Any:

@@ -25,7 +25,7 @@ from torchloom.private import make_private
 from torchloom.spawner.children import Children, Refused
 from torchloom.spawner.unix_socket import usable_address
 from torchloom.spawner.warm import Warmth, thread_count
-from torchloom.wire import versions
+from torchloom.wire import schema_versions
 
 _INBOUND_LIMIT = 64 << 20
 """Longest request: a start carries the whole environment of every worker."""
@@ -249,10 +249,10 @@ class Server:
         }
         handler = handlers.get(request["do"])
         try:
-            if isinstance(schema := request.get("schema", 1), int) and schema > versions.SPAWNER:
+            if isinstance(schema := request.get("schema", 1), int) and schema > schema_versions.SPAWNER:
                 raise Refused(
                     f"this spawner (torchloom {__version__}) is too old for the request: "
-                    f"it has schema {schema}, the spawner reads up to {versions.SPAWNER}"
+                    f"it has schema {schema}, the spawner reads up to {schema_versions.SPAWNER}"
                 )
             if handler is None:
                 raise Refused(f"a spawner cannot do {request['do']!r}")
@@ -284,7 +284,7 @@ class Server:
         return {
             "pid": os.getpid(),
             "version": __version__,
-            "schema": versions.SPAWNER,
+            "schema": schema_versions.SPAWNER,
             "key": self._key,
             "state": "warming" if self._warming else "cold" if warmth.cold else "warm",
             "torch": warmth.torch,

@@ -5,5 +5,5 @@ blackbox       the layout of a black box            start_line    the line that 
 object_store   variables that lead into an object store
 store_values   values in the c10d store             plain_pickle  pickles of plain data, not unpickled
 flight_dump    a dump of the Flight Recorder         torchft_messages   between managers and a lighthouse
-versions       every schema with its number, and what a reader does with a newer one
+schema_versions    every schema with its number, and what a reader does with a newer one
 """

@@ -26,7 +26,7 @@ from torchloom.model.messages import (
     WeaverPresence,
 )
 from torchloom.model.windows import WindowBatch
-from torchloom.wire import versions
+from torchloom.wire import schema_versions
 
 T = TypeVar("T")
 
@@ -125,8 +125,8 @@ def encode_command(command: Command) -> bytes:
     return encode(command if schema == command.schema else replace(command, schema=schema))
 
 
-decode_envelope = _known(_guarded(_envelope.decode), versions.EVENTS)
-decode_command = _known(_guarded(_command.decode), versions.COMMANDS)
+decode_envelope = _known(_guarded(_envelope.decode), schema_versions.EVENTS)
+decode_command = _known(_guarded(_command.decode), schema_versions.COMMANDS)
 decode_lease_ask = _guarded(_lease_ask.decode)
 decode_standing = _guarded(_standing.decode)
 decode_receipt = _guarded(_receipt.decode)

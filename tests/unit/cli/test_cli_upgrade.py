@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torchloom.cli.service.upgrade_plan import make_plan, number
-from torchloom.wire.versions import SCHEMAS
+from torchloom.wire.schema_versions import SCHEMAS
 
 NOW = {schema.name: schema.version for schema in SCHEMAS}
 

@@ -14,9 +14,9 @@ from torchloom.model.events import Envelope, NodeReachable, TimerFired
 from torchloom.model.fleet import JobState
 from torchloom.model.messages import Receipt
 from torchloom.weaver.presence import Presences
-from torchloom.wire import codec, subjects, versions
+from torchloom.wire import codec, schema_versions, subjects
 
-NEWER = codec.encode(Envelope("new", "w9", TimerFired(timer="none"), schema=versions.EVENTS + 1))
+NEWER = codec.encode(Envelope("new", "w9", TimerFired(timer="none"), schema=schema_versions.EVENTS + 1))
 
 
 def test_it_stops_leading_says_why_and_another_one_leads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +36,7 @@ def test_it_stops_leading_says_why_and_another_one_leads(monkeypatch: pytest.Mon
             with pytest.raises(BusUnavailable, match="cannot read event"):
                 await old.stop("j", "me")
             # From here on everybody who starts to read knows the next schema: a newer weaver.
-            reads = codec._known(codec._guarded(codec._envelope.decode), versions.EVENTS + 1)
+            reads = codec._known(codec._guarded(codec._envelope.decode), schema_versions.EVENTS + 1)
             monkeypatch.setattr(codec, "decode_envelope", reads)
             async with running(hub, "w2") as new:
                 await until(new, lambda: new.active, "it leads")

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from torchloom.api.ports import Control
-from torchloom.wire.versions import SCHEMAS
+from torchloom.wire.schema_versions import SCHEMAS
 
 
 class ServiceVersion(BaseModel):

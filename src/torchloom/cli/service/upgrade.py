@@ -48,7 +48,7 @@ def command(
 def _found(client: Client) -> Versions:
     """What the service says; of one that has no answer yet, what can be read from its older ones."""
     from torchloom.errors import NotFound
-    from torchloom.wire.versions import BEFORE
+    from torchloom.wire.schema_versions import BEFORE
 
     try:
         return client.versions()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torchloom.wire.versions import Readable, compare
+from torchloom.wire.schema_versions import Readable, compare
 
 if TYPE_CHECKING:
     from torchloom.client.schema import Versions

@@ -22,10 +22,10 @@ from torchloom.model.events import Decided, Envelope, EventBase, LeaseTaken
 from torchloom.model.messages import Command
 from torchloom.model.node import RendezvousRef
 from torchloom.weaver import environments, snapshot
-from torchloom.wire import blackbox, codec, subjects, versions
+from torchloom.wire import blackbox, codec, schema_versions, subjects
 
 SRC = Path(__file__).parents[3] / "src" / "torchloom"
-BY_NAME = {schema.name: schema for schema in versions.SCHEMAS}
+BY_NAME = {schema.name: schema for schema in schema_versions.SCHEMAS}
 EFFECT = StopRendezvous(id="e1", cause=1, reason="over", node="n", store=RendezvousRef("j", 1))
 
 
@@ -44,14 +44,14 @@ def last_digit(magic: object) -> int:
 
 def test_the_list_has_the_numbers_of_the_code() -> None:
     in_code = {
-        "events": versions.EVENTS,
-        "commands": versions.COMMANDS,
+        "events": schema_versions.EVENTS,
+        "commands": schema_versions.COMMANDS,
         "messages": int(subjects.ROOT.removeprefix("loom.v")),
         "snapshots": snapshot.FORMAT_NUMBER,
         "environments": last_digit(environments._ENCRYPTED),
         "job histories": job_history.SCHEMA,
         "lease": nats_lease.SCHEMA,
-        "spawner requests": versions.SPAWNER,
+        "spawner requests": schema_versions.SPAWNER,
         "process notes": journal.NOTE_SCHEMA,
         "black boxes": blackbox.LAYOUT_VERSION,
         "checkpoint manifests": constant("checkpoint/store/manifest.py", "FORMAT"),
@@ -63,23 +63,23 @@ def test_the_list_has_the_numbers_of_the_code() -> None:
         "HTTP API": int(str(constant("api/access_guard.py", "PREFIX")).removeprefix("/api/v")),
     }
     assert {name: schema.version for name, schema in BY_NAME.items()} == in_code
-    assert len(BY_NAME) == len(versions.SCHEMAS) and set(versions.BEFORE) == set(BY_NAME)
-    assert all(schema.reads_from <= schema.version for schema in versions.SCHEMAS)
+    assert len(BY_NAME) == len(schema_versions.SCHEMAS) and set(schema_versions.BEFORE) == set(BY_NAME)
+    assert all(schema.reads_from <= schema.version for schema in schema_versions.SCHEMAS)
 
 
 def test_no_event_or_effect_asks_for_more_than_this_version_reads() -> None:
     def all_of(base: type) -> list[type]:
         return [one for kind in base.__subclasses__() for one in (kind, *all_of(kind))]
 
-    assert all(1 <= kind.since <= versions.EVENTS for kind in all_of(EventBase))  # type: ignore[attr-defined]
+    assert all(1 <= kind.since <= schema_versions.EVENTS for kind in all_of(EventBase))  # type: ignore[attr-defined]
     effects = [kind for kind in all_of(EffectBase) if kind is not _Later]
-    assert all(1 <= kind.since <= versions.COMMANDS for kind in effects)  # type: ignore[attr-defined]
+    assert all(1 <= kind.since <= schema_versions.COMMANDS for kind in effects)  # type: ignore[attr-defined]
 
 
 class _Later(EffectBase, frozen=True, kw_only=True, tag="later"):
     """What a later version may send."""
 
-    since: ClassVar[int] = versions.COMMANDS + 1
+    since: ClassVar[int] = schema_versions.COMMANDS + 1
 
 
 def test_what_a_reader_must_know_is_written_into_events_and_commands() -> None:
@@ -118,10 +118,10 @@ def test_damage_is_not_taken_for_a_newer_schema() -> None:
 
 
 def test_a_version_says_what_of_another_one_it_reads() -> None:
-    assert all(one.ok for one in versions.compare({name: s.version for name, s in BY_NAME.items()}))
-    assert all(one.ok for one in versions.compare({})), "a service from before there was an answer"
+    assert all(one.ok for one in schema_versions.compare({name: s.version for name, s in BY_NAME.items()}))
+    assert all(one.ok for one in schema_versions.compare({})), "a service from before there was an answer"
     theirs = {"events": 2, "unheard of": 1}
-    assert {one.schema for one in versions.compare(theirs) if not one.ok} == {"events", "unheard of"}
+    assert {one.schema for one in schema_versions.compare(theirs) if not one.ok} == {"events", "unheard of"}
 
 
 def test_a_newer_snapshot_is_passed_over_with_both_numbers() -> None:

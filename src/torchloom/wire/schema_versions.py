@@ -2,7 +2,7 @@
 
 A part of version N works together with parts of version N−1. So a number changes only when a reader that
 does not know the change would do something wrong; a field that may be ignored changes none. A reader that
-meets a newer number never guesses. tests/unit/wire/test_wire_versions.py compares the list with the code.
+meets a newer number never guesses. A unit test compares the list with the code.
 
 Owns the numbers of events, commands and the spawner's requests. Everything else has its number where its
 layout is defined. Pure, and only the standard library: the spawner uses it too.
