@@ -19,8 +19,8 @@ class Replicas:
         self.jobs = [f"{name}-r{index}" for index in range(size)]
         self.name = name
 
-    def lines(self, index: int) -> list[str]:
-        return lines_of(self.stack.home.jobs_dir / self.jobs[index] / "rank-0.log")
+    def lines(self, index: int, rank: int = 0) -> list[str]:
+        return lines_of(self.stack.home.jobs_dir / self.jobs[index] / f"rank-{rank}.log")
 
     def steps(self, index: int) -> list[tuple[int, int]]:
         """Steps and the number of replicas that made each."""
@@ -55,12 +55,30 @@ class Replicas:
         worker: dict[str, Any] = self.stack.status(self.jobs[index])["workers"][0]
         return int(worker["pid"])
 
-    def weights(self) -> set[str]:
-        """The hashes that the replicas print at the end."""
+    def ended(self) -> None:
         for job in self.jobs:
             self.stack.wait_state(job, "completed", "failed", "stopped")
-        ends = [re.findall(r"weights (\w+)", "\n".join(self.lines(i))) for i in range(len(self.jobs))]
-        return {found for end in ends for found in end}
+
+    def end_together(self) -> int:
+        """Have all replicas end after the same step, which lies ahead; the step."""
+
+        def asked() -> bool:
+            newest = max(step for index in range(len(self.jobs)) for step, _ in self.steps(index))
+            return self.stack.loom("set", self.name, f"max_steps={newest + 100}", check=None).returncode == 0
+
+        wait_until(asked, "max_steps is set")
+        self.ended()
+        (last,) = {max(step for step, _ in self.steps(index)) for index in range(len(self.jobs))}
+        return last
+
+    def hashes(self, index: int, rank: int) -> list[str]:
+        """What this rank printed as the hash of its weights."""
+        return re.findall(r"weights (\w+)", "\n".join(self.lines(index, rank)))
+
+    def weights(self) -> set[str]:
+        """The hashes that the replicas print at the end."""
+        self.ended()
+        return {found for index in range(len(self.jobs)) for found in self.hashes(index, 0)}
 
 
 def started(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from replica_runs import Replicas, started
-from stack import Stack, wait_until
+from stack import Stack
 
 SCRIPT = Path(__file__).parent / "scripts" / "torchft_exact.py"
 SEED = int(os.environ.get("LOOM_TEST_SEED", "172310"))
@@ -46,18 +46,6 @@ def disturb(job: Replicas, chance: random.Random) -> str:
             return f"killed replica {victim}"
 
 
-def ended(job: Replicas) -> int:
-    """Have all replicas end after the same step, which lies ahead; the step."""
-
-    def asked() -> bool:
-        newest = max(step for index in range(len(job.jobs)) for step, _ in job.steps(index))
-        return job.stack.loom("set", job.name, f"max_steps={newest + 100}", check=None).returncode == 0
-
-    wait_until(asked, "max_steps is set")
-    (last,) = {max(step for step, _ in job.steps(index)) for index in range(len(job.jobs)) if job.weights()}
-    return last
-
-
 def survive(stack: Stack, name: str, *, size: int, faults: int) -> tuple[set[str], int]:
     """The weights of all replicas after that many faults, and the number of steps."""
     print(f"LOOM_TEST_SEED={SEED}")
@@ -67,7 +55,7 @@ def survive(stack: Stack, name: str, *, size: int, faults: int) -> tuple[set[str
     for number in range(faults):
         print(number, disturb(job, chance), flush=True)
         job.wait_steps(chance.randint(1, 5), size, tuple(range(size)))
-    last = ended(job)
+    last = job.end_together()
     for index in range(size):
         made = [step for step, _ in job.steps(index)]
         assert made == sorted(made), "nothing that was committed is lost"

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from torchloom.core.detect import words
 from torchloom.core.detect.window import RankWindow
 from torchloom.model.findings import Evidence, Finding
+from torchloom.model.windows import StepTimes
 
 _MARKED = attrgetter("marked")
 _STEPS = 16
@@ -41,21 +42,46 @@ def other_operations(windows: Sequence[RankWindow]) -> list[Finding]:
 
 
 def _compare(name: str, members: Sequence[tuple[RankWindow, int]]) -> Finding | None:
-    spans, marked = [], {}
+    covered, marked = [], {}
     for window, place in members:
-        told = [s for s in window.steps[-_STEPS:] if any(at == place for at, _ in s.made)]
-        if len(told) < 2 or any(s.marked is None for s in told):
+        read = _read(window, place)
+        if not read or any(s.marked is None for _, s in read):
             return None
-        ends = [made for s in told for at, made in s.made if at == place]
-        spans.append((ends[0], ends[-1]))
-        marked[window.rank] = {n: said for s in told[1:] for at, n, said in s.marked or () if at == place}
-    first, last = max(a for a, _ in spans), min(b for _, b in spans)
-    numbers = sorted({n for mine in marked.values() for n in mine if first < n <= last}, reverse=True)
+        covered.append([numbers for numbers, _ in read])
+        marked[window.rank] = {n: said for _, s in read for at, n, said in s.marked or () if at == place}
+    numbers = sorted(
+        (
+            n
+            for n in {n for mine in marked.values() for n in mine}
+            if all(any(n in some for some in mine) for mine in covered)
+        ),
+        reverse=True,
+    )
     for number in numbers[:_NUMBERS]:
         said = {rank: mine.get(number, "") for rank, mine in marked.items()}
         if len(set(said.values())) > 1:
             return _say(name, number, said, [w for w, _ in members])
     return None
+
+
+def _read(window: RankWindow, place: int) -> list[tuple[range, StepTimes]]:
+    """The newest steps in which this rank used the group, each with the numbers of its operations there. An
+    agent leaves out steps that it could not read whole: where a step is missing, the numbers of the next one
+    are not known."""
+    found: list[tuple[range, StepTimes]] = []
+    before: StepTimes | None = None
+    reached: int | None = None
+    for one in window.steps[-_STEPS:]:
+        if before is not None and one.step != before.step + 1:
+            reached = None
+        before = one
+        made = next((made for at, made in one.made if at == place), None)
+        if made is None:
+            continue
+        if reached is not None:
+            found.append((range(reached + 1, made + 1), one))
+        reached = made
+    return found
 
 
 def _sampled(name: str, members: Sequence[tuple[RankWindow, int]]) -> Finding | None:
