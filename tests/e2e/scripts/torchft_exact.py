@@ -15,6 +15,9 @@ from torch import nn
 STEPS = int(os.environ.get("MAX_STEPS", "100"))
 TIMEOUT = timedelta(seconds=3600)
 REPLICAS = int(os.environ.get("NUM_REPLICA_GROUPS", "2"))
+LEAST = int(os.environ.get("LEAST", REPLICAS))
+"""Replicas without which no step is committed. With fewer than all, the result depends on who was there."""
+SAVE_EVERY = int(os.environ.get("SAVE_EVERY", "0"))
 
 
 def setup() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -27,9 +30,13 @@ def batch(step: int, replica: int) -> torch.Tensor:
     return torch.randn(16, 32, generator=torch.Generator().manual_seed(1000 * step + replica))
 
 
-def conclude(model: nn.Module) -> None:
+def digest(model: nn.Module) -> str:
     weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
-    print(f"weights {hashlib.sha256(weights).hexdigest()[:16]}")
+    return hashlib.sha256(weights).hexdigest()[:16]
+
+
+def conclude(model: nn.Module) -> None:
+    print(f"weights {digest(model)}")
 
 
 def plain() -> None:
@@ -48,6 +55,7 @@ def plain() -> None:
 
 
 def main() -> None:
+    import torchloom as loom
     from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
 
     replica = int(os.environ["REPLICA_GROUP_ID"])
@@ -59,7 +67,7 @@ def main() -> None:
 
     manager = Manager(
         pg=ProcessGroupGloo(timeout=TIMEOUT),
-        min_replica_size=REPLICAS,
+        min_replica_size=LEAST,
         load_state_dict=load_state_dict,
         state_dict=lambda: {"model": model.state_dict(), "optimizer": sgd.state_dict()},
         replica_id=f"exact_{replica}",
@@ -69,13 +77,22 @@ def main() -> None:
     )
     ddp = DistributedDataParallel(manager, model)
     optimizer = Optimizer(manager, sgd)
+    checkpoint = loom.Checkpoint(model=model, optimizer=sgd, manager=manager, every=SAVE_EVERY or 1)
+    if SAVE_EVERY:
+        checkpoint.restore()
     try:
         while True:  # until `loom set max_steps=…` ends it before the update of a step
+            step = manager.current_step()
             optimizer.zero_grad()  # asks for a quorum, and heals
             ddp(batch(manager.current_step(), replica)).square().mean().backward()
             time.sleep(0.02)
             optimizer.step()
-            print(f"step {manager.current_step()} replicas {manager.num_participants()}")
+            if manager.current_step() == step:
+                continue  # not committed
+            step, replicas = manager.current_step(), manager.num_participants()
+            print(f"step {step} replicas {replicas} at {time.monotonic_ns()} has {digest(model)}")
+            if SAVE_EVERY:
+                checkpoint.step(step)
     except SystemExit:
         conclude(model)
         raise
