@@ -112,7 +112,8 @@ def loom(release: str, notes: ReplicaNotes) -> Iterator[None]:
 
 
 def longest_pause_s(notes: ReplicaNotes, since_ns: int) -> float:
-    times = [s.ns for s in notes.steps(0, since_ns - 10**9)]
+    """Of the survivor, counted from the fault on: what it waited for before is not the fault's."""
+    times = [since_ns, *(s.ns for s in notes.steps(0, since_ns))]
     return max((b - a for a, b in pairwise(times)), default=0) / 1e9
 
 

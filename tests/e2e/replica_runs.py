@@ -64,7 +64,7 @@ class Replicas:
 
         def asked() -> bool:
             newest = max(step for index in range(len(self.jobs)) for step, _ in self.steps(index))
-            return self.stack.loom("set", self.name, f"max_steps={newest + 100}", check=None).returncode == 0
+            return self.stack.loom("set", self.name, f"max_steps={newest + 30}", check=None).returncode == 0
 
         wait_until(asked, "max_steps is set")
         self.ended()

@@ -83,18 +83,43 @@ def check_one_history(job: Replicas) -> None:
             assert weights.setdefault(step, has) == has, f"replica {index} is another training at step {step}"
 
 
-def pauses_s(job: Replicas, faults: list[Fault]) -> list[float]:
-    """After each fault, the longest pause of each survivor until the next one."""
-    found = []
+def check_data(job: Replicas) -> None:
+    """Those who made a step together shared one global batch, and the next one began where it ended."""
+    text = r"step (\d+) replicas (\d+) .* used (\d+) (\d+) (\d+)"
+    shares: dict[int, dict[int, tuple[int, int, int, int]]] = {}
+    for index in range(len(job.jobs)):
+        for found in filter(None, (re.match(text, line) for line in job.lines(index))):
+            step, replicas, epoch, first, last = map(int, found.groups())
+            shares.setdefault(step, {})[index] = epoch, first, last, replicas
+    whole = {}
+    for step, made in sorted(shares.items()):
+        parts = sorted(made.values())
+        assert all(a[2] <= b[1] for a, b in pairwise(parts)), (
+            f"a sample was used twice in step {step}: {made}"
+        )
+        if len(parts) == parts[0][3]:  # nobody was killed before it could print
+            assert all(a[2] == b[1] for a, b in pairwise(parts)), f"a sample was lost in step {step}: {made}"
+            whole[step] = parts[0][0], parts[0][1], parts[-1][2]
+    for step, (epoch, _, last) in whole.items():
+        if step + 1 in whole:
+            assert whole[step + 1][:2] in ((epoch, last), (epoch + 1, 0)), (
+                step,
+                whole[step],
+                whole[step + 1],
+            )
+    assert whole
+
+
+def pauses_s(job: Replicas, faults: list[Fault]) -> dict[str, list[float]]:
+    """By kind of fault, the longest pause of each survivor between a fault and the next one."""
+    found: dict[str, list[float]] = {}
     ends = [*(fault.at_ns for fault in faults[1:]), time.monotonic_ns()]
     times = [[at_ns for at_ns, _, _ in made_steps(job, index)] for index in range(len(job.jobs))]
     for fault, end_ns in zip(faults, ends, strict=True):
-        for index, made in enumerate(times):
-            if index in fault.victims:
-                continue
-            gaps = [b - max(a, fault.at_ns) for a, b in pairwise(made) if b > fault.at_ns and a < end_ns]
-            found.append(max(gaps, default=0) / 1e9)
-    return sorted(found)
+        for index in set(range(len(job.jobs))) - set(fault.victims):
+            gaps = (min(b, end_ns) - max(a, fault.at_ns) for a, b in pairwise(times[index]))
+            found.setdefault(fault.text.rstrip("0123456789 "), []).append(max(gaps, default=0) / 1e9)
+    return found
 
 
 def survive(
@@ -115,14 +140,17 @@ def survive(
         job.wait_steps(chance.randint(1, 5), size, tuple(range(size)))
     last = job.end_together()
     check_one_history(job)
+    check_data(job)
     if not all_at_once:
         for index in range(size):
             steps = [step for _, step, _ in made_steps(job, index)]
             assert steps == sorted(steps), "nothing that was committed is lost"
-    pauses = pauses_s(job, done)
-    shares = {f"p{p}": pauses[min(len(pauses) - 1, len(pauses) * p // 100)] for p in (50, 90, 99)}
-    said = ", ".join(f"{share} {value:.2f}" for share, value in shares.items())
-    print(f"{faults} faults, {last} steps; survivors' longest pause in s: {said}, worst {pauses[-1]:.2f}")
+    print(f"{faults} faults, {last} steps; survivors' longest pause in s:")
+    for kind, pauses in pauses_s(job, done).items():
+        pauses.sort()
+        shares = {p: pauses[min(len(pauses) - 1, len(pauses) * p // 100)] for p in (50, 90, 99)}
+        said = ", ".join(f"p{p} {value:.2f}" for p, value in shares.items())
+        print(f"  {kind}: {said}, worst {pauses[-1]:.2f} (n={len(pauses)})")
     return job, last
 
 
@@ -143,8 +171,8 @@ def test_three_faults_change_no_bit_of_the_result(stack: Stack) -> None:
 @pytest.mark.timeout(14_400)
 @pytest.mark.parametrize("least", [3, 1])
 def test_two_hundred_kills_and_stops(stack: Stack, least: int) -> None:
-    """With `least` 3 all replicas are part of every step, so the result is that of an undisturbed run, even if
-    all are killed at once and continue from checkpoints. With 1 the survivors never wait for the others."""
+    """With `least` 3 all replicas are part of every step, so the result is that of an undisturbed run, even
+    if all are killed at once and continue from checkpoints. With 1 survivors never wait for the others."""
     stack.env["PYTHONPATH"] = ""
     faults = int(os.environ.get("LOOM_TEST_KILLS", "100"))
     job, last = survive(stack, f"ft-{least}", size=3, least=least, faults=faults, all_at_once=least == 3)

@@ -31,6 +31,7 @@ class Live(Protocol):
 Listener = Callable[[str, Live], None]
 
 _completed: Callable[[], int] | None = None
+_loader: weakref.ref[Any] | None = None
 _things: dict[str, weakref.ref[Any]] = {}
 _listeners: list[Listener] = []
 
@@ -49,6 +50,18 @@ def current(name: str) -> Any:
     """The thing of that name, or None."""
     found = _things.get(name)
     return None if found is None else found()
+
+
+def train_with(loader: Any) -> None:
+    """This `ElasticLoader` has been made. As above, the first that lives counts."""
+    global _loader
+    if training_loader() is None:
+        _loader = weakref.ref(loader)
+
+
+def training_loader() -> Any:
+    """The `ElasticLoader` that the script trains with, or None."""
+    return None if _loader is None else _loader()
 
 
 def count_steps_by(source: Callable[[], int]) -> None:

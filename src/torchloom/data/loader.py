@@ -90,12 +90,16 @@ class ElasticLoader:
             )
         self._length = len(dataset)
         self._seed, self._shuffle, self._drop_last = int(seed), bool(shuffle), bool(drop_last)
+        self.follows_replicas = rank is None and world is None
+        """Whether replicas of a torchft job share each global batch, as many as there are at the moment."""
         self._rank, self._world = whereabouts(rank, world)
         self._global_batch = self._fitting(global_batch, self._world)
         self._transforms = transforms
         self._epoch = 0
         self._position = 0
         self._in_hand: tuple[int, int, _Settings] | None = None
+        self.taken = 0
+        """Batches that the loop has taken from this object, whatever they were."""
         self._revision = 0
         self._reader: object = None
         self._plan = _Plan()
@@ -114,6 +118,7 @@ class ElasticLoader:
         self.skips = Skips()
         """Samples that are left out, as a setting."""
         live.offer("skipped_data", self.skips)
+        live.train_with(self)
 
     # -- where we are ----------------------------------------------------------------------------------
 
@@ -182,6 +187,17 @@ class ElasticLoader:
         self._fitting(self._global_batch, world)
         self._rank, self._world = rank, world
 
+    def pass_over(self) -> None:
+        """Leave out the next global batch: others have trained with it."""
+        skips = self.skips.of(self._epoch)
+        coming = spans(self._length, self._position, self._global_batch, self._drop_last, skips)
+        if (batch := next(coming, None)) is None:
+            self._epoch, self._position = self._epoch + 1, 0
+            self.pass_over()
+            return
+        self._position = batch[1]
+        self._moved()
+
     def state_dict(self, *, include_current: bool = True) -> dict[str, Any]:
         """The position: equal on all ranks, and good for any number of them.
 
@@ -223,6 +239,7 @@ class ElasticLoader:
             for start, stop in places:
                 batch = next(batches)
                 self._position = stop
+                self.taken += 1
                 self._in_hand = start, stop, settings
                 self.skips.note(self._epoch, start, stop)
                 yield batch

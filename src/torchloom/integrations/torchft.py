@@ -6,6 +6,7 @@ hand: `from torchloom.integrations.torchft import Manager`. Outside torchloom bo
 One thread listens to the lighthouse. It touches nothing but a process group whose quorum has a dead member,
 so that the collective there fails now and not after its timeout (broken_groups.py). torchft then skips that
 step. Changes of settings take effect with commits, on all replicas with the same one (replica_settings.py).
+The position in the data moves with commits and travels to a replica that heals (replica_data.py).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 from torchloom.integrations import sync_rounds
 from torchloom.integrations.broken_groups import BrokenGroups, WatchedGroup
 from torchloom.integrations.lighthouse_news import LighthouseLink
+from torchloom.integrations.replica_data import KEY, ReplicaData
 from torchloom.integrations.replica_settings import ReplicaSettings
 from torchloom.probe import api, session
 
@@ -31,6 +33,7 @@ DOOR = "TORCHFT_LIGHTHOUSE"
 _groups = BrokenGroups()
 _listening = threading.Lock()
 _settings: ReplicaSettings | None = None
+_data = ReplicaData()
 
 
 def __getattr__(name: str) -> Any:
@@ -62,24 +65,40 @@ def _quietly(call: Callable[..., None], *args: Any) -> None:
 
 
 def _watch_manager(manager: Any) -> None:
-    made, committed = manager.__init__, manager.should_commit
+    made, began, committed = manager.__init__, manager.start_quorum, manager.should_commit
+    healed = manager._apply_pending_state_dict
 
     @functools.wraps(made)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         made(self, *args, **kwargs)
         _quietly(_follow, self)
 
+    @functools.wraps(began)
+    def start_quorum(self: Any, *args: Any, **kwargs: Any) -> Any:
+        done = began(self, *args, **kwargs)
+        _quietly(functools.partial(_data.begins, quorum_known=not self._use_async_quorum))
+        return done
+
+    @functools.wraps(healed)
+    def _apply_pending_state_dict(self: Any) -> None:
+        pending = self._pending_state_dict or {}
+        healed(self)
+        _quietly(_data.load, pending.get("user", {}).get(KEY) or {})
+
     @functools.wraps(committed)
     def should_commit(self: Any, *args: Any, **kwargs: Any) -> Any:
         done = committed(self, *args, **kwargs)
+        _quietly(functools.partial(_data.ends, done, rounds=sync_rounds.commits_rounds(self)))
         _quietly(_report_commit, self, done)
         return done
 
-    manager.__init__, manager.should_commit = __init__, should_commit
+    manager.__init__, manager.start_quorum, manager.should_commit = __init__, start_quorum, should_commit
+    manager._apply_pending_state_dict = _apply_pending_state_dict
 
 
 def _follow(manager: Any) -> None:
     manager._client = QuorumClient(manager._client)
+    manager._user_state_dicts[KEY] = _data.state
     if _listening.acquire(blocking=False):
         _listen()
 
@@ -132,6 +151,7 @@ class QuorumClient:
     def _quorum(self, *args: Any, **kwargs: Any) -> Any:
         found = self._client._quorum(*args, **kwargs)
         _quietly(_groups.quorum, found.quorum_id, list(found.replica_ids))
+        _quietly(_data.quorum, found.replica_rank, found.replica_world_size)
         if _settings is not None:
             _settings.quorum_formed()
         return found

@@ -7,10 +7,13 @@ import hashlib
 import os
 import sys
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 
 import torch
 from torch import nn
+
+import torchloom as loom
 
 STEPS = int(os.environ.get("MAX_STEPS", "100"))
 TIMEOUT = timedelta(seconds=3600)
@@ -26,8 +29,15 @@ def setup() -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
 
-def batch(step: int, replica: int) -> torch.Tensor:
-    return torch.randn(16, 32, generator=torch.Generator().manual_seed(1000 * step + replica))
+def data(**place: int) -> loom.ElasticLoader:
+    """Under torchft each replica takes its share of a global batch, whoever is there."""
+    samples = torch.randn(4096, 32, generator=torch.Generator().manual_seed(1))
+    return loom.ElasticLoader(samples, global_batch=48, seed=3, **place)
+
+
+def forever(loader: loom.ElasticLoader) -> Iterator[torch.Tensor]:
+    while True:
+        yield from loader
 
 
 def digest(model: nn.Module) -> str:
@@ -41,11 +51,12 @@ def conclude(model: nn.Module) -> None:
 
 def plain() -> None:
     model, optimizer = setup()
-    for step in range(STEPS):
+    shares = [forever(data(rank=replica, world=REPLICAS)) for replica in range(REPLICAS)]
+    for _ in range(STEPS):
         total = [torch.zeros_like(p) for p in model.parameters()]
         for replica in range(REPLICAS):
             optimizer.zero_grad()
-            model(batch(step, replica)).square().mean().backward()
+            model(next(shares[replica])).square().mean().backward()
             for sum_, p in zip(total, model.parameters(), strict=True):
                 sum_ += p.grad
         for sum_, p in zip(total, model.parameters(), strict=True):
@@ -55,7 +66,6 @@ def plain() -> None:
 
 
 def main() -> None:
-    import torchloom as loom
     from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
 
     replica = int(os.environ["REPLICA_GROUP_ID"])
@@ -77,20 +87,28 @@ def main() -> None:
     )
     ddp = DistributedDataParallel(manager, model)
     optimizer = Optimizer(manager, sgd)
-    checkpoint = loom.Checkpoint(model=model, optimizer=sgd, manager=manager, every=SAVE_EVERY or 1)
+    loader = data()
+    batches = forever(loader)
+    checkpoint = loom.Checkpoint(
+        model=model, optimizer=sgd, manager=manager, data=loader, every=SAVE_EVERY or 1
+    )
     if SAVE_EVERY:
         checkpoint.restore()
     try:
         while True:  # until `loom set max_steps=…` ends it before the update of a step
-            step = manager.current_step()
             optimizer.zero_grad()  # asks for a quorum, and heals
-            ddp(batch(manager.current_step(), replica)).square().mean().backward()
+            step = manager.current_step()
+            ddp(next(batches)).square().mean().backward()
             time.sleep(0.02)
             optimizer.step()
             if manager.current_step() == step:
                 continue  # not committed
             step, replicas = manager.current_step(), manager.num_participants()
-            print(f"step {step} replicas {replicas} at {time.monotonic_ns()} has {digest(model)}")
+            used = loader.portion
+            print(
+                f"step {step} replicas {replicas} at {time.monotonic_ns()} has {digest(model)} "
+                f"used {used.epoch} {used.first} {used.last}"
+            )
             if SAVE_EVERY:
                 checkpoint.step(step)
     except SystemExit:

@@ -17,8 +17,9 @@ _OURS_ALONE = frozenset(
     {"LOOM_TOKEN", "LOOM_NATS_URL", "LOOM_NATS_USER", "LOOM_NATS_PASSWORD", "LOOM_NATS_CREDS", "LOOM_SPEC_FD"}
 ) | {STORE_SECRET, MEMORY_SECRET, "LOOM_BOX"}
 _OURS_PREFIXES = ("LOOM_NATS_",)
-_QUORUM_RETRIES = "600"
-"""A manager tries again ten times a second for a minute while its lighthouse is being restarted."""
+_QUORUM_RETRIES = "36000"
+"""While its lighthouse is restarted, a manager tries again after quorum timeout / retries, or after 0.1 s if
+that is longer, until the quorum timeout. So many that a timeout of an hour does not mean a pause of 6 s."""
 
 
 def without_secrets(env: Mapping[str, str]) -> dict[str, str]:
