@@ -83,6 +83,7 @@ def __getattr__(name: str) -> Any:
         reporting.connect(
             api.phase, api.log, api.training_step, api.tell_checkpoints, api.is_finite, api.own_values
         )
+        reporting.connect_writes(api.script_writes, api.restored_writes)
     found = getattr(import_module(source), name)
     globals()[name] = found  # not asked for again: a script may call it in every step
     return found

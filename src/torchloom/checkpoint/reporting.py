@@ -1,6 +1,6 @@
 """What a checkpoint reports to the rest of torchloom: its phase, step, figures and failures.
 
-Owns six ports and no meaning. `torchloom/__init__.py` connects them to the probe; unconnected, as in a
+Owns eight ports and no meaning. `torchloom/__init__.py` connects them to the probe; unconnected, as in a
 script without torchloom around it, they do nothing. A failure is also said in one line on stderr, because
 that is where the person who started the script looks.
 """
@@ -30,6 +30,12 @@ def _finite() -> bool:
     return True
 
 
+def _not_known(optimizer: object) -> None: ...
+
+
+def _not_kept(optimizer: object, told: Mapping[str, object]) -> None: ...
+
+
 def _as_they_are(loaded: bool = False) -> AbstractContextManager[object]:
     return nullcontext()
 
@@ -47,6 +53,11 @@ class Ports:
     own_values: Callable[[bool], AbstractContextManager[object]] = _as_they_are
     """Inside, param groups hold the script's own values, not those set from outside. True: for loading."""
 
+    script_writes: Callable[[object], Mapping[str, object] | None] = _not_known
+    """What is known of the script's writes to an optimizer's param groups, to be saved with its state."""
+    restored_writes: Callable[[object, Mapping[str, object]], None] = _not_kept
+    """This was saved with the state that the optimizer has just loaded."""
+
 
 ports = Ports()
 
@@ -62,6 +73,14 @@ def connect(
     """Tell these from now on."""
     ports.phase, ports.log, ports.step, ports.checkpoints = phase, log, step, checkpoints
     ports.finite, ports.own_values = finite, own_values
+
+
+def connect_writes(
+    script_writes: Callable[[object], Mapping[str, object] | None],
+    restored_writes: Callable[[object, Mapping[str, object]], None],
+) -> None:
+    """Ask and report these from now on."""
+    ports.script_writes, ports.restored_writes = script_writes, restored_writes
 
 
 def say(text: str) -> None:

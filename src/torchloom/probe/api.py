@@ -81,6 +81,18 @@ class own_values:
             session.current.show_settings(self._loaded)
 
 
+def script_writes(optimizer: Any) -> Mapping[str, Any] | None:
+    """For loom.Checkpoint: what is known of the script's writes to the param groups, to be saved."""
+    return session.current.script_writes(optimizer) if session.current is not None else None
+
+
+def restored_writes(optimizer: Any, told: Mapping[str, Any]) -> None:
+    """For loom.Checkpoint: this was saved with the state that the optimizer has just loaded. Inside
+    `own_values(True)`."""
+    if session.current is not None:
+        session.current.restored_writes(optimizer, told)
+
+
 def is_finite() -> bool:
     """For loom.Checkpoint: whether loss and parameters are finite numbers, as far as somebody looked."""
     return session.current is None or session.current.is_finite

@@ -131,6 +131,8 @@ class Session:
         self.leave_phase = guard.wrap(self._leave_phase)
         self.identity = guard.wrap(self._identity)
         self.in_force = guard.wrap(self._in_force)
+        self.script_writes = guard.wrap(self._script_writes)
+        self.restored_writes = guard.wrap(self._restored_writes)
         self.end = guard.wrap(self._end)
         self.ended = guard.wrap(self._ended)
 
@@ -301,6 +303,17 @@ class Session:
             if known is optimizer:
                 return self.steps.overrides.in_force(number, optimizer, name, group)
         return None
+
+    def _script_writes(self, optimizer: Any) -> dict[str, Any] | None:
+        """What is known of the script's writes to this optimizer's groups; None if it has not stepped."""
+        for number, known in self.optimizers.numbered():
+            if known is optimizer:
+                return self.steps.overrides.record(number, optimizer)
+        return None
+
+    def _restored_writes(self, optimizer: Any, told: Mapping[str, Any]) -> None:
+        stepped = any(known is optimizer for _, known in self.optimizers.numbered())
+        self.steps.overrides.restore(optimizer, told, stepped=stepped)
 
     # -- what a framework's training loop calls (torchloom.integrations) --------------------------
     def attach_trainer(self, trainer: Any) -> bool:

@@ -26,7 +26,14 @@ from torchloom.checkpoint.state.readback import ComparedPart
 from torchloom.checkpoint.state.region import large_pages
 from torchloom.checkpoint.state.resharding import Box
 from torchloom.checkpoint.state.streaming import Streamed
-from torchloom.checkpoint.state.training_parts import ABOUT, DIFFERING, Component, State, same_memory_kind
+from torchloom.checkpoint.state.training_parts import (
+    ABOUT,
+    DIFFERING,
+    WRITES,
+    Component,
+    State,
+    same_memory_kind,
+)
 from torchloom.checkpoint.state.tree import (
     DTYPES,
     Leaf,
@@ -106,7 +113,7 @@ class Filling:
             tree = trees[component.name]
             if isinstance(tree, dict) and tree.get("kind") == "lines" and everyone.get(component.name):
                 tree = everyone[component.name]  # positions in lines are dealt anew from those of all ranks
-            _load(component, tree)
+            _load(component, tree, trees[ABOUT].get(WRITES, {}).get(component.name))
         if readback.how_much() != "off":
             self._read_back([self._held(component) for component in self._state.components])
         rng.put(trees[ABOUT]["rng"])
@@ -306,7 +313,7 @@ class Filling:
         return positions
 
 
-def _load(component: Component, tree: Any) -> None:
+def _load(component: Component, tree: Any, writes: Any) -> None:
     inner = component.inner
     if isinstance(inner, nn.Module):
         ordered: Any = OrderedDict(tree)
@@ -315,6 +322,8 @@ def _load(component: Component, tree: Any) -> None:
     try:
         with reporting.ports.own_values(True):
             inner.load_state_dict(tree)
+            if isinstance(writes, Mapping):
+                reporting.ports.restored_writes(inner, writes)
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"the checkpoint does not fit {component.name}: {error}",

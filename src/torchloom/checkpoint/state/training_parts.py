@@ -23,6 +23,7 @@ from torchloom.checkpoint.state import buckets, rng
 from torchloom.errors import UsageError
 
 ABOUT = "loom"
+WRITES = "writes"
 """The name under which a rank keeps what is not a part of the script: step, random numbers, buckets."""
 DIFFERING = "loom.differing"
 """The name under which a rank keeps those tensors of replicated models that it does not have in common."""
@@ -108,13 +109,20 @@ class State:
                 shared[component.name] = component.state()
         if differing := {c.name: found for c in self.components if (found := _differing(c, shared_names))}:
             own[DIFFERING] = differing
-        own[ABOUT] = {**facts, "rng": rng.take(), "buckets": self._bucket_orders()}
+        about = {"rng": rng.take(), "buckets": self._bucket_orders(), WRITES: self._script_writes()}
+        own[ABOUT] = {**facts, **about}
         return own, shared
 
     def snapshot(self) -> dict[str, Any]:
         """Everything of this rank as a tree of live tensors; unlike `take`, not a collective call."""
         trees = {component.name: component.state() for component in self.components}
-        return {**trees, ABOUT: {"rng": rng.take()}}
+        return {**trees, ABOUT: {"rng": rng.take(), WRITES: self._script_writes()}}
+
+    def _script_writes(self) -> dict[str, Any]:
+        """What is known of the script's writes to its optimizers' param groups."""
+        optimizers = [c for c in self.components if isinstance(c.inner, Optimizer)]
+        told = {c.name: reporting.ports.script_writes(c.inner) for c in optimizers}
+        return {name: known for name, known in told.items() if known is not None}
 
     def warm_buckets(self, orders: Mapping[str, Sequence[int]]) -> None:
         """Bring DDP's buckets to where they were. A collective operation, before anything is restored."""

@@ -7,7 +7,8 @@ continues with it. The rules:
 
 * A value counts as written if it differs from the one at the end of the optimizer's first step, or if it
   changed between two steps. A script's write is its own, and from then on ours is there during steps only.
-* A value that is held from the first step on is watched for one step before it stays.
+* A value that is held from the first step on is watched for one step before it stays, unless it is known
+  from before: a checkpoint has with it what was known when it was made (`record` and `restore`).
 * torch's schedulers and `loom.Checkpoint` work on the script's own values (`hide` and `show`).
 * A scaled value and a tensor are never left in the group: a script that saved a scaled value and loaded it
   again would scale it twice, and captured or compiled steps know a tensor by its identity.
@@ -15,85 +16,20 @@ continues with it. The rules:
 
 What the optimizer wrote during the step is its own and stays. A step that raised never came to its
 post-hook; then the own values come back at the next chance. What a change may say is in
-core/config/overrides.py. With nothing held, nothing here runs.
+core/config/overrides.py. With nothing held, nothing here runs. Records of single values: places.py.
 """
 
 from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from torchloom.core.config.overrides import HOLD, OWN, SCALE, Held, factor_of, in_effect, mode_of
-from torchloom.core.config.settings import HYPERPARAMETERS, Address, parse_address
+from torchloom.core.config.overrides import OWN, SCALE, Held, factor_of, in_effect, mode_of
+from torchloom.core.config.settings import Address, parse_address
 from torchloom.probe.observe.values import UNREAD, is_tensor, plain
-
-_UNSEEN = object()
-
-
-class _Place:
-    """One value of one param group, and what is held over it."""
-
-    __slots__ = ("at", "group", "left", "name", "ours", "own", "stays", "watched", "word")
-
-    def __init__(self, at: int, name: str, word: object) -> None:
-        self.at, self.name, self.word = at, name, word
-        self.stays = False
-        """Ours is in the group, also between steps, and the script's own is kept here."""
-        self.own: Any = None
-        self.ours: Any = None
-        self.group: dict[str, Any] | None = None
-        """The group that ours is in: loading a state replaces all groups."""
-        self.watched = False
-        self.left: Any = _UNSEEN
-        """The script's own at the end of the last step, while it is watched."""
-
-    def put(self, group: dict[str, Any], own: Any) -> None:
-        self.stays, self.watched = True, False
-        self.own, self.ours, self.group = own, _value(self.word, own), group
-        group[self.name] = self.ours
-
-    def is_in(self, group: dict[str, Any]) -> bool:
-        """Whether ours is still there. A group made by loading a state that was saved with it counts."""
-        current = group.get(self.name)
-        return current is self.ours or (group is not self.group and _same(current, self.ours))
-
-
-class _Plan:
-    """What is held over the groups of one optimizer."""
-
-    def __init__(self, optimizer: Any, places: list[_Place]) -> None:
-        # A plan must not keep the parameters of an optimizer alive that the script has dropped.
-        self._optimizer = weakref.ref(optimizer, lambda _: places.clear())
-        self._count = len(optimizer.param_groups)
-        self.places = places
-
-    def fits(self, optimizer: Any) -> bool:
-        return self._count == len(optimizer.param_groups) and self._optimizer() is optimizer
-
-    def staying(self) -> Iterator[tuple[_Place, dict[str, Any]]]:
-        """The places in which ours stays, with their groups."""
-        optimizer: Any = self._optimizer()
-        groups: list[dict[str, Any]] = [] if optimizer is None else optimizer.param_groups
-        for place in self.places:
-            if place.stays and place.at < len(groups):
-                yield place, groups[place.at]
-
-
-class _First:
-    """The values of an optimizer at its first step."""
-
-    __slots__ = ("ended", "groups")
-
-    def __init__(self, optimizer: Any) -> None:
-        self.ended = False
-        """Whether that step is over. Before, nothing is known of what the script does between steps."""
-        groups = optimizer.param_groups
-        self.groups = [
-            {name: value for name, value in group.items() if name in HYPERPARAMETERS}
-            for group in (groups if isinstance(groups, list) else ())
-        ]
+from torchloom.probe.steering.places import HeldPlaces, Place, ScriptWrites, same, value_for
 
 
 class Overrides:
@@ -106,13 +42,13 @@ class Overrides:
         self.stayed: Callable[[], None] = _nothing
         """Called when a value of ours stays in a group."""
         self._holds = False
-        self._plans: dict[int, _Plan] = {}
-        self._first: weakref.WeakKeyDictionary[Any, _First] = weakref.WeakKeyDictionary()
-        self._written: set[tuple[int, int, str]] = set()
-        """Optimizer, group and name of what the script writes."""
-        self._open: dict[int, list[tuple[_Place, dict[str, Any], Any, Any]]] = {}
+        self._plans: dict[int, HeldPlaces] = {}
+        self._writes: weakref.WeakKeyDictionary[Any, ScriptWrites] = weakref.WeakKeyDictionary()
+        self._restored: dict[int, weakref.ref[Any]] = {}
+        """Optimizers that were restored before their first step, by the number they had."""
+        self._open: dict[int, list[tuple[Place, dict[str, Any], Any, Any]]] = {}
         """Per optimizer what was set and is not given back yet: place, group, the script's own, ours."""
-        self._hidden: list[tuple[int, _Plan, _Place]] = []
+        self._hidden: list[tuple[HeldPlaces, Place]] = []
         self._depth = 0
 
     def replace(self, words: Mapping[str, object]) -> None:
@@ -123,19 +59,27 @@ class Overrides:
         self._holds = any(mode_of(word) != OWN for word in self.words.values())
         self.busy = self._holds or bool(self._open)
         self._plans.clear()
+        if self._holds:
+            for number, optimizer in [(number, known()) for number, known in self._restored.items()]:
+                if optimizer is not None:
+                    self._put_at_once(number, optimizer)
 
     def meet(self, optimizer: Any, *, ended: bool = True) -> None:
         """This optimizer has made its first step, or begins it."""
-        first = self._first.get(optimizer)
-        if first is None:
-            first = self._first[optimizer] = _First(optimizer)
-        first.ended = first.ended or ended
+        writes = self._writes.get(optimizer)
+        if writes is None:
+            writes = self._writes[optimizer] = ScriptWrites(optimizer)
+        writes.ended = writes.ended or ended
+        if ended and self._restored:
+            self._forget_restored(optimizer)
 
     # -- around a step --------------------------------------------------------------------------
     def before(self, number: int, optimizer: Any) -> None:
         """Set what counts for this optimizer's step."""
         if self._open.get(number):
             self.after(number)  # the step before raised
+        if self._restored:
+            self._forget_restored(optimizer, number)
         groups = optimizer.param_groups
         plan = self._plan(number, optimizer)
         if not plan.places:
@@ -143,14 +87,15 @@ class Overrides:
         done = self._open[number] = []
         for place in plan.places:
             group = groups[place.at]
-            if place.stays and place.is_in(group):
-                if group is not place.group:
+            fresh, place.is_fresh = place.is_fresh, False
+            if place.stays and (place.is_in(group) or (fresh and same(group[place.name], place.own))):
+                if group is not place.group or fresh:
                     place.put(group, place.own)
                 continue
             own = group[place.name]
-            if place.stays or (place.watched and not self._is_unwritten(place, own)):
-                self._script_writes(number, place)
-            if place.watched and place.left is not _UNSEEN:
+            if place.stays or (place.watched and not place.is_unwritten(own)):
+                place.script_writes()
+            if place.may_stay:
                 place.put(group, own)
                 self.stayed()
             elif is_tensor(own):
@@ -159,7 +104,7 @@ class Overrides:
                     word = place.word
                     own.mul_(factor_of(word)) if mode_of(word) == SCALE else own.fill_(word)
             else:
-                value = _value(place.word, own)
+                value = value_for(place.word, own)
                 done.append((place, group, own, value))
                 group[place.name] = value
 
@@ -173,38 +118,31 @@ class Overrides:
                 group[place.name] = own
                 place.left = own
             else:
-                self._script_writes(number, place)
+                place.script_writes()
         self.busy = self._holds or bool(self._open)
-
-    def _is_unwritten(self, place: _Place, own: Any) -> bool:
-        return place.left is _UNSEEN or _same(place.left, own)
-
-    def _script_writes(self, number: int, place: _Place) -> None:
-        place.stays = place.watched = False
-        self._written.add((number, place.at, place.name))
 
     def _give_back(self, number: int) -> None:
         for place, group in self._plans[number].staying():
             if place.is_in(group):
                 group[place.name] = place.own
             else:
-                self._script_writes(number, place)
+                place.script_writes()
             place.stays = False
 
     # -- what is held where ---------------------------------------------------------------------
-    def _plan(self, number: int, optimizer: Any) -> _Plan:
+    def _plan(self, number: int, optimizer: Any) -> HeldPlaces:
         known = self._plans.get(number)
         if known is None or not known.fits(optimizer):
             if known is not None:
                 self._give_back(number)
-            known = self._plans[number] = _Plan(optimizer, self._places(number, optimizer))
+            known = self._plans[number] = HeldPlaces(optimizer, self._places(number, optimizer))
         return known
 
-    def _places(self, number: int, optimizer: Any) -> list[_Place]:
+    def _places(self, number: int, optimizer: Any) -> list[Place]:
         self.meet(optimizer, ended=False)
-        first = self._first[optimizer]
+        writes = self._writes[optimizer]
         said = [(parse_address(text), word) for text, word in self.words.items()]
-        places: list[_Place] = []
+        places: list[Place] = []
         for at, group in enumerate(optimizer.param_groups):
             words: dict[str, object] = {}
             for address, word in said:
@@ -212,23 +150,61 @@ class Overrides:
                     words[address.name] = word
             for name, word in words.items():
                 if mode_of(word) != OWN:
-                    places.append(place := _Place(at, name, word))
-                    self._judge(number, place, group[name], first)
+                    places.append(place := Place(at, name, word, writes))
+                    place.judge(group[name])
         return places
 
-    def _judge(self, number: int, place: _Place, own: Any, first: _First) -> None:
-        """Decide whether ours may stay: at once, after a step in which it is watched, or not at all."""
-        if mode_of(place.word) != HOLD or is_tensor(own):
-            return
-        if (number, place.at, place.name) in self._written:
-            return
-        known = first.groups[place.at] if place.at < len(first.groups) else {}
-        if place.name in known and not _same(known[place.name], own):
-            self._script_writes(number, place)
-            return
-        place.watched = True
-        if first.ended and place.name in known:
-            place.left = own
+    def _put_at_once(self, number: int, optimizer: Any) -> None:
+        """The optimizer was restored: its groups hold what they held when the state was saved."""
+        for place in self._plan(number, optimizer).places:
+            if place.may_stay:
+                group = optimizer.param_groups[place.at]
+                place.put(group, group[place.name])
+                place.is_fresh = True
+                self.stayed()
+
+    def _forget_restored(self, optimizer: Any, number: int | None = None) -> None:
+        """It steps. Should it have another `number` than it had, ours leaves its groups for now."""
+        for known in [known for known, one in self._restored.items() if one() is optimizer]:
+            del self._restored[known]
+            if number not in (None, known) and known in self._plans:
+                self._give_back(known)
+                del self._plans[known]
+
+    # -- with a checkpoint ----------------------------------------------------------------------
+    def record(self, number: int, optimizer: Any) -> dict[str, Any] | None:
+        """What is known of the script's writes, to be saved with the optimizer's state; None: nothing."""
+        writes = self._writes.get(optimizer)
+        if writes is None:
+            return None
+        self.hide()
+        try:
+            return writes.record(optimizer, number)
+        finally:
+            self.show()
+
+    def restore(self, optimizer: Any, told: Mapping[str, Any], *, stepped: bool) -> None:
+        """The optimizer has loaded a state, and this was recorded with it. Between `hide` and `show`."""
+        writes = self._writes.get(optimizer)
+        if writes is None:
+            writes = self._writes[optimizer] = ScriptWrites(optimizer)
+        writes.restore(optimizer, told)
+        if not stepped:
+            self._restored[int(told["number"])] = weakref.ref(optimizer)
+        for plan in self._plans.values():
+            if plan.fits(optimizer):
+                self._judge_again(plan, optimizer)
+
+    def _judge_again(self, plan: HeldPlaces, optimizer: Any) -> None:
+        self._hidden = [(known, place) for known, place in self._hidden if known is not plan]
+        for place in plan.places:
+            group = optimizer.param_groups[place.at]
+            own = group[place.name]
+            place.judge(own)
+            if place.may_stay:
+                place.put(group, own)
+                group[place.name] = own  # until `show`
+                self._hidden.append((plan, place))
 
     # -- for those who work on the script's own values ------------------------------------------
     def hide(self) -> None:
@@ -236,13 +212,13 @@ class Overrides:
         self._depth += 1
         if self._depth > 1:
             return
-        for number, plan in self._plans.items():
+        for plan in self._plans.values():
             for place, group in plan.staying():
                 if place.is_in(group):
                     group[place.name] = place.own
-                    self._hidden.append((number, plan, place))
+                    self._hidden.append((plan, place))
                 else:
-                    self._script_writes(number, place)
+                    place.script_writes()
 
     def show(self, loaded: bool = False) -> None:
         """Put ours back where the script's own is as it was. `loaded`: what is there now is its own."""
@@ -250,15 +226,15 @@ class Overrides:
         if self._depth > 0:
             return
         hidden, self._hidden = self._hidden, []
-        for number, plan, place in hidden:
+        for plan, place in hidden:
             for one, group in plan.staying():
                 if one is not place:
                     continue
                 now = group.get(place.name)
-                if not is_tensor(now) and (loaded or _same(now, place.own)):
+                if not is_tensor(now) and (loaded or same(now, place.own)):
                     place.put(group, now)
                 else:
-                    self._script_writes(number, place)
+                    place.script_writes()
 
     # -- reports --------------------------------------------------------------------------------
     def held(self, optimizers: Iterable[tuple[int, Any]]) -> dict[str, Held]:
@@ -281,26 +257,14 @@ class Overrides:
             for place in self._plan(number, optimizer).places:
                 if (place.at, place.name) == (group, name):
                     own = self._own(number, optimizer.param_groups[group], place)
-                    return _value(place.word, own)
+                    return value_for(place.word, own)
         return optimizer.param_groups[group][name]
 
-    def _own(self, number: int, group: dict[str, Any], place: _Place) -> Any:
+    def _own(self, number: int, group: dict[str, Any], place: Place) -> Any:
         for opened, touched, own, _ in self._open.get(number, ()):
             if touched is group and opened.name == place.name:
                 return own
         return place.own if place.stays and place.is_in(group) else group[place.name]
-
-
-def _value(word: object, own: Any) -> Any:
-    """What to put where the script has `own`."""
-    if mode_of(word) == HOLD:
-        return tuple(word) if isinstance(word, list) and isinstance(own, tuple) else word
-    factor = factor_of(word)
-    return own * factor if factor is not None else own
-
-
-def _same(one: Any, other: Any) -> bool:
-    return one is other or (not is_tensor(one) and not is_tensor(other) and bool(one == other))
 
 
 def _plain(value: Any) -> Any:
