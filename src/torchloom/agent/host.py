@@ -151,6 +151,8 @@ class Host:
     """Workers whose start is in progress; the event is set when the start has succeeded or failed."""
     readings: dict[tuple[str, str], DeviceReading] = field(default_factory=dict)
     """The newest measurement by device and source; kept by health.health_watch."""
+    unwritten: dict[tuple[str, int], str] = field(default_factory=dict)
+    """By job and rank: held values that the script of a worker which has ended never wrote."""
     mail_ns: int = 0
     """When mail was delivered or answered last, on the monotonic clock."""
     mail_came: asyncio.Event = field(default_factory=asyncio.Event)

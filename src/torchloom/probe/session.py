@@ -299,20 +299,16 @@ class Session:
 
     def _in_force(self, optimizer: Any, name: str, group: int) -> Any:
         """None if nothing of ours is known about it."""
-        for number, known in self.optimizers.numbered():
-            if known is optimizer:
-                return self.steps.overrides.in_force(number, optimizer, name, group)
-        return None
+        number = self.optimizers.number_of(optimizer)
+        return None if number is None else self.steps.overrides.in_force(number, optimizer, name, group)
 
     def _script_writes(self, optimizer: Any) -> dict[str, Any] | None:
-        """What is known of the script's writes to this optimizer's groups; None if it has not stepped."""
-        for number, known in self.optimizers.numbered():
-            if known is optimizer:
-                return self.steps.overrides.record(number, optimizer)
-        return None
+        """What is known of the script's writes to this optimizer's groups."""
+        number = self.optimizers.number_of(optimizer)
+        return None if number is None else self.steps.overrides.record(number, optimizer)
 
     def _restored_writes(self, optimizer: Any, told: Mapping[str, Any]) -> None:
-        stepped = any(known is optimizer for _, known in self.optimizers.numbered())
+        stepped = self.optimizers.number_of(optimizer) is not None
         self.steps.overrides.restore(optimizer, told, stepped=stepped)
 
     # -- what a framework's training loop calls (torchloom.integrations) --------------------------

@@ -19,12 +19,12 @@ import torch
 from torch.optim import lr_scheduler as sched
 
 import torchloom as loom
-from torchloom.core.config.box_codec import pack_schedule
+from torchloom.core.config.box_codec import pack_schedule, unwritten
 from torchloom.model.transaction.config import Entry
 from torchloom.probe import session as sessions
 from torchloom.probe.box import OwnBox
 from torchloom.probe.session import Session
-from torchloom.wire.blackbox import SCHEDULE, SIZE, View
+from torchloom.wire.blackbox import SCHEDULE, SETTINGS, SIZE, View
 
 STEPS, SET = 16, 5
 HELD = 0.0625
@@ -251,3 +251,22 @@ def test_betas_and_several_groups(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         groups = after.optimizer.param_groups
         assert [group["lr"] for group in groups] == [HELD, HELD]
         assert [group["betas"] for group in groups] == [(0.9, 0.99 - 9 / 1000), (0.5, 0.6)]
+
+
+def test_a_restart_without_a_checkpoint_is_told_what_the_worker_before_had_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    entry = Entry(1, 0, {"lr": HELD})
+    for script, first in (("writes nothing", 0.1), ("multiplies in every step", 0.05)):
+        with process(monkeypatch, entry) as before:
+            Training(SCRIPTS[script], tmp_path / f"{script} 1").train(3)
+            before._config.write()
+            told = unwritten(before.view.read_blob(SETTINGS) or b"")
+        assert told == ("optimizer0.lr@0" if script == "writes nothing" else "")
+        with monkeypatch.context() as patched:
+            patched.setenv("LOOM_UNWRITTEN", told)
+            with process(monkeypatch, entry):
+                after = Training(SCRIPTS[script], tmp_path / f"{script} 2")
+                after.train(1)
+        assert after.asked[1] == HELD
+        assert after.seen[1] == (HELD if told else first)

@@ -28,6 +28,7 @@ from torchloom.agent.observe.guarded import guarded
 from torchloom.agent.processes.left_behind import LeftBehind
 from torchloom.agent.processes.process import Process
 from torchloom.agent.tasks import Tasks
+from torchloom.core.config.box_codec import unwritten
 from torchloom.model.events import RendezvousLost, WorkerExited
 from torchloom.model.worker import EndRecord, Exit
 from torchloom.wire import blackbox, codec
@@ -102,6 +103,8 @@ class ExitWatch:
             pulse.look_at_start(self._host, worker, worker.box)
             look_at_saves(self._host, worker, worker.box, time.monotonic_ns(), last=True)
             pulse.look_at_store_values(self._host, worker, worker.box)
+            if held := unwritten(worker.box.view.read_blob(blackbox.SETTINGS) or b""):
+                self._host.unwritten[worker.ref.job, worker.ref.rank] = held
 
     async def forget(self, worker: LocalWorker) -> None:
         """The exit is in the stream: nothing of this incarnation is needed here now."""

@@ -212,6 +212,7 @@ def _order(
         cores=host.devices.pinned(
             launch.local_rank, effect.local_world_size, effect.barred, each=effect.pin_cores
         ),
+        unwritten=host.unwritten.pop((ref.job, ref.rank), ""),
     )
     chosen = [one.device for one in effect.launches]
     own = asked["env"].get("CUDA_VISIBLE_DEVICES")

@@ -68,6 +68,7 @@ def worker_env(effect: StartWorkers, launch: Launch, env: Mapping[str, str], box
         made["MAX_STEPS"] = str(effect.max_steps)
     if effect.restore_step is not None:
         made["LOOM_RESTORE_STEP"] = str(effect.restore_step)
+    made.pop("LOOM_UNWRITTEN", None)
     made.pop("LOOM_PAUSED", None)
     if effect.paused:
         made["LOOM_PAUSED"] = "1"
@@ -107,8 +108,10 @@ def start_order(
     box_fallback: Path,
     log: Path,
     cores: list[int] | None,
+    unwritten: str = "",
 ) -> dict[str, Any]:
-    """One worker as the spawner's start request wants it (docs/spawn.md)."""
+    """One worker as the spawner's start request wants it (docs/spawn.md). `unwritten`: held values that its
+    script is known never to write."""
     ref, program = launch.ref, effect.program
     order: dict[str, Any] = {
         "box": str(box),
@@ -128,6 +131,7 @@ def start_order(
         "env": {
             **worker_env(effect, launch, env, str(box)),
             "TORCHELASTIC_ERROR_FILE": str(log.with_suffix(".error.json")),
+            **({"LOOM_UNWRITTEN": unwritten} if unwritten else {}),
         },
         "stdout": str(log),
         "stderr": str(log),

@@ -86,6 +86,15 @@ def unpack_settings(text: str | bytes) -> ToldSettings:
         raise ValueError(f"this contains no settings: {error!r}") from error
 
 
+def unwritten(text: str | bytes) -> str:
+    """The places that nothing in the script writes, for LOOM_UNWRITTEN of the next process."""
+    try:
+        held = unpack_settings(text).held
+    except ValueError:  # it was written inside the user's process
+        return ""
+    return ",".join(place for place, one in held.items() if one.stays and "," not in place)
+
+
 def known(told: ToldSettings, hyperparameters: str | Mapping[str, Any]) -> KnownSettings:
     """A worker's settings and its param groups (probe/observe/hyperparameters.py), put together."""
     try:
@@ -137,14 +146,15 @@ def _setting_in(row: Mapping[str, Any]) -> Setting:
 
 def _held_out(held: Held) -> dict[str, Any]:
     row = {"value": held.value, "mode": held.mode, "own": held.own}
-    return row if held.factor is None else {**row, "factor": held.factor}
+    row |= {} if held.factor is None else {"factor": held.factor}
+    return {**row, "stays": True} if held.stays else row
 
 
 def _held_in(row: Mapping[str, Any]) -> Held:
     mode = str(row["mode"])
     if mode not in (HOLD, SCALE):
         raise ValueError(f"{mode!r} is no way to hold a value")
-    return Held(row["value"], mode, row["own"], _number(row.get("factor")))
+    return Held(row["value"], mode, row["own"], _number(row.get("factor")), row.get("stays") is True)
 
 
 def _number(value: Any) -> float | None:

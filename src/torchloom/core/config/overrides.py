@@ -27,6 +27,8 @@ class Held:
     """What the script itself has there."""
     factor: float | None = None
     """Of a scaled one."""
+    stays: bool = False
+    """It is in the param group also between steps, because nothing in the script writes it."""
 
     def word(self) -> object:
         """As a change would say it."""

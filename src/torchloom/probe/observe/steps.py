@@ -67,6 +67,10 @@ class Optimizers:
         known = enumerate(self.by_number())
         return [(number, optimizer) for number, optimizer in known if optimizer is not None]
 
+    def number_of(self, optimizer: Any) -> int | None:
+        """None before its first step."""
+        return next((number for number, one in self.numbered() if one is optimizer), None)
+
     def living(self) -> list[Any]:
         """Those that still exist, the anchor first."""
         return [optimizer for optimizer in self.by_number() if optimizer is not None]

@@ -38,7 +38,7 @@ class SteeringParts:
         secret = (view.read_blob(STORE_SECRET) or b"").decode("utf-8", "replace")
         self.store_values = store_values.begin(secret) if secret else store_values.current
         registers = Registers(environ, self.store_values)
-        overrides = self.overrides = Overrides()
+        overrides = self.overrides = Overrides(environ.get("LOOM_UNWRITTEN", ""))
         self.hide, self.show = guard.wrap(overrides.hide), guard.wrap(overrides.show)
         overrides.stayed = guard.wrap(Schedulers(self.hide, self.show).wrap)
         # While something is held an optimizer gets its number before its first step, else after it.

@@ -8,7 +8,8 @@ continues with it. The rules:
 * A value counts as written if it differs from the one at the end of the optimizer's first step, or if it
   changed between two steps. A script's write is its own, and from then on ours is there during steps only.
 * A value that is held from the first step on is watched for one step before it stays, unless it is known
-  from before: a checkpoint has with it what was known when it was made (`record` and `restore`).
+  from before: a checkpoint has with it what was known when it was made (`record` and `restore`), and a
+  worker is given what the one before it had found (LOOM_UNWRITTEN).
 * torch's schedulers and `loom.Checkpoint` work on the script's own values (`hide` and `show`).
 * A scaled value and a tensor are never left in the group: a script that saved a scaled value and loaded it
   again would scale it twice, and captured or compiled steps know a tensor by its identity.
@@ -35,7 +36,9 @@ from torchloom.probe.steering.places import HeldPlaces, Place, ScriptWrites, sam
 class Overrides:
     """Those of one worker. `words` is what changes said: address → word, a later one over an earlier."""
 
-    def __init__(self) -> None:
+    def __init__(self, unwritten: str = "") -> None:
+        """`unwritten`: what the script never wrote in the worker before this one."""
+        self._unwritten = frozenset(unwritten.split(","))
         self.words: dict[str, object] = {}
         self.busy = False
         """Whether hooks have anything to do. Read at every step, so a plain attribute."""
@@ -151,7 +154,8 @@ class Overrides:
             for name, word in words.items():
                 if mode_of(word) != OWN:
                     places.append(place := Place(at, name, word, writes))
-                    place.judge(group[name])
+                    known = str(Address(name, number, at)) in self._unwritten
+                    place.judge(group[name], known)
         return places
 
     def _put_at_once(self, number: int, optimizer: Any) -> None:
@@ -248,7 +252,7 @@ class Overrides:
                 word = place.word
                 factor = factor_of(word) if mode_of(word) == SCALE else None
                 address = str(Address(place.name, number, place.at))
-                found[address] = Held(in_effect(word, own), mode_of(word), own, factor)
+                found[address] = Held(in_effect(word, own), mode_of(word), own, factor, place.stays)
         return found
 
     def in_force(self, number: int, optimizer: Any, name: str, group: int) -> Any:

@@ -98,8 +98,9 @@ class Place:
         self.left: Any = UNSEEN
         """The script's own at the end of the last step, while it is watched."""
 
-    def judge(self, own: Any) -> None:
-        """Decide whether ours may stay: at once, after a step in which it is watched, or not at all."""
+    def judge(self, own: Any, unwritten: bool = False) -> None:
+        """Decide whether ours may stay: at once, after a step in which it is watched, or not at all.
+        `unwritten`: an earlier process of this script never wrote it."""
         self.stays = self.watched = False
         self.left = UNSEEN
         if mode_of(self.word) != HOLD or is_tensor(own) or (self.at, self.name) in self.writes.written:
@@ -108,7 +109,7 @@ class Place:
             self.script_writes()
             return
         self.watched = True
-        if self.writes.ended and self.writes.knows(self.at, self.name):
+        if unwritten or (self.writes.ended and self.writes.knows(self.at, self.name)):
             self.left = own
 
     @property
