@@ -12,7 +12,6 @@ directory. A diagnosis, `.jsonl` or a list in `.json`, names what SuperBench's r
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeGuard
 
@@ -36,6 +35,7 @@ _EXACT = "/deterministic_"
 """Losses and checksums of a computation that is the same everywhere."""
 _ALIKE = 3
 """So many others must have the same value before one that differs is wrong."""
+_LARGEST = 1.7e308
 _SOURCE = "superbench"
 Place = tuple[str, int | None]
 """A node, and the number of a GPU there; None: the whole node."""
@@ -97,7 +97,7 @@ def _is_number(value: object) -> TypeGuard[float]:
     """A number that a float can hold: in JSON a whole number may have any length."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return abs(value) <= sys.float_info.max
+    return abs(value) <= _LARGEST
 
 
 def results(file: BenchFile, gpus: Mapping[str, int]) -> dict[Place, TestResult]:
