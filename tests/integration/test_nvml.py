@@ -73,10 +73,46 @@ def test_hot_ecc_and_lost_gpus(nvml: NvmlStandIn, tmp_path: Path) -> None:
 
 def test_what_may_not_be_read_costs_nothing_else(nvml: NvmlStandIn, tmp_path: Path) -> None:
     nvml.write(2, {"0.denied": 1, "no_events": 1})
-    assert [one.device for one in read(tmp_path)] == [gpu(1)]
+    line = look_once("nvml", "n", tmp_path, WITHIN_S)
+    assert line.look is not None and [one.device for one in line.look.readings] == [gpu(1)]
     nvml.write(2, {"init": 4})
     line = look_once("nvml", "n", tmp_path, WITHIN_S)
     assert line.look is None and "Insufficient Permissions" in line.why
+
+
+@pytest.mark.parametrize("code", [1, 4, 9, 10, 18, 999])
+def test_a_gpu_that_cannot_be_asked_has_not_disappeared(nvml: NvmlStandIn, tmp_path: Path, code: int) -> None:
+    """Uninitialized, no permission, driver not loaded, timeout, driver and library of two versions, unknown:
+    what happens while a driver is replaced. Nothing is known about the GPU then."""
+    nvml.write(2, {"0.open": code})
+    line = look_once("nvml", "n", tmp_path, WITHIN_S)
+    assert line.look is not None and not line.look.complete
+    assert [one.device for one in line.look.readings] == [gpu(1)]
+
+
+def test_a_gpu_that_is_lost_or_not_found_is_missing_from_a_complete_list(
+    nvml: NvmlStandIn, tmp_path: Path
+) -> None:
+    for code in (6, 15):
+        nvml.write(2, {"0.open": code})
+        line = look_once("nvml", "n", tmp_path, WITHIN_S)
+        assert line.look is not None and line.look.complete and len(line.look.readings) == 1
+    nvml.write(0)
+    line = look_once("nvml", "n", tmp_path, WITHIN_S)
+    assert line.look is not None and not line.look.complete, "all at once is a driver that is replaced"
+
+
+def test_an_agent_that_starts_while_nvml_refuses_counts_on_the_gpus_of_before(
+    nvml: NvmlStandIn, tmp_path: Path
+) -> None:
+    nvml.write(2)
+    assert len(known_gpus.look("n", tmp_path, WITHIN_S).gpus) == 2
+    nvml.write(2, {"init": 18})
+    assert len(known_gpus.look("n", tmp_path, WITHIN_S).gpus) == 2
+    nvml.write(2, {"1.open": 4})
+    assert len(known_gpus.look("n", tmp_path, WITHIN_S).gpus) == 2
+    nvml.write(1)
+    assert len(known_gpus.look("n", tmp_path, WITHIN_S).gpus) == 1
 
 
 def test_a_hung_driver_is_given_up_and_the_gpus_of_before_count(nvml: NvmlStandIn, tmp_path: Path) -> None:

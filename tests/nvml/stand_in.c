@@ -4,7 +4,7 @@
  * (every call blocks). Of GPU 0, 1, …: `0.lost 1`, `0.temp 87`, `0.throttle 32`, `0.ecc_corrected 7`,
  * `0.ecc_uncorrected 1`, `0.remap_pending 1`, `0.remap_failed 1`, `0.replays 5`, `0.link_errors 3`,
  * `0.xid 79` with `0.xids N` (how many were raised so far), `0.pid 123`, `0.mig 2` (instances),
- * `0.denied 1` (no permission), `0.hidden 1` (the handle is not found).
+ * `0.denied 1` (no permission), `0.hidden 1` (the handle is not found), `0.open CODE` (what opening it returns).
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,6 +54,7 @@ int nvmlDeviceGetHandleByIndex_v2(uint index, void **device) {
     hang();
     *device = (void *)(long)(index + 1);
     if (of(*device, "denied", 0)) return NO_PERMISSION;
+    if (of(*device, "open", 0)) return (int)of(*device, "open", 0);
     return of(*device, "hidden", 0) ? NOT_FOUND : OK;
 }
 int nvmlDeviceGetUUID(void *device, char *text, uint size) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,14 +15,14 @@ from agent_story import a_host, box
 
 from torchloom.agent.health import health_watch
 from torchloom.agent.health.file_drop import FileDrop
-from torchloom.agent.health.health_source import SourceLook, source_class, source_names
+from torchloom.agent.health.health_source import SourceLook, checked_look, source_class, source_names
 from torchloom.agent.health.health_watch import HealthWatch
 from torchloom.agent.health.host_load import HostLoad
 from torchloom.agent.host import Host
 from torchloom.agent.observe.devices import Devices, Gpu
 from torchloom.agent.tasks import Tasks
 from torchloom.bus.memory import MemoryBus, MemoryHub
-from torchloom.model.devices import DeviceReading
+from torchloom.model.devices import DeviceReading, HealthReport
 from torchloom.model.events import DeviceHealthReported
 
 A, B = Gpu("GPU-a", "H100", "0000:3b:00"), Gpu("GPU-b", "H100", "0000:3c:00")
@@ -55,12 +56,89 @@ def test_dropped_files_are_taken_once_and_garbage_is_put_aside(tmp_path: Path) -
     (drop / "three.json").write_text(json.dumps({"device": "GPU-a", "level": "splendid"}))
     (drop / "four.json").write_bytes(b"x" * 100_000)
     (drop / ".unfinished").write_text("{")
+    for path in drop.iterdir():
+        os.utime(path, (1.0, 1.0))
     source = FileDrop("n", tmp_path)
     look = source.look()
     assert [(one.device, one.level, one.source) for one in look.reports] == [("GPU-a", "failed", "file")]
     assert look.readings[0].values == {"x": 1.5}
     assert source.bad == 3 and source.look() == SourceLook()
     assert (drop / ".two.json.bad").exists() and (drop / ".unfinished").exists()
+
+
+def test_a_file_that_is_still_being_written_is_read_later(tmp_path: Path) -> None:
+    drop = tmp_path / "health"
+    drop.mkdir()
+    text = json.dumps({"device": "GPU-a", "level": "failed"})
+    source = FileDrop("n", tmp_path)
+    with (drop / "direct.json").open("w") as file:
+        file.write(text[:10])
+        file.flush()
+        assert source.look() == SourceLook() and source.bad == 0
+        file.write(text[10:])
+    assert [one.level for one in source.look().reports] == ["failed"]
+
+
+def test_what_is_no_file_is_put_aside_and_never_opened(tmp_path: Path) -> None:
+    drop, outside = tmp_path / "health", tmp_path / "outside.json"
+    drop.mkdir()
+    outside.write_text(json.dumps({"device": "GPU-a", "level": "failed"}))
+    (drop / "link.json").symlink_to(outside)
+    (drop / "dangling.json").symlink_to(tmp_path / "nothing")
+    os.mkfifo(drop / "pipe.json")
+    (drop / "directory").mkdir()
+    source = FileDrop("n", tmp_path)
+    assert source.look() == SourceLook() and source.bad == 3
+    assert outside.exists() and source.look() == SourceLook() and source.bad == 3
+
+
+HOSTILE: list[Any] = [
+    None,
+    "nonsense",
+    SourceLook(readings=("nonsense",)),  # type: ignore[arg-type]
+    SourceLook(readings=(DeviceReading(device="GPU-a", source="x", values={"t": "hot"}),)),  # type: ignore[dict-item]
+    SourceLook(readings=(DeviceReading(device="GPU-a", source="x", states=("xid: ²", 3)),)),  # type: ignore[arg-type]
+    SourceLook(reports=(HealthReport(device="GPU-a", level="splendid"),)),  # type: ignore[arg-type]
+    SourceLook(readings=(DeviceReading(device="GPU-a", source="x", processes=("1",)),)),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize("look", HOSTILE, ids=range(len(HOSTILE)))
+def test_a_plugin_that_answers_nonsense_costs_its_own_look_only(look: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        checked_look(look)
+
+
+def test_what_a_plugin_answers_is_bounded_and_finite() -> None:
+    values = {"nan": float("nan"), "inf": float("inf"), "fine": 1.0} | {f"v{i}": 1.0 for i in range(500)}
+    long = DeviceReading(device="GPU-a", source="x" * 999, values=values, states=("s" * 9999,) * 999)
+    found = checked_look(SourceLook(readings=(long,) * 5000, reports=()))
+    assert len(found.readings) <= 1024 and len(found.readings[0].values) <= 128
+    assert "fine" in found.readings[0].values and "nan" not in found.readings[0].values
+    assert len(found.readings[0].states) <= 512 and len(found.readings[0].states[0]) <= 500
+    assert len(found.readings[0].source) <= 64
+
+
+def test_an_xid_that_is_no_number_is_no_sign(tmp_path: Path) -> None:
+    host, said = host_of(tmp_path)
+    watch = HealthWatch(host)
+    for state in ("xid: ²", "xid: ", "xid: -79", "xid: seventy-nine", f"xid: {'9' * 5000}"):
+        watch._take("x", SourceLook(readings=(DeviceReading(device="GPU-a", source="x", states=(state,)),)))
+        watch._take("x", SourceLook(readings=(DeviceReading(device="GPU-a", source="x"),)))
+    assert said == []
+
+
+def test_measurements_of_devices_that_this_host_does_not_have_are_not_kept(tmp_path: Path) -> None:
+    host, _ = host_of(tmp_path)
+    watch = HealthWatch(host)
+    for number in range(2000):
+        strange = DeviceReading(device=f"GPU-{number}", source="file", values={"x": 1.0})
+        watch._take("file", SourceLook(readings=(strange,)))
+        many = DeviceReading(device="GPU-a", source=f"s{number}", values={"x": 1.0})
+        watch._take("file", SourceLook(readings=(many,)))
+    own_host = DeviceReading(device="host-a", source="host", kind="host", values={"load": 1.0})
+    watch._take("host", SourceLook(readings=(own_host,)))
+    assert ("host-a", "host") in host.readings and len(host.readings) <= 40
 
 
 def test_the_host_is_measured(tmp_path: Path) -> None:

@@ -8,12 +8,15 @@ point in the group `torchloom.health_sources` that names a class with this proto
 
 from __future__ import annotations
 
+import math
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from torchloom.model.devices import DeviceReading, HealthReport
 
@@ -55,6 +58,48 @@ BUILT_IN = {
     "host": "torchloom.agent.health.host_load:HostLoad",
     "slurm": "torchloom.agent.health.slurm:SlurmSource",
 }
+
+
+MOST_READINGS = 1024
+_MOST_VALUES, _MOST_STATES, _MOST_TEXT, _MOST_NAME = 128, 512, 500, 64
+
+
+def checked_look(look: object) -> SourceLook:
+    """What a source answered, with the right types and bounded: it leaves in the node's heartbeat, which a
+    wrong one would stop. Raises TypeError or ValueError."""
+    if not isinstance(look, SourceLook):
+        raise TypeError(f"look() answered {type(look).__name__} and no SourceLook")
+    short = SourceLook(
+        readings=tuple(look.readings[:MOST_READINGS]),
+        reports=tuple(look.reports[:MOST_READINGS]),
+        complete=look.complete and len(look.readings) <= MOST_READINGS,
+    )
+    found = msgspec.convert(msgspec.to_builtins(short), SourceLook)
+    return SourceLook(
+        readings=tuple(_bounded(one) for one in found.readings),
+        reports=tuple(
+            replace(
+                one, device=one.device[:_MOST_TEXT], why=one.why[:_MOST_TEXT], source=one.source[:_MOST_NAME]
+            )
+            for one in found.reports
+        ),
+        complete=found.complete,
+    )
+
+
+def _bounded(reading: DeviceReading) -> DeviceReading:
+    values = [(name[:_MOST_NAME], value) for name, value in reading.values.items() if math.isfinite(value)]
+    return replace(
+        reading,
+        device=reading.device[:_MOST_TEXT],
+        source=reading.source[:_MOST_NAME],
+        name=reading.name[:_MOST_TEXT],
+        pci=reading.pci[:_MOST_NAME],
+        values=dict(values[:_MOST_VALUES]),
+        states=tuple(one[:_MOST_TEXT] for one in reading.states[:_MOST_STATES]),
+        processes=reading.processes[:MOST_READINGS],
+        error=reading.error[:_MOST_TEXT],
+    )
 
 
 def source_class(name: str) -> type[HealthSource]:

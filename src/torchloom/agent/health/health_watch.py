@@ -13,12 +13,18 @@ import time
 from collections.abc import Iterable
 from contextlib import aclosing
 
-from torchloom.agent.health.health_source import HealthSource, SourceLook, source_class, source_names
+from torchloom.agent.health.health_source import (
+    HealthSource,
+    SourceLook,
+    checked_look,
+    source_class,
+    source_names,
+)
 from torchloom.agent.health.isolation import looks
 from torchloom.agent.health.wear_reports import WearReports
 from torchloom.agent.host import Host
 from torchloom.agent.tasks import Tasks
-from torchloom.core.devices.health_class import DeviceMemory, Judged, judge
+from torchloom.core.devices.health_class import DeviceMemory, Judged, judge, xid_codes
 from torchloom.core.devices.wear import WearMeter
 from torchloom.model.devices import DeviceReading, HealthReport
 from torchloom.model.events import DeviceHealthReported
@@ -27,6 +33,8 @@ log = logging.getLogger(__name__)
 
 KERNEL = "kernel"
 AGAIN_S, AGAIN_AT_MOST_S = 5.0, 300.0
+MOST_SOURCES = 16
+"""Whose measurements of one device are kept."""
 DISAPPEARED_AFTER = 3
 """Complete looks in a row in which a GPU is missing."""
 
@@ -73,7 +81,7 @@ class HealthWatch:
             async for line in lines:
                 if line.look is not None:
                     answered = True
-                    self._take(name, line.look)
+                    self._take(name, checked_look(line.look))
                 else:
                     self._trouble(name, line.why)
         return answered
@@ -90,7 +98,7 @@ class HealthWatch:
                 loop: asyncio.AbstractEventLoop = loop,
             ) -> None:
                 try:
-                    result.append(source.look())
+                    result.append(checked_look(source.look()))
                 except Exception as error:  # noqa: BLE001  # a plugin may raise anything
                     result.append(f"{type(error).__name__}: {error}"[:300])
                 try:
@@ -135,6 +143,8 @@ class HealthWatch:
         now_s = time.monotonic()
         reports = list(look.reports)
         for reading in look.readings:
+            if not self._kept_here(reading):
+                continue
             if name != KERNEL:
                 self._keep_xids(reading)
             self._host.readings[(reading.device, reading.source)] = reading
@@ -147,13 +157,21 @@ class HealthWatch:
             reports += self._disappeared(name, {reading.device for reading in look.readings}, now_s)
         self._say(reports)
 
+    def _kept_here(self, reading: DeviceReading) -> bool:
+        """Whether it is about a device of this host, and not the latest of too many sources."""
+        own = {use.device for use in self._host.devices.all()} | {f"host-{self._host.node}"}
+        if reading.device not in own:
+            return False
+        known = (reading.device, reading.source) in self._host.readings
+        return known or sum(device == reading.device for device, _ in self._host.readings) < MOST_SOURCES
+
     def _keep_xids(self, reading: DeviceReading) -> None:
         """New Xid errors of a source belong to the next crash or hang on that device. Sources list all they
         have seen since their start."""
         before = self._host.readings.get((reading.device, reading.source))
         if before is None and reading.source != "nvml":
             return  # an exporter shows the last error, however old; NVML's events begin with its process
-        old, now = (_xids(one) for one in (before, reading))
+        old, now = (xid_codes(one.states) if one is not None else [] for one in (before, reading))
         fresh = now[len(old) :] if now[: len(old)] == old else now[-1:]
         pci = reading.pci or next((g.pci for g in self._host.devices.gpus if g.uuid == reading.device), "")
         for code in fresh if pci else ():
@@ -187,11 +205,6 @@ class HealthWatch:
         if self.troubles.get(name) != why:
             log.warning("no health from %s: %s", name, why)
         self.troubles[name] = why
-
-
-def _xids(reading: DeviceReading | None) -> list[int]:
-    said = [state.partition("xid: ") for state in (reading.states if reading is not None else ())]
-    return [int(code) for before, _, code in said if not before and code.isdigit()]
 
 
 def _report(device: str, source: str, judged: Judged) -> HealthReport:

@@ -1,7 +1,7 @@
 """The GPUs of this host. NVML is asked in a child process, so that a driver that hangs does not hang us.
 
-What was found last is kept in a file: while NVML does not answer, the host still has these GPUs, and workers
-must not be placed as if it had none.
+What was found last is kept in a file: while NVML does not answer, or cannot list all GPUs because its driver
+is being replaced, the host still has these GPUs, and workers must not be placed as if it had none.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ def look(node: str, home: Path | None = None, within_s: float = ANSWER_WITHIN_S)
     """See what this host has now."""
     line = _ask(node, home, within_s)
     found = [gpu_of(reading) for reading in line.look.readings] if line.look is not None else []
-    if home is not None and found:
+    if home is not None and line.look is not None and line.look.complete:
         _keep(home / FILE, found)
-    if home is not None and line.hung:
-        found = _kept(home / FILE)
-        log.warning("NVML: %s; this host counts as having the %d GPUs it had before", line.why, len(found))
+    elif home is not None and (kept := _kept(home / FILE)) and not line.absent:
+        why = line.why or "it cannot open all of them"
+        log.warning("NVML: %s; this host counts as having the %d GPUs it had before", why, len(kept))
+        found += [one for one in kept if one.uuid not in {gpu.uuid for gpu in found}]
     cores = tuple(sorted(os.sched_getaffinity(0)))
     return Devices(node, tuple(found), cores, numa_cores(cores))
 
@@ -49,7 +50,7 @@ def gpus_or_why() -> tuple[list[Gpu], str]:
 
 def _ask(node: str, home: Path | None, within_s: float) -> ChildLine:
     why = NvmlSource(node, home or Path()).why_not()
-    return ChildLine(why=why) if why else look_once("nvml", node, home or Path(), within_s)
+    return ChildLine(why=why, absent=True) if why else look_once("nvml", node, home or Path(), within_s)
 
 
 def gpu_of(reading: DeviceReading) -> Gpu:

@@ -48,17 +48,19 @@ class NvmlSource:
     def look(self) -> SourceLook:
         nvml = self._begin()
         readings: list[DeviceReading] = []
+        doubtful = False
         for index in range(nvml.nvmlDeviceGetCount()):
             try:
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
                 readings += self._gpu(nvml, handle, index)
             except nvml.NVMLError as error:
-                # A GPU that cannot even be opened has no id here: the agent sees that it is missing.
-                if error.value == nvml.NVML_ERROR_NO_PERMISSION:
-                    continue
+                # It has no id here: the agent sees that it is missing. Anything but "lost" and "not found"
+                # says nothing about it: a permission, or a driver that is being replaced.
+                doubtful |= error.value not in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_NOT_FOUND)
         self._take_events(nvml)
         told = [_with_xids(reading, self._xids.get(reading.device, [])) for reading in readings]
-        return SourceLook(readings=tuple(told), complete=True)
+        # All GPUs do not disappear at once; a driver that is being replaced lists none.
+        return SourceLook(readings=tuple(told), complete=bool(told) and not doubtful)
 
     def _begin(self) -> Any:
         if self._nvml is None:

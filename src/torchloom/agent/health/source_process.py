@@ -25,6 +25,8 @@ class ChildLine(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
     """Why there is none."""
     hung: bool = False
+    absent: bool = False
+    """There is no such source on this host."""
 
 
 def main(argv: list[str]) -> int:

@@ -7,6 +7,8 @@ Better is believed only after a while, so that a class does not flap.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec import Struct, field
 
 from torchloom.core.device_faults.xids import meaning_of
@@ -82,7 +84,7 @@ def _signs(memory: DeviceMemory, reading: DeviceReading, now_s: float) -> list[J
 
 
 def _xids(reading: DeviceReading) -> list[Judged]:
-    codes = [int(s.removeprefix("xid: ")) for s in reading.states if s.startswith("xid: ")]
+    codes = xid_codes(reading.states)
     found = []
     for code in dict.fromkeys(codes):
         level: HealthClass = "failed" if code in FATAL_XIDS else "failing" if code in BAD_XIDS else "ok"
@@ -93,6 +95,12 @@ def _xids(reading: DeviceReading) -> list[Judged]:
                 Judged(level, f"{meaning_of(code).meaning} (Xid {code}{often})", f"xid {code} {times}")
             )
     return found
+
+
+def xid_codes(states: Iterable[str]) -> list[int]:
+    """Of states such as `xid: 79`; what is no such number is left out."""
+    said = [state.removeprefix("xid: ") for state in states if state.startswith("xid: ")]
+    return [int(code) for code in said if code.isdecimal() and len(code) < 6]
 
 
 def _rates(memory: DeviceMemory, values: dict[str, float], now_s: float) -> list[Judged]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from msgspec import Struct, field
 from msgspec.structs import astuple
 
-from torchloom.core.devices.health_class import BAD_XIDS, FATAL_XIDS, THROTTLING
+from torchloom.core.devices.health_class import BAD_XIDS, FATAL_XIDS, THROTTLING, xid_codes
 from torchloom.model.device_wear import DeviceWear, WearCounts, WearHistory
 from torchloom.model.devices import DeviceReading
 
@@ -86,8 +86,7 @@ class WearMeter(Struct):
 
 
 def _bad_xids(states: Iterable[str]) -> int:
-    codes = (state.removeprefix("xid: ") for state in states if state.startswith("xid: "))
-    return sum(int(code) in BAD_XIDS | FATAL_XIDS for code in codes if code.isdecimal())
+    return sum(code in BAD_XIDS | FATAL_XIDS for code in xid_codes(states))
 
 
 def grown(history: WearHistory | None, counts: WearCounts, now_ns: int) -> WearHistory:
