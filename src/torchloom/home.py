@@ -95,8 +95,11 @@ class Home:
         return chosen if not why_not_private(chosen) else self.root / "sockets"
 
     def prepare(self) -> None:
-        """Make the directories, private to this user; say in one sentence why that is impossible."""
-        for path in (self.root, self.nats_dir, self.parts_dir, self.logs_dir, self.jobs_dir, self.sockets):
+        """Make the directories, private to this user; say in one sentence why that is impossible.
+
+        Not those outside the root: their user makes them, and removes them again.
+        """
+        for path in (self.root, self.nats_dir, self.parts_dir, self.logs_dir, self.jobs_dir):
             private_directory(path)
 
 

@@ -80,6 +80,7 @@ def test_sockets_go_elsewhere_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     os.chown(taken, uid, -1)
     assert home.sockets.parent == home.root
     home.prepare()
+    private_directory(home.sockets)
     assert stat.S_IMODE(home.sockets.stat().st_mode) == 0o700
 
 

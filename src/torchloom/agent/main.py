@@ -9,9 +9,10 @@ import asyncio
 import contextlib
 import logging
 import os
+import threading
 import uuid
 
-from torchloom.agent import leaving, mail
+from torchloom.agent import leaving, mail, ownership
 from torchloom.agent.checkpoints import memory_tiers
 from torchloom.agent.commands import Commands
 from torchloom.agent.health import known_gpus
@@ -75,6 +76,7 @@ async def serve(
     check_token(node, "node name")
     journal = Journal(home)
     journal.open()
+    claim = ownership.Claim(home, once=leave_within_s > 0)
     tasks = Tasks()
     host = _host(home, node, bus, address, journal, max_workers, log_limit, tasks)
     watch = ExitWatch(host, tasks)
@@ -82,6 +84,9 @@ async def serve(
     subscriptions: list[Subscription] = []
     clean = refused = False
     try:
+        await claim.take()
+        # A thread that nobody waits for: a home on a network disk may not answer.
+        threading.Thread(target=ownership.sweep, args=(home,), name="sweep", daemon=True).start()
         await host.spawners.reconnect()
         if prewarm:
             tasks.start(_prewarm(host), "prewarm")
@@ -143,6 +148,7 @@ async def serve(
         host.log_watch.close()
         if clean:
             memory_tiers.release_idle(host, {}, 0.0, 0.0)
+        claim.release(keep=not (clean or refused))
         if clean or refused:
             _sweep(home)
         journal.close()

@@ -104,6 +104,7 @@ def sweep(home: Home) -> None:
     Asks a spawner without workers to end. While any worker lives, everything stays, because the agent of the
     next `loom up` needs it to adopt that worker.
     """
+    from torchloom.agent import ownership
     from torchloom.agent.observe import boxes
 
     if living_workers(home):
@@ -112,6 +113,7 @@ def sweep(home: Home) -> None:
         shutil.rmtree(home.sockets, ignore_errors=True)
     for path in list(boxes.found_in(home)):
         boxes.remove(path)
+    ownership.forget(home)
     boxes.remove_empty_directories(home)
 
 
