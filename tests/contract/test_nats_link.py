@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from contextlib import aclosing
 from typing import Any
 
 import pytest
 
+from torchloom.bus import nats_client
+from torchloom.bus.address import BusAddress
+from torchloom.bus.nats_link import Link
 from torchloom.bus.protocol import Message
 from torchloom.errors import BusUnavailable
 
@@ -100,3 +104,30 @@ async def test_a_burst_that_a_healthy_server_takes_is_not_dropped(nats_stage: An
         await bus.publish("loom.v1.telemetry.n1", bytes(40_000))
     for _ in range(500):
         await got.get()
+
+
+async def test_servers_that_let_nobody_in_are_asked_less_and_less_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after a revocation: the server takes the connection and closes it. Only lower bounds are compared, so a
+    slow machine changes nothing."""
+    monkeypatch.setattr(nats_client, "REFUSED_FIRST_S", 0.02)
+    tries: list[float] = []
+    enough = asyncio.Event()
+
+    async def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tries.append(time.monotonic())
+        writer.close()
+        if len(tries) >= 8:
+            enough.set()
+
+    door = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    port = door.sockets[0].getsockname()[1]
+    link = Link(BusAddress.from_url(f"nats://127.0.0.1:{port}"), "refused")
+    opening = asyncio.create_task(link.open(3600.0))
+    await enough.wait()
+    opening.cancel()
+    await asyncio.wait([opening])
+    for at in range(2, 8):
+        assert tries[at] - tries[at - 1] >= 0.02 * 2 ** (at - 1), f"try {at}"
+    door.close()

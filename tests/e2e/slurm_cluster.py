@@ -14,8 +14,11 @@ import subprocess
 import time
 from pathlib import Path
 
+import psutil
 from forked import free_port
 from stack import wait_until
+
+from torchloom.home import Home
 
 NEEDED = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "scontrol")
 
@@ -33,7 +36,8 @@ def _path() -> str:
 
 
 class SlurmCluster:
-    def __init__(self, root: Path, nodes: int = 3) -> None:
+    def __init__(self, root: Path, epilog: str = "#!/bin/sh\n", nodes: int = 3) -> None:
+        self.epilog = epilog
         self.root, self.nodes = root, [f"n{at}" for at in range(nodes)]
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(("LOOM_", "SLURM", "SBATCH"))}
         self.env |= {"SLURM_CONF": str(root / "slurm.conf"), "PATH": _path()}
@@ -74,9 +78,11 @@ class SlurmCluster:
             "ReturnToService=2",
             "JobRequeue=1",
             "KillWait=5",
-            "SlurmdTimeout=30",
+            "SlurmdTimeout=10",
+            f"Epilog={self.root}/epilog",
             "PreemptType=preempt/partition_prio",
             "PreemptMode=REQUEUE",
+            "SlurmctldParameters=preempt_send_user_signal",
             f"StateSaveLocation={self.root}/state",
             f"SlurmctldPidFile={self.root}/run/slurmctld.pid",
             f"SlurmctldLogFile={self.root}/log/slurmctld.log",
@@ -88,12 +94,29 @@ class SlurmCluster:
         ]
         for node in self.nodes:
             lines.append(f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs=4")
-        lines.append("PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO")
+        (self.root / "epilog").write_text(self.epilog)
+        (self.root / "epilog").chmod(0o755)
+        shape = "Nodes=ALL MaxTime=INFINITE State=UP OverSubscribe=NO"
+        lines.append(f"PartitionName=main Default=YES PriorityTier=1 GraceTime=120 {shape}")
+        lines.append(f"PartitionName=urgent PriorityTier=10 PreemptMode=OFF {shape}")
         (self.root / "slurm.conf").write_text("\n".join(lines) + "\n")
+
+    def lose(self, node: str, home: Path) -> None:
+        """Kill the slurmd of a node and all that it started: the host is gone. `home`: of its agent."""
+        slurmd = self._processes.pop(f"slurmd-{node}")
+        slurmd.send_signal(signal.SIGSTOP)  # it must neither reap nor restart anything while we look
+        found = [one.pid for one in psutil.Process(slurmd.pid).children(recursive=True)]
+        for pid in {*found, *_marked(Home(home).tag), slurmd.pid}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        slurmd.wait()
 
     def begin(self, node: str) -> None:
         """Start the slurmd of a node."""
         self._begin(f"slurmd-{node}", ["slurmd", "-D", "-N", node])
+
+    def lives(self, node: str) -> bool:
+        return f"slurmd-{node}" in self._processes
 
     def _begin(self, name: str, command: list[str]) -> None:
         with (self.root / f"{name}.out").open("ab") as log:
@@ -106,7 +129,8 @@ class SlurmCluster:
             if process.poll() is not None:
                 raise AssertionError(f"{name} ended: {(self.root / f'{name}.out').read_text()[-2000:]}")
         said = self.run("sinfo", "-h", "-N", "-o", "%N %t", check=False).split("\n")
-        return sorted(line for line in said if line) == sorted(f"{node} idle" for node in self.nodes)
+        # A node is listed once per partition.
+        return {line for line in said if line} == {f"{node} idle" for node in self.nodes}
 
     def run(self, *command: str, given: str | None = None, check: bool = True) -> str:
         done = subprocess.run(
@@ -139,3 +163,15 @@ class SlurmCluster:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def _marked(tag: str) -> set[int]:
+    """Spawners and workers of a home: its tag is in the paths that they were given."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdecimal() and tag.encode() in b"".join(
+                (entry / name).read_bytes() for name in ("environ", "cmdline")
+            ):
+                found.add(int(entry.name))
+    return found

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -24,13 +26,23 @@ pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=f"Slurm cannot be started 
 @pytest.fixture(scope="module")
 def slurm() -> Iterator[SlurmCluster]:
     with tempfile.TemporaryDirectory(prefix="loom-slurm-") as root:
-        cluster = SlurmCluster(Path(root))
+        epilog = subprocess.run([str(BIN / "loom"), "sbatch", "--epilog"], capture_output=True, text=True)
+        cluster = SlurmCluster(Path(root), epilog.stdout)
         cluster.env |= {"TMPDIR": root, "LOOM_SHARED": root, "LOOM_SLURM_EVERY_S": "1"}
         try:
             cluster.start()
             yield cluster
         finally:
             cluster.close()
+
+
+def plain_answers(url: str) -> bool:
+    """Whether the server accepts a client that does not encrypt."""
+    host, port = url.removeprefix("tls://").rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        said = connection.recv(65_536)
+        assert said.startswith(b"INFO ")
+        return b'"tls_required":true' not in said
 
 
 def ask(home: Path, what: Any) -> Any:
@@ -42,12 +54,18 @@ def ask(home: Path, what: Any) -> Any:
         return None
 
 
-def test_a_job_is_saved_and_requeued_and_resumes_on_its_nodes(slurm: SlurmCluster) -> None:
-    """One allocation of two nodes: nodes have Slurm's names, a drained one is reported, and what Slurm sends
-    before the time limit saves the job, which continues from there after it was requeued."""
-    notes, store, out = (slurm.root / name for name in ("notes", "store", "out.txt"))
-    flags = ["--nnodes", "2", "--nproc-per-node", "1", "--output", str(out), "--name", "held"]
+def left_by(slurm: SlurmCluster, job: str) -> list[Path]:
+    """What agents of a job have in shared memory and where sockets are, of all its runs."""
+    homes = [Home(path) for path in slurm.root.glob(f"torchloom-{job}.*-n?")]
+    with_sockets = [path for home in homes for path in (home.boxes, home.sockets)]
+    return [path for path in with_sockets if path.exists()]
+
+
+def submit(slurm: SlurmCluster, name: str, *flags: str) -> str:
+    """A job that saves only when it is asked to; its id."""
+    notes, store = slurm.root / f"notes-{name}", slurm.root / f"store-{name}"
     arguments = [str(SCRIPTS / "saves.py"), str(notes), str(store), "--every", "1000000"]
+    flags = (*flags, "--nproc-per-node", "1", "--output", str(slurm.root / f"{name}.txt"), "--name", name)
     done = subprocess.run(
         [str(BIN / "loom"), "sbatch", *flags, *arguments],
         env=os.environ | {"CHECKPOINT_DIR": str(store)},
@@ -56,8 +74,75 @@ def test_a_job_is_saved_and_requeued_and_resumes_on_its_nodes(slurm: SlurmCluste
         timeout=240,
     )
     assert done.returncode == 0, done.stderr
-    assert "#SBATCH --signal=B:USR1@120" in done.stdout
-    job = slurm.run("sbatch", given=done.stdout).split()[-1]
+    return slurm.run("sbatch", given=done.stdout).split()[-1]
+
+
+def saved_steps(store: Path) -> list[int]:
+    return sorted(int(path.name.split("-")[1].split(".")[0]) for path in store.rglob("step-*"))
+
+
+def trains_again(slurm: SlurmCluster, job: str, name: str, begun: int) -> bool:
+    if slurm.state(job) == "PENDING":  # Slurm lets a requeued job wait for two minutes
+        slurm.run("scontrol", "release", job, check=False)
+        slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now", check=False)
+    return len(lines_of(slurm.root / f"notes-{name}")) > begun + 10
+
+
+def said(slurm: SlurmCluster, name: str) -> str:
+    out = slurm.root / f"{name}.txt"
+    return out.read_text()[-4000:] if out.exists() else ""
+
+
+@pytest.mark.long
+def test_a_preempted_job_is_saved_waits_and_resumes(slurm: SlurmCluster) -> None:
+    """An urgent job takes all nodes: within the grace period the job is saved, and resumes after it. Slurm sends
+    our own signal (preempt_send_user_signal); by default it would kill the workers with SIGTERM at once."""
+    job = submit(slurm, "preempted", "--nnodes", "2")
+    notes = slurm.root / "notes-preempted"
+    try:
+        wait_until(lambda: len(lines_of(notes)) > 20, "both ranks train")
+        urgent = slurm.run("sbatch", "-p", "urgent", "-N3", "--exclusive", "--wrap", "sleep 1").split()[-1]
+        slurm.wait_state(urgent, "COMPLETED")
+        assert "Restarts=1" in slurm.run("scontrol", "show", "job", job), said(slurm, "preempted")
+        saved = saved_steps(slurm.root / "store-preempted")
+        assert saved, said(slurm, "preempted")
+        begun = len(lines_of(notes))
+        wait_until(lambda: trains_again(slurm, job, "preempted", begun), "it trains again")
+        first = min(int(line.split()[2]) for line in lines_of(notes)[begun:])
+        assert first == saved[-1] + 1, said(slurm, "preempted")
+    finally:
+        slurm.run("scancel", job, check=False)
+        slurm.wait_state(job, "CANCELLED", "COMPLETED", "FAILED")
+
+
+@pytest.mark.long
+def test_a_job_with_a_spare_node_survives_the_loss_of_one(slurm: SlurmCluster) -> None:
+    job = submit(slurm, "spared", "--nnodes", "2", "--standby", "1")
+    notes, home = slurm.root / "notes-spared", slurm.root / f"torchloom-{job}.0"
+    try:
+        wait_until(lambda: len(lines_of(notes)) > 20, "both ranks train")
+        view = wait_until(lambda: ask(home, lambda api: api.job(f"spared-{job}")), "the job")
+        lost = next(worker["node"] for worker in view["workers"] if worker["node"] != "n0")
+        slurm.lose(lost, slurm.root / f"torchloom-{job}.0-{lost}")
+        begun = len(lines_of(notes))
+        wait_until(lambda: len(lines_of(notes)) > begun + 10, "it trains on the others")
+        now = wait_until(lambda: ask(home, lambda api: api.job(f"spared-{job}")), "the job")
+        assert lost not in [worker["node"] for worker in now["workers"]]
+        assert now["restarts"] == 1 and slurm.state(job) == "RUNNING"
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n--- output\n{said(slurm, 'spared')}") from error
+    finally:
+        slurm.run("scancel", job, check=False)
+        for node in slurm.nodes:
+            slurm.begin(node) if not slurm.lives(node) else None
+        slurm.wait_state(job, "CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL")
+
+
+def test_a_job_is_saved_and_requeued_and_resumes_on_its_nodes(slurm: SlurmCluster) -> None:
+    """One allocation of two nodes: nodes have Slurm's names, a drained one is reported, and what Slurm sends
+    before the time limit saves the job, which continues from there after it was requeued."""
+    notes, store, out = (slurm.root / name for name in ("notes-held", "store-held", "held.txt"))
+    job = submit(slurm, "held", "--nnodes", "2")
     home = slurm.root / f"torchloom-{job}.0"
     try:
         wait_until(lambda: len(lines_of(notes)) > 20, "both ranks train")
@@ -77,18 +162,19 @@ def test_a_job_is_saved_and_requeued_and_resumes_on_its_nodes(slurm: SlurmCluste
 
         slurm.run("scancel", "--batch", "--signal=USR1", job)
         wait_until(lambda: "Restarts=1" in slurm.run("scontrol", "show", "job", job), "it is requeued")
-        saved = sorted(int(path.name.split("-")[1].split(".")[0]) for path in store.rglob("step-*"))
+        saved = saved_steps(store)
         assert saved, out.read_text()
         begun = len(lines_of(notes))
 
-        def trains_again() -> bool:
-            if slurm.state(job) == "PENDING":  # Slurm lets a requeued job wait for two minutes
-                slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now", check=False)
-            return len(lines_of(notes)) > begun + 10
-
-        wait_until(trains_again, "it trains again")
+        wait_until(lambda: trains_again(slurm, job, "held", begun), "it trains again")
         first = min(int(line.split()[2]) for line in lines_of(notes)[begun:])
         assert first == saved[-1] + 1, f"resumes after the step that was saved\n{out.read_text()[-3000:]}"
+        bus = json.loads((slurm.root / f"slurm/{job}.1/allocation.json").read_bytes())["url"]
+        assert bus.startswith("tls://") and not plain_answers(bus), "the bus of the allocation has TLS only"
+        # Slurm kills everything on every node: nobody can tidy up but the epilog, or the next agent.
+        slurm.run("scancel", "--full", "--signal=KILL", job)
+        slurm.wait_state(job, "CANCELLED", "COMPLETED", "FAILED")
+        wait_until(lambda: not left_by(slurm, job), "nothing is left in shared memory")
     except AssertionError as error:
         raise AssertionError(f"{error}\n--- output\n{out.read_text() if out.exists() else ''}") from error
     finally:

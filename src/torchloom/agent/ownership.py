@@ -2,9 +2,9 @@
 
 An agent that is killed together with its workers, as Slurm does at the end of a step, leaves black boxes and
 states in memory behind. Each agent therefore holds a lock in its directory, which the kernel releases when
-the agent ends, however it ends. The next agent of the same user removes a directory only if all of this holds:
-nobody holds the lock, no process uses a file of it, no spawner lives, and no later agent can have a use for
-it: its home is gone, or its agent said that its host ends with it. Age proves nothing and is not looked at.
+the agent ends, however it ends. The next agent of the same user removes a directory only if nobody holds the
+lock, no process uses a file of it, no spawner lives, and no later agent can have a use for it: its home is
+gone, or its agent said that its host ends with it. Age proves nothing and is not looked at.
 """
 
 from __future__ import annotations
@@ -93,10 +93,10 @@ def forget(home: Home) -> None:
 
 
 def sweep(own: Home | None = None) -> list[Path]:
-    """Remove what killed agents of this user left in shared memory, with their sockets; say what was removed."""
+    """Remove what killed agents of this user left in shared memory, with their sockets; return the paths."""
     removed = []
     for directory in sorted(SHARED_MEMORY.glob(f"loom-{os.getuid()}-*")):
-        if own is not None and directory == own.boxes or why_not_private(directory):
+        if (own is not None and directory == own.boxes) or why_not_private(directory):
             continue
         with contextlib.suppress(OSError):
             if _remove_abandoned(directory):

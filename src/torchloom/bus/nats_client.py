@@ -1,13 +1,15 @@
-"""nats-py's client with three additions: it signs in only where the server's end belongs to the right user, a
-closed client stays closed, and a server whose TLS fails does not keep it from the others.
+"""nats-py's client with four additions: it signs in only where the server's end belongs to the right user, a
+closed client stays closed, a server whose TLS fails does not keep it from the others, and servers that answer
+but do not let it in, as after `loom node revoke`, are asked less and less often.
 
-Owns these three. The reconnecting and everything above it is `nats_link`.
+Owns these four. The reconnecting and everything above it is `nats_link`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 
 import nats.aio.client
 import nats.errors
@@ -15,15 +17,37 @@ import nats.errors
 from torchloom import peer
 
 CLOSE_WITHIN_S = 2.0
+REFUSED_FIRST_S, REFUSED_MOST_S = 0.5, 60.0
 
 
 class StrangeServer(nats.errors.Error):  # type: ignore[misc] # nats-py has no types
     """The process that listens where our server should be belongs to somebody else."""
 
 
+class Refusals:
+    """How often in a row a server took the connection and did not let us in; kept over several clients.
+
+    A server mostly closes before its reason could be read, so it is counted, not understood. A server that is
+    away takes no connection and counts nothing: what was lost must be back soon.
+    """
+
+    def __init__(self, servers: int) -> None:
+        self._servers = servers
+        self.count = 0
+
+    def wait_s(self) -> float:
+        """How long to wait before the next try; not at all until each server was tried."""
+        over = self.count - self._servers
+        if over < 0:
+            return 0.0
+        # Spread, so that many revoked hosts do not come at once.
+        return min(REFUSED_MOST_S, REFUSED_FIRST_S * 2.0 ** min(over, 16)) * random.uniform(1.0, 1.25)
+
+
 class NatsClient(nats.aio.client.Client):  # type: ignore[misc] # nats-py has no types
-    def __init__(self, owner: int | None) -> None:
+    def __init__(self, owner: int | None, refusals: Refusals) -> None:
         super().__init__()
+        self._refusals = refusals
         self._owner = owner
         self._ended = False
         self.checked = False
@@ -46,6 +70,11 @@ class NatsClient(nats.aio.client.Client):  # type: ignore[misc] # nats-py has no
         command: bytes = super()._connect_command()
         return command
 
+    def end(self) -> None:
+        """Try no server again. Closing alone does not do that while nats-py connects for the first time: it
+        swallows a cancellation that arrives while it puts a failed connection away."""
+        self._ended = True
+
     async def _close(self, status: int, do_cbs: bool = True) -> None:
         """While it connects, nats-py closes what it has of a server that failed, and tries the next one.
 
@@ -62,6 +91,13 @@ class NatsClient(nats.aio.client.Client):  # type: ignore[misc] # nats-py has no
         nats-py cancels that task. `asyncio.wait_for` loses a cancellation that arrives in the moment a
         connection is refused (Python 3.11), and the task then continues for ever.
         """
+        if not self._ended:
+            await asyncio.sleep(self._refusals.wait_s())
         if self._ended:
             raise asyncio.CancelledError
         await super()._connect_to_server(s)
+        self._refusals.count += 1
+
+    async def _process_connect_init(self) -> None:
+        await super()._process_connect_init()
+        self._refusals.count = 0

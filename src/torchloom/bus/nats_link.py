@@ -22,7 +22,7 @@ import nats.errors
 
 from torchloom.bus.address import BusAddress
 from torchloom.bus.keys import signature
-from torchloom.bus.nats_client import NatsClient
+from torchloom.bus.nats_client import NatsClient, Refusals
 from torchloom.bus.nats_config import MIN_SERVER_VERSION
 from torchloom.errors import BusUnavailable, BusUnsuitable, NoResponder, NotAllowed, TimedOut
 
@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.25
 RECONNECT_WAIT_S = 0.1
-REFUSED_WAIT_S = 5.0
 CONNECT_TIMEOUT_S = 5.0
 PING_EVERY_S = 5.0
 MAX_UNSENT_BYTES = 4 * 1024 * 1024
@@ -74,7 +73,8 @@ class Link:
         self.subscriptions: set[LinkSubscription] = set()
         self.on_reconnect: list[Callable[[], Awaitable[None]]] = []
         self.closed = False
-        self._client = NatsClient(address.owner)
+        self._refusals = Refusals(len(address.servers))
+        self._client = NatsClient(address.owner, self._refusals)
         self._lost = asyncio.Event()
         """Set, then replaced, each time the connection is lost: callers stop waiting for an answer."""
         self._back = asyncio.Event()
@@ -123,7 +123,7 @@ class Link:
         return bool(self._client.is_connected) and not self.closed
 
     async def _connect(self) -> Any:
-        client = NatsClient(self.address.owner)
+        client = NatsClient(self.address.owner, self._refusals)
         errors: list[Exception] = []
         enough = asyncio.Event()
 
@@ -179,6 +179,7 @@ class Link:
                 return client
             raise self._refusal(errors[-1] if errors else connecting.exception())
         except BaseException:
+            client.end()
             connecting.cancel()
             await asyncio.wait([connecting])
             await self._discard(client)
@@ -232,8 +233,6 @@ class Link:
                 await self._round_trip(client)
             except (BusUnavailable, NotAllowed, BusUnsuitable, nats.errors.Error) as error:
                 log.warning("%s; trying again", error)
-                if isinstance(error, NotAllowed):  # it will not change soon, and each try costs the server
-                    await asyncio.sleep(REFUSED_WAIT_S)
                 continue
             self._client = client
             self._regain()

@@ -43,13 +43,28 @@ def test_spare_nodes_are_part_of_the_allocation_and_keep_it_alive(capsys: pytest
     assert "job=mine-$SLURM_JOB_ID" in text and "--name mine" not in text
 
 
+def test_the_epilog_is_valid_and_never_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "--epilog")
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    assert text.endswith("exit 0\n") and "torchloom.cli.places.allocation sweep" in text
+
+
 def test_without_requeueing_the_job_is_stopped(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, "--no-requeue", "--save-within", "60", "train.py")
     assert "scontrol requeue" not in text and 'stop "$job"' in text and "USR1@60" in text
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 
 
-@pytest.mark.parametrize("argv", [("--detach", "t.py"), ("--save-within", "5", "t.py"), ("--nope", "t.py")])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--detach", "t.py"),
+        ("--save-within", "5", "t.py"),
+        ("--nope", "t.py"),
+        ("--epilog", "t.py"),
+        ("--nnodes", "2", "--epilog"),
+    ],
+)
 def test_what_makes_no_sense_is_refused(argv: tuple[str, ...]) -> None:
     with pytest.raises(UsageError):
         sbatch.main(argv)

@@ -3,7 +3,8 @@
 `serve` runs on the first node: a NATS server with one account per node of the allocation, and a control
 service; either is started again when it dies. `wait` prints its address when it answers. `agent` is the
 agent of the node that srun started it on. The nodes share one directory with the agents' secret
-keys, private to the user; everything else is on local disks.
+keys and the certificate that proves the bus, private to the user; everything else is on local disks. `sweep`
+removes what agents that Slurm killed left in shared memory of a node.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from pathlib import Path
 from torchloom.bus import nats_config
 from torchloom.bus.keys import new_seed, public_key
 from torchloom.bus.nats_binary import find_server
+from torchloom.cli.cluster.authority import Authority, check_available, write_issued
+from torchloom.cli.cluster.host_files import bracketed
 from torchloom.cli.places.slurm_nodes import Slurm
 from torchloom.cli.service.plan import Plan
 from torchloom.errors import LoomError, TimedOut, UsageError
@@ -32,24 +35,28 @@ from torchloom.model.ids import token_from
 READY_WITHIN_S = 120.0
 LOOK_EVERY_S = 0.1
 AGAIN_S, AGAIN_AT_MOST_S = 0.5, 10.0
-FILE = "allocation.json"
+FILE, CA_FILE = "allocation.json", "ca.pem"
 LEAVE_WITHIN_S = 600.0
 """Only a bound: workers end with the job, and Slurm kills what outlives its grace period."""
 
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m torchloom.cli.places.allocation")
-    parser.add_argument("what", choices=("serve", "wait", "agent"))
-    parser.add_argument("--shared", type=Path, required=True, help="directory that every node sees")
+    parser.add_argument("what", choices=("serve", "wait", "agent", "sweep"))
+    parser.add_argument("--shared", type=Path, help="directory that every node sees")
     parser.add_argument("--slots", type=int, default=1)
     parser.add_argument("--while", dest="alive", type=int, help="pid of `serve`")
     options = parser.parse_args(argv)
+    if options.what != "sweep" and options.shared is None:
+        parser.error("--shared is needed")
     try:
         match options.what:
             case "serve":
                 return serve(Home.default(), options.shared, Slurm())
             case "wait":
                 return wait(Home.default(), options.shared, options.alive)
+            case "sweep":
+                return remove_left()
             case _:
                 return run_agent(options.shared, Slurm(), options.slots)
     except LoomError as error:
@@ -80,10 +87,15 @@ def serve(home: Home, shared: Path, slurm: Slurm) -> int:
         )
     )
     config["host"] = address
+    config["tls"] = _certificate(home, shared, [address, socket.gethostname()])
     _write(home.root / "nats.conf", json.dumps(config, indent=2, ensure_ascii=False))
-    url = f"nats://{f'[{address}]' if ':' in address else address}:{bus_port}"
+    url = f"tls://{bracketed(address)}:{bus_port}"
     Plan(api_port).write(home)
-    weaver = {"LOOM_NATS_URL": url, "LOOM_NATS_SEED_FILE": str(home.root / "weaver.seed")}
+    weaver = {
+        "LOOM_NATS_URL": url,
+        "LOOM_NATS_SEED_FILE": str(home.root / "weaver.seed"),
+        "LOOM_NATS_CA": str(shared / CA_FILE),
+    }
     commands = {
         "nats": ([str(find_server()), "-c", str(home.root / "nats.conf")], {}),
         "weaver": ([sys.executable, "-P", "-m", "torchloom.cli", "weaver", "--port", str(api_port)], weaver),
@@ -91,6 +103,17 @@ def serve(home: Home, shared: Path, slurm: Slurm) -> int:
     _write(shared / FILE, json.dumps({"url": url, "nodes": nodes, "home": str(home.root)}))
     print(f"torchloom: on {socket.gethostname()}: LOOM_HOME={home.root} loom top", file=sys.stderr)
     return _keep(home, commands)
+
+
+def _certificate(home: Home, shared: Path, names: list[str]) -> dict[str, str]:
+    """Make the certificate of this allocation's bus, and an authority for it that signs nothing else."""
+    check_available()
+    authority = Authority(home.root / "ca")
+    authority.make(f"torchloom, Slurm job {os.environ.get('SLURM_JOB_ID', '')}")
+    write_issued(home.root, *authority.issue(names))
+    authority.key_file.unlink()
+    _write(shared / CA_FILE, authority.bundle())
+    return {"cert_file": str(home.root / "host.pem"), "key_file": str(home.root / "host.key")}
 
 
 def _keep(home: Home, commands: dict[str, tuple[list[str], dict[str, str]]]) -> int:
@@ -166,6 +189,7 @@ def run_agent(shared: Path, slurm: Slurm, slots: int) -> int:
         "LOOM_NATS_SEED_FILE": str(seed),
         "LOOM_NATS_INBOX": nats_config.agent_inbox(node),
         "LOOM_NATS_LEADER": nats_config.LEADER,
+        "LOOM_NATS_CA": str(shared / CA_FILE),
         "LOOM_SLOTS": str(slots),
     }
     from torchloom.cli.service.agent import main as agent
@@ -175,6 +199,15 @@ def run_agent(shared: Path, slurm: Slurm, slots: int) -> int:
     if status == 0:
         shutil.rmtree(os.environ["LOOM_HOME"], ignore_errors=True)
     return status
+
+
+def remove_left() -> int:
+    """For an epilog: report what was removed. Nothing that a process uses is touched."""
+    from torchloom.agent.ownership import sweep
+
+    for path in sweep():
+        print(f"loom: removed {path}, left by an agent that was killed", file=sys.stderr)
+    return 0
 
 
 def _free_port(host: str) -> int:

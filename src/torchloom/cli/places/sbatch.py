@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from torchloom.cli.jobs import flags
-from torchloom.cli.places.slurm_script import Batch, script
+from torchloom.cli.places.slurm_script import Batch, epilog, script
 from torchloom.errors import NotFound, UsageError
 from torchloom.model.ids import token_from
 
@@ -26,7 +26,12 @@ def main(argv: Sequence[str]) -> int:
     if any(word in ("-h", "--help") for word in argv[:1]):
         made.print_help()
         return 0
+    if list(argv) == ["--epilog"]:
+        print(epilog(sys.executable), end="")
+        return 0
     at = flags.script_at(made, argv)
+    if "--epilog" in argv[:at]:
+        raise UsageError("--epilog prints an epilog for slurm.conf; give it alone.")
     if at >= len(argv):
         raise UsageError("A script is needed", hint="see `loom sbatch --help`")
     asked, ours = _slurm_only().parse_known_args(list(argv[:at]))
@@ -106,6 +111,11 @@ def _slurm_flags(made: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         default=True,
         help="continue after the time limit, a preemption or a lost node (default)",
+    )
+    group.add_argument(
+        "--epilog",
+        action="store_true",
+        help="print, instead of a script, an epilog for slurm.conf that removes what killed agents left",
     )
     group.add_argument("--submit", action="store_true", help="submit the script instead of printing it")
 

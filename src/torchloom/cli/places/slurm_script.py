@@ -96,6 +96,17 @@ exit $status
 """
 
 
+def epilog(python: str) -> str:
+    """For `Epilog` in slurm.conf. It ends with 0 whatever happens: Slurm drains a node whose epilog fails."""
+    return f"""#!/bin/bash
+# Written by `loom sbatch --epilog`. Slurm kills agents that outlive their step; this removes what they left
+# in shared memory (black boxes, states in memory) once no process uses it.
+PATH=$PATH:/usr/sbin:/sbin
+runuser -u "$SLURM_JOB_USER" -- {shlex.quote(python)} -P -m torchloom.cli.places.allocation sweep
+exit 0
+"""
+
+
 def _requeue(requeue: bool) -> str:
     if requeue:
         return '  scontrol requeue "$SLURM_JOB_ID"'
