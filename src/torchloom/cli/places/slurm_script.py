@@ -79,6 +79,8 @@ run=$!
 
 save() {{
   trap '' USR1 TERM
+  # A job that was cancelled must not come back: Slurm would requeue even a finished one.
+  [ "$(squeue -h -j "$SLURM_JOB_ID" -o %T)" = RUNNING ] || return
   echo "torchloom: the allocation ends soon: saving $job" >&2
   timeout {max(batch.save_s - MARGIN_S, 10)} "$python" -m torchloom.cli checkpoint "$job" --why "$1" >&2
 {_requeue(batch.requeue)}
