@@ -109,8 +109,8 @@ async def test_a_burst_that_a_healthy_server_takes_is_not_dropped(nats_stage: An
 async def test_servers_that_let_nobody_in_are_asked_less_and_less_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As after a revocation: the server takes the connection and closes it. Only lower bounds are compared, so a
-    slow machine changes nothing."""
+    """As after a revocation: the server takes the connection and closes it. Only lower bounds are compared:
+    a slow machine changes nothing."""
     monkeypatch.setattr(nats_client, "REFUSED_FIRST_S", 0.02)
     tries: list[float] = []
     enough = asyncio.Event()

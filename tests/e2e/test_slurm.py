@@ -95,8 +95,8 @@ def said(slurm: SlurmCluster, name: str) -> str:
 
 @pytest.mark.long
 def test_a_preempted_job_is_saved_waits_and_resumes(slurm: SlurmCluster) -> None:
-    """An urgent job takes all nodes: within the grace period the job is saved, and resumes after it. Slurm sends
-    our own signal (preempt_send_user_signal); by default it would kill the workers with SIGTERM at once."""
+    """An urgent job takes all nodes: within the grace period the job is saved, and resumes after it. Slurm
+    sends our own signal (preempt_send_user_signal); by default it would kill the workers with SIGTERM."""
     job = submit(slurm, "preempted", "--nnodes", "2")
     notes = slurm.root / "notes-preempted"
     try:
