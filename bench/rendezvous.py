@@ -4,8 +4,8 @@
 
 Two hosts, `torchrun --nnodes 1:2 --max-restarts 3` with the c10d rendezvous on the first. All of the first
 host is killed, or cut off the network, while both train. Printed: whether the second host trained again,
-alone, as `--nnodes 1:2` allows; when its torchrun ended; and its last words. What torchloom does when a control
-host is lost is measured by tests/integration/test_cluster_chaos.py, under a training that continues.
+alone, as `--nnodes 1:2` allows; when its torchrun ended; and its last words. What torchloom does when a
+control host is lost is measured by tests/integration/test_cluster_chaos.py, under a training that continues.
 """
 
 from __future__ import annotations
