@@ -184,7 +184,7 @@ def _settle(id: str) -> None:
 def anonymous(text: str, home: Path) -> str:
     for found, shown in ((str(home), "/loom"), (sys.prefix, "/venv"), (str(REPOSITORY), "/repo")):
         text = text.replace(found, shown)
-    return re.sub(rf"\b{re.escape(socket.gethostname())}\b", "node-a", text)
+    return re.sub(rf"\b{re.escape(socket.gethostname())}\b", "host-a", text)
 
 
 def index() -> str:

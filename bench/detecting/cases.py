@@ -69,7 +69,11 @@ take time: of a few kB the kernel paces nothing."""
 
 def _odd(name: str, *expected: str, **more: Any) -> Case:
     """What the workload does to itself (workloads/odd.py), once it has trained for a while."""
-    return Case(name, "", expected, args=("--odd", name, "--odd-rank", "{rank}"), **more)
+    return Case(name, "", expected, args=_at(name), **more)
+
+
+def _at(name: str) -> tuple[str, ...]:
+    return ("--odd", name, "--odd-rank", "{rank}")
 
 
 _OF_DEMAND: dict[str, Any] = {"horizon_s": 60, "busy": True, "of_demand": True}
@@ -106,6 +110,43 @@ _HOSTILE = (
     _odd("shape", "desync", "crash", names_from=3),
     _odd("wrong_group", "ordering-deadlock", "hang", names_from=NOBODY),
     _odd("two_groups", "hang", names_from=3),
+)  # fmt: skip
+
+_UNSEEN = (
+    # workloads/unseen.py: what does not end …
+    *(
+        _odd(name, "hang", horizon_s=60)
+        for name in (
+            "import_lock", "full_queue", "joins_before_reading", "logging_lock", "blocked_stdout",
+            "destructor", "handler_wants_lock", "forked_lock", "main_thread_gone", "becomes_another",
+            "store_key", "fcntl_of_peer",
+        )
+    ),
+    _odd("short_timeout", "hang", horizon_s=45),
+    *(
+        Case(name, "", ("hang", "no-progress"), args=(*_at(name), "--steps", "80"), horizon_s=100)
+        for name in ("at_exit", "thread_at_exit")
+    ),
+    *(
+        _odd(name, "crash")
+        for name in ("disk_full", "no_memory", "no_descriptors", "nccl_text", "cgroup_oom")
+    ),
+    _odd("seccomp", "crash", "hang"),
+    # … or ranks that do not agree …
+    _odd("all_to_all", "desync", names_from=NOBODY),
+    _odd("gather_for_all_gather", "desync", names_from=3),
+    _odd("recv_from_nobody", "hang", names_from=NOBODY),
+    _odd("more_batches", "desync", names_from=3),
+    _odd("unused", "desync", "crash", names_from=3),
+    _odd("new_group_left_out", "hang", "no-progress", "desync", horizon_s=60, names_from=3),
+    # … and what ends by itself, or is nothing.
+    *(_odd(name, "hang", **_ENDS) for name in ("dns", "silent_server", "posix_lock", "in_pdb", "pickles",
+                                               "monitored")),
+    *(_odd(name, "hang", act_s=10.0, **_ENDS) for name in ("profiles", "sorts", "copies")),
+    _odd("suspended", "hang", "no-progress", names_from=NOBODY, **_ENDS),
+    _odd("lr_finder", names_from=NOBODY, **_ENDS),
+    # One step in ten is longer, in turns: that all are slower is all that can be seen.
+    _odd("stopped_and_continued", "global-slowdown", "compute-slow", names_from=NOBODY, **_ENDS),
 )  # fmt: skip
 
 CASES = {
@@ -168,6 +209,7 @@ CASES = {
         _odd("busy", "hang", horizon_s=50, harmless=True, act_s=10.0),
         _odd("prints", "hang", horizon_s=50, harmless=True, act_s=10.0),
         *_HOSTILE,
+        *_UNSEEN,
     )
 }
 

@@ -22,6 +22,7 @@ import hostile
 import odd
 import torch
 import torch.distributed as dist
+import unseen
 from pauses import KINDS
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
@@ -41,7 +42,7 @@ parser.add_argument("--uneven", action="store_true")
 parser.add_argument("--housekeeping", action="store_true")
 parser.add_argument("--wide", type=int, default=64, help="of the hidden layer: 8192 is 1 MB of gradients")
 parser.add_argument("--never-starts", type=int, default=-1, metavar="RANK")
-parser.add_argument("--odd", default="", help="a kind of odd.py or hostile.py, on --odd-rank")
+parser.add_argument("--odd", default="", help="a kind of odd.py, hostile.py or unseen.py, on --odd-rank")
 parser.add_argument("--odd-rank", type=int, default=-1)
 parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()
@@ -118,6 +119,7 @@ for step, batch in enumerate(loader, start=1):
     if args.odd:
         odd.in_step(args.odd, mine, step, args.step_ms / 1000)
         hostile.in_step(args.odd, mine, step, first_life, args.odd_rank)
+        unseen.in_step(args.odd, mine, step, first_life, args.odd_rank)
     if args.housekeeping:
         keep_house(step)
     luck = random.Random(f"{args.seed} {rank} {step}")

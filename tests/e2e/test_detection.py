@@ -240,7 +240,7 @@ def test_a_flipped_bit_in_the_parameters_of_one_rank_is_found(stack: Stack) -> N
         assert not [one for one in run.incidents() if one["kind"] == "divergence"]
         stack.loom("inject", run.job, "bit-flip", "--rank", "1")
         found = run.wait_incident("divergence")
-        assert "ranks 0, 1 had equal parameters and differ" in found["verdict"]
+        assert "ranks 0 and 1 had equal parameters and differ" in found["verdict"]
         assert found["finding"]["certain"] and found["decision"] == "reported only"
         run.goes_on()
 

@@ -110,4 +110,7 @@ def test_too_many_steps_are_left_out_in_the_middle(monkeypatch: pytest.MonkeyPat
 def test_ranks_that_change_alike_are_one_entry() -> None:
     before, after = dict.fromkeys(range(4), "running"), {0: "running", 1: "exited", 2: "exited", 3: "lost"}
     found = difference({**before, "job": "running"}, {**after, "job": "running"})
-    assert found == (StateChange("ranks 1, 2", "running", "exited"), StateChange("rank 3", "running", "lost"))
+    assert found == (
+        StateChange("ranks 1 and 2", "running", "exited"),
+        StateChange("rank 3", "running", "lost"),
+    )

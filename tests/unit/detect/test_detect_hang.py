@@ -360,7 +360,7 @@ def test_two_ranks_of_one_host_that_died_of_themselves_are_both_named() -> None:
     dead = [window(r, process=ProcessFacts(state="X", died_ns=5 + r)) for r in (0, 1)]
     after = window(3, process=ProcessFacts(state="X", died_ns=4, connection_lost=True))
     (found,) = crashes([*dead, window(2), after])
-    assert found.ranks == (0, 1) and found.certain and found.sentence.startswith("ranks 0, 1 on node a")
+    assert found.ranks == (0, 1) and found.certain and found.sentence.startswith("ranks 0 and 1 on node a")
     assert "rank 3 followed" in found.sentence
 
 

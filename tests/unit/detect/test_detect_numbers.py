@@ -79,7 +79,7 @@ def test_parameters_that_are_no_numbers_are_told_without_blaming_a_batch() -> No
     nobody = [window(r, values={"parameters": nan, "loss": 1.0}) for r in range(2)]
     _, (found,) = broken_values(nobody, {})
     assert found.kind == "not-a-number" and found.ranks == () and "step" not in found.inputs
-    assert "the parameters of ranks 0, 1 on node a are not all finite numbers" in found.sentence
+    assert "the parameters of ranks 0 and 1 on node a are not all finite numbers" in found.sentence
     _, (both,) = broken_values([window(0, values={"parameters": nan, "loss": nan})], {})
     assert "step" in both.inputs
     assert both.sentence.startswith("loss, parameters of rank 0 on node a are not finite numbers")

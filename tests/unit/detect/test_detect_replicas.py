@@ -61,7 +61,7 @@ def test_a_rank_that_leaves_a_majority_is_named_and_soon_certain() -> None:
 def test_of_two_ranks_both_are_named_and_nobody_is_blamed() -> None:
     told = play(2, lambda r, s, p: alike(r, s, p) + (r == 1 and s >= 200 and p == 1))
     assert told and told[0][1].ranks == (0, 1) and told[0][1].certain
-    assert "ranks 0, 1 had equal parameters and differ" in told[0][1].sentence
+    assert "ranks 0 and 1 had equal parameters and differ" in told[0][1].sentence
     assert "which of them is right is unknown" in told[0][1].sentence
 
 

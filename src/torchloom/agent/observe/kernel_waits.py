@@ -113,7 +113,7 @@ def of_thread(pid: int, thread: int) -> KernelWait:
                 "outside", name, "it waits for a lock or a semaphore that other processes share"
             )
         if fourth:
-            return KernelWait("unknown", name, "it waits for a lock, with a time limit")
+            return KernelWait("unknown", name, "it waits for a lock with a time limit")
         return KernelWait("lock", name, "it waits for a lock")
     if name == "sleep":
         return KernelWait("timer", name, _WORDS[name])

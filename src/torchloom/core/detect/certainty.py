@@ -45,7 +45,7 @@ def certainty(window: RankWindow, pace: Pace, limits: StuckLimits) -> tuple[bool
     if facts.unchanged_samples == 1:
         return False, "its process was at work when it was looked at before, or was looked at only once"
     if facts.waits_for:
-        return False, f"{facts.waits_for}, and another process may end that"
+        return False, f"{facts.waits_for}, and that wait may still end"
     if unchanged_s > 0:
         return False, f"unchanged for {words.lasting(unchanged_s)}, but something outside may wake it"
     return False, "its process is at work"

@@ -58,7 +58,7 @@ def blame(
         ranks=ranks,
         node=words.node_of(culprits),
         sentence=f"{words.whom(culprits)} {did}, {reached} for {words.lasting(wait.longest_s)}; "
-        f"{clause}; {words.waiting(waiting)}",
+        f"{clause}{words.then_waiting(waiting)}",
         confidence=0.99 if broken else 0.9,
         certain=broken,
         certainty=clause if broken else "a long kernel looks the same",

@@ -155,7 +155,7 @@ def _circles(
         if any(w.collective.op in PAIRWISE for w in waits):
             why = "a send or a receive is missing, or they come in different orders"
         if hang:
-            why = f"{words.ranks_text(ranks)} entered without waiting and may be busy elsewhere"
+            why = _apart(circle, busy, graph)
         elif skipped:
             why = " and ".join(f"rank {one.rank} left out {one.what}" for one in skipped[:_SAID])
         sure = not busy and all(w.proven for w in waits)
@@ -180,6 +180,18 @@ def _circles(
             )
         )
     return found
+
+
+def _apart(circle: Collection[int], busy: Sequence[int], graph: Graph) -> str:
+    """Who waits where in a circle that some entered without waiting."""
+    there: dict[str, list[int]] = {}
+    for rank in sorted(set(circle) - set(busy)):
+        there.setdefault(words.operation(graph.waits[graph.at[rank]].collective), []).append(rank)
+    places = " and ".join(
+        f"{words.ranks_text(some)} {'waits' if len(some) == 1 else 'wait'} in {what}"
+        for what, some in sorted(there.items())[:4]
+    )
+    return f"{places}, which {words.ranks_text(busy)} have not joined; they may be busy elsewhere"
 
 
 def _stalls(

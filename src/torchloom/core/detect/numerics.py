@@ -153,8 +153,12 @@ def _spike(
     return Finding(
         kind="spike",
         ranks=(),
-        sentence=f"{name} jumped to {value:.4g} at step {step + offset}, {times:.1f}× its usual value",
+        sentence=f"{name} jumped to {value:.4g} at step {step + offset}, {_factor(times)}× its usual value",
         confidence=0.7 if over < log(TIMES) else 0.9,
         certainty="a spike may pass by itself",
         inputs={"step": step, "good_step": good_step, "score": score, "times": times},
     )
+
+
+def _factor(times: float) -> str:
+    return f"{times:.1f}" if times < 100 else f"{times:,.0f}"

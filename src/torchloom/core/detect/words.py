@@ -43,7 +43,7 @@ def ranks_text(ranks: Iterable[int]) -> str:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    parts = [str(a) if a == b else f"{a}–{b}" if b > a + 1 else f"{a}, {b}" for a, b in runs[:6]]
+    parts = [part for a, b in runs[:6] for part in ([f"{a}–{b}"] if b > a + 1 else map(str, sorted({a, b})))]
     if len(runs) > 6:
         text = ", ".join(parts) + " …"
     else:

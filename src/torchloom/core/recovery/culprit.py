@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from torchloom.core.detect.desync import desync
+from torchloom.core.detect.desync import NEVER_ALIKE, desync
 from torchloom.core.detect.thresholds import Pace, StuckLimits
 from torchloom.core.detect.window import Collective, RankWindow
 from torchloom.core.recovery import budget
 from torchloom.core.recovery.incidents import followed
-from torchloom.model.findings import Finding
+from torchloom.model.findings import Evidence, Finding
 from torchloom.model.fleet import Worker
 from torchloom.model.incidents import ExitReport, Incident, Verdict
 
@@ -220,10 +220,38 @@ def disagreement(exits: Sequence[ExitReport]) -> Finding | None:
     refused = any(_REFUSED in line for report in exits for line in report.log_tail)
     found = desync(windows, Pace(), StuckLimits(), refused) if len(windows) > 1 else []
     if not found:
-        return None
+        return _unlike_parts(exits) if refused else None
     # As they would be after a snapshot: numbers there are floats.
     inputs = {k: v if isinstance(v, str) else float(v) for k, v in found[0].inputs.items()}
     return msgspec.structs.replace(found[0], inputs={**inputs, "ends": float(len(windows))})
+
+
+def _unlike_parts(exits: Sequence[ExitReport]) -> Finding | None:
+    """gloo ended a rank because a peer sent it more than it expected, in an operation whose sizes differ by
+    design: nobody can tell which of the ranks has the wrong parts."""
+    for report in exits:
+        last = report.collectives[-1] if report.collectives else None
+        if last is None or last.op not in NEVER_ALIKE or not any(_REFUSED in li for li in report.log_tail):
+            continue
+        place = (last.op, last.group, last.group_seq)
+        ranks = tuple(
+            sorted(r.rank for r in exits if place in {(c.op, c.group, c.group_seq) for c in r.collectives})
+        )
+        if len(ranks) > 1:
+            return Finding(
+                kind="desync",
+                ranks=ranks,
+                sentence=f"the parts that ranks send and expect in {last.op} #{last.group_seq} of group "
+                f"{last.group} do not fit: rank {report.rank} on {report.node} got more than it expected, "
+                "and its backend ended it; compare the input and output split sizes of all ranks",
+                confidence=0.6,
+                certain=True,
+                certainty="the backend refused what it received",
+                may_act=True,
+                evidence=(Evidence(report.rank, "it received more than it expected"),),
+                inputs={"ends": float(len(ranks)), "group_seq": float(last.group_seq)},
+            )
+    return None
 
 
 def tell_disagreement(incident: Incident) -> bool:

@@ -81,7 +81,7 @@ def test_of_a_large_job_only_some_ranks_are_asked() -> None:
     some = [d for d in read if d.rank < 2]
     found = analyze(some, {d.rank: newest_ns(read) + 9 * SECOND for d in some}, asked=(0, 1))
     assert (found.kind, found.missing) == ("communication-hang", ())
-    assert found.verdict.startswith("ranks 0, 1 have entered")
+    assert found.verdict.startswith("ranks 0 and 1 have entered")
     assert "only 2 of 4 ranks were asked" in found.notes
 
 

@@ -55,8 +55,8 @@ def test_what_ended_well_on_all_ranks_is_nobody_s_fault() -> None:
     assert disagreement(done) is None
 
 
-def gathering(rank: int, size: int, *log: str) -> ExitReport:
-    made = Collective("all_gather", "default", 9, size, "float32", 100)
+def gathering(rank: int, size: int, *log: str, op: str = "all_gather") -> ExitReport:
+    made = Collective(op, "default", 9, size, "float32", 100)
     return ExitReport(rank=rank, node="a", exit=ABORTED, at_ns=0, steps=70, collectives=(made,), log_tail=log)
 
 
@@ -66,3 +66,13 @@ def test_sizes_that_may_differ_count_once_the_backend_has_refused_them() -> None
     found = disagreement([gathering(0, 8, said), gathering(1, 8), gathering(2, 12)])
     assert found is not None and found.ranks == (2,)
     assert disagreement([gathering(0, 8), gathering(1, 8), gathering(2, 12)]) is None, "NCCL takes them"
+
+
+def test_parts_of_an_all_to_all_that_do_not_fit_name_nobody() -> None:
+    """Sizes differ there by design: who got too much is ended, and any of its peers may have sent it."""
+    said = "what(): [enforce fail at pair.cc:456] Received data size doesn't match expected size. Is there …"
+    ends = [gathering(r, 8 + r, *[said] * (r == 2), op="all_to_all_single") for r in range(3)]
+    found = disagreement(ends)
+    assert found is not None and (found.kind, found.ranks) == ("desync", (0, 1, 2))
+    assert "all_to_all_single #9" in found.sentence and "rank 2 on a got more" in found.sentence
+    assert disagreement([gathering(r, 8 + r, op="all_to_all_single") for r in range(3)]) is None
