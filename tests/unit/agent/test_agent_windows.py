@@ -16,6 +16,7 @@ import pytest
 
 from torchloom.agent.observe import kernel
 from torchloom.agent.observe.boxes import ReadableBox
+from torchloom.agent.observe.collectives import last_collectives
 from torchloom.agent.observe.evidence import Samples
 from torchloom.agent.observe.windows import Windows
 from torchloom.model.windows import RankWindow
@@ -101,6 +102,14 @@ def test_a_step_tells_how_many_collectives_were_made_in_the_groups_it_used(recor
     assert [(s.step, s.made) for s in window.steps] == [(1, ((0, 2),)), (2, ((0, 3), (1, 1))), (3, ())]
     recording.step((REDUCE, 9, 2, 0), (REDUCE, 7, 4, 0))
     assert [(s.step, s.made) for s in recording.look().steps] == [(4, ((0, 4), (1, 2)))]
+
+
+def test_an_exit_report_goes_back_beyond_what_a_host_launched_after_the_fault(recording: Recording) -> None:
+    """A survivor's device ends what it stood in once its peer is gone, and its host launches some more."""
+    recording.group(0, 7, "default")
+    for number in range(1, 21):
+        recording.step((REDUCE, 7, number, 0))
+    assert {13, 17, 20} <= {c.group_seq for c in last_collectives(recording.box)}
 
 
 def test_a_number_that_the_backend_counted_tells_nothing(recording: Recording) -> None:

@@ -16,6 +16,10 @@ _COMPLETION: dict[int, Completion] = {
 }
 
 
+_OLDEST, _NEWEST = 4, 8
+"""Records of an exit report."""
+
+
 def record(c: blackbox.CollectiveRecord, group: str) -> Collective:
     """A record of the ring in the detectors' form."""
     return Collective(
@@ -39,9 +43,10 @@ def record(c: blackbox.CollectiveRecord, group: str) -> Collective:
 
 
 def last_collectives(box: ReadableBox) -> tuple[Collective, ...]:
-    """The two oldest unfinished collectives and the two newest: a disagreement is about one of these."""
+    """The oldest unfinished collectives and the newest ones: a disagreement is about one of these. Once a
+    peer is gone, a device may end what it stood in, and the host launches some more before it notices."""
     names = {key: words.group_name(group.name) for key, group in box.view.groups().items()}
     ring = list(box.view.collectives(64))
-    not_over = [c for c in ring if not c.finished_ns or c.flags & blackbox.FLAG_FAILED][:2]
-    chosen = {c.seq: c for c in (*not_over, *ring[-2:])}
+    not_over = [c for c in ring if not c.finished_ns or c.flags & blackbox.FLAG_FAILED][:_OLDEST]
+    chosen = {c.seq: c for c in (*not_over, *ring[-_NEWEST:])}
     return tuple(record(chosen[seq], names.get(chosen[seq].group, "")) for seq in sorted(chosen))
