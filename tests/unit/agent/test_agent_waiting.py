@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from torchloom.agent.observe import file_locks, kernel, kernel_waits
+from torchloom.agent.observe.evidence import Sample
 
 Start = Callable[[str], subprocess.Popen[str]]
 TEMPLATE = """
@@ -151,3 +153,35 @@ def test_the_kernels_table_of_locks() -> None:
     """Also one that waits behind another; nobody is named for a lock without an owner."""
     found = {pid: file_locks.blocked_by(LOCKS, pid) for pid in (4711, 4712, 4713, 27349, 0)}
     assert found == {4711: 0, 4712: 4711, 4713: 4711, 27349: 0, 0: 0}
+
+
+ENDS = "ctypes.CDLL(None).syscall(60, 0)"
+"""exit, and not exit_group: the main thread alone ends."""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the number of the call is that of x86_64")
+def test_a_process_that_has_lost_its_main_thread_waits_for_nothing_from_outside(start: Start) -> None:
+    keep = "threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    process = start(keep, ENDS)  # type: ignore[call-arg]
+    if not may_look():
+        pytest.skip("no permission to look into other processes")
+    end = time.monotonic() + 60
+    while time.monotonic() < end and kernel_waits.of_process(process.pid).call != kernel_waits.ENDED:
+        time.sleep(0.05)
+    found = kernel_waits.of_process(process.pid)
+    assert found.on == "lock" and "main thread has ended" in found.words
+    tree = kernel.tree(process.pid)
+    assert tree is not None and kernel_waits.waits_on(tree.pids) == "lock"
+    sample = Sample()
+    for second in range(6):
+        sample.take(None, tree, second * 10**9)
+    assert sample.samples >= 5 and sample.waits_on == "lock", "it has no stack, and that is known"
+
+
+def test_a_worker_that_has_become_another_program_is_recognised(start: Start) -> None:
+    process = start("", "os.execvp('sleep', ['sleep', '1000'])")  # type: ignore[call-arg]
+    end = time.monotonic() + 60
+    while time.monotonic() < end and not kernel_waits.another_program(process.pid):
+        time.sleep(0.05)
+    assert kernel_waits.another_program(process.pid) in ("sleep", "coreutils", "busybox")
+    assert kernel_waits.another_program(os.getpid()) == ""

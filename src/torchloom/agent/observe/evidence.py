@@ -98,7 +98,9 @@ class Sample:
             self.waits_on = "unknown"
         else:
             self.waits_on = kernel_waits.waits_on(tree.pids)
-        if stack is not None:
+        if stack is None and wait.call == kernel_waits.ENDED:
+            self.samples += 1  # there is no stack any more
+        elif stack is not None:
             self.samples += 1
             self.location, self.debugger, self._print = stack.location, stack.debugger, stack.print
         elif not same:
@@ -164,6 +166,8 @@ class Samples:
         if sample.for_lock and (pid := file_locks.holder(worker.pid)):
             who = file_locks.name_of(pid, worker.pid, self._ranks(worker.ref.job))
             sample.waits_for += f", which {who} holds"
+        if other := kernel_waits.another_program(worker.pid):
+            sample.waits_for = f"its process has become another program ({other})"
         sample.children = child.lines if child is not None else ()
         if child is not None:
             sample.waits_for = f"it waits for its child process, which is in {child.location}"

@@ -127,7 +127,32 @@ def of_thread(pid: int, thread: int) -> KernelWait:
 
 def of_process(pid: int) -> KernelWait:
     """What its main thread waits for."""
-    return of_thread(pid, pid)
+    return _ENDED if _main_thread_ended(pid) else of_thread(pid, pid)
+
+
+ENDED = "ended"
+_ENDED = KernelWait("lock", ENDED, "its main thread has ended, and other threads keep its process alive")
+"""As a lock of its own: nothing outside brings that thread back."""
+
+
+def _main_thread_ended(pid: int) -> bool:
+    fields = read_small(f"/proc/{pid}/task/{pid}/stat").rpartition(b")")[2].split(maxsplit=1)
+    if not fields or fields[0] != b"Z":
+        return False
+    try:
+        tasks = set(os.listdir(f"/proc/{pid}/task")) - {str(pid)}
+    except OSError:
+        return False
+    return bool(tasks)
+
+
+def another_program(pid: int) -> str:
+    """The name of the program that a worker has become, if it is no Python any more; empty otherwise."""
+    try:
+        program = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
+    except OSError:
+        return ""
+    return "" if "python" in program else program
 
 
 def waits_on(pids: tuple[int, ...]) -> WaitsOn:
@@ -145,6 +170,9 @@ def waits_on(pids: tuple[int, ...]) -> WaitsOn:
         if len(tasks) > _MOST_THREADS or _released_by_signals(pid):
             return "unknown"
         for task in tasks:
+            if task == str(pid) and _main_thread_ended(pid):
+                locked = True
+                continue
             if read_small(f"/proc/{pid}/task/{task}/comm").decode("utf-8", "replace").startswith(_OURS):
                 continue
             found = of_thread(pid, int(task)).on

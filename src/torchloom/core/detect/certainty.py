@@ -29,6 +29,8 @@ def certainty(window: RankWindow, pace: Pace, limits: StuckLimits) -> tuple[bool
     if life := words.living(window):
         return False, f"it is at work: {life}"
     if not facts.unchanged_samples:
+        if facts.waits_for:
+            return False, f"{facts.waits_for}; its stack could not be read"
         return False, "its process has not been sampled"
     if facts.waits_on == "timer":
         return False, "it sleeps, and a timer will wake it"
@@ -39,7 +41,8 @@ def certainty(window: RankWindow, pace: Pace, limits: StuckLimits) -> tuple[bool
             lasting = words.lasting(unchanged_s)
             return (
                 True,
-                f"it waits for a lock that nothing outside of it can release, unchanged for {lasting}",
+                f"{facts.waits_for or 'it waits for a lock'}; nothing outside of it can change that, "
+                f"and nothing has changed for {lasting}",
             )
         return False, f"unchanged for {words.lasting(unchanged_s)} of {words.lasting(needed_s)}"
     if facts.unchanged_samples == 1:
