@@ -872,6 +872,7 @@ class PolicyBody(TypedDict):
     restarts_per_hour: NotRequired[int]
     rollbacks_per_hour: NotRequired[int]
     pauses_per_hour: NotRequired[int]
+    rebalances_per_hour: NotRequired[int]
     cooldown_s: NotRequired[float]
     skip_batches: NotRequired[int]
     self_fence_s: NotRequired[float | None]
@@ -887,6 +888,7 @@ class PolicyBody(TypedDict):
                     "ignore",
                     "report",
                     "pause",
+                    "rebalance",
                     "restart",
                     "restart-replica",
                     "rollback",

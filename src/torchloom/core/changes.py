@@ -53,6 +53,7 @@ from torchloom.model.events import (
     NodeReachable,
     NodeRevoked,
     NodeUnreachable,
+    PaceMeasured,
     RanksAnswered,
     RendezvousLost,
     RendezvousStarted,
@@ -142,7 +143,7 @@ def job_of(event: Event, fleet: Fleet) -> str:
             return event.ref.job
         case RendezvousStarted() | RendezvousLost():
             return event.store.job
-        case FindingMade() | FindingEnded() | WitnessAnswered():
+        case FindingMade() | FindingEnded() | PaceMeasured() | WitnessAnswered():
             return event.job
         case WorkersStarted():
             return event.workers[0].ref.job if event.workers else ""

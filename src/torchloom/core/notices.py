@@ -44,6 +44,7 @@ from torchloom.model.events import (
     NodeReachable,
     NodeRevoked,
     NodeUnreachable,
+    PaceMeasured,
     RanksAnswered,
     RendezvousLost,
     RendezvousStarted,
@@ -215,6 +216,9 @@ def _words(event: Event) -> tuple[Topic, str]:
             return "incident", f"{event.job}: {event.finding.sentence}"
         case FindingEnded():
             return "incident", f"{event.job}: resolved after {event.lasted_s:.1f} s"
+        case PaceMeasured():
+            ranks = ", ".join(f"{rank}: {own_s:.3g} s" for rank, own_s in event.own_s.items())
+            return "incident", f"{event.job}: own time by rank {ranks}, others {event.peers_s:.3g} s"
         case WitnessAnswered():
             return "incident", f"{event.job}: {event.witness.sentence}"
         case TimerFired():

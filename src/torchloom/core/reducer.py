@@ -44,6 +44,8 @@ from torchloom.core.placement.standby import keep_spares
 from torchloom.core.policy.actions import follow_acting
 from torchloom.core.policy.findings import finding_ended, finding_made, witness_answered
 from torchloom.core.policy.link_findings import links_measured, links_not_measured
+from torchloom.core.policy.rebalance import pace_measured, shares_changed, shares_not_changed
+from torchloom.core.policy.rebalance import rolled_back as shares_rolled_back
 from torchloom.core.recovery.generation_end import start_did_fail, worker_exited
 from torchloom.core.recovery.generation_start import (
     find_worker,
@@ -124,6 +126,7 @@ from torchloom.model.events import (
     NodeReachable,
     NodeRevoked,
     NodeUnreachable,
+    PaceMeasured,
     RanksAnswered,
     RendezvousLost,
     RendezvousStarted,
@@ -285,6 +288,8 @@ def _dispatch(turn: Turn, event: Event) -> None:
             finding_made(turn, event)
         case FindingEnded():
             finding_ended(turn, event)
+        case PaceMeasured():
+            pace_measured(turn, event)
         case WitnessAnswered():
             witness_answered(turn, event)
         case TimerFired():
@@ -406,9 +411,15 @@ def _follow_outcomes(turn: Turn) -> None:
                 links_measured(turn, job, record)
             elif record.kind is Kind.STOP:
                 boundary_agreed(turn, job)
+            elif record.kind is Kind.SET:
+                shares_changed(turn, job, record)
+            elif record.kind is Kind.RESTORE:
+                shares_rolled_back(turn, job)
         elif record.kind is Kind.PROBE:
             links_not_measured(turn, job, record)
         elif record.kind is Kind.RESTORE:
             restore_not_applied(turn, job, record)
         elif record.kind is Kind.STOP:
             boundary_not_reached(turn, job)
+        elif record.kind is Kind.SET:
+            shares_not_changed(turn, job, record)

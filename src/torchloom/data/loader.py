@@ -21,11 +21,13 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader
 
+from torchloom.core.config.shares import BatchShares, LightRanks
 from torchloom.data import live
 from torchloom.data.batch import GlobalBatch
 from torchloom.data.loader_state import checked, whole_number
-from torchloom.data.order import Permutation, seed_of, share, spans, weight
+from torchloom.data.order import Permutation, light_share, seed_of, spans, weight
 from torchloom.data.randomness import SeededReading
+from torchloom.data.shares import ShareSetting
 from torchloom.data.skipping import SkippedRun, Skips
 from torchloom.data.transforms import Pipeline, Transforms
 from torchloom.data.world import whereabouts
@@ -119,6 +121,10 @@ class ElasticLoader:
         """Samples that are left out, as a setting."""
         live.offer("skipped_data", self.skips)
         live.train_with(self)
+        self.shares = BatchShares()
+        """Ranks that take fewer samples of each step than the others."""
+        self._share_setting = ShareSetting(self)
+        self._weight_taken = self._weighed = False
 
     # -- where we are ----------------------------------------------------------------------------------
 
@@ -149,8 +155,23 @@ class ElasticLoader:
     @property
     def weight(self) -> float:
         """The gradient weight of the batch in the loop's hands: 1.0 if the batch divides evenly."""
+        if not self._weight_taken:
+            self._weight_taken = True
+            if (self._rank, self._world) == whereabouts(None, None):
+                # Not sooner, and only where our ranks are the job's: else shares would change the result.
+                live.offer("shares", self._share_setting)
         portion = self.portion
         return 1.0 if portion is None else portion.weight
+
+    @property
+    def is_weighed(self) -> bool:
+        """Whether the script took the weight of this batch or of the one before it."""
+        return self._weight_taken or self._weighed
+
+    @property
+    def world(self) -> int:
+        """How many ranks share a batch."""
+        return self._world
 
     def indices(self) -> list[int]:
         """The dataset's indices of the batch in the loop's hands, for a log of samples."""
@@ -241,6 +262,7 @@ class ElasticLoader:
                 self._position = stop
                 self.taken += 1
                 self._in_hand = start, stop, settings
+                self._weighed, self._weight_taken = self._weight_taken, False
                 self.skips.note(self._epoch, start, stop)
                 yield batch
                 if self._reader is not reader:
@@ -257,10 +279,11 @@ class ElasticLoader:
     def _settings(self) -> _Settings:
         """How batches are made; the position decides where they begin."""
         pipeline = self._transforms.pipeline if self._transforms is not None else ()
-        return _Settings(self._global_batch, self._rank, self._world, pipeline, self.skips.runs)
+        light = self.shares.of(self._world)
+        return _Settings(self._global_batch, self._rank, self._world, pipeline, self.skips.runs, light)
 
     def _portion_of(self, start: int, stop: int, made: _Settings) -> Portion:
-        first, last = share(stop - start, made.rank, made.world)
+        first, last = light_share(stop - start, made.rank, made.world, made.light)
         part = weight(last - first, stop - start, made.world)
         return Portion(self._epoch, start, stop, start + first, start + last, part, made.global_batch)
 
@@ -288,6 +311,7 @@ class _Settings(NamedTuple):
     world: int
     pipeline: Pipeline
     skips: tuple[SkippedRun, ...]
+    light: LightRanks
 
 
 class _Begun(NamedTuple):
@@ -332,7 +356,7 @@ class _Plan:
         batches: list[range] = []
         waiting = 0
         for start, stop in spans(length, position, made.global_batch, drop_last, skips):
-            first, last = share(stop - start, made.rank, made.world)
+            first, last = light_share(stop - start, made.rank, made.world, made.light)
             if first == last:
                 first, last = 0, 1
             batches.append(range(start + first, start + last))

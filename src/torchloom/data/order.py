@@ -18,6 +18,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from torchloom.core.config.shares import WHOLE, LightRanks
+
 LARGEST = 2**62
 """The largest number of places that can be shuffled."""
 
@@ -173,6 +175,26 @@ def share(count: int, rank: int, world: int) -> tuple[int, int]:
     each, more = divmod(count, world)
     start = rank * each + min(rank, more)
     return start, start + each + (rank < more)
+
+
+def light_share(count: int, rank: int, world: int, light: LightRanks) -> tuple[int, int]:
+    """The contiguous share of a rank where some take less than the others: every sample is somebody's."""
+    if not light:
+        return share(count, rank, world)
+    missing = sum(WHOLE - part for _, part in light)
+    whole = world * WHOLE - missing
+    mine = WHOLE
+    before = rank * WHOLE
+    for other, part in light:
+        if other < rank:
+            before -= WHOLE - part
+        elif other == rank:
+            mine = part
+    return _nearest(count * before, whole), _nearest(count * (before + mine), whole)
+
+
+def _nearest(part: int, whole: int) -> int:
+    return (2 * part + whole) // (2 * whole)
 
 
 def weight(local: int, total: int, world: int) -> float:

@@ -538,6 +538,9 @@ class FindingMade(EventBase, frozen=True, kw_only=True, tag="finding-made"):
     restore_name: str = ""
     restore_why: str = ""
     """Why there is none."""
+    shares: str | None = None
+    """The shares of the ranks in a global batch, if the script's loader can change them; looked up only for
+    slowness that fewer samples would make up for."""
 
 
 class FindingEnded(EventBase, frozen=True, kw_only=True, tag="finding-ended"):
@@ -548,6 +551,21 @@ class FindingEnded(EventBase, frozen=True, kw_only=True, tag="finding-ended"):
     key: str
     """Which one: core.policy.reporting.key."""
     lasted_s: float
+
+
+class PaceMeasured(EventBase, frozen=True, kw_only=True, tag="pace-measured"):
+    """How long the ranks of a job with uneven shares take for a step of their own, without their waits."""
+
+    job: str
+    generation: int
+    operation: str
+    """The change of the shares that these steps were made with."""
+    own_s: dict[int, float]
+    """Of the ranks with smaller shares, and …"""
+    peers_s: float
+    """… the median of the others."""
+    step_s: float
+    """A step of the job."""
 
 
 class WitnessAnswered(EventBase, frozen=True, kw_only=True, tag="witness-answered"):
@@ -652,6 +670,7 @@ Event = (
     | FaultInjected
     | FindingMade
     | FindingEnded
+    | PaceMeasured
     | WitnessAnswered
     | TimerFired
     | LeaseTaken

@@ -56,6 +56,8 @@ class Traits(Struct, frozen=True, kw_only=True):
     """A rollback leaves out the batches that may have done it."""
     may_move: bool = True
     """Another node may help."""
+    by_sample: bool = False
+    """A rank that takes fewer samples makes up for it."""
     momentary: bool = False
     """Over as soon as it is reported."""
     in_later_states: bool = False
@@ -78,9 +80,11 @@ TRAITS: dict[FindingKind, Traits] = {
         meaning="ranks wait for each other in a circle", stuck=True, default="restart"
     ),
     "no-progress": Traits(meaning="a rank makes no first step", stuck=True, default="restart"),
-    "compute-slow": Traits(meaning="a rank's computation takes longer than that of its peers"),
+    "compute-slow": Traits(
+        meaning="a rank's computation takes longer than that of its peers", by_sample=True
+    ),
     "data-slow": Traits(meaning="a rank waits longer for data than its peers"),
-    "host-contention": Traits(meaning="a rank's host gives it too little CPU"),
+    "host-contention": Traits(meaning="a rank's host gives it too little CPU", by_sample=True),
     "communication-slow": Traits(
         meaning="transfers take longer than before", link=True, needs_probe=True, whole_job=True
     ),

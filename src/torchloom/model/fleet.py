@@ -17,7 +17,7 @@ from torchloom.model.incidents import Incident
 from torchloom.model.job import JobSpec
 from torchloom.model.links import LinkMatrix
 from torchloom.model.node import Inventory, NodeClock, RendezvousAddress, RendezvousRef
-from torchloom.model.policy import Acting
+from torchloom.model.policy import Acting, Balance
 from torchloom.model.steering import OperationRecord
 from torchloom.model.timers import Timer
 from torchloom.model.transaction.config import Schedule
@@ -246,6 +246,7 @@ class Job(Struct, kw_only=True):
     """Nodes that it left because of a finding, and why; used again only if there is no other place."""
     leaving: Leaving | None = None
     acting: Acting | None = None
+    balance: Balance | None = None
     neighbours: dict[str, str] = field(default_factory=dict)
     """Which node keeps copies of each node's states in memory; kept by core.placement.neighbours."""
     memory_at: dict[int, list[str]] = field(default_factory=dict)

@@ -110,6 +110,7 @@ wants an earlier state."""
 
 DONE: dict[Decided, str] = {
     "pause": "paused",
+    "rebalance": "rebalanced",
     "restart": "restarted",
     "restart-replica": "restarted",
     "rollback": "rolled back",
@@ -117,7 +118,11 @@ DONE: dict[Decided, str] = {
     "promote": "moved to its standby",
     "drain": "moved away, and the node drained",
 }
-_WHEN: dict[Decided, str] = {"rollback": "", "pause": " at the next step"}
+_WHEN: dict[Decided, str] = {
+    "rollback": "",
+    "pause": " at the next step",
+    "rebalance": " at the next step",
+}
 _SAVED_FIRST = " as soon as it is saved"
 
 LinkProbing = Literal["asked", "refused", "failed"]

@@ -7,15 +7,25 @@ from typing import Literal
 from msgspec import Struct
 
 Action = Literal[
-    "ignore", "report", "pause", "restart", "restart-replica", "rollback", "evict", "promote", "drain"
+    "ignore",
+    "report",
+    "pause",
+    "rebalance",
+    "restart",
+    "restart-replica",
+    "rollback",
+    "evict",
+    "promote",
+    "drain",
 ]
 """`ignore`: no incident. `report`: an incident and nothing else. `pause`: hold all ranks at the next step
-until a person resumes them. `restart`: end the generation and begin the next one at the newest checkpoint.
-`restart-replica`: only the replica of the rank to blame; where replicas share a process group, as they do in
-every job today, that is a `restart`, and the decision says so. `rollback`: go back, without a restart, to the
-newest checkpoint from before it, and leave out the batches to blame. `evict`: leave the node of the rank to
-blame, with fewer workers if the job may shrink. `promote`: the same, to a standby place. `drain`: as `evict`,
-and no job is placed on that node until a person says so."""
+until a person resumes them. `rebalance`: the rank to blame takes fewer samples of each step, the others more;
+the samples of a step and their weights stay what they were. `restart`: end the generation and begin the next
+one at the newest checkpoint. `restart-replica`: only the replica of the rank to blame; where replicas share a
+process group, as they do in every job today, that is a `restart`, and the decision says so. `rollback`: go
+back, without a restart, to the newest checkpoint from before it, and leave out the batches to blame. `evict`:
+leave the node of the rank to blame, with fewer workers if the job may shrink. `promote`: the same, to a
+standby place. `drain`: as `evict`, and no job is placed on that node until a person says so."""
 
 Level = Literal["certain", "lasting", "likely", "suspected"]
 """`certain`: nothing benign looks like this. `lasting`: not certain, but longer than the limit for acting.
@@ -31,6 +41,7 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Restarts and moves because of findings; those after a crash have the job's own budget only."""
     rollbacks_per_hour: int = 2
     pauses_per_hour: int = 12
+    rebalances_per_hour: int = 6
     cooldown_s: float = 30.0
     """Least time between two actions, pauses aside."""
     skip_batches: int = 3
@@ -65,3 +76,29 @@ class Acting(Struct, kw_only=True):
     """The checkpoint that was asked for."""
     until_ns: int
     """Then it is done without."""
+
+
+class Balance(Struct, kw_only=True):
+    """Ranks that take fewer samples, because they are slower than others; kept by core.policy.rebalance."""
+
+    incident: str
+    generation: int
+    world: int
+    weights: dict[int, float]
+    """By rank, what it takes of what another rank takes, as far as that is in force."""
+    asked: dict[int, float] = {}
+    """The same as it was asked for last."""
+    nodes: dict[int, str]
+    """Where they are: in another place a rank may be as fast as the others."""
+    operation: str
+    """The change of `shares` that is in force, or was asked for last."""
+    before_s: float
+    """How long a step took with even shares."""
+    since_step: int = 0
+    """The first step of the generation with these shares; 0: not in force yet."""
+    changes: int = 1
+    """How often the shares were corrected, the first time included."""
+    measured: str = ""
+    """The change after which the ranks' times were last measured."""
+    back: str = ""
+    """Why even shares were asked for; empty: they were not."""

@@ -12,6 +12,7 @@ from torchloom.core.config.box_codec import known, unpack_settings
 from torchloom.core.config.settings import (
     HYPERPARAMETERS,
     MAX_STEPS,
+    SHARES,
     Address,
     KnownSettings,
     Setting,
@@ -82,6 +83,13 @@ def told_all(pulses: Mapping[int, WorkerPulse]) -> bool:
     """Whether every rank of a stepping job has reported its settings and those of its optimizers, which
     agents repeat at different times."""
     return hears(pulses) and all(pulse.hyperparameters for pulse in pulses.values())
+
+
+def shares_now(pulses: Mapping[int, WorkerPulse]) -> str | None:
+    """How the ranks share a batch; None where the script's loader cannot share it in another way."""
+    known = known_of(pulses)
+    value = known.values.get(SHARES) if known is not None else None
+    return value if isinstance(value, str) else None
 
 
 def offset_of(pulses: Mapping[int, WorkerPulse]) -> int | None:

@@ -46,7 +46,7 @@ from torchloom.weaver.environments import Environments
 from torchloom.weaver.feed import Feed, apply_record
 from torchloom.weaver.history import Histories
 from torchloom.weaver.job_keys import JobKeys
-from torchloom.weaver.knowledge import hears, steps_near
+from torchloom.weaver.knowledge import hears, shares_now, steps_near
 from torchloom.weaver.leading import LEASE_TTL_S, Leading, provision
 from torchloom.weaver.live_view import LiveView
 from torchloom.weaver.monitors import Monitors
@@ -102,6 +102,7 @@ class Weaver:
             leads=lambda: self._stream.leads,
             say=lambda found: self._stream.say("finding", found),
             before=lambda job, step: self._catalogues.before(self.fleet, job, step),
+            shares=lambda job: shares_now(self._live.pulses(self.fleet, job.id)),
         )
         self._histories = Histories(
             bus, lambda: self.fleet, lambda: self._stream.leads, self.pulse, self.windows

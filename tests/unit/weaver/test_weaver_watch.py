@@ -24,7 +24,8 @@ from torchloom.weaver.detection import lateness
 from torchloom.weaver.detection import loop as module
 from torchloom.weaver.detection.kept import joined_steps
 from torchloom.weaver.detection.lateness import Lateness
-from torchloom.weaver.detection.loop import Detection, limits_of
+from torchloom.weaver.detection.limits import limits_of
+from torchloom.weaver.detection.loop import Detection
 from torchloom.wire import codec, subjects
 
 

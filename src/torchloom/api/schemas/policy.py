@@ -19,6 +19,7 @@ class PolicyBody(BaseModel):
     """Restarts and moves because of findings; restarts after a crash have the job's own budget."""
     rollbacks_per_hour: int = Field(default=2, ge=0, le=10_000)
     pauses_per_hour: int = Field(default=12, ge=0, le=10_000)
+    rebalances_per_hour: int = Field(default=6, ge=0, le=10_000)
     cooldown_s: float = Field(default=30.0, ge=0, le=86_400)
     """Least time between two actions, pauses aside."""
     skip_batches: int = Field(default=3, ge=0, le=10_000)

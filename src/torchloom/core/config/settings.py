@@ -265,7 +265,9 @@ BATCH_SIZE = "batch_size"
 TRANSFORMS = "transforms"
 SKIPPED = "skipped_data"
 """Samples that are left out, as data/skipping.py writes them."""
-BUILT_IN = frozenset({MAX_STEPS.name, BATCH_SIZE, TRANSFORMS, SKIPPED})
+SHARES = "shares"
+"""Ranks that take fewer samples of each step than the others, as data/shares.py writes them."""
+BUILT_IN = frozenset({MAX_STEPS.name, BATCH_SIZE, TRANSFORMS, SKIPPED, SHARES})
 """Names that a script cannot declare, because torchloom's own objects do."""
 
 

@@ -32,6 +32,7 @@ from torchloom.model.events import (
     NodeLeft,
     NodeReachable,
     NodeUnreachable,
+    PaceMeasured,
     RanksAnswered,
     RendezvousLost,
     RendezvousStarted,
@@ -94,7 +95,7 @@ def speaks_for_another_node(fleet: Fleet, event: Event) -> bool:
 def is_of_a_deposed_weaver(fleet: Fleet, envelope: Envelope) -> bool:
     """Whether a weaver that does not lead any more says this from what it has seen."""
     match envelope.body:
-        case NodeUnreachable() | NodeReachable() | FindingMade() | FindingEnded():
+        case NodeUnreachable() | NodeReachable() | FindingMade() | FindingEnded() | PaceMeasured():
             pass
         case SnapshotVerified() | WitnessAnswered() | ControlDisturbed() | AgentFlooded():
             pass

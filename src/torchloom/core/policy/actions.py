@@ -1,4 +1,5 @@
-"""Carries out what a policy chose about a finding: a pause, a rollback, a restart, a move.
+"""Carries out what a policy chose about a finding: a pause, other shares, a rollback, a restart,
+a move.
 
 Where all ranks train and only the pace is wrong, the job is saved first and resumes from there, so that
 acting costs no work; it keeps training meanwhile. The wait for the save is bounded: if it takes too long, the
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from torchloom.core.placement import relocate
 from torchloom.core.placement.drain import stored
+from torchloom.core.policy.rebalance import rebalance
 from torchloom.core.policy.rollback import roll_back
 from torchloom.core.policy.rules import MOVES
 from torchloom.core.recovery.budget import made_progress, plan_restart
@@ -74,6 +76,9 @@ def act(
             return
         _forget(turn, job)
     job.acts = [*job.acts, Act(action, turn.now_ns)][-_ACTED_KEPT:]
+    if action == "rebalance":
+        rebalance(turn, job, incident, event, reason)
+        return
     if action == "rollback":
         roll_back(turn, job, incident, event, reason)
         return

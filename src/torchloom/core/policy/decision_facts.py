@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchloom.core.placement import relocate
-from torchloom.core.policy import rollback
+from torchloom.core.policy import rebalance, rollback
 from torchloom.core.policy.actions import is_saved_first
 from torchloom.core.policy.reporting import key
 from torchloom.core.policy.rules import MOVES, DecisionFacts, wanted
@@ -26,6 +26,9 @@ def facts_of(turn: Turn, job: Job, event: FindingMade, plan: RestartPlan) -> Dec
     if action in MOVES:
         why_not = relocate.why_not(turn.fleet, job, finding, action)
         how = "" if why_not else relocate.how(turn.fleet, job, finding)
+    elif action == "rebalance":
+        why_not = rebalance.why_not(job, event)
+        how = "" if why_not else rebalance.how(job, event)
     elif action == "rollback":
         why_not = rollback.why_not(job, event)
         how = rollback.how(policy, event)
@@ -43,6 +46,7 @@ def facts_of(turn: Turn, job: Job, event: FindingMade, plan: RestartPlan) -> Dec
         now_ns=turn.now_ns,
         why_not=why_not,
         how=how,
+        advice=rebalance.advice(job, event),
         lost_s=_lost_s(turn, job, event),
         cost_s=_cost_s(turn, job, keeps_work=is_saved_first(job, finding)),
     )

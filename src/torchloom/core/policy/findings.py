@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from torchloom.core.detect.words import lasting, ranks_text
 from torchloom.core.devices.explain import explanation
+from torchloom.core.policy import rebalance
 from torchloom.core.policy.actions import act, culprit, is_under_way, plan_for
 from torchloom.core.policy.decision_facts import facts_of
 from torchloom.core.policy.link_probing import probe_on_suspicion
@@ -38,7 +39,7 @@ def finding_made(turn: Turn, event: FindingMade) -> None:
     if decision.action == "ignore":
         return
     incident = _incident(turn, job, finding)
-    under_way = is_under_way(job, incident, finding)
+    under_way = is_under_way(job, incident, finding) or rebalance.is_under_way(job, incident, decision.action)
     if not _is_known_better(incident, finding):
         _update(turn, job, incident, event)
         if not under_way:
@@ -61,7 +62,7 @@ def _may_go_back(job: Job, finding: Finding, decision: Decision) -> bool:
 
 def finding_ended(turn: Turn, event: FindingEnded) -> None:
     job = turn.fleet.jobs.get(event.job)
-    if job is None or job.generation != event.generation:
+    if job is None or job.generation != event.generation or rebalance.holds_open(job, event.key):
         return
     incident = turn.fleet.incidents.get(job.findings.pop(event.key, ""))
     if incident is None or not incident.open or incident.id == job.incident:

@@ -43,6 +43,8 @@ class DecisionFacts(Struct, frozen=True, kw_only=True):
     """Training time that ending the generation would cost."""
     how: str = ""
     """How the action will be done."""
+    advice: str = ""
+    """What another action would gain, where this is only reported."""
 
 
 def level_of(finding: Finding) -> Level:
@@ -68,6 +70,7 @@ def decide(policy: Policy, finding: Finding, facts: DecisionFacts) -> Decision:
         return Decision(action=action, outcome=DecisionOutcome.REPORTED, reason="the policy ignores it")
     if action == "report":
         reason = _why_only_told(policy, finding, level)
+        reason += f"; {facts.advice}" if facts.advice else ""
         return Decision(action=action, outcome=DecisionOutcome.REPORTED, reason=reason)
     why_not = facts.why_not or _too_often(policy, action, facts) or _too_dear(finding, action, facts)
     if why_not:
@@ -84,6 +87,7 @@ def _too_often(policy: Policy, action: Action, facts: DecisionFacts) -> str:
     most, word = {
         "pause": (policy.pauses_per_hour, "pauses"),
         "rollback": (policy.rollbacks_per_hour, "rollbacks"),
+        "rebalance": (policy.rebalances_per_hour, "rebalances"),
     }.get(action, (policy.restarts_per_hour, "restarts"))
     if count >= most:
         return f"the policy's budget of {most} {word} an hour is used up"

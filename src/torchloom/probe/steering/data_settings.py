@@ -1,5 +1,5 @@
-"""Offers what can be set in torchloom's own loaders (batch size, transforms, samples left out) as settings,
-where a script uses them.
+"""Offers what can be set in torchloom's own loaders as settings, where a script uses them: batch size,
+transforms, samples left out, shares of the ranks.
 
 Owns the declarations. What they do, and from which batch on, is the loaders' (data/live.py). Keeps no
 loader alive, and imports none.
@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from torchloom.core.config.settings import BATCH_SIZE, SKIPPED, TRANSFORMS, Setting, Type
+from torchloom.core.config.settings import BATCH_SIZE, SHARES, SKIPPED, TRANSFORMS, Setting, Type
 from torchloom.errors import UsageError
 from torchloom.probe.steering.annotations import Form
 from torchloom.probe.steering.declared import Declared, Registry
@@ -79,6 +79,9 @@ def _setting(name: str, thing: Any) -> Setting | None:
         return Setting(name, Type.TEXT, choices=tuple(thing.known), description=described)
     if name == SKIPPED:
         return Setting(name, Type.TEXT, description="samples left out, by place: EPOCH:FIRST-END, …")
+    if name == SHARES:
+        described = "ranks that take fewer samples than the others: RANK:SHARE, … of RANKS; or even"
+        return Setting(name, Type.TEXT, description=described)
     return None
 
 

@@ -19,23 +19,25 @@ from msgspec.structs import replace
 from torchloom import boottime
 from torchloom.bus.protocol import Bus, Message
 from torchloom.core.config.schedule import superseded
-from torchloom.core.detect.judge import AllLimits, Memory, judge
+from torchloom.core.detect.judge import Memory, judge
 from torchloom.core.detect.robust import median
-from torchloom.core.detect.thresholds import Pace, StuckLimits
+from torchloom.core.detect.thresholds import Pace
+from torchloom.core.policy.pace import is_news, measure
+from torchloom.core.policy.rebalance import helps, open_keys
 from torchloom.core.policy.reporting import Seen, choose
 from torchloom.core.policy.rollback import blamed_steps
 from torchloom.core.policy.rules import wanted
 from torchloom.errors import LoomError
 from torchloom.model.checkpoints import CheckpointEntry
-from torchloom.model.events import FindingEnded, FindingMade, WitnessAnswered
+from torchloom.model.events import FindingEnded, FindingMade, PaceMeasured, WitnessAnswered
 from torchloom.model.findings import Finding, RankEvidence
 from torchloom.model.fleet import Fleet, Job, JobState, Worker, WorkerState
-from torchloom.model.job import HangLimits
 from torchloom.model.windows import RankWindow, RefWindow
 from torchloom.weaver.detection.baselines import Baseline, Baselines
 from torchloom.weaver.detection.evidence import gather
 from torchloom.weaver.detection.kept import joined_hashes, joined_steps, left_behind
 from torchloom.weaver.detection.lateness import Lateness
+from torchloom.weaver.detection.limits import limits_of
 from torchloom.weaver.detection.second_witness import question
 from torchloom.wire import codec, subjects
 
@@ -50,7 +52,12 @@ ASK_AGAIN_S = 5.0
 SAVE_EVERY_S = 15.0
 """How much of what was learned a failover may cost."""
 
-Say = Callable[[FindingMade | FindingEnded | WitnessAnswered], Awaitable[None]]
+MEASURE_EVERY_S = 5.0
+"""How often the pace of a job with uneven shares is worth a word."""
+
+Say = Callable[[FindingMade | FindingEnded | PaceMeasured | WitnessAnswered], Awaitable[None]]
+Shares = Callable[[Job], str | None]
+"""The shares of a job's ranks as they are now; None if its script has none that could be changed."""
 Before = Callable[[Job, int], Awaitable[tuple[CheckpointEntry | None, str]]]
 """The newest checkpoint of a job from before a training step, or why there is none."""
 
@@ -95,6 +102,8 @@ class _Watched:
     second: asyncio.Task[None] | None = None
     """Asks torch's Flight Recorder, once for each time that the job stands still."""
     all_answered: bool = False
+    measured_s: float = 0.0
+    """When the pace of a job with uneven shares was last reported."""
 
 
 class Detection:
@@ -105,8 +114,10 @@ class Detection:
         leads: Callable[[], bool],
         say: Say,
         before: Before = _no_checkpoints,
+        shares: Shares = lambda job: None,
     ) -> None:
         self._bus = bus
+        self._shares = shares
         self._before = before
         self._fleet = fleet
         self._leads = leads
@@ -249,7 +260,7 @@ class Detection:
             found,
             now_s=now_s,
             look=watched.memory.localised_step,
-            open_keys=job.findings,
+            open_keys=open_keys(job),
             ready=ready,
         )
         for finding in say:
@@ -260,6 +271,18 @@ class Detection:
             )
             await self._say(event)
         watched.faults = faults  # only now: what could not be appended is tried again
+        await self._measure(job, watched, windows, now_s)
+
+    async def _measure(
+        self, job: Job, watched: _Watched, windows: Sequence[RankWindow], now_s: float
+    ) -> None:
+        """How a job with uneven shares does, if that is news."""
+        if job.balance is None or now_s - watched.measured_s < MEASURE_EVERY_S:
+            return
+        found = measure(job, windows)
+        if found is not None and is_news(job.balance, found):
+            watched.measured_s = now_s
+            await self._say(found)
 
     def _windows(self, job: Job, watched: _Watched, now_s: float) -> list[RankWindow]:
         """A window of every rank that runs, or none at all."""
@@ -346,6 +369,7 @@ class Detection:
                 restore_step=state.step if state is not None else None,
                 restore_name=state.name if state is not None else "",
                 restore_why=why,
+                shares=self._shares(job) if helps(finding) else None,
             )
         )
 
@@ -359,26 +383,6 @@ class Detection:
         if span is None:
             return None, "the script does not report its training step"
         return await self._before(job, span[0])
-
-
-def limits_of(told: HangLimits) -> AllLimits:
-    """The limits of the detectors, with what the job's owner set."""
-    hang = StuckLimits()
-    # HEARTBEAT_TIMEOUT means silence: after this long it is reported. Acting on it needs more than a number
-    # that may have come with the shell: certain evidence, or hang_act_s.
-    said = told.heartbeat_timeout_s if told.hang_report_s is None else told.hang_report_s
-    if said is not None:
-        hang = replace(
-            hang,
-            hang_floor_s=said,
-            hang_cap_s=said,
-            start_report_s=said,
-            announced_report_s=said,
-            joining_report_s=said,
-        )
-    if told.hang_act_s is not None:
-        hang = replace(hang, hang_act_s=told.hang_act_s, start_act_s=told.hang_act_s, act_told=True)
-    return AllLimits(hang=hang)
 
 
 def _is_due(job: Job, watched: _Watched, now_s: float) -> bool:

@@ -778,13 +778,14 @@ export interface PolicyBody {
   restarts_per_hour: number;
   rollbacks_per_hour: number;
   pauses_per_hour: number;
+  rebalances_per_hour: number;
   cooldown_s: number;
   skip_batches: number;
   self_fence_s: number | null;
   restart_cost_s: number | null;
   probe_links: boolean;
   probe_every_s: number;
-  rules: Record<string, Record<string, "ignore" | "report" | "pause" | "restart" | "restart-replica" | "rollback" | "evict" | "promote" | "drain">>;
+  rules: Record<string, Record<string, "ignore" | "report" | "pause" | "rebalance" | "restart" | "restart-replica" | "rollback" | "evict" | "promote" | "drain">>;
 }
 
 export interface ProbeRequest {
