@@ -46,8 +46,8 @@ check: setup docs ## ruff, mypy --strict, import-linter, documentation, the page
 docs: setup      ## the documentation as a site in build/docs; a broken link is an error
 	$(BIN)/sphinx-build -q -E -W --keep-going -n -b html docs build/docs
 
-bench: setup     ## every benchmark, as tables
-	for b in bench/[a-z]*.py; do $(BIN)/python $$b || exit 1; done
+bench: setup     ## every benchmark, each goal beside its figure; SHORT=1: at most 15 min
+	$(BIN)/python bench/suite.py $(if $(SHORT),--short) $(if $(ONLY),--only $(ONLY)) --render docs/measurements.md
 
 clean:           ## remove everything make made
 	rm -rf $(VENV) $(VENV)-* $(WEB)/dist $(WEB)/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -13,9 +13,9 @@ from stack import Stack, lines_of, wait_until
 
 from torchloom.data import ElasticLoader
 
+SCRIPT = Path(__file__).parents[2] / "bench" / "workloads" / "shared_batch.py"
 WORLD, SLOW = 4, 3
 SAMPLES, BATCH = 40_000, 32
-"""Of shared_batch.py."""
 
 
 class Made:
@@ -62,7 +62,7 @@ def undisturbed(steps: int) -> tuple[list[list[int]], list[float]]:
             loss.backward()
             optimizer.step()
             samples.append(loader.indices())
-            losses.append(float(loss))
+            losses.append(float(loss.detach()))
             if len(losses) == steps:
                 break
         return samples, losses
@@ -78,7 +78,7 @@ def test_a_slow_rank_takes_less_until_it_recovers_and_the_result_is_the_same(
     rules = "".join(f'[rules.{kind}]\nlikely = "rebalance"\n' for kind in ("compute-slow", "host-contention"))
     policy.write_text(f"cooldown_s = 0\nrebalances_per_hour = 50\n{rules}")
     stack.env["CHECKPOINT_DIR"] = str(tmp_path / "ckpt")
-    job = stack.submit("shared_batch.py", str(tmp_path), workers=WORLD, flags=("--policy", str(policy)))
+    job = stack.submit(str(SCRIPT), str(tmp_path), workers=WORLD, flags=("--policy", str(policy)))
 
     def told(words: str) -> bool:
         return any(words in i["decision"] for i in stack.json("incidents", job))

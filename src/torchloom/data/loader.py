@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader
 
-from torchloom.core.config.shares import BatchShares, LightRanks
+from torchloom.core.config.batch_shares import BatchShares, LightRanks
 from torchloom.data import live
 from torchloom.data.batch import GlobalBatch
 from torchloom.data.loader_state import checked, whole_number

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torchloom.core.config.shares import WHOLE, LightRanks
+from torchloom.core.config.batch_shares import WHOLE, LightRanks
 
 LARGEST = 2**62
 """The largest number of places that can be shuffled."""

@@ -1,7 +1,7 @@
 """Uneven shares of a global batch as a setting: which ranks take fewer samples of every step than the others.
 
 The samples of a step stay the same, and so does their weight in the gradient, if the script multiplies its
-loss by `loader.weight`. The text and its meaning are core/config/shares.py's, cutting a batch is order.py's.
+loss by `loader.weight`. core/config/batch_shares.py owns the text and its meaning, order.py cuts a batch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from typing import Any, Protocol
 
-from torchloom.core.config.shares import HINT, BatchShares, read_shares, write_shares
+from torchloom.core.config.batch_shares import HINT, BatchShares, read_shares, write_shares
 from torchloom.errors import UsageError
 
 NOT_WEIGHED = "the script does not multiply its loss by loader.weight: uneven shares would change its result"

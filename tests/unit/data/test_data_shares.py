@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from torchloom.core.config.shares import BatchShares, read_shares, write_shares
+from torchloom.core.config.batch_shares import BatchShares, read_shares, write_shares
 from torchloom.data import ElasticLoader, live
 from torchloom.data.order import light_share, share
 from torchloom.data.shares import ShareSetting

@@ -3,6 +3,6 @@
 settings       types, bounds and names of settings
 schedule       from which training step on which values hold
 box_codec      both as JSON in the black box
-shares         which ranks take fewer samples of a step, as text
+batch_shares   which ranks take fewer samples of a step, as text
 overrides      what a change says about a param group's value: hold, scale, own
 """

@@ -8,8 +8,8 @@ per sample, when it gained nothing, or when the rank is somewhere else. pace.py 
 
 from __future__ import annotations
 
+from torchloom.core.config.batch_shares import EVEN, shares_of, write_shares
 from torchloom.core.config.settings import SHARES
-from torchloom.core.config.shares import EVEN, shares_of, write_shares
 from torchloom.core.detect.words import change, lasting, ranks_text
 from torchloom.core.policy.pace import corrected, recovered
 from torchloom.core.policy.reporting import key

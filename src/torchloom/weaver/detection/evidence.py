@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from torchloom.bus.protocol import Bus
 from torchloom.errors import LoomError
 from torchloom.model.findings import Finding, RankEvidence
-from torchloom.model.fleet import Worker
+from torchloom.model.fleet import Job, Worker, WorkerState
 from torchloom.model.messages import AskEvidence
 from torchloom.model.worker import WorkerRef
 from torchloom.wire import codec, subjects
@@ -62,3 +62,8 @@ async def _ask(bus: Bus, node: str, query: AskEvidence, within_s: float) -> tupl
     except codec.DecodeError as error:
         log.warning("evidence from %s cannot be read: %s", node, error)
     return ()
+
+
+def named(job: Job, finding: Finding) -> list[Worker]:
+    """The living workers that a finding blames."""
+    return [w for w in job.workers if w.ref.rank in finding.ranks and w.state is not WorkerState.EXITED]

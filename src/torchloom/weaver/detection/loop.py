@@ -31,10 +31,10 @@ from torchloom.errors import LoomError
 from torchloom.model.checkpoints import CheckpointEntry
 from torchloom.model.events import FindingEnded, FindingMade, PaceMeasured, WitnessAnswered
 from torchloom.model.findings import Finding, RankEvidence
-from torchloom.model.fleet import Fleet, Job, JobState, Worker, WorkerState
+from torchloom.model.fleet import Fleet, Job, JobState, WorkerState
 from torchloom.model.windows import RankWindow, RefWindow
 from torchloom.weaver.detection.baselines import Baseline, Baselines
-from torchloom.weaver.detection.evidence import gather
+from torchloom.weaver.detection.evidence import gather, named
 from torchloom.weaver.detection.kept import joined_hashes, joined_steps, left_behind
 from torchloom.weaver.detection.lateness import Lateness
 from torchloom.weaver.detection.limits import limits_of
@@ -353,7 +353,7 @@ class Detection:
         if finding.traits.stuck:
             evidence, watched.fresh_evidence = watched.fresh_evidence, {}
         else:
-            evidence = await gather(self._bus, _named(job, finding), finding, EVIDENCE_WITHIN_S, True)
+            evidence = await gather(self._bus, named(job, finding), finding, EVIDENCE_WITHIN_S, True)
         offset = max((w.offset for w in windows if w.offset is not None), default=None)
         state, why = await self._state_before(job, finding, offset)
         recent = watched.memory.pace.recent_s[-16:]
@@ -398,7 +398,3 @@ def _settings(job: Job, windows: Sequence[RankWindow]) -> int:
     done = [w.steps_done + w.offset for w in windows if w.offset is not None]
     void = superseded(job.schedule)
     return sum(not done or entry.step <= max(done) for entry in job.schedule if entry.version not in void)
-
-
-def _named(job: Job, finding: Finding) -> list[Worker]:
-    return [w for w in job.workers if w.ref.rank in finding.ranks and w.state is not WorkerState.EXITED]

@@ -1,4 +1,4 @@
-"""Trains on batches whose samples take a while each, on a slow rank longer, and notes what steps were made of.
+"""Trains on batches whose samples take a while each, on a slow rank longer, and notes what steps are made of.
 
 shared_batch.py OUT     OUT/pace holds "RANK FACTOR", which may change; OUT/rank<n> gets one line a step:
                         training step, dataset indices, loss of the whole batch, time
