@@ -16,7 +16,6 @@ restore from memory has to do.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import itertools
 import mmap
@@ -39,6 +38,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 import torchloom as loom
+from support.plain_s3 import PlainS3, bytes_of
 from support.restored import build
 from support.s3 import available, s3_server
 from support.table import emit, progress
@@ -239,14 +239,9 @@ def shared_copy_bound(training: Training, rounds: int) -> float:
             best = min(best, time.perf_counter() - began)
             del words, pieces
             began = time.perf_counter()
-            _read_by_threads(file.fileno(), [_bytes_of(tensor) for tensor in outside])
+            _read_by_threads(file.fileno(), [bytes_of(tensor) for tensor in outside])
             best = min(best, time.perf_counter() - began)
     return best
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    size = tensor.numel() * tensor.element_size()
-    return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())).cast("B")
 
 
 def _read_by_threads(descriptor: int, targets: list[memoryview]) -> None:
@@ -297,6 +292,8 @@ def run(megabytes: int, rounds: int, disk: Path, memory: Path, s3: str | None) -
     }
     if s3 is not None:
         make["loom, S3"] = lambda: Loom(training, s3, None, f"s3-{megabytes}")
+        pieces = [bytes_of(tensor) for tensor in training.tensors()]
+        make["S3, plain parallel client"] = lambda: PlainS3(pieces, f"{s3}-plain-{megabytes}")
     rows: list[dict[str, object]] = []
     for name, begin in make.items():
         progress(f"{megabytes} MB: {name}")
@@ -308,17 +305,22 @@ def run(megabytes: int, rounds: int, disk: Path, memory: Path, s3: str | None) -
             {
                 "state_mb": round(size),
                 "method": name,
-                "blocking_s": round(blocking, 4),
-                "copies": round(blocking / bound, 2),
+                "blocking_s": _rounded(blocking, 4),
+                "copies": _rounded(blocking / bound, 2),
                 "total_s": round(total, 3),
                 "restore_s": round(back, 4),
-                "new_process_s": round(anew, 4),
+                "new_process_s": _rounded(anew, 4),
                 "one_copy_s": round(bound, 4),
                 "shared_copy_s": round(mapped, 4),
             }
         )
         progress(f"  {rows[-1]}")
     return rows
+
+
+def _rounded(value: float, digits: int) -> float | None:
+    """None for what a method does not do: NaN is no JSON."""
+    return None if value != value else round(value, digits)
 
 
 def compare(rows: list[dict[str, Any]]) -> list[str]:
@@ -328,6 +330,12 @@ def compare(rows: list[dict[str, Any]]) -> list[str]:
         by_name = {row["method"]: row for row in rows if row["state_mb"] == size}
         ours, theirs = by_name["loom, disk and memory tier"], by_name["DCP save"]
         load = min(row["restore_s"] for name, row in by_name.items() if name.startswith("DCP"))
+        if "loom, S3" in by_name:
+            ours_s3, plain = by_name["loom, S3"], by_name["S3, plain parallel client"]
+            notes.append(
+                f"{size} MB: S3 saves at {plain['total_s'] / ours_s3['total_s']:.0%} and loads at "
+                f"{plain['restore_s'] / ours_s3['restore_s']:.0%} of a plain parallel client's speed"
+            )
         notes.append(
             f"{size} MB: restored from memory {load / ours['restore_s']:.1f} × as fast as DCP's best load, "
             f"in a new process {theirs['new_process_s'] / ours['new_process_s']:.1f} ×; that is "

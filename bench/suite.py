@@ -58,14 +58,15 @@ BENCHES: tuple[Bench, ...] = (
     Bench("weaver", ("--workers", "1000", "--rounds", "1"), 40),
     Bench("windows", ("--looks", "50"), 30),
     Bench("devices", ("--devices", "2000", "--jobs", "200", "--alerts", "50"), 30),
-    Bench("prediction", None),
-    Bench("history", None),
-    Bench("device_alert", None),
-    Bench("api", None),
-    Bench("page", None),
     Bench("detect", None, full=("--sizes", "4", "--budget", "540")),
-    Bench("torchft", None),
 )
+"""Those with a short form, or with arguments; every other file here is run in full as it is."""
+
+
+def all_benches() -> tuple[Bench, ...]:
+    listed = {bench.name for bench in BENCHES}
+    others = sorted({path.stem for path in HERE.glob("[a-z]*.py")} - listed - {Path(__file__).stem})
+    return (*BENCHES, *(Bench(name, None) for name in others))
 
 
 # -- running ------------------------------------------------------------------------------------
@@ -224,11 +225,11 @@ def main() -> None:
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a goal is missed")
     args = parser.parse_args()
     names = [name for name in args.only.split(",") if name]
-    known = [bench.name for bench in BENCHES]
+    known = [bench.name for bench in all_benches()]
     if unknown := [name for name in names if name not in known]:
         parser.error(f"there is no benchmark {', '.join(unknown)}; there is {', '.join(known)}")
     args.results.mkdir(parents=True, exist_ok=True)
-    chosen = [b for b in BENCHES if (b.name in names or not names) and not args.report]
+    chosen = [b for b in all_benches() if (b.name in names or not names) and not args.report]
     ends = time.monotonic() + SHORT_S
     for bench in chosen:
         if args.short and bench.short is None:
