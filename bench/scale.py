@@ -38,7 +38,7 @@ from torchloom.bus.address import BusAddress
 from torchloom.bus.nats import NatsBus
 from torchloom.bus.nats_binary import find_server
 from torchloom.client import Client, Endpoint
-from torchloom.errors import LoomError
+from torchloom.errors import Conflict, LoomError
 from torchloom.model.effects import StartWorkers, StopWorkers
 from torchloom.model.job import MAX_WORKERS
 
@@ -166,7 +166,12 @@ async def run(row: Row, parts: Services, crowd: Crowd, sizes: list[int], budget:
             "workers_per_node": SLOTS,
             "max_restarts": 100,
         }
-        await asyncio.to_thread(parts.client.request, "POST", "/jobs", body=body)
+        while True:
+            try:
+                await asyncio.to_thread(parts.client.request, "POST", "/jobs", body=body)
+                break
+            except Conflict:  # the weaver has not read of all nodes yet
+                await asyncio.sleep(0.1)
     if not await until(lambda: crowd.ranks == row.ranks, budget):
         row.cut_off = f"{crowd.ranks} of {row.ranks} ranks started"
         return
@@ -258,7 +263,10 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=120.0, metavar="S", help="for each size")
     parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
     options = parser.parse_args()
-    rows = [asyncio.run(measure(int(size), options.budget)) for size in options.ranks.split(",")]
+    rows = []
+    for size in options.ranks.split(","):
+        rows.append(asyncio.run(measure(int(size), options.budget)))
+        progress(f"{size} ranks: {shown(rows[-1])}")
     load = f"load {os.getloadavg()[0]:.1f} at the end"
     notes = [f"weaver, nats-server and all simulated agents on one machine; {load}"]
     if options.json:
