@@ -5,9 +5,9 @@
 
 Failures are those of the Llama 3 405B run (419 in 54 days on 16,384 GPUs). Times come from
 bench/measured_times.json, which names the page and the command of each. What is assumed is an option and is
-printed: with steps of several seconds a hang is certain only after --hang-limit; torchrun itself sees no hang,
-torch's watchdog ends it after --watchdog; a dead host is replaced when it is confirmed, after --host-confirmed,
-with torchrun not before the watchdog. Each run has a seed of its own, the same for both.
+printed: with steps of several seconds a hang is certain only after --hang-limit; torchrun itself sees no
+hang, torch's watchdog ends it after --watchdog; a dead host is replaced when it is confirmed, after
+--host-confirmed, with torchrun not before the watchdog. Each run has a seed of its own, the same for both.
 """
 
 from __future__ import annotations

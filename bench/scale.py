@@ -37,7 +37,7 @@ from support.table import emit, progress
 from torchloom.bus.address import BusAddress
 from torchloom.bus.nats import NatsBus
 from torchloom.bus.nats_binary import find_server
-from torchloom.client import Client, Endpoint
+from torchloom.client import Client, Endpoint, NotAnswering, Unavailable
 from torchloom.errors import Conflict, LoomError
 from torchloom.model.effects import StartWorkers, StopWorkers
 from torchloom.model.job import MAX_WORKERS
@@ -89,6 +89,8 @@ async def services(root: Path, budget: Callable[[], float]) -> AsyncIterator[Ser
             await asyncio.sleep(0.1)
         yield Services(root, nats, weaver, url, monitor, client)
     finally:
+        if weaver.poll() is not None:
+            progress(f"the weaver has ended: {(root / 'log').read_text()[-2000:]}")
         client.close()
         for process in (weaver, nats):
             process.kill()
@@ -145,6 +147,8 @@ async def measure(ranks: int, seconds: float) -> Row:
                     await run(row, parts, crowd, sizes, budget)
             except TimeoutError:
                 row.cut_off = row.cut_off or "budget"
+            except LoomError as error:
+                row.cut_off = error.message
             finally:
                 row.agents_late_s = crowd.late_s
                 beating.cancel()
@@ -170,8 +174,10 @@ async def run(row: Row, parts: Services, crowd: Crowd, sizes: list[int], budget:
             try:
                 await asyncio.to_thread(parts.client.request, "POST", "/jobs", body=body)
                 break
-            except Conflict:  # the weaver has not read of all nodes yet
-                await asyncio.sleep(0.1)
+            except (Conflict, NotAnswering, Unavailable) as error:  # nodes not read yet, or too busy
+                row.cut_off = f"job {number} was not accepted: {error.message}"
+                await asyncio.sleep(0.2)
+        row.cut_off = ""
     if not await until(lambda: crowd.ranks == row.ranks, budget):
         row.cut_off = f"{crowd.ranks} of {row.ranks} ranks started"
         return
