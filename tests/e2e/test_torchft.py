@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from replica_runs import EXAMPLES, started
-from stack import Stack
+from stack import REFUSED, SCRIPTS, Stack, wait_until
 
 STABLE = Path(sys.prefix) / "torchft-stable"
 """torchft 0.2.0, whose module has the same name as the nightly's; scripts/setup.sh puts it there."""
@@ -108,4 +108,37 @@ def test_rounds_of_all_replicas_change_their_length_at_the_same_commit(stack: St
         assert {made for step, made in rounds.items() if step <= at} <= {8}, (at, rounds)
         assert {made for step, made in rounds.items() if step > at} == {3}, (at, rounds)
     assert {rate for step, rate in job.rates(0).items() if step > at} == {"0.001"}
+    stack.loom("stop", "--kill", job.name)
+
+
+def test_a_pause_and_a_save_are_of_all_replicas_at_one_commit(stack: Stack) -> None:
+    stack.env["PYTHONPATH"] = ""
+    script = SCRIPTS / "torchft_exact.py"
+    flags = ("--min-replicas", "2", "--env", "SAVE_EVERY=1000000")
+    job = started(stack, "ft-hold", steps=1_000_000, script=script, flags=flags)
+    pids = [job.pid(0), job.pid(1)]
+
+    said = stack.loom("pause", job.name, "--why", "look").stdout
+    at = re.match(r"ft-hold is paused: all ranks wait before step (\d+)", said)
+    assert at, said
+    last = int(at[1]) - 1
+    wait_until(lambda: [job.steps(i)[-1][0] for i in (0, 1)] == [last] * 2, "both made the step before it")
+    assert [stack.status(one)["paused"] for one in job.jobs] == [True, True]
+    refused = stack.loom("checkpoint", job.name, check=None)
+    assert refused.returncode == REFUSED and "resume it first" in refused.stderr, refused
+
+    stack.loom("resume", job.jobs[1])
+    job.wait_steps(2, 2, (0, 1))
+    assert [stack.status(one)["paused"] for one in job.jobs] == [False, False]
+
+    stack.loom("checkpoint", job.name)
+    (saved,) = {one["step"] for one in stack.json("checkpoints", job.jobs[0])["checkpoints"]}
+    wait_until(
+        lambda: saved in {one["step"] for one in stack.json("checkpoints", job.jobs[1])["checkpoints"]},
+        "the other replica saved the same step",
+    )
+    kinds = [one["kind"] for one in stack.json("operations", job.jobs[0])]
+    assert kinds == ["pause", "checkpoint", "resume", "checkpoint"]
+    assert stack.loom("operations", job.name).stdout.count("applied") >= 3
+    assert [job.pid(0), job.pid(1)] == pids
     stack.loom("stop", "--kill", job.name)

@@ -43,11 +43,13 @@ def find(board: ChangeBoard, version: int) -> ReplicaChange | None:
     return next((change for change in board.changes if change.version == version), None)
 
 
-def propose(board: ChangeBoard, version: int, values: Mapping[str, Any], at_step: int) -> bool:
+def propose(
+    board: ChangeBoard, version: int, values: Mapping[str, Any], at_step: int, kind: str = "set"
+) -> bool:
     """Returns whether it is new."""
     if find(board, version) is not None:
         return False
-    board.changes.append(ReplicaChange(version, dict(values), at_step))
+    board.changes.append(ReplicaChange(version, dict(values), at_step, kind=kind))
     board.changes.sort(key=lambda change: change.version)
     surplus = len(board.changes) - REMEMBERED
     for old in [change for change in board.changes if not change.open][: max(0, surplus)]:

@@ -52,14 +52,17 @@ class ReplicaData:
             loader.load_state_dict(state)
             self._committed, self._healed_at = dict(state), loader.taken
 
-    def begins(self, *, quorum_known: bool) -> None:
-        """A step begins. In the first one nothing has been committed."""
+    def asks(self) -> None:
+        """This replica is about to ask for a quorum, in which others may heal from it. If it has committed
+        nothing yet, its position is that of its start, perhaps from a checkpoint."""
         loader = _loader()
-        if loader is None:
-            return
-        if not self._committed:
+        if loader is not None and not self._committed:
             self._committed = loader.state_dict(include_current=False)
-        if quorum_known:
+
+    def begins(self) -> None:
+        """The quorum of this step is known before its batch is taken."""
+        loader = _loader()
+        if loader is not None:
             self._share(loader)
 
     def ends(self, committed: bool, *, rounds: bool = False) -> None:

@@ -33,11 +33,16 @@ class Applies(Protocol):
         self, version: int, values: Mapping[str, Any], step: int
     ) -> tuple[str, list[tuple[str, Any, Any]]]: ...
 
+    def why_not(self, kind: str) -> str: ...
+
+    def carry_out(self, kind: str) -> str: ...
+
 
 @dataclass
 class _Known:
     values: dict[str, Any]
     step: int | None
+    kind: str = "set"
     agreed: bool = False
     report: dict[str, Any] | None = None
     """Set once it was applied here."""
@@ -72,7 +77,8 @@ class ReplicaSettings:
         with self._told:
             listed = {int(one["version"]): one for one in changes}
             for version, one in listed.items():
-                known = self._known.setdefault(version, _Known(dict(one["values"]), None))
+                kind = str(one.get("kind", "set"))
+                known = self._known.setdefault(version, _Known(dict(one["values"]), None, kind))
                 known.step = one["step"]
             for version in [v for v in self._known if v not in listed]:
                 del self._known[version]  # refused, withdrawn or long past
@@ -110,17 +116,30 @@ class ReplicaSettings:
         )
 
     # -- the script's thread ----------------------------------------------------------------------
+    @staticmethod
+    def _carry_out(
+        version: int, known: _Known, replica: Applies, step: int
+    ) -> tuple[str, list[tuple[str, Any, Any]]]:
+        assert known.step is not None
+        if known.kind == "set":
+            return replica.apply(version, known.values, known.step)
+        # A pause or a save is of one commit: a replica that did not make it has nothing to do with it. It
+        # must not pause later, when the others may have resumed.
+        return (replica.carry_out(known.kind) if known.step == step else ""), []
+
     def committed(self, step: int, replica: Applies) -> None:
         """This step was committed and its update is next: apply what is due, agree to what is new."""
         with self._lock:
             work = sorted(self._known.items())
         for version, known in work:
             if known.report is None and known.step is not None and known.step <= step:
-                trouble, changed = replica.apply(version, known.values, known.step)
+                trouble, changed = self._carry_out(version, known, replica, step)
                 known.report = {"version": version, "changed": changed, "trouble": trouble}
                 self._send(known.report)
             elif known.step is None and not known.agreed and replica.ready:
-                problem = replica.problem(known.values)
+                problem = (
+                    replica.problem(known.values) if known.kind == "set" else replica.why_not(known.kind)
+                )
                 known.agreed = not problem
                 self._send({"version": version, "problem": problem})
         with self._lock:

@@ -75,8 +75,10 @@ def _watch_manager(manager: Any) -> None:
 
     @functools.wraps(began)
     def start_quorum(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _quietly(_data.asks)
         done = began(self, *args, **kwargs)
-        _quietly(functools.partial(_data.begins, quorum_known=not self._use_async_quorum))
+        if not self._use_async_quorum:
+            _quietly(_data.begins)
         return done
 
     @functools.wraps(healed)

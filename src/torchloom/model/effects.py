@@ -170,7 +170,7 @@ class TestDevice(EffectBase, frozen=True, kw_only=True, tag="test-device"):
 
 
 class ShareChange(EffectBase, frozen=True, kw_only=True, tag="share-change"):
-    """Propose a change of settings to all replicas of a torchft job, at its lighthouse on this node."""
+    """Propose to all replicas of a torchft job, at its lighthouse on this node, to do this at one commit."""
 
     job: str
     """The replica that was named in the request."""
@@ -181,6 +181,8 @@ class ShareChange(EffectBase, frozen=True, kw_only=True, tag="share-change"):
     """The first step that may use it; 0: the next that all replicas can."""
     withdrawn: str = ""
     """Why it is not wanted any more, if so."""
+    kind: str = "set"
+    """`set`, `checkpoint` or `pause`."""
 
 
 class InjectFault(EffectBase, frozen=True, kw_only=True, tag="inject-fault"):

@@ -32,7 +32,7 @@ class QuorumMember(Struct, frozen=True):
 
 
 class ReplicaChange(Struct):
-    """A change of settings that all replicas of a torchft job apply with the same commit."""
+    """What all replicas of a torchft job do with the same commit: change settings, save or pause."""
 
     version: int
     values: dict[str, Any]
@@ -44,6 +44,8 @@ class ReplicaChange(Struct):
     """Ranks by door, of the replicas in the quorum that decided it."""
     refused: str = ""
     """Why no replica will apply it."""
+    kind: str = "set"
+    """`set`, `checkpoint` or `pause`."""
 
     @property
     def open(self) -> bool:

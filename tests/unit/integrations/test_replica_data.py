@@ -42,17 +42,22 @@ class Player:
 def round_of(players: list[Player], *, synchronous: bool, fails: bool = False) -> list[int]:
     """One step of these replicas; the samples that were committed. Those behind heal from the first."""
     newest = max(player.step for player in players)
+    if synchronous:
+        for player in players:
+            player.call("asks")
     source = next(player for player in players if player.step == newest)
-    state = source.call("state")
     taken: dict[int, list[int]] = {}
     for seat, player in enumerate(players):
         if not synchronous:
             taken[seat] = player.take()
+            player.call("asks")
         player.call("quorum", seat, len(players))
+    state = source.call("state")
     for player in players:
         if synchronous and player.step < newest:
             player.call("load", state)
-        player.call("begins", quorum_known=synchronous)
+        if synchronous:
+            player.call("begins")
     for seat, player in enumerate(players):
         if synchronous:
             taken[seat] = player.take()
@@ -124,9 +129,23 @@ def test_a_batch_of_a_step_that_was_not_committed_is_used_by_the_next_try(
     assert not set(first) & set(again)
 
 
+def test_one_that_was_restored_from_a_checkpoint_passes_its_position_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All replicas were killed; one has a newer checkpoint than the other, and no commit has been made."""
+    players = [Player(monkeypatch), Player(monkeypatch)]
+    for player, step in zip(players, (5, 3), strict=True):
+        saved = player.loader.state_dict() | {"position": step * BATCH}
+        player.loader.load_state_dict(saved)
+        player.step = step
+    committed = round_of(players, synchronous=True)
+    assert len(set(committed)) == BATCH
+    assert [player.loader.position for player in players] == [6 * BATCH] * 2
+
+
 def test_rounds_of_local_sgd_keep_their_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     player = Player(monkeypatch)
-    player.call("begins", quorum_known=True)
+    player.call("asks")
     for _ in range(3):
         player.take()
     player.call("ends", False, rounds=True)
@@ -136,7 +155,8 @@ def test_rounds_of_local_sgd_keep_their_batches(monkeypatch: pytest.MonkeyPatch)
 def test_a_script_without_such_a_loader_pays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "training_loader", lambda: None)
     data = ReplicaData({})
-    data.begins(quorum_known=True)
+    data.asks()
+    data.begins()
     data.ends(True)
     data.load({"kind": "map"})
     assert data.state() == {}

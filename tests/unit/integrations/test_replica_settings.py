@@ -48,6 +48,8 @@ class Replica:
         self.made = 0
         self.applied: list[int] = []
         """Versions in force here."""
+        self.done: list[tuple[str, int]] = []
+        """Pauses and saves, and with which commit."""
         self.wire: Wire | None = None
         self.settings = ReplicaSettings(self.send, world.doors[door], rank)
 
@@ -61,6 +63,13 @@ class Replica:
     ) -> tuple[str, list[tuple[str, Any, Any]]]:
         self.applied.append(version)
         return "", [("lr", 0, values["lr"])]
+
+    def why_not(self, kind: str) -> str:
+        return ""
+
+    def carry_out(self, kind: str) -> str:
+        self.done.append((kind, self.step))
+        return ""
 
     def connect(self) -> None:
         self.wire = Wire(lambda m: self.settings.heard(m["changes"], m["asked"]))
@@ -174,7 +183,8 @@ class World:
             case 3 | 4:
                 self.versions += 1
                 bad = {"bad": 1} if self.chance.random() < 0.2 else {"lr": self.versions}
-                self.listeners.propose(self.versions, bad, 0)
+                kind = "set" if "bad" in bad else self.chance.choice(("set", "set", "pause", "checkpoint"))
+                self.listeners.propose(self.versions, bad, 0, kind)
             case 5 if self.versions:
                 self.listeners.withdraw(self.versions, "cancelled")
 
@@ -195,7 +205,10 @@ def test_no_two_replicas_make_a_step_with_different_settings(seed: int) -> None:
     assert world.versions and all(outcome is not None for outcome in outcomes), outcomes
     applied = [one for one in outcomes if one is not None and one.step is not None]
     assert applied, "some were applied"
+    for rank in world.ranks:
+        for kind, step in rank.done:
+            assert step in {c.step for c in world.record if c.kind == kind}, "only with the commit decided"
     for change in world.record:
-        if change.step is not None:
+        if change.step is not None and change.kind == "set":
             assert change.version in world.used[max(world.used)]
             assert change.version in world.used.get(change.step, (change.version,)), "from the step reported"

@@ -249,7 +249,7 @@ class Beacon:
                 ids = self._state.previous
                 return ControlReply(quorum_id=self._state.quorum_id, members=ids, reason=reason)
             case "change":
-                self._listeners.propose(request.version, request.values, request.at_step)
+                self._listeners.propose(request.version, request.values, request.at_step, request.kind)
             case "withdraw":
                 self._listeners.withdraw(request.version, request.why)
             case "outcome":

@@ -112,9 +112,13 @@ class Lighthouses:
         link = self._links.get(name)
         return await link.ask(ControlRequest(do="status")) if link is not None else None
 
-    async def change(self, name: str, version: int, values: Mapping[str, Any], at_step: int) -> None:
-        """Propose a change of settings to all replicas of this torchft job. Again is harmless."""
-        request = ControlRequest(do="change", version=version, values=dict(values), at_step=at_step)
+    async def change(
+        self, name: str, version: int, values: Mapping[str, Any], at_step: int, kind: str = "set"
+    ) -> None:
+        """Propose this to all replicas of this torchft job. Again is harmless."""
+        request = ControlRequest(
+            do="change", version=version, values=dict(values), at_step=at_step, kind=kind
+        )
         await self._known(name).ask(request)
 
     async def withdraw(self, name: str, version: int, why: str) -> None:

@@ -92,7 +92,7 @@ class Listeners:
 
     def _changes_message(self, asked: int = 0) -> dict[str, Any]:
         changes = [
-            {"version": c.version, "values": c.values, "step": c.step}
+            {"version": c.version, "values": c.values, "step": c.step, "kind": c.kind}
             for c in self._board.changes
             if not c.refused
         ]
@@ -103,8 +103,8 @@ class Listeners:
         self.tell(self._changes_message())
 
     # -- changes --------------------------------------------------------------------------------
-    def propose(self, version: int, values: Mapping[str, Any], at_step: int) -> None:
-        if replica_changes.propose(self._board, version, values, at_step):
+    def propose(self, version: int, values: Mapping[str, Any], at_step: int, kind: str = "set") -> None:
+        if replica_changes.propose(self._board, version, values, at_step, kind):
             self._changed()
 
     def withdraw(self, version: int, why: str) -> None:

@@ -35,6 +35,7 @@ class ControlRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     values: dict[str, Any] = {}
     at_step: int = 0
     why: str = ""
+    kind: str = "set"
 
 
 class ControlReply(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -17,7 +17,7 @@ async def share_change(host: Host, effect: ShareChange) -> ChangeShared:
     if effect.withdrawn:
         await beacons.withdraw(name, version, effect.withdrawn)
     else:
-        await beacons.change(name, version, effect.values, effect.at_step)
+        await beacons.change(name, version, effect.values, effect.at_step, effect.kind)
     wait_s = _LOOK_AFTER_S
     while (outcome := await beacons.outcome(name, version)) is None:
         await asyncio.sleep(wait_s)

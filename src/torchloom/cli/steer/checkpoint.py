@@ -33,15 +33,17 @@ def command(
     as_json: JsonOption = False,
 ) -> None:
     """Save a checkpoint now, besides the regular ones. The script must use loom.Checkpoint."""
+    from torchloom.cli.jobs.replicas import steered
     from torchloom.cli.show import output
     from torchloom.cli.steer import outcome
     from torchloom.cli.steer.checkpoints import size
 
     client = api()
+    named, job = job, steered(client, job)
     begun = time.monotonic()
     accepted = client.checkpoint_now(job, {"why": why})
     if not wait:
-        outcome.answer(accepted, f"{job} will save: {accepted['operation']}", as_json)
+        outcome.answer(accepted, f"{named} will save: {accepted['operation']}", as_json)
         return
     view = outcome.follow(client, job, accepted["operation"], timeout, quiet=as_json)
     if outcome.failure(view) is not None:

@@ -29,11 +29,13 @@ def command(
     as_json: JsonOption = False,
 ) -> None:
     """List operations on a job (set, pause, checkpoint, restore …), or cancel one."""
+    from torchloom.cli.jobs.replicas import steered
     from torchloom.cli.show import output
     from torchloom.cli.steer import outcome
     from torchloom.errors import UsageError
 
     client = api()
+    job = steered(client, job)
     if cancel is not None:
         if operation is not None:
             raise UsageError("--cancel takes the id itself", hint=f"write --cancel {cancel}")

@@ -23,12 +23,14 @@ def command(
 
     Settings can be changed while the job is paused. It stays paused if the control service restarts.
     """
+    from torchloom.cli.jobs.replicas import steered
     from torchloom.cli.steer import outcome
 
     client = api()
+    named, job = job, steered(client, job)
     accepted = client.pause(job, {"why": why})
     if not wait:
-        outcome.answer(accepted, f"{job} will be paused: {accepted['operation']}", as_json)
+        outcome.answer(accepted, f"{named} will be paused: {accepted['operation']}", as_json)
         return
     view = outcome.follow(client, job, accepted["operation"], timeout, quiet=as_json)
-    outcome.conclude(view, f"{job} is paused: all ranks wait before {outcome.at(view)}", as_json)
+    outcome.conclude(view, f"{named} is paused: all ranks wait before {outcome.at(view)}", as_json)

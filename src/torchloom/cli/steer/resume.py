@@ -16,12 +16,14 @@ def command(
     as_json: JsonOption = False,
 ) -> None:
     """Continue a paused job; the result is the same as if it had never been paused."""
+    from torchloom.cli.jobs.replicas import steered
     from torchloom.cli.steer import outcome
 
     client = api()
+    named, job = job, steered(client, job)
     accepted = client.resume(job, {"why": why})
     if not wait:
-        outcome.answer(accepted, f"{job} will continue: {accepted['operation']}", as_json)
+        outcome.answer(accepted, f"{named} will continue: {accepted['operation']}", as_json)
         return
     view = outcome.follow(client, job, accepted["operation"], timeout, quiet=as_json)
-    outcome.conclude(view, f"{job} continues with {outcome.at(view)}", as_json)
+    outcome.conclude(view, f"{named} continues with {outcome.at(view)}", as_json)

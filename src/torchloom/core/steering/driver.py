@@ -57,7 +57,17 @@ VOTE_TIMEOUT_S = {Kind.SET: 10.0, Kind.CHECKPOINT: 60.0, Kind.RESTORE: 300.0}
 
 def change_requested(turn: Turn, event: ChangeRequested) -> None:
     job = turn.fleet.jobs.get(event.job)
-    if job is None or event.operation in job.operations:
+    if job is None:
+        return
+    if event.kind is Kind.RESUME and job.spec.replica is not None:  # they were paused together
+        for one in shared.replicas_of(turn.fleet, job.spec.replica.set):
+            if one is not job:
+                _change_requested(turn, one, event)
+    _change_requested(turn, job, event)
+
+
+def _change_requested(turn: Turn, job: Job, event: ChangeRequested) -> None:
+    if event.operation in job.operations:
         return
     record = OperationRecord(
         id=event.operation,

@@ -18,7 +18,7 @@ from torchloom.core.steering.versions import record_change
 from torchloom.core.transaction.waiting import is_near
 from torchloom.core.turn import Turn
 from torchloom.model.fleet import Job
-from torchloom.model.steering import OperationRecord, OperationState
+from torchloom.model.steering import OperationRecord, OperationState, Origin
 from torchloom.model.transaction.config import Entry
 from torchloom.model.transaction.messages import Changed, Kind
 from torchloom.model.transaction.operation import How, Outcome
@@ -52,9 +52,13 @@ def by_version(job: Job, version: int) -> OperationRecord | None:
 
 
 def is_shared(job: Job, record: OperationRecord) -> bool:
-    """Whether all replicas of a torchft job make this change together, and not the job's own proposer."""
+    """Whether all replicas of a torchft job do this together, and not the ranks of this one alone. What a
+    policy or a drain wants of one replica is its own affair: the others train on."""
     seat = job.spec.replica
-    return record.kind is Kind.SET and seat is not None and seat.size > 1
+    if seat is None or seat.size < 2:
+        return False
+    of_all = record.kind in (Kind.PAUSE, Kind.CHECKPOINT) and record.origin is Origin.PERSON
+    return record.kind is Kind.SET or of_all
 
 
 def note_progress(job: Job) -> None:

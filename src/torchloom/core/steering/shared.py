@@ -1,8 +1,9 @@
-"""A change of settings of a torchft job: one version for all replicas, which apply it with the same commit.
+"""Settings, saves and pauses of a torchft job: one version for all replicas, which apply it with one commit.
 
 A replica is a job, but its settings are never changed alone: with another learning rate than the others it
 would silently diverge. The lighthouse of the torchft job chooses the step (core/replica_changes.py); this
-module keeps the records of all replicas and asks for the effect.
+module keeps the records of all replicas and asks for the effect. Replicas that are paused resume each for
+itself (driver.py): none makes a step before all of them have asked for the next quorum.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from torchloom.model.events import ChangeShared
 from torchloom.model.fleet import Fleet, Job, JobState
 from torchloom.model.quorum import ReplicaOutcome
 from torchloom.model.steering import OperationRecord
+from torchloom.model.transaction.messages import Kind
+
+_DOES = {Kind.SET: "changes settings of", Kind.PAUSE: "pauses", Kind.CHECKPOINT: "saves"}
 
 
 def replicas_of(fleet: Fleet, name: str) -> list[Job]:
@@ -41,7 +45,17 @@ def request(turn: Turn, job: Job, record: OperationRecord) -> None:
         mine = replace(record, version=version, generation=one.generation)
         open_record(turn, one, mine)
         mine.reason = "it waits until every replica has agreed"
+    if record.kind is Kind.PAUSE and all(one.paused for one in replicas):
+        _conclude(turn, name, version, ReplicaOutcome(step=job.control.step, reason="it is paused already"))
+        return
+    if record.kind is Kind.CHECKPOINT and any(one.paused for one in replicas):
+        why = "the job is paused, and all replicas save at the same commit: resume it first"
+        _conclude(turn, name, version, ReplicaOutcome(reason=why))
+        return
     node = next((w.node for one in replicas for w in one.workers if w.alive), "")
+    if not node and record.kind is not Kind.SET:
+        _conclude(turn, name, version, ReplicaOutcome(reason="no replica runs at the moment"))
+        return
     if not node:
         why = "no replica runs at the moment: it holds from their start on"
         _conclude(turn, name, version, ReplicaOutcome(step=record.training_step or 0, reason=why))
@@ -50,13 +64,14 @@ def request(turn: Turn, job: Job, record: OperationRecord) -> None:
         ShareChange(
             id=turn.next_effect_id(),
             cause=turn.seq,
-            reason=f"{record.by} changes settings of {name}",
+            reason=f"{record.by} {_DOES[record.kind]} {name}",
             node=node,
             job=job.id,
             set=name,
             version=version,
             values=record.values,
             at_step=record.training_step or 0,
+            kind=record.kind.value,
         )
     )
 
@@ -118,5 +133,11 @@ def _end(turn: Turn, job: Job, record: OperationRecord, outcome: ReplicaOutcome)
         record.reason = f"the script of {failed} failed at it and kept the old values; {outcome.reason}"
     if outcome.step is not None:
         record.training_step, record.changed = outcome.step, outcome.changed
-        schedule_change(turn, job, record, outcome.step)
+        match record.kind:
+            case Kind.PAUSE:
+                job.paused = not job.ended
+            case Kind.CHECKPOINT:
+                record.training_step = outcome.step + 1  # the state is that of the commit
+            case _:
+                schedule_change(turn, job, record, outcome.step)
     turn.ended_operations.append((job.id, record.id))

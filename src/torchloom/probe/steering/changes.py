@@ -179,6 +179,16 @@ class Changes:
         self.write()
         return "", changed
 
+    def save_after_this_step(self) -> str:
+        """Save the state of the step whose update is next. Why that cannot be asked for, or empty: how the
+        save ends is reported like that of any other."""
+        if problem := self.checkpoints.problem(0):
+            return problem
+        self.checkpoints.at_end(
+            lambda: self.checkpoints.save(self._training_step(self.completed), held=False)
+        )
+        return ""
+
     def undo(self, attempt: AttemptId) -> str:
         """Put back what was there, also after a run that failed half-way; a traceback if that failed."""
         if self._before is None or self._before[0] != attempt:

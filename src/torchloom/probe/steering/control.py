@@ -110,6 +110,13 @@ class BoundaryControl:
         if self._ending:
             self.due = completed + 1  # a trainer that does not end by itself is ended there
 
+    def hold(self) -> None:
+        """Called at a boundary: all ranks of the job pause at this one."""
+        if self._rank is None:
+            self.begins_paused = True
+        else:
+            self._rank.held = True
+
     def between(self, completed: int) -> None:
         """After step `completed`, before anything of the next one. Called by loom.Checkpoint."""
         self.due = 0

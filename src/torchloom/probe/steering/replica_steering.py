@@ -1,4 +1,4 @@
-"""Changes of settings that all replicas of a torchft job make together, as the integration applies them."""
+"""What all replicas of a torchft job do at one commit, as the integration asks for it here."""
 
 from __future__ import annotations
 
@@ -43,6 +43,18 @@ class ReplicaSteering:
         script's own code failed at it (then the old values hold), and what changed."""
         trouble, changed = self._changes.take_shared(version, values, step)
         return trouble, list(changed)
+
+    def why_not(self, kind: str) -> str:
+        """Why this worker could not save (`checkpoint`) or pause with the next commits; empty when it can."""
+        return self._changes.checkpoints.problem(0) if kind == "checkpoint" else ""
+
+    def carry_out(self, kind: str) -> str:
+        """All replicas do this with the same commit: save its state, or pause before its update. Returns a
+        sentence if it failed."""
+        if kind == "checkpoint":
+            return self._changes.save_after_this_step()
+        self._control.hold()
+        return ""
 
 
 def _nothing() -> None:

@@ -16,7 +16,7 @@ from torchloom.model.events import (
     NodeUnreachable,
 )
 from torchloom.model.quorum import ReplicaOutcome, ReplicaSeat
-from torchloom.model.steering import OperationRecord
+from torchloom.model.steering import OperationRecord, Origin
 from torchloom.model.transaction.messages import Kind
 
 JOBS = ("t-r0", "t-r1")
@@ -136,3 +136,48 @@ def test_an_operation_whose_node_is_gone_ends_with_its_replica() -> None:
         story.stop(job)
     assert all(r.state == "not applied" and "the replica ended" in r.reason for r in records(story))
     story.check_replay()
+
+
+def steer(story: Story, kind: Kind, operation: str, job: str = "t-r0") -> None:
+    story.tell(ChangeRequested(job=job, operation=operation, kind=kind, values={}, by="ann"))
+
+
+def test_a_pause_is_of_all_replicas_at_one_commit_and_so_is_the_end_of_it() -> None:
+    story = running()
+    steer(story, Kind.PAUSE, "p")
+    assert share(story).kind == "pause" and not story.job("t-r0").paused
+    ended(story, ReplicaOutcome(step=41, reason="applied"))
+    assert [(r.state, r.training_step) for r in records(story, "p")] == [("applied", 41)] * 2
+    assert all(story.job(job).paused for job in JOBS)
+    assert not any(story.job(job).schedule for job in JOBS), "a pause is no setting"
+
+    steer(story, Kind.PAUSE, "again")
+    assert {r.reason for r in records(story, "again")} == {"it is paused already"}
+    steer(story, Kind.CHECKPOINT, "c")
+    assert {r.state for r in records(story, "c")} == {"not applied"}
+
+    steer(story, Kind.RESUME, "r", job="t-r1")
+    assert len(records(story, "r")) == 2, "whichever is named, all of them resume"
+    mailed = {e.job for e in story.fleet.outbox.values() if isinstance(e, PostMail)}
+    assert mailed == set(JOBS)
+
+
+def test_all_replicas_save_the_state_of_one_commit() -> None:
+    story = running()
+    steer(story, Kind.CHECKPOINT, "c")
+    assert share(story).kind == "checkpoint"
+    ended(story, ReplicaOutcome(step=41, reason="applied"))
+    assert [(r.state, r.training_step) for r in records(story, "c")] == [("applied", 42)] * 2, (
+        "saved after 41"
+    )
+
+
+def test_what_a_drain_or_a_policy_wants_of_one_replica_is_its_own_affair() -> None:
+    story = running()
+    for origin in (Origin.DRAIN, Origin.POLICY):
+        wanted = ChangeRequested(
+            job="t-r0", operation=str(origin), kind=Kind.CHECKPOINT, values={}, by="it", origin=origin
+        )
+        story.tell(wanted)
+        assert len(records(story, str(origin))) == 1
+    assert not [e for e in story.fleet.outbox.values() if isinstance(e, ShareChange)]
