@@ -15,6 +15,8 @@ from support.table import progress
 from torchloom.client import Client
 
 Result = dict[str, Any]
+RESUMED = 100
+"""Steps of a job that went on after its pause, which comes at step 60."""
 
 
 def submit(client: Client, size: int, *args: str, script: str = "watched.py", **more: Any) -> str:
@@ -95,6 +97,8 @@ def _listen(client: Client, job: str, case: Case, result: Result, heard: Heard, 
     told: dict[str, dict[str, Any]] = {}
     right = result.get("between", [result["rank"]])
     while time.monotonic() < until and (result["right_s"] is None or case.harmless):
+        if result["right_s"] is not None and _trained(client, job, RESUMED):
+            break  # it was reported, nobody restarted it, and it trains again
         time.sleep(0.1)
         for incident in client.incidents(job=job):
             said = incident["kind"], incident["culprit"]

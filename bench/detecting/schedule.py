@@ -38,7 +38,8 @@ class Budget:
 
 
 def perform(planned: Sequence[Planned], at_once: int, budget: Budget) -> None:
-    """Those that may run side by side first, then the others one by one. What did not fit is listed."""
+    """Those that need the machine for themselves first, then the others side by side, the shortest first.
+    What did not fit is listed."""
     left_out: list[str] = []
     lock = threading.Lock()
 
@@ -51,11 +52,10 @@ def perform(planned: Sequence[Planned], at_once: int, budget: Budget) -> None:
             run.do(client)
 
     beside = [run for run in planned if not run.alone and at_once > 1]
-    with ThreadPoolExecutor(max(1, at_once)) as pool:
-        # The longest first, so that the last ones to end are short.
-        list(pool.map(one, sorted(beside, key=lambda run: -run.takes_s)))
     for run in planned:
         if run.alone or at_once <= 1:
             one(run)
+    with ThreadPoolExecutor(max(1, at_once)) as pool:
+        list(pool.map(one, sorted(beside, key=lambda run: run.takes_s)))
     if left_out:
         progress(f"left out for lack of time ({len(left_out)} of {len(planned)}): {', '.join(left_out)}")
