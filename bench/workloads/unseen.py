@@ -1,7 +1,8 @@
 """More of what a rank of watched.py may meet, by mechanisms that no rule was written for: `--odd KIND`.
 
 As in hostile.py: what is harmless ends by itself after `SECONDS`, nothing is announced, and `mine` is true on
-the rank that does it, in the first life of the job.
+the rank that does it, in the first life of the job. Over 400 lines, because each case is a few lines of its
+own and they share nothing else.
 """
 
 import atexit
