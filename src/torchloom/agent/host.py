@@ -90,6 +90,8 @@ class LocalWorker:
     """Answers of this worker that were seen and reported."""
     foreign_values_told: bool = False
     """That it ignored foreign values in its job's store was reported."""
+    copy_trouble: str = ""
+    """Why no other node has a copy of its newest state in memory, if one should."""
     saves: Saves = field(default_factory=Saves)
     """What has been reported about its checkpoints."""
 

@@ -1282,3 +1282,4 @@ class WorkerView(TypedDict):
     blind: str
     log_lost_lines: int
     log_lost_bytes: int
+    copy_trouble: str

@@ -251,6 +251,8 @@ class WorkerPulse(Struct, frozen=True, kw_only=True):
     """Of the config that its next step is made with."""
     log_lost: LogLoss | None = None
     """Output that found no room on the disk."""
+    copy_trouble: str = ""
+    """Why no other node has a copy of its newest state in memory, if one should."""
 
 
 class Telemetry(Struct, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -9,12 +10,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
 
 from torchloom.agent.neighbour import slot_transfer
 from torchloom.agent.neighbour.channel import Channel, NeighbourFailed, call
+from torchloom.agent.neighbour.copier import Copier
 from torchloom.agent.neighbour.door import MemoryDoor
 from torchloom.agent.neighbour.plans import KeptPlan
 from torchloom.agent.neighbour.slot_transfer import SendingPace, copied_slots, own_slots
@@ -23,6 +27,7 @@ from torchloom.checkpoint.memory.header import HEADER, SlotHeader
 from torchloom.checkpoint.store.names import CheckpointName
 from torchloom.home import Home
 from torchloom.model.neighbours import MemoryPeer
+from torchloom.model.worker import WorkerRef
 from torchloom.private import make_private
 
 JOB, KEY = "job", "11" * 32
@@ -265,3 +270,39 @@ def test_the_files_of_copies_are_released_with_the_job(there: Side) -> None:
     tier.copied(there.folder, 0).write_text("{}")
     tier.release(there.folder)
     assert not there.folder.exists()
+
+
+class OneWorker:
+    """What the copier needs of a host: where its states are, and who runs."""
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+        self.worker = SimpleNamespace(ref=WorkerRef(JOB, 0, 1, 1), copy_trouble="")
+
+    def running(self) -> list[SimpleNamespace]:
+        return [self.worker]
+
+
+def test_why_a_copy_failed_is_known_until_the_next_one_succeeds(
+    here: Side, there: Side, door: MemoryDoor
+) -> None:
+    host = OneWorker(here.home)
+
+    async def copied(save: str) -> None:
+        here.seal(here.own(0, 0), save)
+        tier.wanted(here.folder, 0).write_text(json.dumps({"save": save, "keep": ""}))
+        task = asyncio.create_task(Copier(cast(Any, host)).run())
+        while True:
+            with suppress(OSError, ValueError):
+                if json.loads(tier.copied(here.folder, 0).read_bytes())["save"] == save:
+                    break
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(copied("s1"))  # nobody listens at the port of the plan
+    assert host.worker.copy_trouble.startswith("other has no copy: ")
+    plan = KeptPlan(1, MemoryPeer("other", "127.0.0.1", door.port), KEY)
+    tier.neighbour(here.folder).write_bytes(msgspec.json.encode(plan))
+    asyncio.run(copied("s2"))
+    assert host.worker.copy_trouble == "" and there.copies(0) == ["s2"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from torchloom.cli.jobs.status import doing
+from torchloom.cli.jobs.status import doing, missing_copies
 
 REDUCE = "all_reduce #44 of group default"
 
@@ -30,3 +30,13 @@ def test_a_rank_that_is_in_no_collective_does_not_look_as_if_it_were(
     usual = {"blind": "", "exit": "", "collective": REDUCE, "phase": "training"}
     worker: Any = {**usual, "in_collective_s": 0.0, "idle_s": 0.0, **facts}
     assert doing(worker) == said
+
+
+def test_ranks_without_a_copy_elsewhere_are_named_by_reason() -> None:
+    def worker(rank: int, trouble: str) -> Any:
+        return {"rank": rank, "copy_trouble": trouble}
+
+    assert missing_copies([worker(0, ""), worker(1, "")]) == []
+    lost = [worker(0, "b has no copy: refused"), worker(1, ""), worker(2, "b has no copy: refused")]
+    assert missing_copies(lost) == ["ranks 0, 2 would be lost with the node: b has no copy: refused"]
+    assert missing_copies([worker(3, "x")]) == ["rank 3 would be lost with the node: x"]

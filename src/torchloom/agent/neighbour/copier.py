@@ -1,7 +1,8 @@
 """Sends the states that ranks of this host ask for to their neighbour, beside the training.
 
 One copy at a time for each job, within a bandwidth (LOOM_NEIGHBOUR_MB_S), on a thread that gives way to the
-training. Whatever becomes of a copy is reported to the rank (`copied-<rank>`), which never waits for it.
+training. Whatever becomes of a copy is reported to the rank (`copied-<rank>`), which never waits for it; why
+one failed is in the worker's pulse until the next one succeeds.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ DEFAULT_MB_S = 500.0
 _LOOK_EVERY_S = 0.1
 _SAY_EVERY_S = 60.0
 _PAUSE_AFTER_FAILURE_S = 1.0
+_REPLACED = "its state in memory was replaced before it could be copied"
+"""No trouble: a newer one is copied in a moment."""
 
 
 class Copier:
@@ -69,21 +72,28 @@ class Copier:
 
     def _copy(self, folder: JobFolder, plan: KeptPlan, asked: list[tuple[int, str, str]]) -> None:
         give_way()
-        failed = False
+        trouble = ""
         for rank, save, keep in asked:
-            done = not failed and self._copy_one(folder, plan, rank, save, keep)
-            failed = failed or not done
+            trouble = trouble or self._copy_one(folder, plan, rank, save, keep)
             if self._stopped.is_set():
                 return
-            _report(folder.path, rank, save, done)
-        if failed:
+            if trouble != _REPLACED:
+                self._note(folder.job, rank, trouble)
+            _report(folder.path, rank, save, not trouble)
+        if trouble:
             self._stopped.wait(_PAUSE_AFTER_FAILURE_S)
 
-    def _copy_one(self, folder: JobFolder, plan: KeptPlan, rank: int, save: str, keep: str) -> bool:
+    def _note(self, job: str, rank: int, trouble: str) -> None:
+        for worker in self._host.running():
+            if worker.ref.job == job and worker.ref.rank == rank:
+                worker.copy_trouble = trouble
+
+    def _copy_one(self, folder: JobFolder, plan: KeptPlan, rank: int, save: str, keep: str) -> str:
+        """Why there is no copy; empty if there is."""
         peer = plan.copy_to
         found = [slot for slot in slot_transfer.own_slots(folder.path, rank) if slot.header.save == save]
         if not found:
-            return False
+            return _REPLACED
         size = found[0].header.whole
         try:
             with call(peer.host, peer.port, folder.job, plan.secret) as channel:
@@ -94,10 +104,12 @@ class Copier:
                 slot_transfer.send(
                     channel, found[0], SendingPace(self.rate), lambda: not self._stopped.is_set()
                 )
-                return channel.hear().get("done") is True
+                if channel.hear().get("done") is True:
+                    return ""
+            return f"{peer.node} did not keep it"
         except NeighbourFailed as error:
             self._say(folder.job, f"{peer.node} has no copy of {folder.job} rank {rank}: {error.message}")
-            return False
+            return f"{peer.node} has no copy: {error.message}"
 
     def _say(self, job: str, text: str) -> None:
         """A neighbour that stays away is reported once a minute."""

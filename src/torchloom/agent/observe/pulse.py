@@ -206,6 +206,7 @@ def pulse_of(worker: LocalWorker, now_ns: int) -> WorkerPulse:
         recorder=words.recorder_name(box.progress(Progress.RECORDER)),
         metrics=numbers(box.json(blackbox.METRICS)),
         log_lost=log_lost(box),
+        copy_trouble=worker.copy_trouble,
         hyperparameters=_news(worker.hyper, box, blackbox.HYPERPARAMETERS),
         settings=_news(worker.settings, box, blackbox.SETTINGS),
         offset=box.offset,

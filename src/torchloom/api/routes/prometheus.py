@@ -144,6 +144,7 @@ def _workers(control: Control) -> Iterator[str]:
     step_s: list[Sample] = []
     costs: list[Sample] = []
     idle_s: list[Sample] = []
+    uncopied: list[Sample] = []
     for job in control.fleet.jobs.values():
         if job.ended:
             continue
@@ -151,12 +152,15 @@ def _workers(control: Control) -> Iterator[str]:
             names = {"job": job.id, "rank": str(rank)}
             step_s.append((names, pulse.step_s))
             idle_s.append((names, pulse.idle_s))
+            uncopied.append((names, bool(pulse.copy_trouble)))
         for one in per_rank(control.windows(job.id)):
             costs.append(({"job": job.id, "rank": str(one.rank)}, one.cost.share))
     yield from _gauge("loom_worker_step_seconds", "Median of the newest steps.", step_s)
     costs_help = "Share of the job's speed that is lost to this rank's being late."
     yield from _gauge("loom_worker_lost_ratio", costs_help, costs)
     yield from _gauge("loom_worker_idle_seconds", "Time since the last sign of progress.", idle_s)
+    copies_help = "1 while no other node has a copy of this rank's newest state in memory, though one should."
+    yield from _gauge("loom_worker_uncopied", copies_help, uncopied)
 
 
 def _gauge(name: str, says: str, samples: list[Sample]) -> Iterator[str]:

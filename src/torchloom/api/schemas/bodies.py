@@ -272,6 +272,8 @@ class WorkerView(BaseModel):
     log_lost_lines: int = 0
     """Lines and bytes of this rank's output, over all generations, that found no room on the disk."""
     log_lost_bytes: int = 0
+    copy_trouble: str = ""
+    """Why no other node has a copy of its newest state in memory, if one should."""
 
 
 class TimelineView(BaseModel):

@@ -251,6 +251,7 @@ def worker_view(worker: Worker, pulse: WorkerPulse | None, log_lost: LogLoss | N
         blind=worker.blind,
         log_lost_lines=lost.lines,
         log_lost_bytes=lost.bytes,
+        copy_trouble=live.copy_trouble if live else "",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torchloom.cli.options import JobArgument, JsonOption, WatchOption, api
@@ -101,6 +102,7 @@ def _facts(view: JobDetail) -> list[tuple[str, str]]:
     for worker in view["workers"]:
         if worker["log_lost_bytes"]:
             facts.append(("log", log_gap(worker)))
+    facts += [("memory", text) for text in missing_copies(view["workers"])]
     if view["eta_s"] is not None:
         facts.insert(4, ("eta", output.time_left(view["eta_s"])))
     return facts
@@ -110,6 +112,18 @@ def log_gap(worker: WorkerView) -> str:
     """What is missing in the log of a rank."""
     lines, size = worker["log_lost_lines"], worker["log_lost_bytes"]
     return f"{lines} lines ({size} bytes) of rank {worker['rank']} are missing: there was no room on the disk"
+
+
+def missing_copies(workers: Sequence[WorkerView]) -> list[str]:
+    """Ranks whose states in memory would be lost with their node, by reason."""
+    by_reason: dict[str, list[str]] = {}
+    for worker in workers:
+        if worker["copy_trouble"]:
+            by_reason.setdefault(worker["copy_trouble"], []).append(str(worker["rank"]))
+    return [
+        f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} would be lost with the node: {why}"
+        for why, ranks in by_reason.items()
+    ]
 
 
 def _restarts(view: JobDetail) -> str:

@@ -1137,4 +1137,5 @@ export interface WorkerView {
   blind: string;
   log_lost_lines: number;
   log_lost_bytes: number;
+  copy_trouble: string;
 }
