@@ -14,7 +14,7 @@ there is the worst that can happen. `--torchrun S` stops a worker under torchrun
 `--regime device` runs jobs on the simulated accelerator, whose hosts run ahead of their devices.
 Results are appended to a file run by run: with the same FILE a run that was cut short goes on where it was.
 `--budget S` begins no run that would not end within S seconds, and lists those that were left out.
-`--at-once N` runs so many jobs side by side; those that compare the times of ranks run alone, before them.
+`--at-once N` runs so many jobs side by side; those that compare the times of ranks run alone.
 All cases take some 15 minutes then: with the same `--results FILE` the next call continues with the others.
 `--markdown` also prints the lines of the table in docs/detection.md, to be pasted over those that are there.
 """
@@ -86,7 +86,7 @@ def faults(args: argparse.Namespace, results: Results, base: int) -> None:
         for number in range(args.runs)
         for size in args.sizes.split(",")
         for name in args.faults.split(",")
-        if not CASES[name].fault or CASES[name].fault in KINDS
+        if (not CASES[name].fault or CASES[name].fault in KINDS) and int(size) >= CASES[name].workers
     ]
     left = [one for one in wanted if one not in done]
     if not left:

@@ -24,6 +24,8 @@ class Case:
     horizon_s: float = 30.0
     names_from: int = 2
     """Workers from which on one can tell whose fault it is: two that disagree may each be right."""
+    workers: int = 2
+    """The fewest with which it can be seen at all."""
     everybody: bool = False
     busy: bool = False
     """The workload computes for a part of its step instead of sleeping: contention needs that."""
@@ -191,6 +193,7 @@ CASES = {
             "",
             "data-imbalance",
             names_from=NOBODY,
+            workers=3,
             horizon_s=60,
             args=("--uneven", "--step-ms", "150"),
         ),

@@ -14,6 +14,8 @@ from torchloom.client import Client, Endpoint
 START_S = 10.0
 """What a job takes until its fault, on a machine that has time."""
 
+SHORT_S = 20.0
+
 
 @dataclass(frozen=True)
 class Planned:
@@ -38,8 +40,8 @@ class Budget:
 
 
 def perform(planned: Sequence[Planned], at_once: int, budget: Budget) -> None:
-    """Those that need the machine for themselves first, then the others side by side, the shortest first.
-    What did not fit is listed."""
+    """The short ones side by side, then those that need the machine for themselves, then the long ones side by
+    side. What did not fit is listed."""
     left_out: list[str] = []
     lock = threading.Lock()
 
@@ -52,10 +54,11 @@ def perform(planned: Sequence[Planned], at_once: int, budget: Budget) -> None:
             run.do(client)
 
     beside = [run for run in planned if not run.alone and at_once > 1]
-    for run in planned:
-        if run.alone or at_once <= 1:
-            one(run)
     with ThreadPoolExecutor(max(1, at_once)) as pool:
-        list(pool.map(one, sorted(beside, key=lambda run: run.takes_s)))
+        list(pool.map(one, [run for run in beside if run.takes_s <= SHORT_S]))
+        for run in planned:
+            if run.alone or at_once <= 1:
+                one(run)
+        list(pool.map(one, [run for run in beside if run.takes_s > SHORT_S]))
     if left_out:
         progress(f"left out for lack of time ({len(left_out)} of {len(planned)}): {', '.join(left_out)}")
