@@ -40,8 +40,8 @@ class Budget:
 
 
 def perform(planned: Sequence[Planned], at_once: int, budget: Budget) -> None:
-    """The short ones side by side, those that need the machine for themselves, then the long ones side by side.
-    What did not fit is listed."""
+    """The short ones side by side, those that need the machine alone, then the long ones side by side. What
+    did not fit is listed."""
     left_out: list[str] = []
     lock = threading.Lock()
 
