@@ -62,7 +62,8 @@ def fit(data: list[Observed], rounds: int = 30) -> Weights:
         curvature = (x * (p * (1 - p))[:, None]).T @ x + penalty
         w = w - torch.linalg.solve(curvature, gradient)
         w[1:] = w[1:].clamp(min=0.0)
-    return float(w[0]), {name: round(float(value), 2) for name, value in zip(names, w[1:], strict=True)}
+    each = {name: round(float(value), 2) for name, value in zip(names, w[1:], strict=True)}
+    return round(float(w[0]), 2), each
 
 
 def evaluate(weights: Weights, data: list[Observed]) -> dict[str, object]:
@@ -79,6 +80,7 @@ def evaluate(weights: Weights, data: list[Observed]) -> dict[str, object]:
         "judged": len(scored),
         "failures": failed,
         "auc": auc(scored, failed),
+        "best_auc": best_auc(data),
         "brier": brier,
         "brier_of_the_rate": rate * (1 - rate),
         "at": {str(t): _at(scored, failed, t) for t in THRESHOLDS},
@@ -98,6 +100,17 @@ def auc(scored: list[tuple[float, Observed]], failed: int) -> float:
         total += middle * sum(one.failed for _, one in scored[at:end])
         at = end
     return (total - failed * (failed + 1) / 2) / (failed * (len(scored) - failed))
+
+
+def best_auc(data: list[Observed]) -> float:
+    """The AUC of an oracle that sees through the simulation: it knows of every device whether it degrades and
+    when it will fail of that. About a failure that comes suddenly, without a sign, or of a device that begins
+    to degrade only after it was judged, nothing can be known, so it guesses."""
+    failures = [one for one in data if one.failed]
+    others = [one for one in data if not one.failed]
+    known = sum(one.degrading for one in failures) / len(failures)
+    excluded = sum(one.degrading for one in others) / len(others)  # it knows that these do not fail yet
+    return known + (1 - known) * (excluded + (1 - excluded) / 2)
 
 
 def _at(scored: list[tuple[float, Observed]], failed: int, threshold: float) -> dict[str, float]:
@@ -186,8 +199,8 @@ def main() -> None:
 def _show(name: str, found: dict[str, object]) -> None:
     print(
         f"\n{name}: {found['judged']} device-days, {found['failures']} failures within a day, "
-        f"AUC {found['auc']:.3f}, Brier {found['brier']:.5f} (always saying the rate: "
-        f"{found['brier_of_the_rate']:.5f})"
+        f"AUC {found['auc']:.3f} (best possible {found['best_auc']:.3f}), Brier {found['brier']:.5f} "
+        f"(always saying the rate: {found['brier_of_the_rate']:.5f})"
     )
     for threshold, one in found["at"].items():  # type: ignore[attr-defined]
         print(

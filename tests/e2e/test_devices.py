@@ -7,6 +7,7 @@ Where a worker runs is what its process finds in its environment.
 from __future__ import annotations
 
 import json
+import os
 import random
 import tempfile
 from collections.abc import Iterator
@@ -240,9 +241,11 @@ def test_a_device_is_tested_before_it_is_returned(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 def test_sixty_random_events(gpus: Gpus) -> None:
-    seed = random.randrange(2**32)
-    print("seed", seed)
+    """LOOM_TEST_SEED repeats a run; LOOM_TEST_EVENTS makes it shorter."""
+    seed = int(os.environ.get("LOOM_TEST_SEED") or random.randrange(2**32))
     chance, out = random.Random(seed), set[str]()
-    for _ in range(60):
+    for number in range(int(os.environ.get("LOOM_TEST_EVENTS", "60"))):
+        print(f"seed {seed}, event {number}", flush=True)
         disturb(gpus, chance, out)

@@ -55,8 +55,6 @@ class Observed:
     """Of the failure, if it failed: one of KINDS, or `sudden`."""
     degrading: bool
     """Whether it had begun to degrade in a way that can be counted. What only the simulation knows."""
-    counted: tuple[WearCounts, ...] = ()
-    """What was counted on it, period by period, the newest last; at most two weeks."""
 
 
 @dataclass
@@ -87,7 +85,6 @@ def _one(
     life = _life(kind, chance)
     wear: WearHistory | None = None
     tests: list[TestResult] = []
-    counted: list[WearCounts] = []
     periods = round(DAY_S / PERIOD_S)
     for period in range(kind.days * periods):
         day = period / periods
@@ -97,12 +94,10 @@ def _one(
             failed = life.fails_at <= day + 1
             cause = life.kind if failed else ""
             degrading = life.kind not in ("silent", "sudden") and day > life.degrades_at
-            found = features(wear, tests, _ns(day))
-            yield Observed(device, day, found, failed, cause, degrading, tuple(counted[-14 * periods :]))
+            yield Observed(device, day, features(wear, tests, _ns(day)), failed, cause, degrading)
         if period % (7 * periods) == 0 and chance.random() < kind.tested_share:
             tests = [_test(kind, chance, life, day)]
-        counted.append(_counts(kind, chance, life, day, (device // 8, int(day)) in hot))
-        wear = grown(wear, counted[-1], _ns(day))
+        wear = grown(wear, _counts(kind, chance, life, day, (device // 8, int(day)) in hot), _ns(day))
 
 
 def _life(kind: FleetKind, chance: random.Random) -> _Life:

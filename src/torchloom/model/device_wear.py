@@ -28,8 +28,19 @@ class DeviceWear(Struct, frozen=True):
     counts: WearCounts
 
 
+class WearSlot(Struct, frozen=True, array_like=True):
+    """What was counted within one span of six hours."""
+
+    number: int
+    """Spans since 1970."""
+    watched_s: float = 0.0
+    ecc_corrected: float = 0.0
+    link_errors: float = 0.0
+
+
 class WearHistory(Struct, frozen=True, kw_only=True):
-    """The counts of a device, as two sums that fade: one with a half-life of six hours, one of a week."""
+    """The counts of a device, as two sums that fade: one with a half-life of six hours, one of a week; and
+    span by span for the last two days, which tells errors that last from a burst."""
 
     at_ns: int
     """When the sums were brought up to date."""
@@ -37,6 +48,8 @@ class WearHistory(Struct, frozen=True, kw_only=True):
     """In all."""
     recent: WearCounts = WearCounts()
     week: WearCounts = WearCounts()
+    slots: tuple[WearSlot, ...] = ()
+    """The newest ones, oldest first; spans in which nothing was reported are missing."""
 
 
 class TestMetric(Struct, frozen=True, kw_only=True):

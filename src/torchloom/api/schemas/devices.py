@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, FiniteFloat
 
 from torchloom.api.schemas.bodies import LeavingView, Strict
 from torchloom.model.devices import DeviceAction, HealthClass, RiskAction
@@ -182,8 +182,8 @@ class DeviceTestAccepted(BaseModel):
 
 class ImportedMetric(Strict):
     name: str = Field(min_length=1, max_length=200)
-    value: float
-    median: float | None = None
+    value: FiniteFloat
+    median: FiniteFloat | None = None
     worse: float | None = Field(default=None, ge=0, le=1)
     shortfall: float = Field(default=0.0, ge=0, le=1)
 
@@ -224,7 +224,7 @@ class HealthRequest(Strict):
     source: str = Field(min_length=1, max_length=64, pattern=r"^[\w.:-]+$")
     """Name of the monitor. Its newest report replaces its last one."""
     why: str = Field(default="", max_length=500)
-    values: dict[str, float] = Field(default={}, max_length=64)
+    values: dict[Annotated[str, Field(max_length=64)], FiniteFloat] = Field(default={}, max_length=64)
     """Measurements, in base units, by name."""
 
 

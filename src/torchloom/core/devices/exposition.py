@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from torchloom.model.devices import DeviceReading
 
-_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{([^}]*)\})?[ \t]+(\S+)")
+_SAMPLE = re.compile(r'^([A-Za-z_:][\w:]*)(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*+")*+)\})?[ \t]+(\S+)')
+"""A label's text may have braces in it."""
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _MOST_LINES = 50_000
 MIB = 1 << 20
@@ -40,6 +41,8 @@ def readings(text: str, node: str) -> list[DeviceReading]:
     host: dict[str, float] = {}
     for name, labels, number in samples(text):
         uuid = labels.get("UUID") or labels.get("uuid") or ""
+        if uuid and _is_blank(number):
+            continue
         if name in HOST_VALUES:
             host[HOST_VALUES[name]] = number
         elif name == "node_hwmon_temp_celsius":
@@ -62,6 +65,12 @@ def readings(text: str, node: str) -> list[DeviceReading]:
     if host:
         found.append(DeviceReading(device=f"host-{node}", source="scrape", kind="host", values=host))
     return found
+
+
+def _is_blank(number: float) -> bool:
+    """DCGM's numbers for a value that it does not have, of 32 and 64 bits and as a fraction. Nothing that is
+    read here is negative."""
+    return number < 0 or 0x7FFFFFF0 <= number <= 0x7FFFFFFF or number >= 1 << 47
 
 
 def samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:

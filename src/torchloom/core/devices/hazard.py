@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 
-from torchloom.core.devices.wear import DAY_S, at
+from torchloom.core.devices.wear import DAY_S, SLOT_S, at, slot_of
 from torchloom.model.device_wear import Driver, Risk, TestResult, WearHistory
 
 ENOUGH_S = DAY_S
@@ -21,14 +21,17 @@ TEST_COUNTS_S = 30 * DAY_S
 """An older test says nothing."""
 BIAS = -6.34
 WEIGHTS = {
-    "ecc": 0.32,
-    "rising": 0.96,
-    "hard": 0.56,
-    "throttle": 4.26,
-    "links": 1.29,
-    "blamed": 1.08,
-    "slow": 1.76,
+    "lasting ecc": 3.11,
+    "rising": 0.97,
+    "hard": 0.83,
+    "throttle": 4.83,
+    "lasting links": 4.29,
+    "links": 0.92,
+    "blamed": 1.36,
+    "slow": 1.82,
 }
+LEAST_WATCHED_S = 3600.0
+_RECENT_SLOTS = 4
 _NAMED = 3
 
 
@@ -58,14 +61,35 @@ def features(wear: WearHistory, tests: list[TestResult], now_ns: int) -> dict[st
     ecc_week = _a_day(faded.week.ecc_corrected, faded.week.watched_s)
     newest = _newest(tests, now_ns)
     return {
-        "ecc": math.log10(1 + ecc_day),
-        "rising": min(5.0, max(0.0, math.log2((ecc_day + 1) / (ecc_week + 1)))),
-        "hard": min(5.0, faded.week.hard_errors),
-        "throttle": _share(faded.recent.throttled_s, faded.recent.watched_s),
-        "links": math.log10(1 + _a_day(faded.recent.link_errors, faded.recent.watched_s)),
-        "blamed": min(3.0, faded.week.blamed),
+        "lasting ecc": lasting(wear, "ecc_corrected", now_ns),
+        "rising": min(3.0, max(0.0, math.log2((ecc_day + 1) / (ecc_week + 1)))),
+        "hard": min(2.0, faded.week.hard_errors),
+        "throttle": min(0.5, _share(faded.recent.throttled_s, faded.recent.watched_s)),
+        "lasting links": lasting(wear, "link_errors", now_ns),
+        "links": min(2.0, math.log10(1 + _a_day(faded.recent.link_errors, faded.recent.watched_s))),
+        "blamed": min(2.0, faded.week.blamed),
         "slow": 0.0 if newest is None else min(1.0, newest.shortfall) if newest.passed else 1.0,
     }
+
+
+def lasting(wear: WearHistory, counter: str, now_ns: int) -> float:
+    """By how many powers of ten errors of the last two spans are above those of a day before, 0 to 1.5. A
+    burst is over in the second span, and a device that always has some is not above its past."""
+    newest, before = _spans(wear, counter, now_ns)
+    if len(newest) < 2:
+        return 0.0
+    low = math.log10(1 + min(newest)) - math.log10(1 + before)
+    return min(1.5, max(0.0, low))
+
+
+def _spans(wear: WearHistory, counter: str, now_ns: int) -> tuple[list[float], float]:
+    """Errors per span of six hours: in the newest two that were watched, and on average a day before."""
+    now = slot_of(now_ns)
+    enough = [one for one in wear.slots if one.watched_s >= LEAST_WATCHED_S]
+    rates = {one.number: getattr(one, counter) * SLOT_S / one.watched_s for one in enough}
+    newest = [rates[number] for number in sorted(rates) if now - number < _RECENT_SLOTS][-2:]
+    earlier = [rate for number, rate in rates.items() if _RECENT_SLOTS < now - number <= 2 * _RECENT_SLOTS]
+    return newest, sum(earlier) / len(earlier) if earlier else 0.0
 
 
 def _newest(tests: list[TestResult], now_ns: int) -> TestResult | None:
@@ -86,12 +110,15 @@ def _says(name: str, wear: WearHistory, tests: list[TestResult], now_ns: int) ->
     faded = at(wear, now_ns)
     recent, week = faded.recent, faded.week
     match name:
-        case "ecc":
-            return f"{_a_day(recent.ecc_corrected, recent.watched_s):.0f} corrected ECC errors a day"
+        case "lasting ecc" | "lasting links":
+            ecc = name == "lasting ecc"
+            spans, before = _spans(wear, "ecc_corrected" if ecc else "link_errors", now_ns)
+            what = "corrected ECC errors" if ecc else "link errors"
+            return f"{what} that last: {min(spans):.0f} or more in six hours, {before:.0f} a day before"
         case "rising":
-            before = _a_day(week.ecc_corrected, week.watched_s)
+            past = _a_day(week.ecc_corrected, week.watched_s)
             now = _a_day(recent.ecc_corrected, recent.watched_s)
-            return f"corrected ECC errors rising from {before:.0f} to {now:.0f} a day"
+            return f"corrected ECC errors rising from {past:.0f} to {now:.0f} a day"
         case "hard":
             return f"{week.hard_errors:.1f} hard errors within the last weeks"
         case "throttle":

@@ -13,12 +13,14 @@ from msgspec import Struct, field
 from msgspec.structs import astuple
 
 from torchloom.core.devices.health_class import BAD_XIDS, FATAL_XIDS, THROTTLING, xid_codes
-from torchloom.model.device_wear import DeviceWear, WearCounts, WearHistory
+from torchloom.model.device_wear import DeviceWear, WearCounts, WearHistory, WearSlot
 from torchloom.model.devices import DeviceReading
 
 DAY_S = 86_400.0
 RECENT_S = 6 * 3600.0
 WEEK_S = 7 * DAY_S
+SLOT_S = 6 * 3600.0
+KEPT_SLOTS = 9
 LONGEST_GAP_S = 60.0
 """Two readings further apart are not one time of watching: the source did not answer in between."""
 _COUNTERS = {
@@ -92,14 +94,34 @@ def _bad_xids(states: Iterable[str]) -> int:
 def grown(history: WearHistory | None, counts: WearCounts, now_ns: int) -> WearHistory:
     """The record of a device after some more was counted."""
     if history is None:
-        return WearHistory(at_ns=now_ns, watched_s=counts.watched_s, recent=counts, week=counts)
+        slots = _slotted((), counts, now_ns)
+        return WearHistory(at_ns=now_ns, watched_s=counts.watched_s, recent=counts, week=counts, slots=slots)
     faded = at(history, now_ns)
     return WearHistory(
         at_ns=now_ns,
         watched_s=history.watched_s + counts.watched_s,
         recent=_sum(faded.recent, counts, 1.0),
         week=_sum(faded.week, counts, 1.0),
+        slots=_slotted(history.slots, counts, now_ns),
     )
+
+
+def _slotted(slots: tuple[WearSlot, ...], counts: WearCounts, now_ns: int) -> tuple[WearSlot, ...]:
+    number = slot_of(now_ns)
+    continues = bool(slots) and slots[-1].number >= number
+    last, kept = (slots[-1], slots[:-1]) if continues else (WearSlot(number), slots)
+    grown_slot = WearSlot(
+        last.number,
+        last.watched_s + counts.watched_s,
+        last.ecc_corrected + counts.ecc_corrected,
+        last.link_errors + counts.link_errors,
+    )
+    return (*kept, grown_slot)[-KEPT_SLOTS:]
+
+
+def slot_of(now_ns: int) -> int:
+    """The number of the span of six hours that it is in."""
+    return int(now_ns // int(SLOT_S * 1e9))
 
 
 def at(history: WearHistory, now_ns: int) -> WearHistory:
@@ -111,6 +133,7 @@ def at(history: WearHistory, now_ns: int) -> WearHistory:
         watched_s=history.watched_s,
         recent=_sum(none, history.recent, 0.5 ** (passed_s / RECENT_S)),
         week=_sum(none, history.week, 0.5 ** (passed_s / WEEK_S)),
+        slots=history.slots,
     )
 
 

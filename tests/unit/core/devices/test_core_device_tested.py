@@ -59,7 +59,7 @@ class TestedStory(DeviceStory):
         return [note.what for note in self.device(device).history]
 
 
-SICK = {"ecc_corrected": 20_000.0, "hard_errors": 5.0, "link_errors": 500.0}
+SICK = {"hard_errors": 5.0, "link_errors": 500.0, "throttled_s": DAY_S}
 
 
 def test_by_default_a_risk_is_recorded_and_nothing_is_done() -> None:
@@ -68,7 +68,7 @@ def test_by_default_a_risk_is_recorded_and_nothing_is_done() -> None:
     assert story.count("GPU-a0", **SICK) == []
     device = story.device("GPU-a0")
     assert device.at_risk and device.out is None and story.state() is JobState.RUNNING
-    assert story.said("GPU-a0")[-1].startswith("at risk: ") and "ECC errors" in device.history[-1].why
+    assert story.said("GPU-a0")[-1].startswith("at risk: ") and "hard errors" in device.history[-1].why
     lines = len(device.history)
     story.count("GPU-a0", **SICK)
     assert len(device.history) == lines, "said once"

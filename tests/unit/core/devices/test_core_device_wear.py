@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from torchloom.core.devices.hazard import BIAS, WEIGHTS, features, risk
-from torchloom.core.devices.wear import DAY_S, WearMeter, at, grown
+from torchloom.core.devices.wear import DAY_S, SLOT_S, WearMeter, at, grown
 from torchloom.model.device_wear import TestMetric, TestResult, WearCounts, WearHistory
 from torchloom.model.devices import DeviceReading
 
@@ -96,6 +97,44 @@ def test_the_reasons_are_in_words_and_the_strongest_is_first() -> None:
     assert [one.weight for one in found.drivers] == sorted(
         (one.weight for one in found.drivers), reverse=True
     )
+
+
+def spans(*errors: float, watched_s: float = 6 * 3600.0) -> WearHistory:
+    """A device with so many corrected errors in each of the last spans of six hours; None was not watched."""
+    wear, found = None, NOW - NOW % int(SLOT_S * 1e9)
+    for at_, count in enumerate(errors):
+        counts = WearCounts(watched_s=watched_s, ecc_corrected=count)
+        wear = grown(wear, counts, found - int((len(errors) - at_) * SLOT_S * 1e9))
+    assert wear is not None
+    return wear
+
+
+def lasting_at_end(wear: WearHistory) -> float:
+    return features(wear, [], NOW - NOW % int(SLOT_S * 1e9))["lasting ecc"]
+
+
+def test_errors_that_last_are_told_from_a_burst_and_from_a_device_that_always_has_some() -> None:
+    quiet = [0.0] * 6
+    burst, lasts = spans(*quiet, 0, 40), spans(*quiet, 20, 40)
+    assert lasting_at_end(burst) == 0.0 and 1.2 < lasting_at_end(lasts) < 1.4
+    assert lasting_at_end(spans(*quiet, 40, 0)) == 0.0, "a burst that is over"
+    assert lasting_at_end(spans(*[30.0] * 8)) == 0.0, "as always"
+    assert lasting_at_end(spans(*quiet, 1e9, 1e9)) == 1.5
+    now = NOW - NOW % int(SLOT_S * 1e9)
+    said = next(one.says for one in risk(lasts, [], now).drivers if one.feature == "lasting ecc")
+    assert said == "corrected ECC errors that last: 20 or more in six hours, 0 a day before"
+    assert lasting_at_end(spans(*quiet, 20, 40, watched_s=1800.0)) == 0.0, "half an hour is too short"
+
+
+def test_spans_are_bounded_and_reports_of_one_span_are_added() -> None:
+    wear = spans(*[1.0] * 50)
+    assert len(wear.slots) == 9
+    again = grown(wear, WearCounts(watched_s=60.0, ecc_corrected=5.0), wear.at_ns)
+    assert len(again.slots) == 9 and again.slots[-1].ecc_corrected == 6.0
+    back = grown(wear, WearCounts(ecc_corrected=1.0), wear.at_ns - int(DAY_S * 1e9))
+    assert back.slots[-1].number == wear.slots[-1].number, "a clock that goes back makes no new span"
+    old = msgspec.json.decode(msgspec.json.encode(wear).replace(b'"slots"', b'"unknown"'), type=WearHistory)
+    assert old.slots == () and lasting_at_end(old) == 0.0, "a snapshot from before"
 
 
 def test_only_a_recent_test_counts() -> None:
