@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from torchloom.chaos.hosts import Hosts, why_not
+from torchloom.chaos.hosts import INTERFACE, Hosts, why_not
 
 SCRIPT = """
 import os, sys, time
@@ -64,7 +64,7 @@ def lose(hosts: Hosts, directory: Path, way: str, give_up_s: float) -> dict[str,
                     hosts.start(
                         host,
                         [*command, *own(hosts, host), str(script), str(directory / f"notes-{host}")],
-                        env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+                        env=os.environ | {"GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1"},
                         stdout=out,
                         stderr=out,
                         start_new_session=True,

@@ -14,11 +14,8 @@ import subprocess
 import time
 from pathlib import Path
 
-import psutil
 from forked import free_port
 from stack import wait_until
-
-from torchloom.home import Home
 
 NEEDED = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "scontrol")
 
@@ -101,22 +98,9 @@ class SlurmCluster:
         lines.append(f"PartitionName=urgent PriorityTier=10 PreemptMode=OFF {shape}")
         (self.root / "slurm.conf").write_text("\n".join(lines) + "\n")
 
-    def lose(self, node: str, home: Path) -> None:
-        """Kill the slurmd of a node and all that it started: the host is gone. `home`: of its agent."""
-        slurmd = self._processes.pop(f"slurmd-{node}")
-        slurmd.send_signal(signal.SIGSTOP)  # it must neither reap nor restart anything while we look
-        found = [one.pid for one in psutil.Process(slurmd.pid).children(recursive=True)]
-        for pid in {*found, *_marked(Home(home).tag), slurmd.pid}:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        slurmd.wait()
-
     def begin(self, node: str) -> None:
         """Start the slurmd of a node."""
         self._begin(f"slurmd-{node}", ["slurmd", "-D", "-N", node])
-
-    def lives(self, node: str) -> bool:
-        return f"slurmd-{node}" in self._processes
 
     def _begin(self, name: str, command: list[str]) -> None:
         with (self.root / f"{name}.out").open("ab") as log:
@@ -163,15 +147,3 @@ class SlurmCluster:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-def _marked(tag: str) -> set[int]:
-    """Spawners and workers of a home: its tag is in the paths that they were given."""
-    found = set()
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if entry.name.isdecimal() and tag.encode() in b"".join(
-                (entry / name).read_bytes() for name in ("environ", "cmdline")
-            ):
-                found.add(int(entry.name))
-    return found

@@ -115,29 +115,6 @@ def test_a_preempted_job_is_saved_waits_and_resumes(slurm: SlurmCluster) -> None
         slurm.wait_state(job, "CANCELLED", "COMPLETED", "FAILED")
 
 
-@pytest.mark.long
-def test_a_job_with_a_spare_node_survives_the_loss_of_one(slurm: SlurmCluster) -> None:
-    job = submit(slurm, "spared", "--nnodes", "2", "--standby", "1")
-    notes, home = slurm.root / "notes-spared", slurm.root / f"torchloom-{job}.0"
-    try:
-        wait_until(lambda: len(lines_of(notes)) > 20, "both ranks train")
-        view = wait_until(lambda: ask(home, lambda api: api.job(f"spared-{job}")), "the job")
-        lost = next(worker["node"] for worker in view["workers"] if worker["node"] != "n0")
-        slurm.lose(lost, slurm.root / f"torchloom-{job}.0-{lost}")
-        begun = len(lines_of(notes))
-        wait_until(lambda: len(lines_of(notes)) > begun + 10, "it trains on the others")
-        now = wait_until(lambda: ask(home, lambda api: api.job(f"spared-{job}")), "the job")
-        assert lost not in [worker["node"] for worker in now["workers"]]
-        assert now["restarts"] == 1 and slurm.state(job) == "RUNNING"
-    except AssertionError as error:
-        raise AssertionError(f"{error}\n--- output\n{said(slurm, 'spared')}") from error
-    finally:
-        slurm.run("scancel", job, check=False)
-        for node in slurm.nodes:
-            slurm.begin(node) if not slurm.lives(node) else None
-        slurm.wait_state(job, "CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL")
-
-
 def test_a_job_is_saved_and_requeued_and_resumes_on_its_nodes(slurm: SlurmCluster) -> None:
     """One allocation of two nodes: nodes have Slurm's names, a drained one is reported, and what Slurm sends
     before the time limit saves the job, which continues from there after it was requeued."""

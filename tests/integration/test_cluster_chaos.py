@@ -115,6 +115,9 @@ class Stage:
 
         return self.hosts.call(host, asked)
 
+    def all_ready(self) -> bool:
+        return all((self.ask(host, "health") or {}).get("ready") for host in CONTROL)
+
     def leaders(self, *hosts: int) -> list[int]:
         asked = {host: self.ask(host, "health") for host in hosts or range(3)}
         return [host for host, found in asked.items() if found is not None and found["active"]]
@@ -126,6 +129,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
         made = Stage(hosts, tmp_path)
         try:
             made.up(0, 1, 2)
+            wait_for(made.all_ready, "all control hosts are ready")
             token = made.run(0, "node", "token", "--hosts", "4").split("--token ")[1].strip()
             for host in NODES:
                 words = ("--token", token, "--node", f"n{host - 2}", "--slots", "1")
@@ -174,10 +178,7 @@ def test_nothing_that_happens_to_hosts_restarts_the_job(stage: Stage, tmp_path: 
         times["next decision"].append(time.monotonic() - began)
         acknowledged.append(why)
         undo()
-        wait_for(
-            lambda: all((stage.ask(host, "health") or {}).get("ready") for host in CONTROL),
-            f"{what}: all control hosts are back",
-        )
+        wait_for(stage.all_ready, f"{what}: all control hosts are back")
         at = wait_for(lambda: (found := stage.leaders()) and len(found) == 1 and found, f"{what}: one leads")
         done = _steps(notes)
         wait_for(lambda done=done: _steps(notes) > done + 8, f"{what}: training continues")

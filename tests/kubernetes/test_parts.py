@@ -109,7 +109,7 @@ class Parts:
         )
 
     def loom(self, *args: str) -> subprocess.CompletedProcess[str]:
-        env = self.env("agent") | {"LOOM_HOME": str(self.root / "client")}
+        env = self.env("node") | {"LOOM_HOME": str(self.root / "client")}
         return subprocess.run(
             [str(BIN / "loom"), *args], env=env, capture_output=True, text=True, timeout=HANG_S, cwd=self.root
         )
@@ -174,6 +174,7 @@ def test_a_training_pod_submits_its_job_prints_its_log_and_ends_with_it(parts: P
 def test_a_job_runs_on_what_the_chart_starts_and_leaves_with_its_pod(parts: Parts) -> None:
     """Accounts, passwords, TLS, variables and arguments fit together. After SIGTERM to the pod its node has
     left, and the job waits for another one."""
+    assert not {"LOOM_TOKEN", "LOOM_ADDRESS"} & parts.env("agent").keys(), "an agent cannot call the API"
     parts.until(lambda: "pod-agent" in parts.loom("nodes").stdout, "the agent's node has joined")
     script = parts.root / "train.py"
     script.write_text("import os, time\nprint('rank', os.environ['RANK'], flush=True)\ntime.sleep(3600)\n")

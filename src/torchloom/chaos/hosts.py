@@ -1,8 +1,9 @@
 """Several hosts on one machine: network namespaces with a cable between every two. For tests; needs root.
 
-A host has one address (on its loopback device) and a veth pair to every other host, so that a limit on one
-device is a limit on one direction of one link. The kernel's `tbf` makes the limit; latency wants `netem`,
-which many kernels do not have. What is made is removed again.
+A host has one address, on a device of its own, because gloo takes the first address of a device and loopback
+has another one. A veth pair leads to every other host, so that a limit on one device is a limit on one
+direction of one link. The kernel's `tbf` makes the limit; latency wants `netem`, which many kernels do not
+have. What is made is removed again.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ CLONE_NEWNET = 0x40000000
 
 BURST_KB = 16
 QUEUE_MS = 400
+INTERFACE = "own0"
+"""The device with a host's address."""
 
 
 def why_not() -> str:
@@ -112,7 +115,9 @@ class Hosts:
             _run(["ip", "netns", "add", self._space(host)])
             self._made.append(self._space(host))
             self._ip(host, "link", "set", "lo", "up")
-            self._ip(host, "addr", "add", f"{self.address(host)}/32", "dev", "lo")
+            self._ip(host, "link", "add", INTERFACE, "type", "bridge")  # not every kernel has `dummy`
+            self._ip(host, "addr", "add", f"{self.address(host)}/32", "dev", INTERFACE)
+            self._ip(host, "link", "set", INTERFACE, "up")
         for one, other in itertools.combinations(range(self.count), 2):
             here, there = self._device(one, other), self._device(other, one)
             peer = ["peer", "name", there, "netns", self._space(other)]

@@ -67,7 +67,7 @@ capabilities:
   drop: [ALL]
 {{- end }}
 
-{{- /* What an agent needs to know; also for training pods of your own. */}}
+{{- /* What an agent needs to know. It talks to the bus alone and has no token of the API. */}}
 {{- define "torchloom.agentEnv" -}}
 - name: POD_NAME
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
@@ -89,6 +89,10 @@ capabilities:
   value: loom.v1.leader
 - name: LOOM_NATS_CA
   value: /etc/torchloom/agent/ca.crt
+{{- end }}
+
+{{- /* What a training pod needs to submit its job. */}}
+{{- define "torchloom.clientEnv" -}}
 - name: LOOM_ADDRESS
   value: https://{{ include "torchloom.apiHost" . }}:{{ .Values.weaver.port }}
 - name: LOOM_TOKEN

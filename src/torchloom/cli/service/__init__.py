@@ -1,6 +1,7 @@
 """Verbs and processes of the service itself: up, down, upgrade, weaver, agent, notify, demo.
 
 supervisor   starts and restarts the parts; supervised: one of them     stack     does it run and answer
+store_watch  when a nats-server that stores nothing is restarted
 plan         address, token and bus of a home                           parts     pids of what runs
 shared_keys  the keys of jobs' environments, for one host or several weavers
 launch       starts our processes                                       cleanup   ends them and what they left

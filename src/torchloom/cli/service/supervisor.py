@@ -32,6 +32,7 @@ from torchloom.cli.service import cleanup, own_logs, parts
 from torchloom.cli.service.launch import open_port, start_part
 from torchloom.cli.service.parts import PARTS, PartRecord
 from torchloom.cli.service.plan import HOST, Plan, external_bus, make_token, node_name
+from torchloom.cli.service.store_watch import StoreWatch
 from torchloom.cli.service.supervised import Watched
 from torchloom.client import Client, Endpoint
 from torchloom.errors import LoomError, StoreInUse, TimedOut
@@ -47,10 +48,6 @@ HUNG_AFTER_S = float(os.environ.get("LOOM_HUNG_AFTER_S") or 30.0)
 """A weaver that lives and has not answered for so long is killed and started again; no job notices."""
 UNANSWERED = 3
 """So many questions in a row, besides: it may be this process that stood still."""
-STUCK_AFTER_S = 5.0
-ROOM_BYTES = 4 << 20
-RESTART_APART_S = 15.0
-"""nats-server does not store again after a full disk until it is restarted; not more often than this."""
 START_TRIES = 4
 """How often a part may die before the stack has ever answered."""
 
@@ -65,6 +62,7 @@ class Supervisor:
         self._joined = JoinedNode.read(home)
         """A host that joined a cluster runs an agent and nothing else."""
         self._certificate_at = 0
+        self._store = StoreWatch(cluster=self._cluster is not None)
         self._parts = {name: Watched(name) for name in PARTS}
         self._socket: socket.socket | None = None
         self._plan = Plan(port)
@@ -264,10 +262,10 @@ class Supervisor:
                 weaver.process.signal_group(signal.SIGKILL)
             return
         stuck_s = found[0].get("stuck_s", 0.0) if found else 0.0
-        if nats is None or nats.process is None or stuck_s < STUCK_AFTER_S:
+        if nats is None or nats.process is None or not found:
             return
         free = shutil.disk_usage(self._home.nats_dir).free
-        if free >= ROOM_BYTES and now_s - nats.started_s >= RESTART_APART_S:
+        if self._store.due(stuck_s, now_s - nats.started_s, free):
             say(f"nats: has stored nothing for {stuck_s:.0f} s with {free >> 20} MiB free; it is restarted")
             nats.process.signal_group(signal.SIGTERM)
 
