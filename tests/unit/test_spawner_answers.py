@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 
-from torchloom.spawner.client import ChildExit, read_keeper, read_message, read_started
+import pytest
+
+from torchloom.errors import SpawnFailed
+from torchloom.spawner.client import ChildExit, SpawnerGone, read_keeper, read_message, read_started
 
 STARTED = {"pid": 77, "start_ticks": 5, "box": "/b", "already": False, "error": None, "notes": ["x"]}
 KEEPER = {"pid": 77, "start_ticks": 5, "host": "127.0.0.1", "port": 29500, "already": False}
@@ -18,6 +21,16 @@ EXIT = {
     "box": None,
     "job": "j",
 }
+
+
+def test_what_is_no_record_is_refused_in_order() -> None:
+    for wrong in ([], "exit", 7, None):
+        with pytest.raises(SpawnerGone):
+            read_message(json.dumps({"exit": wrong}).encode())
+        with pytest.raises(SpawnFailed):
+            read_keeper(wrong)
+        with pytest.raises(SpawnFailed):
+            read_started([wrong])
 
 
 def test_fields_that_a_newer_spawner_adds_are_left_out() -> None:

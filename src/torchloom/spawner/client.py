@@ -95,7 +95,9 @@ def read_message(line: bytes) -> dict[str, Any] | ChildExit:
 
 def _of(record: type, said: Mapping[str, Any]) -> dict[str, Any]:
     """What this version knows of an answer. A spawner may be newer than the agent (the package was replaced
-    while the agent ran) and say more."""
+    while the agent ran) and say more. Raises TypeError for what is no record."""
+    if not isinstance(said, Mapping):
+        raise TypeError("no record")
     known = {one.name for one in fields(record)}
     return {name: value for name, value in said.items() if name in known}
 
