@@ -1,4 +1,5 @@
-"""What must survive the agent's own death: epoch, ended incarnations, processes without a black box.
+"""What must survive the agent's own death: epoch, ended incarnations, processes without a black box, and
+workers that have ended but whose children are still being looked for.
 
 Owns the directory `<home>/agent` and the lock that allows only one agent per home. The black boxes are the
 journal of running workers; this one holds only what they cannot. It contains no environment and no secret.
@@ -13,6 +14,7 @@ import os
 import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -54,7 +56,20 @@ class ProcessNote:
         return f"{self.kind}.{self.job}.g{self.generation}{rank}.json"
 
 
+@dataclass(frozen=True)
+class EndedNote:
+    """A worker that has ended and may have left processes behind (processes/left_behind.py)."""
+
+    box: str
+    """The path of its black box, which may be gone."""
+    boot_id: str
+    start_ticks: int
+    schema: int = NOTE_SCHEMA
+
+
 _decoder = msgspec.json.Decoder(ProcessNote)
+_ended_decoder = msgspec.json.Decoder(EndedNote)
+_Note = TypeVar("_Note", ProcessNote, EndedNote)
 
 
 class Journal:
@@ -64,6 +79,7 @@ class Journal:
         self._home = home
         self._directory = home.root / "agent"
         self._notes = self._directory / "processes"
+        self._left = self._directory / "left"
         self._lock: int | None = None
         self._ended: dict[str, set[str]] = {}
 
@@ -72,6 +88,7 @@ class Journal:
         self._home.prepare()
         private_directory(self._directory)
         private_directory(self._notes)
+        private_directory(self._left)
         lock = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -150,19 +167,39 @@ class Journal:
 
     def notes(self) -> list[ProcessNote]:
         """Entries of earlier agents; removes an unreadable file and logs that."""
-        found = []
-        for path in sorted(self._notes.glob("*.json")):
-            try:
-                note = _decoder.decode(path.read_bytes())
-            except (OSError, msgspec.DecodeError, RecursionError) as error:
-                log.warning("%s is damaged and is removed: %s", path, error)
-                path.unlink(missing_ok=True)
-                continue
-            if note.schema > NOTE_SCHEMA:
-                log.error("%s is of a newer agent (schema %d) and is left alone", path, note.schema)
-            else:
-                found.append(note)
-        return found
+        return _read_all(self._notes, _decoder)
+
+    # -- ended workers whose children are looked for --------------------------------------------
+    def keep_left(self, note: EndedNote) -> None:
+        try:
+            _replace(self._left_file(note), json.dumps(asdict(note)))
+        except HomeUnusable as error:  # a full disk: within the life of this agent memory will do
+            log.warning("an ended worker cannot be noted: %s", error)
+
+    def drop_left(self, note: EndedNote) -> None:
+        self._left_file(note).unlink(missing_ok=True)
+
+    def left(self) -> list[EndedNote]:
+        return _read_all(self._left, _ended_decoder)
+
+    def _left_file(self, note: EndedNote) -> Path:
+        return self._left / f"{Path(note.box).name}.json"
+
+
+def _read_all(directory: Path, decoder: msgspec.json.Decoder[_Note]) -> list[_Note]:
+    found: list[_Note] = []
+    for path in sorted(directory.glob("*.json")):
+        try:
+            note = decoder.decode(path.read_bytes())
+        except (OSError, msgspec.DecodeError, RecursionError) as error:
+            log.warning("%s is damaged and is removed: %s", path, error)
+            path.unlink(missing_ok=True)
+            continue
+        if note.schema > NOTE_SCHEMA:
+            log.error("%s is of a newer agent (schema %d) and is left alone", path, note.schema)
+        else:
+            found.append(note)
+    return found
 
 
 def _ended_line(ref: WorkerRef, order: str) -> str:

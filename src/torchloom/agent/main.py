@@ -220,6 +220,8 @@ async def _adopt(host: Host, watch: ExitWatch) -> None:
         watch.add_store(store)
     for worker in workers:
         watch.add(worker)
+    for ended in watch.left_behind.from_before():
+        watch.end_children(ended)
     for note in lost:
         adopt.say_lost_store(host, note)
     if workers or stores:

@@ -9,11 +9,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from torchloom.agent.host import LocalWorker
+from torchloom.agent.journal import EndedNote, Journal
 from torchloom.agent.processes import left_behind
+from torchloom.agent.processes.left_behind import LeftBehind
 from torchloom.agent.processes.process import start_ticks
+from torchloom.home import Home
 
 OBEYS = "import time; print(flush=True); time.sleep(1000)"
 IGNORES = (
@@ -101,6 +107,41 @@ def test_they_end_by_themselves_by_sigterm_or_by_sigkill(children: Children, box
         child.wait(240)
     assert obeys.returncode == -15 and ignores.returncode == -9
     assert not ended(other)
+
+
+def test_the_next_agent_ends_what_an_agent_that_was_killed_did_not(
+    children: Children, box: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The note is there until nothing is left, and the box may be gone by then."""
+    worker = cast(LocalWorker, SimpleNamespace(box=None, damaged_box=box, start_ticks=children.ticks))
+    left = children.start(OBEYS, box=box)
+    killed = Journal(Home(tmp_path / "home"))
+    killed.open()
+    note = LeftBehind(killed).note(worker)
+    killed.close()
+    box.unlink()
+    monkeypatch.setattr(left_behind, "BY_ITSELF_WITHIN_S", 0.0)
+    journal = Journal(Home(tmp_path / "home"))
+    journal.open()
+    try:
+        found = LeftBehind(journal)
+        assert found.from_before() == [note]
+        for each in found.from_before():
+            asyncio.run(found.end(each))
+        assert left.wait(240) < 0
+        assert journal.left() == [], "nothing is left to look for"
+    finally:
+        journal.close()
+
+
+def test_notes_of_before_the_host_was_started_anew_are_dropped(tmp_path: Path) -> None:
+    journal = Journal(Home(tmp_path))
+    journal.open()
+    try:
+        journal.keep_left(EndedNote("/dev/shm/box", "0", 1))
+        assert LeftBehind(journal).from_before() == [] and journal.left() == []
+    finally:
+        journal.close()
 
 
 def test_who_ends_in_time_gets_no_signal(children: Children, box: Path) -> None:

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from torchloom.agent.checkpoints.save_reports import look_at_saves
 from torchloom.agent.host import Host, LocalWorker, Store
+from torchloom.agent.journal import EndedNote
 from torchloom.agent.logs import files, times
 from torchloom.agent.mail import answers_text
 from torchloom.agent.observe import boxes, cgroups, pulse, words
@@ -52,7 +53,7 @@ class ExitWatch:
     def __init__(self, host: Host, tasks: Tasks) -> None:
         self._host = host
         self._tasks = tasks
-        self.left_behind = LeftBehind()
+        self.left_behind = LeftBehind(host.journal)
 
     # -- workers --------------------------------------------------------------------------------
     def add(self, worker: LocalWorker) -> None:
@@ -89,13 +90,18 @@ class ExitWatch:
             event = replace(event, xids=host.kernel_log.of(worker.pid, host.devices.pci_of(worker.devices)))
         stored = host.reporter.say(event, f"{worker.event_stem}.exit")
         worker.told.set()
-        self._tasks.start(self.left_behind.end(worker), f"children of {worker.ref.job}/{worker.ref.rank}")
+        self.end_children(self.left_behind.note(worker))
         host.log_watch.forget(worker.log)
         times.note(worker.log)
         files.bound(worker.log, host.log_limit)
         log.info("%s rank %d %s", worker.ref.job, worker.ref.rank, found.describe())
         await stored
         await self.forget(worker)
+
+    def end_children(self, ended: EndedNote | None) -> None:
+        """End what a worker that has ended left behind, if anything can be."""
+        if ended is not None:
+            self._tasks.start(self.left_behind.end(ended), f"children of {ended.box}")
 
     def _look(self, worker: LocalWorker) -> None:
         """It may have stepped or saved and died between two looks."""

@@ -19,7 +19,8 @@ import time
 from pathlib import Path
 
 from torchloom.agent.host import LocalWorker
-from torchloom.agent.processes.process import Process, start_ticks
+from torchloom.agent.journal import EndedNote, Journal
+from torchloom.agent.processes.process import Process, boot_id, start_ticks
 
 log = logging.getLogger(__name__)
 
@@ -68,25 +69,47 @@ def _is_of(pid: str, box: Path, since_ticks: int) -> bool:
 
 
 class LeftBehind:
-    """What workers that have ended left behind on this host."""
+    """What workers that have ended left behind on this host. Each is noted in the journal until its children
+    are gone, so that the next agent looks for them should this one be killed."""
 
-    def __init__(self) -> None:
-        self._ended: dict[Path, int] = {}
-        """Box and start of workers whose children are still being looked for."""
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._ended: set[EndedNote] = set()
 
-    async def end(self, worker: LocalWorker) -> None:
-        """End what this worker left behind."""
+    def note(self, worker: LocalWorker) -> EndedNote | None:
+        """Its children are to be looked for. Called before its box is removed: one of both must be there."""
         box = box_of(worker)
         if box is None:
-            return
-        self._ended[box] = worker.start_ticks
-        await _end(box, worker.start_ticks, BY_ITSELF_WITHIN_S, AFTER_SIGTERM_WITHIN_S)
-        self._ended.pop(box, None)
+            return None
+        note = EndedNote(str(box), f"{boot_id():x}", worker.start_ticks)
+        self._journal.keep_left(note)
+        return note
+
+    def from_before(self) -> list[EndedNote]:
+        """The workers whose children an earlier agent could not look for to the end."""
+        here, found = f"{boot_id():x}", self._journal.left()
+        for note in found:
+            if note.boot_id != here:  # the host was started anew, so nothing is left
+                self._journal.drop_left(note)
+        return [note for note in found if note.boot_id == here]
+
+    async def end(self, note: EndedNote) -> None:
+        """End what this worker left behind."""
+        self._ended.add(note)
+        await _end(Path(note.box), note.start_ticks, BY_ITSELF_WITHIN_S, AFTER_SIGTERM_WITHIN_S)
+        self._done(note)
 
     async def end_all_now(self) -> None:
         """The agent ends, so nobody is there to wait any longer."""
-        ends = [_end(box, ticks, 0.0, AT_THE_END_WITHIN_S) for box, ticks in self._ended.items()]
-        await asyncio.gather(*ends)
+        await asyncio.gather(*(self._end_now(note) for note in list(self._ended)))
+
+    async def _end_now(self, note: EndedNote) -> None:
+        await _end(Path(note.box), note.start_ticks, 0.0, AT_THE_END_WITHIN_S)
+        self._done(note)
+
+    def _done(self, note: EndedNote) -> None:
+        self._ended.discard(note)
+        self._journal.drop_left(note)
 
 
 async def _end(box: Path, since_ticks: int, by_itself_s: float, after_sigterm_s: float) -> None:
