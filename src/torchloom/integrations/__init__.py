@@ -3,7 +3,7 @@
 training_loop  one training loop under torchloom: steps, metrics, saves, and what somebody asks of it
 resume         the checkpoint to resume from, if the job asks for that
 transformers   Hugging Face Trainer          lightning    Lightning (both package names)
-accelerate     a loop written with Accelerator
+accelerate     a loop written with Accelerator    torchtitan    its trainer
 torchft        quorums, commits, deaths of replicas; lighthouse_news, broken_groups, group_sockets,
                replica_settings, replica_data, sync_rounds: parts
 

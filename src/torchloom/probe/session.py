@@ -161,6 +161,7 @@ class Session:
                 "multiprocessing.spawn", lambda module: agent_store.tell_children(port, module)
             )
         self._arrivals.expect("torch.utils.data.dataloader", self.data.install)
+        self._arrivals.expect("torch.distributed.checkpoint.state_dict", self.steps.ignore_initial_steps)
         self._arrivals.expect("torch._dynamo.callback", self._compiling.install)
         for module, integration in frameworks.ARRIVALS.items():
             self._arrivals.expect(module, frameworks.activation(integration))

@@ -270,3 +270,24 @@ def test_a_restart_without_a_checkpoint_is_told_what_the_worker_before_had_found
                 after.train(1)
         assert after.asked[1] == HELD
         assert after.seen[1] == (HELD if told else first)
+
+
+def test_a_step_that_only_makes_the_state_of_an_optimizer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.distributed.checkpoint makes one on loading and on saving. With a held learning rate its weight
+    decay would change the parameters, and a wrapped optimizer would count instead of the one around it."""
+    from torch.distributed.checkpoint import state_dict as dcp
+
+    monkeypatch.setattr(dcp, "_init_optim_state", dcp._init_optim_state)  # put back at the end
+    with process(monkeypatch, Entry(1, 0, {"lr": HELD})) as session:
+        session.steps.ignore_initial_steps(dcp)
+        model = torch.nn.Linear(4, 3)
+        before = [p.detach().clone() for p in model.parameters()]
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+        for _ in range(2):
+            session.tell_training_step(0)
+            dcp._init_optim_state(optimizer)
+        assert optimizer.state and session.steps.completed == 0
+        assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        assert session.steps.completed == 1 and loom.in_force(optimizer) == HELD

@@ -7,7 +7,7 @@ is one outermost `step()` of the anchor that came to its end; the *boundary* is 
 * gradient accumulation counts updates, not batches; LBFGS counts calls of `step`, not of its closure;
 * a GradScaler that skips an update skips the step (a fused optimizer is still called, so its step counts);
 * other optimizers (GANs) have a counter of their own, whichever thread they run on;
-* a step that raises is not counted;
+* a step that raises is not counted, nor one that only makes an optimizer's state for a checkpoint;
 * a compiled `optimizer.step` of torch.optim counts; inside a compiled step() of another class the hooks
   vanish, so that it may stay one graph, and it is not counted.
 
@@ -16,6 +16,7 @@ Nothing here is done per parameter.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import types
@@ -122,6 +123,8 @@ class Steps:
         self._words = view.words
         self._optimizers = optimizers
         self.inbox = inbox
+        self._aside = 0
+        """Steps that are none of the training's are being made."""
         self._data = data
         self.overrides = overrides
         self._began = began
@@ -160,8 +163,25 @@ class Steps:
             handle.remove()
         self._handles.clear()
 
+    def ignore_initial_steps(self, module: Any) -> None:
+        """torch.distributed.checkpoint makes the state of a fresh optimizer by a step with zero gradients and
+        learning rate. It is no step of the training, and nothing must be held over it."""
+        theirs = module._init_optim_state
+
+        @functools.wraps(theirs)
+        def aside(*args: Any, **kwargs: Any) -> Any:
+            self._aside += 1
+            try:
+                return theirs(*args, **kwargs)
+            finally:
+                self._aside -= 1
+
+        module._init_optim_state = aside
+
     def before(self, optimizer: Any, args: Any) -> None:
         """The global pre-hook."""
+        if self._aside:
+            return
         thread = get_ident()
         anchor = self._optimizers.anchor()
         if thread != self._thread:
@@ -197,6 +217,8 @@ class Steps:
 
     def after(self, optimizer: Any, args: Any) -> None:
         """The global post-hook."""
+        if self._aside:
+            return
         if get_ident() != self._thread:
             if not self._is_nested():
                 self._count_other(optimizer)

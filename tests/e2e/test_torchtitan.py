@@ -1,0 +1,83 @@
+"""torchtitan's own trainer, unmodified, on CPUs: seen, steered, killed, resumed, stopped in its own way.
+
+It is laid over this environment (`pip install --target`, without dependencies), so that nothing here is
+replaced: about 1.3 GB, most of it triton, which torchtitan imports.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from stack import SCRIPTS, Stack, wait_until
+
+PACKAGES = (
+    "torchtitan==0.2.2",
+    "torchdata==0.11.0",
+    "datasets==4.0.0",
+    "tyro==1.0.16",
+    "einops==0.8.2",
+    "triton",
+    "pandas",
+    "pyarrow",
+    "dill==0.3.8",
+    "xxhash",
+    "multiprocess==0.70.16",
+    "docstring_parser",
+    "shtab",
+    "typeguard",
+    "python-dateutil",
+    "six",
+    "pytz",
+    "tzdata",
+)
+FLAGS = (
+    "--model.name tiny --model.flavor debugmodel --training.steps 100000 --training.seq_len 32"
+    " --training.local_batch_size 2 --metrics.log_freq 1 --metrics.disable_color_printing"
+    " --checkpoint.enable --checkpoint.interval 1000000"
+    # FSDP2 reduces with PREMUL_SUM here, which gloo does not have.
+    " --parallelism.data_parallel_replicate_degree 2 --parallelism.data_parallel_shard_degree 1"
+)
+
+
+@pytest.mark.long
+def test_torchtitan_is_seen_steered_killed_resumed_and_stopped(
+    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = tmp_path / "packages"
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]
+    subprocess.run([*pip, "--target", str(over), *PACKAGES], check=True, timeout=900)
+    monkeypatch.setenv("PYTHONPATH", str(over))
+    script = [str(SCRIPTS / "titan_cpu.py"), *FLAGS.split(), "--job.dump_folder", str(tmp_path / "out")]
+    job = stack.submit(*script)
+
+    def step() -> int:
+        return int((stack.try_status(job) or {}).get("step") or 0)
+
+    wait_until(lambda: step() >= 10, "it makes steps", 600.0)
+    view = stack.status(job)
+    assert view["total_steps"] == 100_000
+    wait_until(lambda: "loss" in (stack.status(job)["workers"][0]["metrics"] or {}), "its loss is shown")
+    stack.steer("set", job, "lr=0.000123")
+    made = re.search(r"step-(\d+)\.g1 is committed", stack.steer("checkpoint", job).stdout)
+    assert made is not None
+    at = int(made[1])
+    os.kill(stack.worker_pid(job, 1), signal.SIGKILL)
+    wait_until(
+        lambda: (stack.try_status(job) or {}).get("generation") == 2 and step() > at, "it resumes", 600.0
+    )
+    assert f"Training starts at step {at + 1}" in stack.loom("logs", job).stdout
+    assert stack.json("checkpoints", job)["restored"] == f"step-{at}.g1"
+    wait_until(lambda: stack.status(job)["workers"][0]["steps"] > 3, "steps are counted after the restore")
+    stack.loom("stop", job)
+    assert stack.wait_state(job, "stopped")["state"] == "stopped"
+    assert "Training completed" in stack.loom("logs", job).stdout
+    last = max(one["step"] for one in stack.json("checkpoints", job)["checkpoints"])
+    assert last > at and last == stack.status(job)["step"]
+    whole = (tmp_path / "out" / "checkpoint" / f"step-{last}" / ".metadata").read_bytes()
+    assert b"exp_avg" in whole, "the optimizer is in it: not the model alone"
