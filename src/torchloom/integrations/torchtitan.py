@@ -3,10 +3,10 @@
 torchtitan has no callbacks, so two of its classes are followed. `CheckpointManager.load` is called once
 before the first step and `save` after every step, whether one is due or not: there the trainer's step is
 reported and wishes are granted. `loom checkpoint` makes a save due; `loom stop` and `--max-steps` make this
-step the last one of the trainer's own configuration and a save due: a whole one, because what torchtitan saves
-after its last step by itself may be the model alone, from which nothing can be resumed.
-`MetricsProcessor.log` gets the loss of the steps that are logged. torchtitan loads its newest checkpoint by
-itself at every start, so `--resume auto` has nothing to add.
+step the last one of the trainer's own configuration and a save due: a whole one, because what torchtitan
+saves after its last step by itself may be the model alone. `MetricsProcessor.log` gets the loss of the steps
+that are logged. torchtitan loads its newest checkpoint by itself at every start, so `--resume auto` has
+nothing to add.
 
 Written for 0.2 and 0.3, in which names and arguments are the same; docs/frameworks.md says what was run.
 """
