@@ -2,6 +2,7 @@
 
     python bench/restart.py [--runs 10] [--only DDP,FSDP2] [--within-min 60] [--json]
     python bench/restart.py --short          one run each of DDP, FSDP2, Trainer and Lightning, at most 5 min
+    python bench/restart.py --frameworks     three runs each of Trainer and Lightning, at most 14 min
 
 Every run is a job of its own: start, at least 30 steps, SIGKILL of rank 1, wait for the first step of a new
 process, end. A run that does not come back in time is counted, not timed. Also with a script that imports
@@ -30,6 +31,7 @@ from support.table import emit, progress, spread
 GIVE_UP_S = 180.0
 START_WITHIN_S = 300.0
 SHORT_MIN, SHORT_GIVE_UP_S, SHORT_START_WITHIN_S = 5.0, 40.0, 60.0
+FRAMEWORKS_MIN, FRAMEWORKS_GIVE_UP_S = 14.0, 90.0
 FRAMEWORKS = "framework_steps.py"
 PEER = "torchrun"
 
@@ -157,10 +159,12 @@ def cases_of(env: dict[str, str], args: argparse.Namespace) -> list[Case]:
             Case(script, "torchloom", runs, partial(framework_under_loom, name, True)),
         ]
     wanted = {word for word in args.only.split(",") if word}
+    if args.frameworks:
+        wanted = {"Trainer", "Lightning"}
     return [
         replace(case, runs=1 if args.short else case.runs)
         for case in found
-        if (case.short or not args.short) and (not wanted or case.script in wanted)
+        if (case.short or not (args.short or args.frameworks)) and (not wanted or case.script in wanted)
     ]
 
 
@@ -197,13 +201,19 @@ def main() -> None:
     parser.add_argument("--only", default="", help="scripts by name, comma-separated")
     parser.add_argument("--within-min", type=float, default=60.0, help="no run begins after this time")
     parser.add_argument("--short", action="store_true", help=f"one run each, at most {SHORT_MIN:g} min")
+    parser.add_argument(
+        "--frameworks",
+        action="store_true",
+        help=f"Trainer and Lightning only, at most {FRAMEWORKS_MIN:g} min",
+    )
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
 
-    minutes = min(args.within_min, SHORT_MIN) if args.short else args.within_min
-    start_s, recover_s = (
-        (SHORT_START_WITHIN_S, SHORT_GIVE_UP_S) if args.short else (START_WITHIN_S, GIVE_UP_S)
-    )
+    minutes, start_s, recover_s = args.within_min, START_WITHIN_S, GIVE_UP_S
+    if args.frameworks:
+        minutes, start_s, recover_s = min(minutes, FRAMEWORKS_MIN), SHORT_START_WITHIN_S, FRAMEWORKS_GIVE_UP_S
+    elif args.short:
+        minutes, start_s, recover_s = min(minutes, SHORT_MIN), SHORT_START_WITHIN_S, SHORT_GIVE_UP_S
     limits = Limits(start_s, recover_s, time.monotonic() + 60 * minutes)
     with loom_up() as env:
         seen = measure_all(cases_of(env, args), limits)
