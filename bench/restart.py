@@ -204,7 +204,7 @@ def main() -> None:
     parser.add_argument(
         "--frameworks",
         action="store_true",
-        help=f"Trainer and Lightning only, at most {FRAMEWORKS_MIN:g} min",
+        help=f"those two only, at most {FRAMEWORKS_MIN:g} min",
     )
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
