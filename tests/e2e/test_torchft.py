@@ -25,6 +25,8 @@ def test_a_replica_is_killed_or_stopped_and_the_other_never_leaves_its_loop(
     assert STABLE.is_dir(), "scripts/setup.sh installs it"
     job = started(stack, f"ft-{release}", steps=1_000_000)
     stays, lost = job.pid(0), job.pid(1)
+    # On a busy machine torchft's own timeouts may end a replica while it starts.
+    before = [stack.status(one)["restarts"] for one in job.jobs]
     os.kill(lost, signal.SIGKILL)
     job.wait_steps(3, 2, (0, 1))
     back = job.pid(1)
@@ -34,7 +36,7 @@ def test_a_replica_is_killed_or_stopped_and_the_other_never_leaves_its_loop(
     os.kill(back, signal.SIGCONT)
     job.wait_steps(3, 2, (0, 1))
     assert (job.pid(0), job.pid(1)) == (stays, back), "nobody was ended because of a stop that is over"
-    assert [stack.status(one)["restarts"] for one in job.jobs] == [0, 1]
+    assert [stack.status(one)["restarts"] for one in job.jobs] == [before[0], before[1] + 1]
     steps = [step for step, _ in job.steps(0)]
     assert steps == sorted(steps), "the survivor repeats no step"
     stack.loom("stop", "--kill", job.name)

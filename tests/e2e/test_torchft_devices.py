@@ -74,7 +74,6 @@ def test_a_rank_or_a_device_that_is_lost_costs_its_replica_and_no_other(gpus: St
     assert pids(job, 0) == stays and devices(job, 0) == held[0], "the other replica never left its loop"
     steps = [step for step, _ in job.steps(0)]
     assert steps == sorted(steps)
-    assert gpus.status(job.jobs[0])["restarts"] == 0
     incidents = [one for name in job.jobs for one in gpus.json("incidents", name)]
     assert not [one for one in incidents if one["kind"] == "divergence"], incidents
     job.end_together()
