@@ -1,6 +1,9 @@
 """Command typed → first completed step: torchloom beside torchrun, interleaved; and when `loom up` answers.
 
-    python bench/start.py [--runs 5] [--json]
+    python bench/start.py [--runs 5] [--cold-only] [--json]
+
+Also prints when each process began and the CPU time it had used by the first step. `--cold-only` leaves out
+what needs a running service: about 20 s per run on a quiet machine.
 
 "from nothing": no daemon runs, `loom run` starts everything and ends it again. "up": `loom up` runs already
 and its spawner is warm.
@@ -16,6 +19,7 @@ import subprocess
 import tempfile
 import time
 
+from support.begun import Begun, boot_s, of_home, of_launcher, table
 from support.launchers import (
     BIN,
     Notes,
@@ -38,23 +42,26 @@ def first_step(notes: Notes, typed_ns: int) -> float:
     return (first - typed_ns) / 1e9
 
 
-def with_torchrun() -> float:
+def with_torchrun(seen: list[list[Begun]]) -> float:
     notes = Notes()
     try:
-        typed_ns = time.monotonic_ns()
-        with torchrun(torchrun_command(notes), notes):
-            return first_step(notes, typed_ns)
+        typed_s, typed_ns = boot_s(), time.monotonic_ns()
+        with torchrun(torchrun_command(notes), notes) as launcher:
+            seconds = first_step(notes, typed_ns)
+            seen.append(of_launcher(launcher.pid, {pid for pid, *_ in notes.steps()}, typed_s))
+        return seconds
     finally:
         notes.remove()
 
 
-def from_nothing() -> float:
+def from_nothing(seen: list[list[Begun]]) -> float:
     notes, home = Notes(), tempfile.mkdtemp(prefix="loom-bench-home-")
     env = environment(LOOM_HOME=home)
     try:
-        typed_ns = time.monotonic_ns()
+        typed_s, typed_ns = boot_s(), time.monotonic_ns()
         with process(loom_command("run", notes), env) as child:
             seconds = first_step(notes, typed_ns)
+            seen.append(of_home(home, child.pid, {pid for pid, *_ in notes.steps()}, typed_s))
             child.send_signal(signal.SIGINT)
             child.wait(60)
         return seconds
@@ -99,6 +106,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--cold-only", action="store_true")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     os.environ.pop("LOOM_HOME", None)
@@ -109,21 +117,29 @@ def main() -> None:
         "loom run, up": [],
         "loom up": [],
     }
+    theirs: list[list[Begun]] = []
+    ours: list[list[Begun]] = []
     for run in range(args.runs):
-        seen["torchrun"].append(with_torchrun())
-        seen["loom run, from nothing"].append(from_nothing())
-        seen["loom up"].append(up_answers())
-        with loom_up() as env:
-            warm(env)
-            seen["loom run, up"].append(with_up(env))
-        progress(f"run {run + 1}: " + ", ".join(f"{k} {v[-1]:.2f} s" for k, v in seen.items()))
+        seen["torchrun"].append(with_torchrun(theirs))
+        seen["loom run, from nothing"].append(from_nothing(ours))
+        if not args.cold_only:
+            seen["loom up"].append(up_answers())
+            with loom_up() as env:
+                warm(env)
+                seen["loom run, up"].append(with_up(env))
+        progress(f"run {run + 1}: " + ", ".join(f"{k} {v[-1]:.2f} s" for k, v in seen.items() if v))
 
-    rows = [{"what": what, **spread(values)} for what, values in seen.items()]
+    rows = [{"what": what, **spread(values)} for what, values in seen.items() if values]
     peer = float(rows[0]["median_s"])
     notes = [
         f"{row['what']}: {peer / float(row['median_s']):.1f} × as fast as torchrun at the median"
         for row in rows[1:3]
+        if row["what"] != "loom up"
     ]
+    emit(
+        "start: which process began when, and its CPU time until the first step", table(theirs), [], args.json
+    )
+    emit("the same for `loom run` from nothing", table(ours), [], args.json)
     emit("start: command typed → first completed step (`loom up`: → it answers)", rows, notes, args.json)
 
 

@@ -49,6 +49,7 @@ class Notes:
 
 def environment(**more: str) -> dict[str, str]:
     env = {k: v for k, v in os.environ.items() if not k.startswith("LOOM_")}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package is compiled, ours and torch's alike
     # Whoever measures a tree that is not the installed one names it there.
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(WORKLOADS), env.get("PYTHONPATH"))))
     env["OMP_NUM_THREADS"] = "1"
@@ -89,11 +90,11 @@ def process(command: list[str], env: dict[str, str]) -> Iterator[subprocess.Pope
 
 
 @contextlib.contextmanager
-def torchrun(command: list[str], notes: Notes) -> Iterator[None]:
+def torchrun(command: list[str], notes: Notes) -> Iterator[subprocess.Popen[bytes]]:
     """torchrun leaves its workers behind when it is killed, so they are ended by their own pids."""
     with process(command, environment()) as child:
         try:
-            yield
+            yield child
         finally:
             workers = psutil.Process(child.pid).children(recursive=True) if child.poll() is None else []
     noted = {pid for pid, *_ in notes.steps()} - {worker.pid for worker in workers}

@@ -28,7 +28,7 @@ from torchloom.agent.health.file_drop import FileDrop
 from torchloom.agent.journal import Journal
 from torchloom.agent.observe.boxes import ReadableBox
 from torchloom.agent.processes import learned_spawners
-from torchloom.agent.processes.spawners import Recipe
+from torchloom.agent.processes.recipe import Recipe
 from torchloom.api.defaults import Defaults
 from torchloom.api.schemas.bodies import JobRequest
 from torchloom.api.submission import env_of, spec_of

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from torchloom.agent.processes.learned_spawners import FEWEST_MODULES, recipe_of
-from torchloom.agent.processes.spawners import Recipe
+from torchloom.agent.processes.recipe import Recipe
 from torchloom.probe.observe.import_report import changed, installed
 from torchloom.spawner import learned_imports
 

@@ -30,7 +30,8 @@ from torchloom.agent.observe.windows import Windows
 from torchloom.agent.processes import adopt, fencing
 from torchloom.agent.processes.exits import ExitWatch
 from torchloom.agent.processes.learned_spawners import LearnedSpawners
-from torchloom.agent.processes.spawners import Spawners, recipe
+from torchloom.agent.processes.recipe import recipe
+from torchloom.agent.processes.spawners import Spawners
 from torchloom.agent.processes.worker_environment import without_secrets
 from torchloom.agent.queries import Queries
 from torchloom.agent.reporting import Reporter

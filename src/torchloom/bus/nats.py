@@ -12,14 +12,12 @@ import base64
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import nats.errors
-import nats.js.errors
-
 from torchloom.bus import nats_stream
 from torchloom.bus.address import BusAddress
 from torchloom.bus.nats_config import EVENT_STREAM, OBJECT_BUCKET
 from torchloom.bus.nats_lease import NatsLease, held_epoch
 from torchloom.bus.nats_link import Link, LinkSubscription
+from torchloom.bus.nats_package import nats
 from torchloom.bus.nats_reader import read_events
 from torchloom.bus.protocol import (
     REQUEST_TIMEOUT_S,

@@ -11,10 +11,8 @@ import asyncio
 import contextlib
 import random
 
-import nats.aio.client
-import nats.errors
-
 from torchloom import peer
+from torchloom.bus.nats_package import nats
 
 CLOSE_WITHIN_S = 2.0
 REFUSED_FIRST_S, REFUSED_MOST_S = 0.5, 60.0

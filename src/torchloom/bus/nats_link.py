@@ -18,12 +18,11 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-import nats.errors
-
 from torchloom.bus.address import BusAddress
 from torchloom.bus.keys import signature
 from torchloom.bus.nats_client import NatsClient, Refusals
 from torchloom.bus.nats_config import MIN_SERVER_VERSION
+from torchloom.bus.nats_package import nats
 from torchloom.errors import BusUnavailable, BusUnsuitable, NoResponder, NotAllowed, TimedOut
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from torchloom.probe import streams
 from torchloom.spawner.child import Become
 from torchloom.spawner.children import Refused
 from torchloom.spawner.server import Server
-from torchloom.spawner.warm import Warmth, warm_up
+from torchloom.spawner.warm import Warmth, settle, warm_up
 
 
 def _arguments() -> argparse.Namespace:
@@ -52,6 +52,8 @@ def main() -> None:
             if arguments.cold
             else warm_up(arguments.preload, server.pump, arguments.learned)
         )
+        if not arguments.cold:
+            settle(hurry=server.waited_for)
         server.warmed(warmth)
         server.run()
     except Become as become:

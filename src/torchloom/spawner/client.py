@@ -342,9 +342,9 @@ class AsyncSpawnerClient:
         fields = _store_fields(job, generation, host, port, env)
         return read_keeper(await self.call("store", timeout_s, **fields))
 
-    async def state(self, timeout_s: float = 10.0) -> dict[str, Any]:
-        """What the spawner has and is doing; answered also while it warms."""
-        state: dict[str, Any] = await self.call("state", timeout_s)
+    async def state(self, timeout_s: float = 10.0, when_warm: bool = False) -> dict[str, Any]:
+        """What the spawner has and is doing; answered also while it warms, unless `when_warm` is set."""
+        state: dict[str, Any] = await self.call("state", timeout_s, **({"when": "warm"} if when_warm else {}))
         return state
 
     async def forget(self, pids: Iterable[int], timeout_s: float = 120.0) -> None:

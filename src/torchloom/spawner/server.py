@@ -119,6 +119,11 @@ class Server:
         self._leave_now = True
 
     # -- the loop -------------------------------------------------------------------------------
+    @property
+    def waited_for(self) -> bool:
+        """Whether a request waits until warming is over."""
+        return bool(self._postponed)
+
     def warmed(self, warmth: Warmth) -> None:
         """Warming is over: from now on requests are done, beginning with those that waited."""
         self.children.warmth = warmth
@@ -226,7 +231,7 @@ class Server:
                 print("spawner: a message that is no request; connection closed", file=sys.stderr, flush=True)
                 alive = False
                 break
-            if self._warming and request["do"] in ("start", "store"):
+            if self._warming and (request["do"] in ("start", "store") or request.get("when") == "warm"):
                 self._postponed.append((agent, request))
             else:
                 self._answer(agent, request)

@@ -4,6 +4,7 @@ start, stop, adopt     carry out StartWorkers and StopWorkers; find what an earl
 left_behind            ends what a worker started in a session of its own
 exits                  sees workers and stores end; script_failures: a script failed, its process still ends
 process                who a pid really is, whether it lives, signals
+recipe                 which spawner a job needs
 spawners               find, start, keep, replace spawners; spawner_files: their sockets and locks
 learned_spawners       spawners that have imported what a job was seen to import
 worker_environment     the environment and start order of a worker

@@ -21,7 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torchloom.agent.processes.spawners import Recipe, Spawners
+from torchloom.agent.processes.recipe import Recipe
+from torchloom.agent.processes.spawners import Spawners
 from torchloom.errors import LoomError
 from torchloom.home import Home, private_directory
 from torchloom.model.effects import StartWorkers

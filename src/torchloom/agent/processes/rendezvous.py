@@ -13,7 +13,7 @@ from torchloom.agent.host import Host, Store
 from torchloom.agent.journal import ProcessNote
 from torchloom.agent.processes.exits import ExitWatch
 from torchloom.agent.processes.process import Process, boot_id
-from torchloom.agent.processes.spawners import recipe
+from torchloom.agent.processes.recipe import recipe
 from torchloom.agent.processes.worker_environment import without_secrets
 from torchloom.errors import SpawnFailed
 from torchloom.home import private_directory

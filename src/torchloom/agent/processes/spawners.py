@@ -10,21 +10,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import subprocess
-import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from torchloom.agent.processes import spawner_files
-from torchloom.errors import LoomError, SpawnFailed
+from torchloom.agent.processes.recipe import Recipe
+from torchloom.errors import LoomError, SpawnFailed, TimedOut
 from torchloom.home import Home
 from torchloom.spawner.client import AsyncSpawnerClient, ChildExit, SpawnerGone
-from torchloom.spawner.key import spawner_key
-from torchloom.spawner.launch import TORCHRUN_FLAGS, socket_path, start_spawner
+from torchloom.spawner.launch import socket_path, start_spawner
 
 log = logging.getLogger(__name__)
 
@@ -35,43 +33,12 @@ ANSWER_WITHIN_S = 20.0
 """A new spawner answers before it imports anything; only a host in trouble takes this long."""
 _LOOK_EVERY_S = 0.01
 _LEAVE_WITHIN_S = 5.0
+_STILL_WANTED_EVERY_S = 0.1
+_WARM_WITHIN_S = 10.0
+"""After so long a spawner must at least answer that it is still warming."""
 _SHORT_LIFE_S = 10.0
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """All that is needed to start a spawner. Kept in memory only, because of the environment."""
-
-    interpreter: str
-    env: dict[str, str] = field(repr=False)
-    preload: tuple[str, ...]
-    cold: bool
-    learned: str = ""
-    """A file that lists what the job was seen to import (learned_spawners.py)."""
-    digest: str = ""
-    """Of that file: another list needs another spawner."""
-
-    @property
-    def key(self) -> str:
-        preload = (*self.preload, f"{self.learned} {self.digest}") if self.learned else self.preload
-        return spawner_key(self.interpreter, TORCHRUN_FLAGS, self.env, preload=preload, cold=self.cold)
-
-
-def recipe(interpreter: str, env: Mapping[str, str], preload: tuple[str, ...], spawn: str) -> Recipe:
-    """The spawner a job needs; an empty interpreter means the agent's own.
-
-    Relative entries of PYTHONPATH mean the shell's directory, so they are made absolute: two jobs with the
-    same text and other directories must not share a spawner.
-    """
-    made = dict(env)
-    base = made.get("PWD", "")
-    if made.get("PYTHONPATH") and os.path.isabs(base):
-        made["PYTHONPATH"] = os.pathsep.join(
-            os.path.join(base, entry) for entry in made["PYTHONPATH"].split(os.pathsep)
-        )
-    return Recipe(interpreter or sys.executable, made, preload, spawn == "cold")
 
 
 @dataclass(eq=False)
@@ -156,18 +123,34 @@ class Spawners:
         while spawner is None or not spawner.warm:
             if not still_wanted():
                 raise SpawnFailed("it was stopped before it had started")
-            state = await client.state()
-            if state["state"] != "warming":
+            state = await self._when_warm(client, still_wanted)
+            if state is not None:
                 if spawner is not None:
                     spawner.warm, spawner.version = True, str(state.get("version", ""))
                 break
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(_LOOK_EVERY_S)  # a spawner of an earlier version answers at once
         return client
 
     def version_of(self, key: str) -> str:
         """Of the torchloom that this spawner's workers run."""
         spawner = self._pool.get(key)
         return spawner.version if spawner is not None else ""
+
+    @staticmethod
+    async def _when_warm(
+        client: AsyncSpawnerClient, still_wanted: Callable[[], bool]
+    ) -> dict[str, Any] | None:
+        """The state that a spawner reports once it is warm; None if it is not, or nobody waits any more."""
+        asked = asyncio.create_task(client.state(_WARM_WITHIN_S, when_warm=True), name="until warm")
+        try:
+            while not asked.done() and still_wanted():
+                await asyncio.wait({asked}, timeout=_STILL_WANTED_EVERY_S)
+            state = await asked if asked.done() else None
+        except TimedOut:
+            state = await client.state()  # slow, or is it stuck?
+        finally:
+            asked.cancel()
+        return state if state is not None and state["state"] != "warming" else None
 
     async def warmed(self, wanted: Recipe) -> dict[str, Any]:
         """The state of this spawner once it has imported everything, started if there is none."""
@@ -235,6 +218,7 @@ class Spawners:
         self, path: Path, process: subprocess.Popen[bytes], key: str
     ) -> AsyncSpawnerClient:
         give_up = time.monotonic() + ANSWER_WITHIN_S
+        other = False
         while True:
             try:
                 return await self._connect(path, timeout_s=0.0)
@@ -242,7 +226,12 @@ class Spawners:
                 if (process.poll() or 0) < 0:
                     raise  # killed, which says nothing about the next one: as in the middle of a request
                 if process.poll() is not None:
-                    raise SpawnFailed(f"the spawner did not start: {self._last_words(key)}") from None
+                    if not spawner_files.is_free(path):
+                        other = True  # `loom run` has started the same one, and that is about to listen
+                    elif other:
+                        raise
+                    else:
+                        raise SpawnFailed(f"the spawner did not start: {self._last_words(key)}") from None
                 if time.monotonic() > give_up:
                     raise SpawnFailed(f"the spawner does not answer at {path}") from None
             await asyncio.sleep(_LOOK_EVERY_S)

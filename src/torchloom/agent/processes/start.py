@@ -27,7 +27,7 @@ from torchloom.agent.processes.exits import ExitWatch
 from torchloom.agent.processes.fencing import wait_for_lease
 from torchloom.agent.processes.learned_spawners import PATH_VARIABLE
 from torchloom.agent.processes.process import Process, boot_id, is_alive
-from torchloom.agent.processes.spawners import Recipe, recipe
+from torchloom.agent.processes.recipe import Recipe, recipe
 from torchloom.agent.processes.worker_environment import start_order, without_secrets
 from torchloom.boottime import now_ns
 from torchloom.bus.protocol import Bus

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torchloom.agent.host import Host
-from torchloom.agent.processes.spawners import recipe
+from torchloom.agent.processes.recipe import recipe
 from torchloom.agent.processes.worker_environment import without_secrets
 from torchloom.home import private_directory
 from torchloom.model.effects import WarmSpawner

@@ -38,12 +38,17 @@ def main(argv: Sequence[str]) -> int:
 
 def _with_stack(home: Home, options: Namespace, body: JobRequest, shown: frozenset[int] | None) -> int:
     """Keep a stack of this home alive while the job runs. Without `loom up` it ends with its last holder."""
-    from torchloom.cli.service import parts, stack
+    from torchloom.cli.service import parts
+    from torchloom.cli.service.early_spawner import EarlySpawner
 
     if options.spawn == "cold":
         os.environ["LOOM_PREWARM"] = "0"
     holder = parts.hold(home)
+    early = None
     try:
+        early = EarlySpawner.begin(home, body)  # first: it imports torch, which everything else waits for
+        from torchloom.cli.service import stack
+
         start = stack.Start(home).begin()
         # The supervisor is starting: imports from here on cost no extra time.
         from torchloom.cli.jobs import follow  # noqa: F401
@@ -53,6 +58,8 @@ def _with_stack(home: Home, options: Namespace, body: JobRequest, shown: frozens
     finally:
         parts.forget(home, holder.name)
         let_go(home)
+        if early is not None:
+            early.end()
 
 
 def _follow(

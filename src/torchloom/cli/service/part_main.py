@@ -23,6 +23,7 @@ SETTLED_AFTER_S = 3.0
 
 def run_part(name: str, supervised: bool, serve: Callable[[], Awaitable[None]]) -> int:
     """Run a service until it ends. A supervised service leaves its error for the supervisor."""
+    gc.disable()  # while it imports and starts; `_settle` ends this
     logging.basicConfig(
         level=os.environ.get("LOOM_LOG", "INFO").upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
@@ -54,6 +55,7 @@ def _settle() -> None:
     loop, and any operation in progress, for tens of milliseconds each time."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 async def unless_stopped(work: asyncio.Task[Result], stop: asyncio.Event) -> Result | None:
