@@ -13,7 +13,8 @@ too. What a sample is made of never depends on what was learned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from operator import length_hint
 from typing import Any
 
 from torch.utils.data import get_worker_info
@@ -53,6 +54,8 @@ class SeededReading:
                 samples = draws.read(read, prefix, indices)
             finally:
                 changed = _put_back(present, before)
+            if not changed and self._drawn is not None and generators() is present:
+                return samples  # nobody drew, as in most batches of most datasets
             unseeded = {generator.name for generator in generators()[len(present) :]}  # imported just now
             if self._drawn is not None:
                 unseeded |= changed - self._drawn
@@ -68,7 +71,9 @@ def _put_back(present: list[Generator], before: list[Any]) -> set[str]:
         for generator, state in zip(present, before, strict=True)
         if not generator.is_at(state)
     ]
-    if changed and get_worker_info() is None:
+    if not changed:
+        return set()
+    if get_worker_info() is None:
         for generator, state in changed:
             generator.restore(state)
     return {generator.name for generator, _ in changed}
@@ -85,33 +90,38 @@ class _Draws:
         """Those that were drawn from, if it learns."""
         self._prefix: Key = ()
         self._indices: Sequence[int] = ()
-        self._samples: list[Any] = []
+        self._coming: Iterator[int] = iter(())
+        """The indices after the one that is being read."""
         self._begun: tuple[int, Key] = -1, ()
 
     def read(self, read: Callable[[int], Any], prefix: Key, indices: Sequence[int]) -> list[Any]:
         global _draws
-        self._prefix, self._indices, samples = prefix, indices, self._samples
+        self._prefix, self._indices, self._coming = prefix, indices, iter(indices)
         outer, _draws = _draws, self
         try:
             if self._seeded:
-                for index, seed in zip(indices, seeds_of(prefix, indices), strict=True):
+                samples = []
+                for seed, index in zip(seeds_of(prefix, indices), self._coming, strict=True):
                     self._seed(seed)
                     samples.append(read(index))
                 self._end()
             else:
-                for index in indices:
-                    samples.append(read(index))
+                samples = list(map(read, self._coming))
         finally:
             _draws = outer
         return samples
 
+    def _number(self) -> int:
+        """Which of the samples is being read now."""
+        return len(self._indices) - length_hint(self._coming) - 1
+
     def key(self) -> Key:
         """Of what is being read now."""
-        number = len(self._samples)
+        number = self._number()
         return self._begun[1] if self._begun[0] == number else (*self._prefix, self._indices[number])
 
     def begin(self, key: Key) -> None:
-        self._begun = len(self._samples), key
+        self._begun = self._number(), key
         if self._seeded:
             self._seed(seed_of(*key))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
 from torchloom.data import live
@@ -64,7 +65,7 @@ class Skips:
 
     def note(self, epoch: int, start: int, stop: int) -> None:
         """The training loop has taken this batch, for the step that is made next."""
-        self.note_that((SkippedRun(epoch, start, stop),).__iter__)
+        self.note_that(partial(_run_of, epoch, start, stop))
 
     def note_that(self, batch: Callable[[], Iterable[SkippedRun]]) -> None:
         """The same for a batch whose places are many, and looked up only when somebody asks."""
@@ -76,6 +77,10 @@ class Skips:
         found = [run for step, batch in self._taken if first <= step <= last for run in batch()]
         together = merged([*self.runs, *found])
         return ",".join(map(str, together)) if len(together) <= MOST else self.get()
+
+
+def _run_of(epoch: int, start: int, stop: int) -> tuple[SkippedRun]:
+    return (SkippedRun(epoch, start, stop),)
 
 
 def parse(text: str) -> tuple[SkippedRun, ...]:
