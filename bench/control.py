@@ -25,7 +25,12 @@ from support.steering import PARTS, Cluster, ask, cluster, connect, outcome
 from support.storm import storm
 from support.table import emit, progress
 
-SHAPES = {"2 workers, 5 ms": (2, 5.0), "2 workers, 50 ms": (2, 50.0), "8 workers, 50 ms": (8, 50.0)}
+SHAPES = {
+    "2 workers, 5 ms": (2, 5.0),
+    "2 workers, 50 ms": (2, 50.0),
+    "8 workers, 50 ms": (8, 50.0),
+    "32 workers, 200 ms": (32, 200.0),
+}
 COST = "cost"
 STEP_MS = 50.0
 COSTS = {"steps that compute": ("--busy",), "steps that sleep": ()}
@@ -121,6 +126,11 @@ def measure(name: str, changes: int) -> dict[str, object]:
             for value in list(told)[_WARM:]
             if told[value]["state"] == "applied"
         )
+        steps = sorted(
+            _steps_until(job, asked[value], used[value])
+            for value in list(told)[_WARM:]
+            if told[value]["state"] == "applied"
+        )
         return {
             "what": name,
             "n": len(took),
@@ -130,9 +140,20 @@ def measure(name: str, changes: int) -> dict[str, object]:
             "median_ms": round(took[len(took) // 2]),
             "p99_ms": round(took[min(len(took) - 1, int(0.99 * len(took)))]),
             "worst_ms": round(took[-1]),
+            "median_steps": steps[len(steps) // 2],
+            "p99_steps": steps[min(len(steps) - 1, int(0.99 * len(steps)))],
             "goal_ms": round(3 * real_ms + 100),
             "again": sum(o["attempts"] > 1 for o in told.values()),
         }
+
+
+def _steps_until(job: Job, asked_ns: int, used: dict[int, Row]) -> int:
+    """Steps that ended after the request, up to the one that used the value, on the slowest rank."""
+    return max(
+        sum(asked_ns < row.at_ns <= used[rank].at_ns for row in rows)
+        for rank, rows in job.by_rank().items()
+        if rank in used
+    )
 
 
 def _step_ms(job: Job) -> float:
