@@ -114,7 +114,7 @@ class Device(Struct, kw_only=True):
         return self.out is not None or self.testing is not None
 
 
-class DevicePolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DevicePolicy(Struct, frozen=True, kw_only=True):
     """What the fleet does when a device's health changes."""
 
     rules: dict[str, DeviceAction] = {}

@@ -40,7 +40,7 @@ FaultKind = Literal[
 FaultPlace = Literal["step", "data", "backward"]
 
 
-class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Fault(Struct, frozen=True, kw_only=True):
     """The fault to inject. The record that carries it names the workers."""
 
     kind: FaultKind

@@ -15,7 +15,7 @@ MAX_WORKERS = 4096
 SpawnMode = Literal["warm", "cold"]
 
 
-class Program(Struct, frozen=True, forbid_unknown_fields=True):
+class Program(Struct, frozen=True):
     """What each worker runs."""
 
     kind: Literal["script", "module", "command"]
@@ -24,7 +24,7 @@ class Program(Struct, frozen=True, forbid_unknown_fields=True):
     args: tuple[str, ...] = ()
 
 
-class RestartLimits(Struct, frozen=True, forbid_unknown_fields=True):
+class RestartLimits(Struct, frozen=True):
     """How often and how fast a job may be restarted."""
 
     max_restarts: int = 10
@@ -43,7 +43,7 @@ class RestartLimits(Struct, frozen=True, forbid_unknown_fields=True):
     """Share by which a delay is spread around its value."""
 
 
-class HangLimits(Struct, frozen=True, forbid_unknown_fields=True):
+class HangLimits(Struct, frozen=True):
     """When a hang is reported, and when it is acted upon. None: learned from the job itself."""
 
     heartbeat_timeout_s: float | None = None
@@ -51,7 +51,7 @@ class HangLimits(Struct, frozen=True, forbid_unknown_fields=True):
     hang_act_s: float | None = None
 
 
-class CheckpointSettings(Struct, frozen=True, forbid_unknown_fields=True):
+class CheckpointSettings(Struct, frozen=True):
     """Where and how often the job saves; its workers read it as CHECKPOINT_DIR and CHECKPOINT_EVERY."""
 
     directory: str = ""
@@ -59,7 +59,7 @@ class CheckpointSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Steps between two checkpoints."""
 
 
-class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class JobSpec(Struct, frozen=True, kw_only=True):
     """A job: which program, how many workers, and within which limits it may be recovered."""
 
     program: Program

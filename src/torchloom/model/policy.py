@@ -32,7 +32,7 @@ Level = Literal["certain", "lasting", "likely", "suspected"]
 `likely`: a confidence of at least 0.8. `suspected`: anything else."""
 
 
-class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Policy(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Rules that a job's owner set; what they do not name follows the defaults of core/policy/rules.py."""
 
     dry_run: bool = False

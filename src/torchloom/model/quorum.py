@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import Struct, field
 
 
-class ReplicaSeat(Struct, frozen=True, forbid_unknown_fields=True):
+class ReplicaSeat(Struct, frozen=True):
     """A job that is one replica of a torchft job. The replicas share a lighthouse and nothing else."""
 
     set: str

@@ -116,7 +116,7 @@ def guarded(record: Record, apply: Callable[[], T]) -> T | None:
     """One bad event must not stop all jobs, nor a replay."""
     try:
         return apply()
-    except codec.NewerSchema:
+    except (codec.NewerSchema, codec.UnknownContent):
         raise  # not the event is bad, but this version too old for it
     except Exception:  # the service's top level
         log.exception("event %d on %s broke the core", record.seq, record.subject)
@@ -136,12 +136,12 @@ def tell(fleet: Fleet, record: Record) -> Notice | None:
 def believed(record: Record) -> Envelope | None:
     """The event of a record; None if it cannot be read, or if an agent speaks for somebody else.
 
-    Raises NewerSchema for an event of a newer weaver. One of an agent is passed over: whoever has stolen an
-    agent's key must not be able to stop every weaver with a number.
+    Raises NewerSchema or UnknownContent for an event of another version's weaver. One of an agent is passed
+    over: whoever has stolen an agent's key must not be able to stop every weaver with it.
     """
     try:
         envelope = codec.decode_envelope(record.data)
-    except codec.NewerSchema as error:
+    except (codec.NewerSchema, codec.UnknownContent) as error:
         if (node := subjects.node_of(record.subject)) is None:
             raise
         _say_bad("event %d of node %s is passed over: %s; upgrade this service", record.seq, node, error)

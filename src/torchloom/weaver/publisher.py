@@ -11,7 +11,7 @@ import contextlib
 import uuid
 
 from torchloom.bus.protocol import Bus
-from torchloom.errors import BusUnavailable, NotFound, TimedOut
+from torchloom.errors import BusUnavailable, NotFound, TimedOut, UsageError
 from torchloom.model.events import Envelope, Event
 from torchloom.model.fleet import Fleet, Job
 from torchloom.wire import codec, subjects
@@ -65,9 +65,11 @@ class Publisher:
         if self.blocked:
             self.check_ready()
         envelope = Envelope(uuid.uuid4().hex, self.name, body)
-        seq = await self._bus.append(
-            subjects.weaver_event(kind), codec.encode_envelope(envelope), id=envelope.id
-        )
+        try:
+            data = codec.encode_readable(envelope)
+        except codec.DecodeError as error:
+            raise UsageError(f"This is not recorded: it could not be read again ({error}).") from None
+        seq = await self._bus.append(subjects.weaver_event(kind), data, id=envelope.id)
         if await self.changed(seq - 1, timeout_s=APPLIED_WITHIN_S) < seq:
             raise TimedOut("The event was stored but not applied within 5 s; look at `loom status` again.")
 

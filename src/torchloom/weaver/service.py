@@ -313,7 +313,7 @@ class Weaver:
                     )
                 try:
                     self._apply(record)
-                except codec.NewerSchema as error:
+                except (codec.NewerSchema, codec.UnknownContent) as error:
                     await self._leading.stop_for_good(record.seq, error)
                     await asyncio.Event().wait()
                 await self._stream.moved()

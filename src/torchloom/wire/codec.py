@@ -60,6 +60,25 @@ class NewerSchema(DecodeError):
         self.schema = schema
 
 
+class UnknownContent(DecodeError):
+    """An event, but with a kind, a field or a value that this version does not know."""
+
+    def __init__(self, why: object) -> None:
+        super().__init__(f"it holds what this version does not know: {why}")
+
+
+class _Kind(msgspec.Struct):
+    event: str
+
+
+class _Event(msgspec.Struct):
+    """What any event has, of whatever version."""
+
+    id: str
+    source: str
+    body: _Kind
+
+
 class _Head(msgspec.Struct):
     """What can be read of a message whose content cannot."""
 
@@ -119,13 +138,35 @@ def encode_envelope(envelope: Envelope) -> bytes:
     return encode(envelope if schema == envelope.schema else replace(envelope, schema=schema))
 
 
+def encode_readable(envelope: Envelope) -> bytes:
+    """An event that can be read again: one that cannot would stop every weaver. Raises DecodeError."""
+    data = encode_envelope(envelope)
+    decode_envelope(data)
+    return data
+
+
 def encode_command(command: Command) -> bytes:
     """A command with the schema that its agent must know."""
     schema = command.effect.since
     return encode(command if schema == command.schema else replace(command, schema=schema))
 
 
-decode_envelope = _known(_guarded(_envelope.decode), schema_versions.EVENTS)
+_decode_envelope = _known(_guarded(_envelope.decode), schema_versions.EVENTS)
+_event = _guarded(msgspec.msgpack.Decoder(_Event).decode)
+
+
+def decode_envelope(data: bytes) -> Envelope:
+    """An event. Raises UnknownContent or NewerSchema for one that another version wrote."""
+    try:
+        return _decode_envelope(data)
+    except msgspec.ValidationError as error:
+        try:
+            _event(data)
+        except DecodeError:
+            raise error from None
+        raise UnknownContent(error) from None
+
+
 decode_command = _known(_guarded(_command.decode), schema_versions.COMMANDS)
 decode_lease_ask = _guarded(_lease_ask.decode)
 decode_standing = _guarded(_standing.decode)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 from weaver_story import SPEC, ObedientAgent, obeyed, running, until
 
 from torchloom import __version__
 from torchloom.bus.memory import MemoryBus, MemoryHub
-from torchloom.errors import BusUnavailable
+from torchloom.errors import BusUnavailable, UsageError
 from torchloom.model.events import Envelope, NodeReachable, TimerFired
 from torchloom.model.fleet import JobState
+from torchloom.model.job import JobSpec
 from torchloom.model.messages import Receipt
 from torchloom.weaver.presence import Presences
 from torchloom.wire import codec, schema_versions, subjects
@@ -46,6 +48,54 @@ def test_it_stops_leading_says_why_and_another_one_leads(monkeypatch: pytest.Mon
                 assert not old.active and old.blocked
 
     asyncio.run(scenario())
+
+
+def test_an_event_with_content_of_another_version_stops_it_as_well() -> None:
+    kind = {"event": "moon-phase", "phase": 3}
+    wrong = {"event": "timer-fired", "timer": 7}
+    for body in (kind, wrong):
+        data = msgspec.msgpack.encode(
+            {"id": "new", "source": "w9", "body": body, "sent_ns": 0, "session": ""}
+        )
+
+        async def scenario(data: bytes = data) -> None:
+            hub = MemoryHub()
+            async with obeyed(hub) as (weaver, _):
+                await hub.bus().append(subjects.weaver_event("timer"), data, id="new")
+                await until(weaver, lambda: weaver.blocked, "it stops")
+                assert not weaver.active
+                assert "holds what this version does not know" in weaver.blocked
+
+        asyncio.run(scenario())
+
+
+def test_bytes_that_are_no_event_stop_nobody() -> None:
+    async def scenario() -> None:
+        hub = MemoryHub()
+        async with obeyed(hub) as (weaver, _):
+            for at, data in enumerate((b"", b"\xff\xff", msgspec.msgpack.encode({"id": "x", "body": 3}))):
+                seq = await hub.bus().append(subjects.weaver_event("timer"), data, id=f"bad{at}")
+            await until(weaver, lambda: weaver.fleet.seq >= seq, "they are passed over")
+            assert weaver.active and not weaver.blocked
+
+    asyncio.run(scenario())
+
+
+def test_what_could_not_be_read_again_is_not_recorded() -> None:
+    async def scenario() -> None:
+        hub = MemoryHub()
+        async with obeyed(hub) as (weaver, _):
+            with pytest.raises(UsageError, match="could not be read again"):
+                await weaver._stream.say("timer", TimerFired(timer=7))  # type: ignore[arg-type]
+            assert weaver.active and not weaver.blocked
+
+    asyncio.run(scenario())
+
+
+def test_fields_of_a_later_version_are_left_out_of_what_is_read() -> None:
+    fields = msgspec.to_builtins(SPEC) | {"of_tomorrow": 1, "policy": {"of_tomorrow": 2}}
+    fields["restarts"] = fields.get("restarts", {}) | {"of_tomorrow": 3}
+    assert msgspec.convert(fields, JobSpec).world_size == SPEC.world_size
 
 
 def test_an_agent_cannot_stop_every_weaver_with_a_number() -> None:
