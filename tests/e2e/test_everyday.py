@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 from pathlib import Path
 from typing import Any
 
 from stack import BIN, SCRIPTS, Stack, lines_of, wait_until
 from terminals import Terminal, ranks_shown
+
+from torchloom.agent.observe.boxes import ReadableBox
+from torchloom.agent.processes.process import is_alive, start_ticks
+from torchloom.core.config.box_codec import unwritten
+from torchloom.wire.blackbox import SETTINGS
 
 EVERYDAY = str(SCRIPTS / "everyday.py")
 
@@ -42,16 +49,54 @@ def test_trainings_of_many_kinds(stack: Stack, tmp_path: Path) -> None:
 
 
 def test_a_set_learning_rate_is_in_the_scripts_own_log(stack: Stack, tmp_path: Path) -> None:
+    """From the first step on after a restart without a checkpoint, too."""
     job = stack.submit(EVERYDAY, "logged", str(tmp_path), workers=1)
-    log = tmp_path / "lr"
+    log, again = tmp_path / "lr-0", tmp_path / "lr-1"
     wait_until(lambda: len(lines_of(log)) > 3, "the script logs")
     stack.steer("set", job, "lr=0.125")
     wait_until(lambda: lines_of(log)[-1] == "0.125", "the script logs what was set")
+    wait_until(lambda: unwritten_of(stack, job), "the worker reports that its script writes no learning rate")
+    os.kill(stack.worker_pid(job, 0), signal.SIGKILL)
+    wait_until(lambda: len(lines_of(again)) > 3, "the restarted script logs")
+    assert set(lines_of(again)) == {"0.125"}
     stack.steer("set", job, "lr=own")
-    wait_until(lambda: lines_of(log)[-1] == "0.01", "the script's own is back")
+    wait_until(lambda: lines_of(again)[-1] == "0.01", "the script's own is back")
     (tmp_path / "end").touch()
     stack.wait_state(job, "completed")
-    assert set(lines_of(log)) == {"0.01", "0.125"}
+    assert set(lines_of(log) + lines_of(again)) == {"0.01", "0.125"}
+
+
+def unwritten_of(stack: Stack, job: str) -> str:
+    (path,) = stack.home.boxes.glob(f"{job}.r0.*")
+    box = ReadableBox.open(path)
+    try:
+        return unwritten(box.view.read_blob(SETTINGS) or b"")
+    finally:
+        box.close()
+
+
+def test_an_agent_killed_after_a_workers_end_still_ends_what_the_worker_left(
+    stack: Stack, tmp_path: Path
+) -> None:
+    """The child has 5 s to end by itself, and the agent does not live that long: the next one does it."""
+    job = stack.submit(EVERYDAY, "detached", str(tmp_path), workers=1)
+    notes = stack.home.root / "agent" / "left"
+    wait_until((tmp_path / "detached").exists, "the child was started")
+    child = int((tmp_path / "detached").read_text())
+
+    def lives() -> bool:
+        return is_alive(child, start_ticks(child))
+
+    def is_forgotten() -> bool:
+        """All but the note: with a box the next agent would find the worker itself."""
+        return bool(list(notes.iterdir())) and not list(stack.home.boxes.glob(f"{job}.r0.*"))
+
+    wait_until(lambda: is_forgotten() or not lives(), "the agent has only noted what to look for")
+    agent = stack.kill_part("agent")
+    stack.wait_part_back("agent", agent)
+    wait_until(lambda: not lives(), "the next agent ends the child")
+    wait_until(lambda: not list(notes.iterdir()), "nothing is left to look for")
+    assert stack.wait_state(job, "completed", "failed")["state"] == "completed"
 
 
 def test_a_stop_uses_the_scripts_own_handler(stack: Stack, tmp_path: Path) -> None:

@@ -46,38 +46,58 @@ FLAGS = (
 
 
 @pytest.mark.long
-def test_torchtitan_is_seen_steered_killed_resumed_and_stopped(
+def test_torchtitan_is_seen_steered_paused_killed_resumed_stopped_and_continued(
     stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     over = tmp_path / "packages"
     pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]
     subprocess.run([*pip, "--target", str(over), *PACKAGES], check=True, timeout=900)
-    monkeypatch.setenv("PYTHONPATH", str(over))
+    monkeypatch.setitem(stack.env, "PYTHONPATH", str(over))
     script = [str(SCRIPTS / "titan_cpu.py"), *FLAGS.split(), "--job.dump_folder", str(tmp_path / "out")]
     job = stack.submit(*script)
 
-    def step() -> int:
-        return int((stack.try_status(job) or {}).get("step") or 0)
+    def trains(generation: int, past: int) -> bool:
+        view = stack.try_status(job)
+        assert view.get("state") not in ("failed", "completed"), view["reason"]
+        return view.get("generation") == generation and int(view["step"] or 0) > past
 
-    wait_until(lambda: step() >= 10, "it makes steps", 600.0)
-    view = stack.status(job)
-    assert view["total_steps"] == 100_000
+    wait_until(lambda: trains(1, 10), "it makes steps", 600.0)
+    assert stack.status(job)["total_steps"] == 100_000
     wait_until(lambda: "loss" in (stack.status(job)["workers"][0]["metrics"] or {}), "its loss is shown")
     stack.steer("set", job, "lr=0.000123")
+
+    stack.steer("pause", job)
+    wait_until(
+        lambda: {worker["phase"] for worker in stack.status(job)["workers"]} == {"paused"}, "both ranks pause"
+    )
+    paused = int(stack.status(job)["step"])
+    stack.loom("logs", job)
+    assert stack.status(job)["paused"] and stack.status(job)["step"] == paused
+    stack.steer("resume", job)
+    wait_until(lambda: trains(1, paused + 1), "it makes steps after the pause")
+
     made = re.search(r"step-(\d+)\.g1 is committed", stack.steer("checkpoint", job).stdout)
     assert made is not None
     at = int(made[1])
     os.kill(stack.worker_pid(job, 1), signal.SIGKILL)
-    wait_until(
-        lambda: (stack.try_status(job) or {}).get("generation") == 2 and step() > at, "it resumes", 600.0
-    )
+    wait_until(lambda: trains(2, at), "it resumes", 600.0)
     assert f"Training starts at step {at + 1}" in stack.loom("logs", job).stdout
     assert stack.json("checkpoints", job)["restored"] == f"step-{at}.g1"
     wait_until(lambda: stack.status(job)["workers"][0]["steps"] > 3, "steps are counted after the restore")
     stack.loom("stop", job)
     assert stack.wait_state(job, "stopped")["state"] == "stopped"
     assert "Training completed" in stack.loom("logs", job).stdout
-    last = max(one["step"] for one in stack.json("checkpoints", job)["checkpoints"])
+    last = newest(stack, job)
     assert last > at and last == stack.status(job)["step"]
     whole = (tmp_path / "out" / "checkpoint" / f"step-{last}" / ".metadata").read_bytes()
     assert b"exp_avg" in whole, "the optimizer is in it: not the model alone"
+
+    stack.loom("restart", job, "--max-steps", str(last + 5))
+    view = stack.wait_state(job, "completed", "failed", timeout_s=600.0)
+    assert view["state"] == "completed" and view["step"] == last + 5, view["reason"]
+    assert f"Training starts at step {last + 1}" in stack.loom("logs", job).stdout
+    assert newest(stack, job) == last + 5
+
+
+def newest(stack: Stack, job: str) -> int:
+    return max(int(one["step"]) for one in stack.json("checkpoints", job)["checkpoints"])

@@ -30,6 +30,9 @@ class ExitReport(Struct, frozen=True, kw_only=True):
     steps: int
     training_step: int | None = None
     ran_s: float = 0.0
+    """Since it was started, with its imports."""
+    first_step_at_ns: int = 0
+    """0: none was seen."""
     end: EndRecord | None = None
     activity: str = ""
     log_tail: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -116,16 +117,23 @@ def saver() -> None:
 
 
 def logged() -> None:
-    """Logs its own learning rate, and ends when the test says so."""
+    """Logs its own learning rate, in each run into another file, and ends when the test says so."""
     net = model()
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
-    with open(OUT / "lr", "a", buffering=1) as log:
+    with open(OUT / f"lr-{os.environ['TORCHELASTIC_RESTART_COUNT']}", "a", buffering=1) as log:
         while not (OUT / "end").exists():
             optimizer.zero_grad()
             loss_of(net).backward()
             optimizer.step()
             log.write(f"{optimizer.param_groups[0]['lr']}\n")
             time.sleep(0.01)
+
+
+def detached() -> None:
+    """Leaves a process behind that is in a session of its own."""
+    child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    (OUT / "new").write_text(f"{child.pid}")
+    (OUT / "new").rename(OUT / "detached")
 
 
 if __name__ == "__main__":

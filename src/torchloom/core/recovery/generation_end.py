@@ -74,6 +74,7 @@ def worker_exited(turn: Turn, event: WorkerExited) -> None:
         steps=event.steps,
         training_step=event.training_step,
         ran_s=event.ran_s,
+        first_step_at_ns=worker.first_step_at_ns,
         end=event.end,
         activity=event.activity,
         log_tail=event.log_tail,

@@ -97,7 +97,9 @@ def _is_of_the_script(end: EndRecord) -> bool:
         return True
     if end.exception:
         return not _MAY_PASS.search(end.exception) and not _PASSING_WORDS.search(end.message)
-    return end.how == "exit" and end.code == _USAGE_CODE
+    if end.how != "exit":
+        return False
+    return end.code == _USAGE_CODE or bool(end.message and not _PASSING_WORDS.search(end.message))
 
 
 def _mark(end: EndRecord) -> tuple[object, ...]:

@@ -145,7 +145,16 @@ def count_lost(job: Job, incident: Incident, next_step: int | None) -> None:
         )
     if made is not None and made.steps and incident.lost_steps:
         share = min(1.0, incident.lost_steps / made.steps)
-        job.lost_ns += int(share * made.ran_s * 1e9)
+        job.lost_ns += int(share * _stepping_s(incident, made) * 1e9)
+
+
+def _stepping_s(incident: Incident, made: ExitReport) -> float:
+    """How long it made steps: from its first one to the fault. The time before is that of a start (imports),
+    which counts as down where a fault made it necessary, and the time after counts as down too."""
+    if not made.first_step_at_ns:
+        return made.ran_s
+    until_ns = min(made.at_ns, incident.timeline.fault_ns or made.at_ns)
+    return min(made.ran_s, max(0.0, (until_ns - made.first_step_at_ns) / 1e9))
 
 
 def _since_saved(job: Job, incident: Incident, made: ExitReport) -> int:
@@ -153,12 +162,13 @@ def _since_saved(job: Job, incident: Incident, made: ExitReport) -> int:
     by the generation's pace and the time since the save. A save that nobody reported in time was at most an
     interval ago."""
     saved = job.checkpoints.saved if job.checkpoints is not None else None
-    if saved is None or not made.ran_s:
+    stepping_s = _stepping_s(incident, made)
+    if saved is None or not stepping_s:
         return made.steps
     since_s = (incident.timeline.fault_ns - saved.at_ns) / 1e9
     if since_s <= 0:
         return min(made.steps, saved.memory_interval or saved.interval)
-    return min(made.steps, round(made.steps * since_s / made.ran_s))
+    return min(made.steps, round(made.steps * since_s / stepping_s))
 
 
 def lasting_hangs(fleet: Fleet, job: Job) -> list[Incident]:

@@ -33,6 +33,7 @@ def script_failed(turn: Turn, event: ScriptFailed) -> None:
         steps=event.steps,
         training_step=event.training_step,
         ran_s=event.ran_s,
+        first_step_at_ns=worker.first_step_at_ns,
         end=event.end,
         devices=worker.devices,
         collectives=event.collectives,

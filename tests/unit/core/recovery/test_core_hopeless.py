@@ -56,6 +56,7 @@ def test_never_tried_again(end: EndRecord, why: str) -> None:
         (raised("KeyError", "'missing'"), "the same KeyError at /home/me/train.py, line 3, twice before"),
         (raised("my.package.Wrong", "shape 3"), "the same Wrong at /home/me/train.py, line 3, twice before"),
         (EndRecord(how="exit", code=2), "the same exit code 2, twice before the first step"),
+        (EndRecord(how="exit", code=1, message="no config"), "the same exit code 1, twice before the first"),
     ],
 )
 def test_the_same_error_at_the_same_place_is_tried_once_more(end: EndRecord, why: str) -> None:

@@ -98,3 +98,35 @@ def test_a_job_without_steps_that_completed_worked_since_it_was_started_again() 
     story.exit(0, OK)
     assert goodput(story.fleet, story.job(), story.now_ns) == pytest.approx(1.0, abs=0.001)
     assert recovery_s(story.incident()) is None
+
+
+def test_the_time_that_a_start_takes_is_no_lost_work() -> None:
+    """One step of ten is lost, 100 s after the start and 10 s after the first step: that is 1 s."""
+    story = Story(a=8)
+    story.run(workers=1)
+    story.now_ns += 90 * S
+    story.first_step(training_step=0)
+    story.now_ns += 10 * S - 1
+    story.exit(0, KILLED, steps=10, training_step=10, ran_s=100.0)
+    story.bring_up()
+    story.first_step(training_step=10)
+    assert story.fleet.incidents["j.1"].lost_steps == 1
+    assert 0.5 * S < story.job().lost_ns < 1.5 * S
+    story.check_replay()
+
+
+def test_the_time_of_a_hang_is_counted_once() -> None:
+    """It is down from the first sign on, and the steps before it are lost as well."""
+    story = Story(a=8)
+    story.run(workers=1)
+    story.first_step()
+    story.now_ns += 10 * S
+    fault_ns = story.now_ns
+    story.tell(made(hang(lasting_s=0.0, certain=True, may_act=True, certainty="stopped")), after_s=0)
+    story.now_ns += 60 * S
+    story.exit(0, KILLED, steps=10, ran_s=70.0)
+    story.bring_up()
+    story.first_step()
+    assert story.incident().timeline.fault_ns == fault_ns
+    assert 9 * S < story.job().lost_ns < 12 * S
+    story.check_replay()
