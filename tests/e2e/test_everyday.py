@@ -34,6 +34,9 @@ def test_trainings_of_many_kinds(stack: Stack, tmp_path: Path) -> None:
     stack.env["PYTHONPATH"] = out
     done = stack.loom("submit", "-m", "pack.train", "lbfgs", out)
     jobs["-m"] = done.stdout.split()[-1]
+    link = tmp_path / "a link.py"
+    link.symlink_to(EVERYDAY)
+    jobs["odd"] = stack.submit(str(link), "odd", out, "ünï ☃", "", "-x", workers=1)
     python = str(BIN / "python")
     done = stack.loom("submit", "--no-python", python, EVERYDAY, "lbfgs", out)
     wrapped = done.stdout.split()[-1]
@@ -41,6 +44,7 @@ def test_trainings_of_many_kinds(stack: Stack, tmp_path: Path) -> None:
         view = stack.wait_state(job, "completed", "failed")
         assert view["state"] == "completed" and view["step"] == 12, (case, view["reason"])
         assert view["restarts"] == 0
+    assert "] ODD [0, 3] ÜNÏ ☃  -X\n" in stack.loom("logs", jobs["odd"]).stdout
     for job in (spawned, wrapped):
         view = stack.wait_state(job, "completed", "failed")
         assert view["state"] == "completed", view["reason"]

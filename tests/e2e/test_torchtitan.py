@@ -63,8 +63,13 @@ def test_torchtitan_is_seen_steered_paused_killed_resumed_stopped_and_continued(
 
     wait_until(lambda: trains(1, 10), "it makes steps", 600.0)
     assert stack.status(job)["total_steps"] == 100_000
-    wait_until(lambda: "loss" in (stack.status(job)["workers"][0]["metrics"] or {}), "its loss is shown")
+
+    def metric(name: str) -> float | None:
+        return (stack.status(job)["workers"][0]["metrics"] or {}).get(name)
+
+    wait_until(lambda: metric("loss") is not None, "its loss is shown")
     stack.steer("set", job, "lr=0.000123")
+    wait_until(lambda: metric("lr") == 0.000123, "its own log has the learning rate in force")
 
     stack.steer("pause", job)
     wait_until(

@@ -5,8 +5,8 @@ before the first step and `save` after every step, whether one is due or not: th
 reported and wishes are granted. `loom checkpoint` makes a save due; `loom stop` and `--max-steps` make this
 step the last one of the trainer's own configuration and a save due: a whole one, because what torchtitan
 saves after its last step by itself may be the model alone. `MetricsProcessor.log` gets the loss of the steps
-that are logged. torchtitan loads its newest checkpoint by itself at every start, so `--resume auto` has
-nothing to add.
+that are logged, and is given the learning rate in force. torchtitan loads its newest checkpoint by itself at
+every start, so `--resume auto` has nothing to add.
 
 Written for 0.2 and 0.3, in which names and arguments are the same; docs/frameworks.md says what was run.
 """
@@ -124,20 +124,33 @@ def _saved(loop: TrainingLoop, manager: Any) -> None:
 
 
 def _log(theirs: Any, processor: Any, step: int, *args: Any, **kwargs: Any) -> Any:
-    done = theirs(processor, step, *args, **kwargs)
     session = sessions.current
+    loop = None if session is None else _loops.get(id(session))
+    if session is not None and loop is not None:
+        session.guard.wrap(_show_in_force)(loop, args, kwargs)
+    done = theirs(processor, step, *args, **kwargs)
     if session is not None:
-        loop = _loops.get(id(session))
         session.guard.wrap(_report)(session if loop is None else loop, args, kwargs)
     return done
 
 
+def _show_in_force(loop: TrainingLoop, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Log the learning rate that the step used: the trainer asks its schedule, which has its own."""
+    more = _given(args, kwargs).get("extra_metrics")
+    if isinstance(more, dict) and isinstance(more.get("lr"), float):
+        more["lr"] = loop.in_force("lr", more["lr"])
+
+
 def _report(to: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    names = ("global_avg_loss", "global_max_loss", "grad_norm", "extra_metrics")
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    given = _given(args, kwargs)
     metrics = {"loss": given.get("global_avg_loss"), "grad_norm": given.get("grad_norm")}
     metrics |= given.get("extra_metrics") or {}
     to.log({str(name): value for name, value in metrics.items() if value is not None})
+
+
+def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    names = ("global_avg_loss", "global_max_loss", "grad_norm", "extra_metrics")
+    return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 def _training(trainer: Any) -> Any:

@@ -1,11 +1,13 @@
 """What people run: one small training of each kind (argv[1]), as in tutorials. It knows no torchloom."""
 
+import io
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TextIO
 
 import torch
 import torch.distributed as dist
@@ -127,6 +129,41 @@ def logged() -> None:
             optimizer.step()
             log.write(f"{optimizer.param_groups[0]['lr']}\n")
             time.sleep(0.01)
+
+
+def odd() -> None:
+    """Closes files that it did not open, lets a timer interrupt it, forks, removes the directory it is in,
+    and writes through a stdout of its own."""
+    os.closerange(3, 256)
+    rings: list[int] = []
+    signal.signal(signal.SIGALRM, lambda number, frame: rings.append(number))
+    signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+    gone = OUT / "gone"
+    gone.mkdir()
+    os.chdir(gone)
+    gone.rmdir()
+    simple(model())
+    codes = []
+    for code in (0, 3):
+        if (pid := os.fork()) == 0:
+            os._exit(code)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    while not rings:
+        time.sleep(0.01)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    sys.stdout = Loud(sys.stdout)
+    print("odd", codes, *sys.argv[3:], flush=True)
+
+
+class Loud(io.TextIOBase):
+    def __init__(self, beneath: TextIO) -> None:
+        self._beneath = beneath
+
+    def write(self, text: str) -> int:
+        return self._beneath.write(text.upper())
+
+    def flush(self) -> None:
+        self._beneath.flush()
 
 
 def detached() -> None:

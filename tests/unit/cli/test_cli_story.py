@@ -126,6 +126,8 @@ def test_a_job_whose_steps_nobody_saw_claims_no_goodput() -> None:
     assert said == (
         "job completed: in 3.00 s; no step was seen: the workers ran no torch optimizer themselves"
     )
+    again = story.summary(view(state="completed", step=0, goodput=1.0, restarts=1))
+    assert again == "job completed: in 3.00 s; 1 restart; no step was seen since the last restart"
 
 
 def test_the_summary_has_the_numbers() -> None:

@@ -71,7 +71,9 @@ def _facts(view: JobDetail) -> list[tuple[str, str]]:
     made = output.steps(view)
     progress = f"training step {made}" if view["step_is_training"] else f"{made} steps of this generation"
     if not view["step"] and (view["ended"] or view["elapsed_s"] > _UNSEEN_S):
-        progress = "no step seen: torchloom counts steps of torch optimizers in the workers themselves"
+        progress = "no step seen since the last restart"
+        if not view["restarts"]:
+            progress = "no step seen: torchloom counts steps of torch optimizers in the workers themselves"
     if view["steps_per_s"] > 0:
         progress += f", {output.rate(view['steps_per_s'])}"
     facts = [

@@ -141,7 +141,8 @@ def summary(view: JobDetail) -> str:
         parts.append(f"{count} restart{'s' if count != 1 else ''}{recovered}")
     if unseen:
         # Without steps nobody knows how the time was spent.
-        parts.append("no step was seen: the workers ran no torch optimizer themselves")
+        why = " since the last restart" if count else ": the workers ran no torch optimizer themselves"
+        parts.append(f"no step was seen{why}")
     elif view["goodput"] is not None:
         parts.append(f"goodput {output.percent(view['goodput'])}")
     if view["state"] == "completed":
