@@ -1,11 +1,18 @@
-"""The agent's end of a source that runs in a child process: reads its lines, kills it when it hangs."""
+"""The agent's end of a source that runs in a child process: reads its lines, kills it when it hangs.
+
+The child has a session of its own. What a source started in it ends with it, unless it left that session.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import selectors
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -25,17 +32,55 @@ def _command(source: str, node: str, home: Path, *more: str) -> list[str]:
 def look_once(source: str, node: str, home: Path, within_s: float) -> ChildLine:
     """One look, without an event loop. Never takes longer than `within_s` and a little."""
     command = _command(source, node, home, "once")
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, bufsize=0, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    assert process.stdout is not None
     try:
-        out, _ = process.communicate(timeout=within_s)
-        return _decoder.decode(out)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=_ENDS_WITHIN_S)
+        text = _first_line(process.stdout.fileno(), within_s)
+        _wait_a_little(process)
+        return _decoder.decode(text)
+    except TimeoutError:
         return ChildLine(why=f"it did not answer within {within_s:g} s", hung=True)
-    except msgspec.DecodeError:
-        return ChildLine(why=f"its process ended with code {process.returncode}")
+    except (msgspec.DecodeError, ValueError) as error:
+        code = process.returncode
+        return ChildLine(why=f"its process ended with code {code}" if code is not None else _unread(error))
+    finally:
+        _end_session(process.pid)
+        _wait_a_little(process)
+        process.stdout.close()
+
+
+def _wait_a_little(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(subprocess.TimeoutExpired):  # one that waits in the kernel ends when it can
+        process.wait(_ENDS_WITHIN_S)
+
+
+def _first_line(pipe: int, within_s: float) -> bytes:
+    """Up to the line's end and not up to the pipe's: a process that the source forked may hold it open.
+    Raises TimeoutError, and ValueError if the line is too long."""
+    text, end_s = b"", time.monotonic() + within_s
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        while b"\n" not in text:
+            if not selector.select(max(0.0, end_s - time.monotonic())):
+                raise TimeoutError
+            part = os.read(pipe, 1 << 16)
+            if not part:
+                break
+            text += part
+            if len(text) > _LINE_BYTES:
+                raise ValueError("the line is too long")
+    return text.partition(b"\n")[0]
+
+
+def _end_session(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def _unread(error: Exception) -> str:
+    return f"what it wrote cannot be read: {error}"[:200]
 
 
 async def looks(source: str, node: str, home: Path, deadline_s: float) -> AsyncGenerator[ChildLine, None]:
@@ -45,6 +90,7 @@ async def looks(source: str, node: str, home: Path, deadline_s: float) -> AsyncG
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
         limit=_LINE_BYTES,
+        start_new_session=True,
     )
     assert process.stdout is not None
     try:
@@ -60,11 +106,10 @@ async def looks(source: str, node: str, home: Path, deadline_s: float) -> AsyncG
                 yield ChildLine(why=f"it has not answered for {deadline_s:g} s")
                 return
             except (msgspec.DecodeError, ValueError) as error:
-                yield ChildLine(why=f"what it wrote cannot be read: {error}"[:200])
+                yield ChildLine(why=_unread(error))
                 return
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+        _end_session(process.pid)
         with contextlib.suppress(TimeoutError):  # one that waits in the kernel ends when it can
             async with asyncio.timeout(_ENDS_WITHIN_S):
                 await process.wait()

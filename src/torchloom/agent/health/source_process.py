@@ -1,12 +1,13 @@
 """A process for one source: `… SOURCE NODE HOME [once]`. It looks periodically and writes a JSON line each.
 
 A line has the look, or why it failed. The process ends with the agent that started it, also while the source
-hangs in the driver.
+hangs in the driver. What a source prints goes where its errors go, and never between the lines.
 """
 
 from __future__ import annotations
 
 import ctypes
+import io
 import os
 import signal
 import sys
@@ -35,8 +36,8 @@ def main(argv: list[str]) -> int:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         return 0  # the agent ended before this was set
+    out = _own_output()
     source = source_class(name)(node, Path(home))
-    out = sys.stdout.buffer
     while True:
         try:
             line = ChildLine(look=source.look())
@@ -52,6 +53,14 @@ def main(argv: list[str]) -> int:
         if line.look is None:
             return 1  # a fresh process may do better
         getattr(source, "wait", time.sleep)(source.every_s)
+
+
+def _own_output() -> io.BufferedWriter:
+    """The pipe to the agent, which from now on only this module writes to: programs that the source starts do
+    not inherit it, and standard output is standard error."""
+    pipe = os.dup(1)
+    os.dup2(2, 1)
+    return open(pipe, "wb")
 
 
 if __name__ == "__main__":
