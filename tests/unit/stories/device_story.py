@@ -8,8 +8,8 @@ from torchloom.core.devices.users import users
 from torchloom.model.devices import HealthClass, HealthReport
 from torchloom.model.effects import Effect
 from torchloom.model.events import DeviceHealthReported, DeviceMarked, NodeJoined
-from torchloom.model.node import Inventory
-from torchloom.model.worker import DeviceUse
+from torchloom.model.node import Inventory, LiveWorker
+from torchloom.model.worker import DeviceUse, WorkerRef
 
 
 def gpus(node: str, count: int) -> tuple[DeviceUse, ...]:
@@ -20,7 +20,12 @@ class DeviceStory(Story):
     """Like Story; each node has as many GPUs as slots, unless it has another number of slots."""
 
     def gpu_node(
-        self, node: str, count: int, slots: int | None = None, without: tuple[str, ...] = ()
+        self,
+        node: str,
+        count: int,
+        slots: int | None = None,
+        without: tuple[str, ...] = (),
+        live: tuple[WorkerRef, ...] = (),
     ) -> list[Effect]:
         listed = tuple(use for use in gpus(node, count) if use.device not in without)
         inventory = Inventory(
@@ -29,6 +34,7 @@ class DeviceStory(Story):
             boot_id="boot-1",
             max_workers=count if slots is None else slots,
             devices=listed,
+            workers=tuple(LiveWorker(ref, 4000 + ref.rank) for ref in live),
         )
         return self.tell(NodeJoined(node=node, session="s1", inventory=inventory))
 

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from torchloom.core.devices.health_policy import KEPT_ACTS, choose_action
 from torchloom.core.devices.marks import drain_device, fail_device
 from torchloom.core.devices.registry import note
+from torchloom.core.devices.users import users
 from torchloom.core.turn import Turn
 from torchloom.model.devices import CLASSES, Device, DeviceAct, HealthClass, HealthReport
 from torchloom.model.events import DeviceHealthReported, DevicePolicySet
@@ -54,12 +55,12 @@ def take_in(turn: Turn, device: Device, report: HealthReport) -> None:
 
 
 def _act(turn: Turn, device: Device, level: HealthClass, report: HealthReport) -> None:
-    if device.out is not None:
-        return
+    if device.out is not None and (device.out.how == "failed" or not users(turn.fleet, device.id)):
+        return  # nobody is left on it, and who took it out of use and why stays known
     action, instead = choose_action(turn.fleet, level, turn.now_ns)
     if instead:
         note(turn, device, instead, "policy", report.why)
-    if action in ("ignore", "report"):
+    if action in ("ignore", "report") or (action == "drain" and device.out is not None):
         return
     acts = [*turn.fleet.device_acts, DeviceAct(device.id, action, turn.now_ns)]
     turn.fleet.device_acts = acts[-KEPT_ACTS:]

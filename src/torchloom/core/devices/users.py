@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from torchloom.model.fleet import Fleet, Job, Worker
 
+_MOST_CORES = 4096
+"""Of a host. Ids come from agents: cores beyond these are not looked at."""
+
 
 def users(fleet: Fleet, device: str) -> list[tuple[Job, Worker]]:
     """Workers on this device whose process may exist, by job and rank."""
@@ -33,8 +36,8 @@ def _cores(device: str, node: str) -> set[int]:
     found: set[int] = set()
     for part in device.removeprefix(prefix).split(",") if device.startswith(prefix) else ():
         first, _, last = part.partition("-")
-        if first.isdecimal() and (last or first).isdecimal():
-            found.update(range(int(first), int(last or first) + 1))
+        if all(one.isdecimal() and len(one) <= 4 for one in (first, last or first)):
+            found.update(range(int(first), min(int(last or first) + 1, _MOST_CORES)))
     return found
 
 
