@@ -132,6 +132,63 @@ def test_a_rank_sees_one_mig_instance() -> None:
     assert devices.expected(1, env, None)[0].device == N.uuid
 
 
+WHOLE = Gpu("GPU-0000", "H100", "0000:01:00")
+FIRST = Gpu("MIG-a1b2-0000", "H100 MIG 1g.10gb", "0000:02:00")
+SECOND = Gpu("MIG-a1c3-0000", "H100 MIG 1g.10gb", "0000:02:00")
+LAST = Gpu("GPU-1111", "H100", "0000:03:00")
+DIVIDED = (WHOLE, FIRST, SECOND, LAST)
+"""Three GPUs, the second of which is divided."""
+
+
+@pytest.mark.parametrize(
+    ("value", "seen"),
+    [
+        ("MIG-a1b2-0000,MIG-a1c3-0000", [FIRST]),  # a process uses one compute instance
+        ("MIG-a1c3,MIG-a1b2", [SECOND]),
+        ("0,MIG-a1c3", [SECOND]),  # whole GPUs are not enumerated beside an instance
+        ("MIG-a1c3,0", [SECOND]),
+        ("MIG-a1", []),  # two begin like this
+        ("MIG-", []),
+        ("GPU-", []),
+        ("0", [WHOLE]),
+        ("1", [FIRST]),  # a divided GPU: its first instance
+        ("2", [LAST]),  # an index counts GPUs, not instances
+        ("3", []),
+        ("2,0", [LAST, WHOLE]),
+        (None, [FIRST]),
+        ("GPU-0000,GPU-1111", [WHOLE, LAST]),
+        ("gpu-0000", []),
+        ("mig-a1b2", []),
+        ("9" * 5000, []),
+        ("0," + "9" * 5000, [WHOLE]),
+        ("²", []),
+        ("٢", []),
+        ("GPU-" + "0" * 10_000, []),
+        ("0\x00", []),
+        ("GPU-0000/../GPU-1111", []),
+        (",".join(["0"] * 10_000), []),
+    ],
+)
+def test_visible_devices_where_one_gpu_is_divided(value: object, seen: list[Gpu]) -> None:
+    assert resolve_visible(value, DIVIDED) == seen
+
+
+def test_an_id_that_is_the_beginning_of_another_names_itself() -> None:
+    one, ten = Gpu("GPU-1", "H100"), Gpu("GPU-10", "H100")
+    assert find_uuid("GPU-1", (ten, one)) is one and find_uuid("GPU-10", (one, ten)) is ten
+    assert Devices("n", (one, ten), (0,)).visible(None, ["GPU-1"], 0, ()) == "GPU-1"
+
+
+def test_each_rank_of_a_job_that_lists_several_instances_uses_the_first() -> None:
+    """Whoever lists them relies on CUDA, which enumerates one."""
+    devices = Devices("n1", DIVIDED, (0,))
+    env = {"CUDA_VISIBLE_DEVICES": "MIG-a1b2-0000,MIG-a1c3-0000"}
+    assert [devices.expected(rank, env, None)[0].device for rank in range(2)] == [FIRST.uuid] * 2
+    assert devices.visible(env["CUDA_VISIBLE_DEVICES"], [], 0, [FIRST.uuid]) == SECOND.uuid
+    assert devices.visible(env["CUDA_VISIBLE_DEVICES"], [], 0, [SECOND.uuid]) == FIRST.uuid
+    assert devices.visible(env["CUDA_VISIBLE_DEVICES"], [], 0, [LAST.uuid]) is None
+
+
 def numa(directory: Path, *lists: str) -> Path:
     for index, text in enumerate(lists):
         (directory / f"node{index}").mkdir(parents=True)

@@ -74,6 +74,9 @@ def test_the_name_of_a_box_tells_whose_it_is() -> None:
         assert parse_name(Path(other)) is None
 
 
+MPS = {"CUDA_MPS_PIPE_DIRECTORY": "/tmp/mps", "CUDA_MPS_LOG_DIRECTORY": "/tmp/mps-log"}
+
+
 def test_a_workers_environment_is_torchruns_and_holds_no_secret_of_ours() -> None:
     effect = StartWorkers(
         id="e1-0", cause=1, reason="r", node="n", job="my-job", generation=2,
@@ -82,14 +85,14 @@ def test_a_workers_environment_is_torchruns_and_holds_no_secret_of_ours() -> Non
         replicas=2, restart_count=5, max_restarts=9, store=RendezvousAddress("h", 4711),
     )  # fmt: skip
     given = {"PATH": "/bin", "LOOM_TOKEN": "t", "LOOM_NATS_PASSWORD": "p", "LOOM_HOME": "h", "RANK": "99"}
-    given |= {"LOOM_STORE_SECRET": "5ec2e7"}
+    given |= {"LOOM_STORE_SECRET": "5ec2e7", **MPS}
     env = worker_env(effect, effect.launches[0], given, "/dev/shm/box")
     box, log = Path("/dev/shm/box"), Path("/log")
     order = start_order(effect, effect.launches[0], given, box=box, box_fallback=box, log=log, cores=None)
     assert order.pop("store_secret") == "5ec2e7", "for the box alone"
     assert "5ec2e7" not in repr(order)
     assert env == {
-        "PATH": "/bin", "LOOM_HOME": "h",
+        "PATH": "/bin", "LOOM_HOME": "h", **MPS,
         "RANK": "3", "LOCAL_RANK": "1", "GROUP_RANK": "1", "ROLE_RANK": "3", "ROLE_NAME": "default",
         "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2", "ROLE_WORLD_SIZE": "4",
         "MASTER_ADDR": "h", "MASTER_PORT": "4711", "OMP_NUM_THREADS": "1",

@@ -15,6 +15,9 @@ from typing import Any
 from torchloom.errors import UsageError
 from torchloom.model.worker import DeviceUse
 
+_MIG = "MIG-"
+_INDEX = re.compile("[0-9]{1,9}")
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -72,7 +75,7 @@ class Devices:
         if not self.gpus:
             return None
         if own is not None:
-            seen = resolve_visible(own, self.gpus)
+            seen = _named(own, self.gpus)
             usable = [gpu.uuid for gpu in seen if gpu.uuid not in barred]
             if len(usable) == len(seen):
                 return None
@@ -85,7 +88,7 @@ class Devices:
         listed = [device for device in dict.fromkeys(chosen) if find_uuid(device, self.gpus)]
         if not listed:
             return None
-        if any(device.startswith("MIG-") for device in listed):
+        if any(device.startswith(_MIG) for device in listed):
             return listed[local_rank % len(listed)]  # CUDA lets a process see one MIG instance only
         return ",".join(listed)
 
@@ -169,16 +172,28 @@ def ranges(numbers: Iterable[int]) -> str:
 def find_uuid(text: str, gpus: Sequence[Gpu]) -> Gpu | None:
     """The GPU whose UUID begins like this: CUDA accepts any prefix that is unique, with or without `GPU-`."""
     wanted = text.removeprefix("GPU-").lower()
-    found = [gpu for gpu in gpus if gpu.uuid.removeprefix("GPU-").lower().startswith(wanted)]
-    return found[0] if wanted and len(found) == 1 else None
+    if wanted in ("", _MIG.lower()):
+        return None
+    known = [(gpu.uuid.removeprefix("GPU-").lower(), gpu) for gpu in gpus]
+    found = [gpu for uuid, gpu in known if uuid == wanted] or [
+        g for uuid, g in known if uuid.startswith(wanted)
+    ]
+    return found[0] if len(found) == 1 else None
 
 
 def resolve_visible(value: object, gpus: Sequence[Gpu]) -> list[Gpu]:
     """The GPUs a process sees, in its own numbering.
 
     As CUDA does: unset means all; an entry that is invalid or repeated hides itself and all after it
-    (a repeated one hides everything); indexes, UUID prefixes and names of MIG instances are accepted.
+    (a repeated one hides everything); indexes, UUID prefixes and names of MIG instances are accepted. Of
+    MIG instances a process sees the first that it may see, and then no whole GPU.
     """
+    seen = _named(value, gpus)
+    return next(([gpu] for gpu in seen if gpu.uuid.startswith(_MIG)), seen)
+
+
+def _named(value: object, gpus: Sequence[Gpu]) -> list[Gpu]:
+    """The GPUs and instances that CUDA_VISIBLE_DEVICES names, in its order."""
     if value is None:
         return list(gpus)
     if not isinstance(value, str):
@@ -195,7 +210,12 @@ def resolve_visible(value: object, gpus: Sequence[Gpu]) -> list[Gpu]:
 
 
 def _visible_entry(entry: str, gpus: Sequence[Gpu]) -> Gpu | None:
-    if re.fullmatch(r"\d+", entry):
-        index = int(entry)
-        return gpus[index] if index < len(gpus) else None
-    return find_uuid(entry, gpus) if entry.startswith(("GPU-", "MIG-")) else None
+    if _INDEX.fullmatch(entry):
+        return _by_index(int(entry), gpus)
+    return find_uuid(entry, gpus) if entry.startswith(("GPU-", _MIG)) else None
+
+
+def _by_index(index: int, gpus: Sequence[Gpu]) -> Gpu | None:
+    """An index counts GPUs. The instances of a divided one have its address; the first of them is meant."""
+    whole = [gpu for at, gpu in enumerate(gpus) if at == 0 or not gpu.pci or gpu.pci != gpus[at - 1].pci]
+    return whole[index] if index < len(whole) else None
