@@ -160,6 +160,7 @@ class Transport:
         body: object,
         headers: Mapping[str, str | None],
     ) -> http.client.HTTPResponse:
+        check_names(path)
         target = self._base + path + encode_query(query)
         sent = {name: value for name, value in headers.items() if value is not None}
         sent |= {"Authorization": f"Bearer {self.endpoint.token}", "User-Agent": _who()}
@@ -253,6 +254,14 @@ def trusted(ca: str) -> ssl.SSLContext:
         raise UsageError(
             f"{ca} cannot be used to check the server ({error})", hint="correct LOOM_CA"
         ) from None
+
+
+def check_names(path: str) -> None:
+    """Refuse a path in which a name would be read as something else: the route of another operation."""
+    for part in path.removeprefix("/").split("/"):
+        name = urllib.parse.unquote(part)
+        if "/" in name or name in ("", ".", ".."):
+            raise NotFound(f"There is nothing with the name {visible(name[:80])!r}")
 
 
 def encode_query(query: Mapping[str, object]) -> str:

@@ -6,6 +6,7 @@ Which worker uses a device is kept once, at the worker (`Worker.devices`); the o
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from msgspec import Struct, field
@@ -24,6 +25,10 @@ workers on it at once."""
 RiskAction = Literal["ignore", "report", "test", "drain"]
 """What is done about a device that is likely to fail soon. `test`: test it as soon as no worker uses it, and
 take it out of use if it fails. `drain`: save the jobs there, continue without it, and test it then."""
+
+
+SOURCE_NAME = re.compile(r"[\w.:-]{1,64}")
+"""How a source of health may be named, whichever way its reports come."""
 
 
 class HealthReport(Struct, frozen=True, kw_only=True):

@@ -66,6 +66,39 @@ def test_dropped_files_are_taken_once_and_garbage_is_put_aside(tmp_path: Path) -
     assert (drop / ".two.json.bad").exists() and (drop / ".unfinished").exists()
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"device": "GPU-a", "level": "failed", "values": {"x": NaN}}',
+        '{"device": "GPU-a", "level": "failed", "values": {"x": 1e400}}',
+        '{"device": "GPU-a", "level": "failed", "source": ""}',
+        '{"device": "GPU-a", "level": "failed", "source": "a/b"}',
+        '{"device": "GPU-a", "level": "failed", "source": "\\u001b[2J"}',
+        json.dumps({"device": "GPU-a", "level": "failed", "source": "x" * 10_000}),
+    ],
+)
+def test_a_dropped_file_with_a_strange_source_or_number_is_put_aside(tmp_path: Path, text: str) -> None:
+    drop = tmp_path / "health"
+    drop.mkdir()
+    (drop / "one.json").write_text(text)
+    os.utime(drop / "one.json", (1.0, 1.0))
+    source = FileDrop("n", tmp_path)
+    assert source.look() == SourceLook() and source.bad == 1
+
+
+@pytest.mark.parametrize(
+    "device", ["", "..", "a/b", "GPU-a/../GPU-b", "\x1b[2J", "\x00", "x" * 10_000, "GPU-A"]
+)
+def test_a_dropped_file_about_a_strange_device_is_about_nobody(tmp_path: Path, device: str) -> None:
+    host, said = host_of(tmp_path)
+    drop = tmp_path / "health"
+    drop.mkdir()
+    body = {"device": device, "level": "failed", "values": {"x": 1.0}}
+    (drop / "one.json").write_text(json.dumps(body))
+    HealthWatch(host)._take("file", FileDrop("n", tmp_path).look())
+    assert said == [] and host.readings == {}
+
+
 def test_a_file_that_is_still_being_written_is_read_later(tmp_path: Path) -> None:
     drop = tmp_path / "health"
     drop.mkdir()

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote
 
 import pytest
 
@@ -71,10 +72,10 @@ def problem(kind: str, detail: str = "It went wrong.") -> bytes:
 
 
 def test_token_path_query_and_body(server: Server, client: Client) -> None:
-    client.job("../a b?x", wait_s=0.5)
+    client.job("..a b?x", wait_s=0.5)
     client.stop("j", {"kill": True})
     (get, path, headers, _), (post, _, _, body) = server.asked
-    assert (get, path) == ("GET", "/api/v1/jobs/..%2Fa%20b%3Fx?wait_s=0.5")
+    assert (get, path) == ("GET", "/api/v1/jobs/..a%20b%3Fx?wait_s=0.5")
     assert headers["Authorization"] == "Bearer hush" and headers["User-Agent"].endswith("loom")
     assert post == "POST" and json.loads(body) == {"kill": True}
 
@@ -195,3 +196,22 @@ def test_events_by_the_letter_of_the_standard() -> None:
 def test_queries() -> None:
     assert encode_query({"a": True, "b": None, "c": ["x", "y"], "d": 1.5}) == "?a=true&c=x&c=y&d=1.5"
     assert encode_query({"a": None}) == ""
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../jobs", "/", "a/"])
+def test_a_name_that_would_be_another_path_reaches_no_route(server: Server, name: str) -> None:
+    with Client(Endpoint(server.url, "t")) as client:
+        for ask in (client.device, client.node_gone, lambda one: client.drain_device(one, {})):
+            with pytest.raises(NotFound, match="nothing with the name"):
+                ask(name)
+        with pytest.raises(NotFound):
+            next(client.stream(f"/jobs/{name.replace('/', '%2F')}/events"))
+    assert server.asked == []
+
+
+@pytest.mark.parametrize("name", ["a.b", "a%2Fb", "...", "GPU-é", " "])
+def test_other_names_are_sent_as_they_are(server: Server, name: str) -> None:
+    with Client(Endpoint(server.url, "t")) as client:
+        client.device(name)
+    ((_, path, _, _),) = server.asked
+    assert unquote(path) == f"/api/v1/devices/{name}"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
+import time
+from difflib import get_close_matches
 from typing import Any
 
 import pytest
@@ -68,6 +71,30 @@ def test_a_device_is_found_by_a_beginning_that_no_other_has_and_near_ones_are_na
     assert "GPU-cccc" in str(near.value.hint)
     with pytest.raises(NotFound):
         found.find("")
+
+
+def test_an_unknown_id_costs_little_in_a_large_fleet() -> None:
+    """A monitor may ask for one again and again."""
+    found, stream, _ = requests()
+    chance = random.Random(5)
+    ids = [f"GPU-{chance.randbytes(16).hex()}" for _ in range(3000)]
+    stream.fleet.devices |= {id: Device(id=id, kind="gpu", name="H100", node="n") for id in ids}
+    begin_s = time.process_time()
+    with pytest.raises(NotFound) as near:
+        found.find(ids[7][:-1] + "x")
+    ours_s, begin_s = time.process_time() - begin_s, time.process_time()
+    get_close_matches(ids[7][:-1] + "x", ids, 3, 0.4)
+    assert ids[7] in str(near.value.hint) and ours_s < 0.5 * (time.process_time() - begin_s)
+
+
+@pytest.mark.parametrize(
+    "name", ["..", "a/b", "GPU-aaaa/../GPU-cccc", "\x1b[2J", "\x00", "x" * 10_000, "é" * 200, "*", " "]
+)
+def test_a_strange_id_is_refused_in_one_short_line(name: str) -> None:
+    found, _, _ = requests()
+    with pytest.raises(NotFound) as refused:
+        found.find(name)
+    assert len(str(refused.value)) < 500 and str(refused.value).isprintable()
 
 
 def test_a_device_in_use_cannot_be_returned_and_a_dry_run_says_nothing() -> None:
@@ -166,6 +193,21 @@ def test_repetitions_are_not_recorded() -> None:
     asyncio.run(repeat())
     assert len(stream.said) == 1 and found.health_dropped() == 0
     assert found.readings("GPU-aaaa")[0].values == {"x": 1}
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e400", "1" + "0" * 400, "null", '"1"'])
+def test_what_is_no_number_is_garbage_on_the_bus(number: str) -> None:
+    found, stream, _ = requests()
+    body = b'{"device": "GPU-aaaa", "level": "failed", "values": {"x": %s}}' % number.encode()
+    asyncio.run(found.hear(message(body)))
+    assert stream.said == [] and found.health_dropped() == 1 and found.readings("GPU-aaaa") == []
+
+
+@pytest.mark.parametrize("source", ["\x1b[2J", "a/b", "x" * 65, "", "ä\x00"])
+def test_a_monitor_with_a_strange_name_is_not_listened_to(source: str) -> None:
+    found, stream, _ = requests()
+    asyncio.run(found.hear(message({"device": "GPU-aaaa", "level": "failed"}, source)))
+    assert stream.said == [] and found.health_dropped() == 1
 
 
 @pytest.mark.parametrize(

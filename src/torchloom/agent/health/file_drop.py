@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from torchloom.agent.health.health_source import SourceLook
-from torchloom.model.devices import DeviceReading, HealthClass, HealthReport
+from torchloom.model.devices import SOURCE_NAME, DeviceReading, HealthClass, HealthReport
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class FileDrop:
             if found is None:
                 continue
             report = HealthReport(
-                device=found.device, level=found.level, why=found.why[:_MOST_TEXT], source=found.source[:64]
+                device=found.device, level=found.level, why=found.why[:_MOST_TEXT], source=found.source
             )
             reports.append(report)
             if found.values:
@@ -80,6 +80,8 @@ class FileDrop:
             text, written_s = _read(path)
             unfinished = time.time() - written_s < _UNFINISHED_S
             found = msgspec.json.decode(text, type=DroppedHealth)
+            if not SOURCE_NAME.fullmatch(found.source):
+                raise ValueError("`source` is a name of letters, digits, _ . : and -, at most 64")
             path.unlink()
         except (ValueError, RecursionError) as error:
             if not unfinished:
@@ -91,7 +93,7 @@ class FileDrop:
 
     def _put_aside(self, path: Path, error: Exception) -> None:
         self.bad += 1
-        log.warning("the health report %s cannot be understood: %s", path.name, error)
+        log.warning("the health report %r cannot be understood: %s", path.name[:80], error)
         with contextlib.suppress(OSError):
             path.rename(path.with_name(f".{path.name}.bad"))
 

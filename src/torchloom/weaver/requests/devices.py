@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
+from heapq import nlargest
+from os.path import commonprefix
 from typing import Literal
 
 import msgspec
@@ -15,7 +17,14 @@ from torchloom.core.devices.preview import AffectedJob, preview
 from torchloom.core.devices.testing import why_no_test
 from torchloom.errors import BusUnavailable, Conflict, NotFound, TimedOut, UsageError
 from torchloom.model.device_wear import DeviceResult, TestResult
-from torchloom.model.devices import DeviceMark, DevicePolicy, DeviceReading, HealthClass, HealthReport
+from torchloom.model.devices import (
+    SOURCE_NAME,
+    DeviceMark,
+    DevicePolicy,
+    DeviceReading,
+    HealthClass,
+    HealthReport,
+)
 from torchloom.model.events import (
     DeviceHealthReported,
     DeviceMarked,
@@ -36,6 +45,7 @@ MOST_NAMES = 4096
 MOST_SOURCES = 16
 """Sources whose newest measurements of a device are kept."""
 NEAR = 3
+NEAR_LOOKED_AT = 256
 RESULTS_AN_EVENT = 100
 """So that an event stays far below what the bus carries."""
 
@@ -50,6 +60,17 @@ class BusHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _decoder = msgspec.json.Decoder(BusHealth)
+
+
+def _near(name: str, known: Iterable[str]) -> list[str]:
+    """Ids that are written alike. Comparing is slow, so in a large fleet only those that begin alike are."""
+    wanted = name.lower()
+    alike = nlargest(
+        NEAR_LOOKED_AT,
+        known,
+        key=lambda id: len(commonprefix((id.lower(), wanted))),  # noqa: RUF071  # letters are meant
+    )
+    return get_close_matches(name, alike, NEAR, 0.4)
 
 
 class Rate:
@@ -99,7 +120,7 @@ class DeviceRequests:
         begins = [id for id in known if id.lower().startswith(name.lower())] if len(name) > 3 else []
         if len(begins) == 1:
             return begins[0]
-        near = begins[:NEAR] or get_close_matches(name, known, NEAR, 0.4)
+        near = begins[:NEAR] or _near(name, known)
         hint = f"did you mean {' or '.join(near)}?" if near else "`loom devices` lists them"
         raise NotFound(f"There is no device {name[:80]!r}", hint=hint)
 
@@ -166,8 +187,8 @@ class DeviceRequests:
         except (msgspec.DecodeError, RecursionError):
             self._dropped += 1
             return
-        source = message.subject.rpartition(".")[2][:64]
-        if said.device not in self._stream.fleet.devices:
+        source = message.subject.rpartition(".")[2]
+        if said.device not in self._stream.fleet.devices or not SOURCE_NAME.fullmatch(source):
             self._dropped += 1
             return
         values = {name[:64]: value for name, value in list(said.values.items())[:64]}
