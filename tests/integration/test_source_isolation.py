@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import os
+import signal
 import time
 from collections.abc import Callable
 from contextlib import aclosing
@@ -44,6 +47,15 @@ class Plugin:
                 time.sleep(3600)
                 os._exit(0)
             (self.home / "forked.pid").write_text(f"{pid}\\n")
+        if "leaves" in how:
+            pid = os.fork()
+            if pid == 0:
+                os.setsid()
+                (self.home / "left.pid").write_text(f"{os.getpid()}\\n")
+                time.sleep(3600)
+                os._exit(0)
+            while not (self.home / "left.pid").exists():
+                time.sleep(0.01)
         if "starts" in how:
             program = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
             (self.home / "started.pid").write_text(f"{program.pid}\\n")
@@ -150,3 +162,21 @@ def test_a_source_is_no_member_of_the_agent_s_session(plugin: Path) -> None:
             assert os.getsid(pid) == pid
 
     asyncio.run(follow())
+
+
+def test_a_process_that_left_the_session_holds_no_pipe_of_the_agent(plugin: Path) -> None:
+    """It is not ours to end, and the agent does not wait for it."""
+    (plugin / "how").write_text("leaves")
+
+    async def follow() -> None:
+        async with aclosing(looks("plugin", "n", plugin, WITHIN_S)) as lines:
+            assert (await anext(lines)).look is not None
+
+    try:
+        asyncio.run(follow())
+        gc.collect()  # an open pipe would be reported here as an error
+    finally:
+        until(lambda: len(started(plugin)) == 2, "it has written its pid")
+        for pid in started(plugin):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

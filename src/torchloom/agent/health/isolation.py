@@ -85,19 +85,29 @@ def _unread(error: Exception) -> str:
 
 async def looks(source: str, node: str, home: Path, deadline_s: float) -> AsyncGenerator[ChildLine, None]:
     """What a child says, line by line, until it ends or hangs; the last line says why."""
-    process = await asyncio.create_subprocess_exec(
-        *_command(source, node, home),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        limit=_LINE_BYTES,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
+    ours, its = os.pipe()
+    try:
+        reader = asyncio.StreamReader(_LINE_BYTES)
+        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(ours, "rb", 0)
+        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *_command(source, node, home),
+                stdout=its,
+                stderr=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except BaseException:
+            pipe.close()
+            raise
+    finally:
+        os.close(its)
     try:
         while True:
             try:
                 async with asyncio.timeout(deadline_s):
-                    line = await process.stdout.readline()
+                    line = await reader.readline()
                 if not line:
                     yield ChildLine(why="its process ended")
                     return
@@ -109,6 +119,7 @@ async def looks(source: str, node: str, home: Path, deadline_s: float) -> AsyncG
                 yield ChildLine(why=_unread(error))
                 return
     finally:
+        pipe.close()  # now: a process that left the session may hold its other end
         _end_session(process.pid)
         with contextlib.suppress(TimeoutError):  # one that waits in the kernel ends when it can
             async with asyncio.timeout(_ENDS_WITHIN_S):
