@@ -79,6 +79,11 @@ def test_the_same_error_at_the_same_place_is_tried_once_more(end: EndRecord, why
         (raised("torch.OutOfMemoryError", "x"), raised("torch.OutOfMemoryError", "x")),
         (raised("RuntimeError", "Address already in use"), raised("RuntimeError", "Address already in use")),
         (EndRecord(how="exit", code=75), EndRecord(how="exit", code=75)),
+        (EndRecord(how="exit", code=1), EndRecord(how="exit", code=1)),
+        (
+            EndRecord(how="exit", code=1, message="the tracker timed out"),
+            EndRecord(how="exit", code=1, message="the tracker timed out"),
+        ),
     ],
 )
 def test_what_may_pass_has_its_whole_budget(first: EndRecord, second: EndRecord) -> None:
