@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from torchloom.bus.memory import MemoryBus, MemoryHub
+from torchloom.bus.nats_config import LEADER, agent_permissions
 from torchloom.bus.protocol import Message
 from torchloom.errors import Conflict, NotFound
 from torchloom.model.devices import Device, HealthReport
@@ -219,3 +220,12 @@ def test_garbage_on_the_bus_is_counted_and_nothing_else(body: Any) -> None:
     found, stream, _ = requests()
     asyncio.run(found.hear(message(body)))
     assert stream.said == [] and found.health_dropped() == 1
+
+
+def test_a_node_s_account_may_not_report_as_a_monitor_nor_for_another_node() -> None:
+    """What it says of its own devices is in its node's events, which the core takes for that node only."""
+    publish = agent_permissions("n1")["publish"]
+    assert isinstance(publish, list) and publish
+    for subject in publish:
+        assert not subject.startswith("loom.v1.health") and not {"*", ">"} & set(subject), subject
+        assert "n1" in subject.split(".") or subject == LEADER
