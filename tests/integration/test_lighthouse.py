@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import tempfile
 import threading
@@ -55,6 +56,7 @@ def run(scene: Callable[[Home], Awaitable[None]]) -> None:
         finally:
             for process in processes(home):
                 process.kill()
+            shutil.rmtree(home.sockets, ignore_errors=True)
 
 
 async def _within(work: Awaitable[None]) -> None:

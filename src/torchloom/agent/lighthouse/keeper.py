@@ -149,6 +149,7 @@ class Lighthouses:
 
     def _link(self, name: str) -> _Link:
         if name not in self._links:
+            private_directory(self._home.sockets)
             socket = self._home.sockets / f"lighthouse-{name}"
             made = self._links[name] = _Link(self._file(name), socket, self._home.logs_dir)
             self._tasks.start(made.watch(), f"lighthouse of {name}")
